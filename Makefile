@@ -1,0 +1,41 @@
+# Streamfold. `make` lists the verbs; each does its own set-up in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint prove bench clean
+
+help: ## List the verbs
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-7s %s\n", $$1, $$2}'
+
+demo: $(READY) ## Append to and read from a store on this machine, and show what happened
+	$(BIN)/python examples/embedded_store.py
+
+test: lint ## Check everything: lint, types, layers, all tests
+	$(BIN)/pytest
+
+lint: $(READY) ## Check style, types and layers only
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+prove: $(READY) ## Run the long proofs: crash test, random state machine
+	$(BIN)/python -m tests.store.crash --kills 150
+	STREAMFOLD_PROVE=1 $(BIN)/pytest --timeout 0 tests/store/test_state_machine.py
+
+bench: $(READY) ## Measure the store in this process; writes bench/results/
+	$(BIN)/python -m bench.store
+
+clean: ## Remove the environment and everything generated
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis bench/results
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --upgrade pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[fast,testing]' --group dev
+	@touch $@

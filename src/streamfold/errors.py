@@ -1,0 +1,229 @@
+"""Every error that Streamfold raises, on one page.
+
+Classes are grouped by what a caller does next; `code` is stable and goes over the wire.
+`definite` says whether the failed call is known to have changed nothing.
+
+    StreamfoldError
+    ├── InvalidError                      fix the request
+    │   └── MalformedError
+    ├── NotFoundError                     name something that exists, or create it
+    │   ├── BasinNotFoundError
+    │   ├── StreamNotFoundError
+    │   └── BlobNotFoundError
+    ├── ConflictError                     look at what is there, then decide
+    │   ├── AlreadyExistsError
+    │   ├── BasinDeletingError
+    │   ├── StreamDeletingError
+    │   └── BlobExistsError
+    ├── ConditionFailedError              the condition did not hold: re-read, then decide
+    │   ├── FencingTokenMismatchError
+    │   └── SeqNumMismatchError
+    ├── PositionUnwrittenError            wait, or read from before the tail
+    ├── RetryLaterError                   nothing happened: try again later
+    │   ├── StoreClosingError
+    │   ├── StoreRecoveringError
+    │   └── BlobUnavailableError
+    ├── OutcomeUnknownError               may or may not have happened: re-read before repeating
+    │   └── BlobOutcomeUnknownError
+    ├── WriterFencedError                 another process owns the store now: stop
+    └── StorageError                      stored bytes cannot be used: an operator must look
+        ├── DataCorruptError
+        └── FormatUnsupportedError
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class StreamfoldError(Exception):
+    """Root of the tree: anything that Streamfold raises on purpose is one of these."""
+
+    code: ClassVar[str] = "other"
+    #: True when the failed call certainly changed nothing.
+    definite: ClassVar[bool] = True
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class InvalidError(StreamfoldError):
+    """The request breaks a rule; the message names the value, the rule and the way out."""
+
+    code = "invalid"
+
+
+class MalformedError(InvalidError):
+    """The bytes of the request cannot be decoded at all."""
+
+    code = "malformed"
+
+
+class NotFoundError(StreamfoldError):
+    """Something that was named does not exist."""
+
+    code = "not_found"
+
+
+class BasinNotFoundError(NotFoundError):
+    code = "basin_not_found"
+
+    def __init__(self, basin: str) -> None:
+        super().__init__(f"basin {basin!r} does not exist: create it first")
+
+
+class StreamNotFoundError(NotFoundError):
+    code = "stream_not_found"
+
+    def __init__(self, basin: str, stream: str) -> None:
+        super().__init__(
+            f"stream {stream!r} does not exist in basin {basin!r}: create it, or let the basin "
+            "create streams on append or on read"
+        )
+
+
+class BlobNotFoundError(NotFoundError):
+    code = "blob_not_found"
+
+
+class ConflictError(StreamfoldError):
+    """The thing is there already, or is going away."""
+
+    code = "conflict"
+
+
+class AlreadyExistsError(ConflictError):
+    code = "resource_already_exists"
+
+    def __init__(self, kind: str, name: str) -> None:
+        super().__init__(
+            f"{kind} {name!r} exists already, and not from a request with this token and "
+            "configuration: choose another name, or ensure it instead of creating it"
+        )
+
+
+class BasinDeletingError(ConflictError):
+    code = "basin_deletion_pending"
+
+    def __init__(self, basin: str) -> None:
+        super().__init__(
+            f"basin {basin!r} is being deleted: wait until it is gone, or use another name"
+        )
+
+
+class StreamDeletingError(ConflictError):
+    code = "stream_deletion_pending"
+
+    def __init__(self, basin: str, stream: str) -> None:
+        super().__init__(
+            f"stream {stream!r} in basin {basin!r} is being deleted: wait until it is gone, "
+            "or use another name"
+        )
+
+
+class BlobExistsError(ConflictError):
+    code = "blob_exists"
+
+
+class ConditionFailedError(StreamfoldError):
+    """A condition of the append did not hold against durable state; nothing was appended."""
+
+    code = "condition_failed"
+
+
+class FencingTokenMismatchError(ConditionFailedError):
+    code = "fencing_token_mismatch"
+
+    def __init__(self, given: str, current: str) -> None:
+        super().__init__(
+            f"fencing token {given!r} is not the stream's current token {current!r}: "
+            "another writer took over, or the stream was never fenced with it"
+        )
+        self.current = current
+
+
+class SeqNumMismatchError(ConditionFailedError):
+    code = "seq_num_mismatch"
+
+    def __init__(self, given: int, following: int) -> None:
+        super().__init__(
+            f"match_seq_num {given} is not the next sequence number {following}: "
+            "other records were appended in between, or fewer than assumed"
+        )
+        self.next_seq_num = following
+
+
+class PositionUnwrittenError(StreamfoldError):
+    """The read starts where no record is yet, and may not wait for one."""
+
+    code = "position_unwritten"
+
+    def __init__(self, tail_seq_num: int, tail_timestamp: int) -> None:
+        super().__init__(
+            f"nothing is written at that position yet: the tail is seq_num {tail_seq_num}, "
+            f"timestamp {tail_timestamp}; start before it, or wait"
+        )
+        self.tail_seq_num = tail_seq_num
+        self.tail_timestamp = tail_timestamp
+
+
+class RetryLaterError(StreamfoldError):
+    """Nothing happened; the same call may succeed later."""
+
+    code = "unavailable"
+
+
+class StoreClosingError(RetryLaterError):
+    code = "server_draining"
+
+    def __init__(self) -> None:
+        super().__init__("the store is closing and takes no new work: connect again")
+
+
+class StoreRecoveringError(RetryLaterError):
+    code = "store_recovering"
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(f"the store is reopening its storage after a failure: {cause}")
+
+
+class BlobUnavailableError(RetryLaterError):
+    code = "blob_unavailable"
+
+
+class OutcomeUnknownError(StreamfoldError):
+    """The write may or may not have taken effect; only reading back can tell."""
+
+    code = "outcome_unknown"
+    definite = False
+
+
+class BlobOutcomeUnknownError(OutcomeUnknownError):
+    code = "blob_outcome_unknown"
+
+
+class WriterFencedError(StreamfoldError):
+    """Another process opened this store for writing; this one may never write to it again."""
+
+    code = "writer_fenced"
+    definite = False
+
+    def __init__(self) -> None:
+        super().__init__(
+            "another process opened this store and took over as its writer: stop this process"
+        )
+
+
+class StorageError(StreamfoldError):
+    """What storage holds cannot be used as it is."""
+
+    code = "storage"
+
+
+class DataCorruptError(StorageError):
+    code = "data_corrupt"
+
+
+class FormatUnsupportedError(StorageError):
+    code = "format_unsupported"

@@ -1,0 +1,181 @@
+"""Configuration of basins and streams, and how the layers of it are resolved.
+
+A stream's configuration is resolved once, when the stream is created: what the request says, else
+the basin's default, else the system's. Later changes to a basin never touch streams that exist.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal, TypeAlias, TypeVar
+
+from streamfold.errors import InvalidError
+
+
+class StorageClass(enum.StrEnum):
+    STANDARD = "standard"
+    EXPRESS = "express"
+
+
+class TimestampMode(enum.StrEnum):
+    CLIENT_PREFER = "client-prefer"
+    CLIENT_REQUIRE = "client-require"
+    ARRIVAL = "arrival"
+
+
+class Cipher(enum.StrEnum):
+    AEGIS_256 = "aegis-256"
+    AES_256_GCM = "aes-256-gcm"
+
+
+class Unset(enum.Enum):
+    """Marks a member that a reconfiguration does not mention, as opposed to one it resets."""
+
+    UNSET = enum.auto()
+
+
+UNSET: Final = Unset.UNSET
+
+#: Retention that never forgets.
+INFINITE: Final = "infinite"
+#: Seconds after arrival at which a record is forgotten, or never.
+Retention: TypeAlias = int | Literal["infinite"]
+
+T = TypeVar("T")
+#: UNSET keeps a member, None resets it to the layer below, a value sets it.
+Change: TypeAlias = T | Unset | None
+
+#: 7 days, as S2 has it.
+DEFAULT_RETENTION_SECS = 604_800
+
+
+@dataclass(frozen=True, slots=True)
+class StreamConfig:
+    """The configuration that a stream has: every member has a value."""
+
+    storage_class: StorageClass = StorageClass.EXPRESS
+    retention: Retention = DEFAULT_RETENTION_SECS
+    timestamp_mode: TimestampMode = TimestampMode.CLIENT_PREFER
+    timestamp_uncapped: bool = False
+    #: Seconds without records after which the stream is deleted; 0 = never.
+    delete_on_empty_secs: int = 0
+
+
+SYSTEM_DEFAULTS: Final = StreamConfig()
+
+
+@dataclass(frozen=True, slots=True)
+class StreamConfigLayer:
+    """A configuration as somebody asked for it: None leaves a member to the layer below."""
+
+    storage_class: StorageClass | None = None
+    retention: Retention | None = None
+    timestamp_mode: TimestampMode | None = None
+    timestamp_uncapped: bool | None = None
+    delete_on_empty_secs: int | None = None
+
+    def __post_init__(self) -> None:
+        check_retention(self.retention)
+        check_min_age(self.delete_on_empty_secs)
+
+
+@dataclass(frozen=True, slots=True)
+class BasinConfig:
+    """What a basin gives to the streams that are created in it."""
+
+    default_stream_config: StreamConfigLayer = field(default_factory=StreamConfigLayer)
+    stream_cipher: Cipher | None = None
+    create_stream_on_append: bool = False
+    create_stream_on_read: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StreamReconfiguration:
+    """A change to a stream's configuration, or to a basin's default for streams."""
+
+    storage_class: Change[StorageClass] = UNSET
+    retention: Change[Retention] = UNSET
+    timestamp_mode: Change[TimestampMode] = UNSET
+    timestamp_uncapped: Change[bool] = UNSET
+    delete_on_empty_secs: Change[int] = UNSET
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.retention, Unset):
+            check_retention(self.retention)
+        if not isinstance(self.delete_on_empty_secs, Unset):
+            check_min_age(self.delete_on_empty_secs)
+
+
+@dataclass(frozen=True, slots=True)
+class BasinReconfiguration:
+    """A change to a basin's configuration."""
+
+    default_stream_config: StreamReconfiguration | Unset | None = UNSET
+    stream_cipher: Change[Cipher] = UNSET
+    create_stream_on_append: bool | Unset = UNSET
+    create_stream_on_read: bool | Unset = UNSET
+
+
+def check_retention(retention: Retention | None) -> None:
+    """Refuse a retention age that would forget records at once, or that is not a number."""
+    if retention is None or retention == INFINITE:
+        return
+    if not isinstance(retention, int) or retention <= 0:
+        raise InvalidError(
+            f"retention age {retention!r} must be a positive number of seconds, or infinite"
+        )
+
+
+def check_min_age(seconds: int | None) -> None:
+    if seconds is not None and seconds < 0:
+        raise InvalidError(f"delete-on-empty age {seconds} must be 0 (off) or more seconds")
+
+
+def resolve(requested: StreamConfigLayer, basin: StreamConfigLayer) -> StreamConfig:
+    """The configuration of a new stream: requested, else the basin's, else the system's."""
+    return _fill(_fill(SYSTEM_DEFAULTS, basin), requested)
+
+
+def reconfigure_stream(
+    current: StreamConfig, change: StreamReconfiguration, basin: StreamConfigLayer
+) -> StreamConfig:
+    """`current` with `change` applied; a reset member falls back to the basin, then the system."""
+    reset_to = _fill(SYSTEM_DEFAULTS, basin)
+    changed = {
+        name: getattr(reset_to, name) if value is None else value
+        for name in StreamReconfiguration.__slots__
+        if (value := getattr(change, name)) is not UNSET
+    }
+    return replace(current, **changed)
+
+
+def reconfigure_basin(current: BasinConfig, change: BasinReconfiguration) -> BasinConfig:
+    """`current` with `change` applied; a reset member becomes unset."""
+    streams = change.default_stream_config
+    if streams is None:
+        defaults = StreamConfigLayer()
+    elif isinstance(streams, Unset):
+        defaults = current.default_stream_config
+    else:
+        changed = {
+            name: value
+            for name in StreamReconfiguration.__slots__
+            if (value := getattr(streams, name)) is not UNSET
+        }
+        defaults = replace(current.default_stream_config, **changed)
+    rest = {
+        name: value
+        for name in ("stream_cipher", "create_stream_on_append", "create_stream_on_read")
+        if (value := getattr(change, name)) is not UNSET
+    }
+    return replace(current, default_stream_config=defaults, **rest)
+
+
+def _fill(below: StreamConfig, layer: StreamConfigLayer) -> StreamConfig:
+    given = {
+        name: value
+        for name in StreamConfigLayer.__slots__
+        if (value := getattr(layer, name)) is not None
+    }
+    return replace(below, **given)

@@ -1,0 +1,80 @@
+"""Names of basins and streams, and the rules they keep."""
+
+from __future__ import annotations
+
+import re
+from typing import NewType
+
+from streamfold.errors import InvalidError
+
+BasinName = NewType("BasinName", str)
+StreamName = NewType("StreamName", str)
+
+#: Bytes; the bounds that S2 gives basin names, so that its clients' own checks agree with ours.
+BASIN_NAME_MIN, BASIN_NAME_MAX = 8, 48
+#: Bytes of UTF-8.
+STREAM_NAME_MAX = 512
+#: Bytes of UTF-8: a fencing token, or the idempotency token of a creation.
+TOKEN_MAX = 36
+
+_BASIN = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")
+_BASIN_PREFIX = re.compile(r"[a-z0-9-]*")
+
+
+def parse_basin_name(text: str) -> BasinName:
+    """Return `text` as a basin name, or refuse it with the rule it breaks."""
+    if not BASIN_NAME_MIN <= len(text) <= BASIN_NAME_MAX:
+        raise InvalidError(
+            f"basin name {text!r} has {len(text)} characters: it must have "
+            f"{BASIN_NAME_MIN} to {BASIN_NAME_MAX}"
+        )
+    if not _BASIN.fullmatch(text):
+        raise InvalidError(
+            f"basin name {text!r} must consist of lower-case letters, digits and hyphens, "
+            "and begin and end with a letter or a digit"
+        )
+    return BasinName(text)
+
+
+def parse_basin_prefix(text: str) -> str:
+    """Return `text` as a prefix or lower bound of basin names; it may be empty."""
+    if len(text) > BASIN_NAME_MAX or not _BASIN_PREFIX.fullmatch(text):
+        raise InvalidError(
+            f"basin prefix {text!r} must have at most {BASIN_NAME_MAX} lower-case letters, "
+            "digits and hyphens"
+        )
+    return text
+
+
+def parse_stream_name(text: str) -> StreamName:
+    """Return `text` as a stream name, or refuse it with the rule it breaks."""
+    if text in ("", ".", ".."):
+        raise InvalidError(f"stream name {text!r} is not allowed: it may not be empty, '.' or '..'")
+    return StreamName(parse_stream_prefix(text, what="stream name"))
+
+
+def parse_stream_prefix(text: str, what: str = "stream prefix") -> str:
+    """Return `text` as a prefix or lower bound of stream names; it may be empty."""
+    if "\0" in text:
+        raise InvalidError(f"{what} {text!r} contains a NUL character: remove it")
+    size = len(_utf8(text, what))
+    if size > STREAM_NAME_MAX:
+        raise InvalidError(
+            f"{what} of {size} bytes is too long: at most {STREAM_NAME_MAX} bytes of UTF-8"
+        )
+    return text
+
+
+def parse_token(text: str, what: str) -> str:
+    """Return `text` as a fencing or request token (0 to 36 bytes of UTF-8)."""
+    size = len(_utf8(text, what))
+    if size > TOKEN_MAX:
+        raise InvalidError(f"{what} of {size} bytes is too long: at most {TOKEN_MAX} bytes")
+    return text
+
+
+def _utf8(text: str, what: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise InvalidError(f"{what} {text!r} is not valid Unicode text") from None
