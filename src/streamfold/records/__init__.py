@@ -1,0 +1,24 @@
+"""The one byte form of records from wire to storage: AppendRecords in, SequencedRecords out."""
+
+from streamfold.records.append_input import AppendInput, parse_append_input
+from streamfold.records.batch import RecordBatch
+from streamfold.records.chunk import Cut, Index, decode, encode_records, measure
+from streamfold.records.rules import Command, Fence, Trim
+from streamfold.records.sequencing import Sequenced
+from streamfold.records.twins import warm_up
+
+__all__ = [
+    "AppendInput",
+    "Command",
+    "Cut",
+    "Fence",
+    "Index",
+    "RecordBatch",
+    "Sequenced",
+    "Trim",
+    "decode",
+    "encode_records",
+    "measure",
+    "parse_append_input",
+    "warm_up",
+]

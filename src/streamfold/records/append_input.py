@@ -1,0 +1,95 @@
+"""From the bytes of an append request to a batch and its conditions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from streamfold.errors import MalformedError
+from streamfold.model.names import parse_token
+from streamfold.model.records import Record
+from streamfold.records import single
+from streamfold.records.batch import RecordBatch, validate
+from streamfold.records.plain import RECORDS, parse_record
+from streamfold.records.protobuf import fields
+from streamfold.records.rules import check_count, check_metered, command_of
+from streamfold.records.single import SingleRecord
+from streamfold.records.twins import compiled
+
+if TYPE_CHECKING:
+    # Only for types: at run time this would load the compiler.
+    from streamfold.records.compiled import ScannedRecords
+
+#: Tags of s2.v1.AppendInput beside its records.
+MATCH_SEQ_NUM, FENCING_TOKEN = 0x10, 0x1A
+
+
+@dataclass(frozen=True, slots=True)
+class AppendInput:
+    """A batch, and what must hold for it to be appended; None asks for nothing."""
+
+    batch: RecordBatch
+    match_seq_num: int | None
+    fencing_token: str | None
+
+
+def parse_append_input(raw: bytes) -> AppendInput:
+    """Decode and check a protobuf `s2.v1.AppendInput`, in the quickest way that fits it."""
+    scanned = single.scan(raw) or _scan_compiled(raw)
+    return (scanned and parse_scanned(raw, scanned)) or parse_plain(raw)
+
+
+def parse_plain(raw: bytes) -> AppendInput:
+    """Decode and check any legal encoding."""
+    records, match, token = _parse_fields(raw, 0)
+    return AppendInput(validate(records), match, token)
+
+
+def parse_scanned(raw: bytes, scanned: SingleRecord | ScannedRecords) -> AppendInput | None:
+    """Check records that were scanned, and what follows them; None if that is more records."""
+    if scanned.end == len(raw):
+        return AppendInput(_validate_scanned(raw, scanned), None, None)
+    others, match, token = _parse_fields(raw, scanned.end)
+    return None if others else AppendInput(_validate_scanned(raw, scanned), match, token)
+
+
+def _scan_compiled(raw: bytes) -> ScannedRecords | None:
+    twin = compiled()
+    return twin.scan(raw) if twin is not None else None
+
+
+def _validate_scanned(raw: bytes, scanned: SingleRecord | ScannedRecords) -> RecordBatch:
+    """A batch of records whose encoding was checked; a nameless header needs a closer look."""
+    commands = tuple(
+        command
+        for index, start, end in scanned.nameless()
+        if (command := command_of(index, parse_record(raw, start, end)))
+    )
+    check_metered(scanned.metered)
+    return RecordBatch(scanned.count, scanned.metered, commands, scanned)
+
+
+def _parse_fields(raw: bytes, at: int) -> tuple[list[Record], int | None, str | None]:
+    """Records, match_seq_num and fencing token from `raw[at:]`."""
+    records: list[Record] = []
+    match: int | None = None
+    token: str | None = None
+    for tag, value, end in fields(raw, at, len(raw)):
+        if tag == RECORDS:
+            # Before the next is parsed: a flood of empty records must not cost their parsing.
+            check_count(len(records) + 1)
+            records.append(parse_record(raw, value, end))
+        elif tag == MATCH_SEQ_NUM:
+            match = value
+        elif tag == FENCING_TOKEN:
+            token = _decode_token(raw[value:end])
+    if token is not None:
+        parse_token(token, "fencing token")
+    return records, match, token
+
+
+def _decode_token(raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise MalformedError(f"fencing token {raw[:64]!r} is not UTF-8") from None

@@ -1,0 +1,85 @@
+"""Batches of records that keep every rule and wait for their place in a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from streamfold.model.configs import TimestampMode
+from streamfold.model.positions import SeqNum, Timestamp
+from streamfold.model.records import Record, metered_size
+from streamfold.records.plain import PlainRecords, encode_rest
+from streamfold.records.rules import (
+    Command,
+    Fence,
+    Trim,
+    check_count,
+    check_metered,
+    check_types,
+    command_of,
+)
+from streamfold.records.sequencing import Place, Sequenced
+from streamfold.records.single import SingleRecord
+
+__all__ = ["Fence", "RecordBatch", "Sequenced", "Trim", "validate"]
+
+
+class Unsequenced(Protocol):
+    """Records in whichever form makes them quick to sequence."""
+
+    def sequence(self, place: Place) -> Sequenced: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordBatch:
+    """1 to 1000 records, at most 1 MiB metered, every command among them well-formed."""
+
+    count: int
+    #: Bytes, as limits and accounting count them.
+    metered: int
+    #: In the order in which they take effect.
+    commands: tuple[Command, ...]
+    _records: Unsequenced
+
+    @classmethod
+    def of(cls, records: Sequence[Record]) -> RecordBatch:
+        """Make a batch of records that were built in Python, or say which one breaks a rule."""
+        check_count(len(records))
+        for index, record in enumerate(records):
+            check_types(index, record)
+        return validate(records)
+
+    def sequence(
+        self,
+        first: SeqNum,
+        *,
+        mode: TimestampMode,
+        uncapped: bool,
+        now: Timestamp,
+        floor: Timestamp,
+    ) -> Sequenced:
+        """Give the records sequence numbers from `first` on, and timestamps of at least `floor`.
+
+        Changes nothing, so that it may be called again with another place.
+        """
+        return self._records.sequence(Place(first, mode, uncapped, now, floor))
+
+
+def validate(records: Sequence[Record]) -> RecordBatch:
+    """A batch of records whose members have the right types."""
+    check_count(len(records))
+    commands = tuple(
+        command
+        for index, record in enumerate(records)
+        if record.headers and (command := command_of(index, record))
+    )
+    metered = sum(map(metered_size, records))
+    check_metered(metered)
+    return RecordBatch(len(records), metered, commands, _unsequenced(records, metered))
+
+
+def _unsequenced(records: Sequence[Record], metered: int) -> Unsequenced:
+    if len(records) == 1:
+        return SingleRecord(records[0].timestamp, encode_rest(records[0]), metered, 0)
+    return PlainRecords.of(records)

@@ -1,0 +1,107 @@
+"""The kernels, dressed in Python values; importing this module needs numba."""
+
+from __future__ import annotations
+
+import threading
+from typing import NamedTuple
+
+import numpy as np
+
+from streamfold.model.configs import TimestampMode
+from streamfold.model.records import BATCH_RECORDS_MAX
+from streamfold.records import kernel
+from streamfold.records.sequencing import Place, Sequenced, missing_timestamp
+
+#: Bytes; nearly every batch fits, so that a thread allocates once. Batches are bounded: so is it.
+ROOM_MIN = 5 << 18
+
+_scratch = threading.local()
+
+
+class Measured(NamedTuple):
+    """Byte offsets (one more than records), timestamps, running metered size (likewise)."""
+
+    offsets: kernel.Offsets
+    timestamps: kernel.Values
+    metered: kernel.Offsets
+    first_seq_num: int
+
+
+class ScannedRecords:
+    """Canonical AppendRecords that wait for their place: the bytes as they came, and where."""
+
+    __slots__ = ("_raw", "_rows", "_unstamped", "commands", "end", "metered")
+
+    def __init__(self, raw: bytes, rows: kernel.Values, scanned: tuple[int, int, int, int]) -> None:
+        self._raw = raw
+        self._rows = rows
+        #: Offset after the records, metered bytes, and how many records have a nameless header.
+        self.end, self.metered, self.commands, self._unstamped = scanned
+
+    @property
+    def count(self) -> int:
+        return len(self._rows)
+
+    def nameless(self) -> list[tuple[int, int, int]]:
+        """Index, start and end of the fields of every record that has a nameless header."""
+        if not self.commands:
+            return []
+        found = np.flatnonzero(self._rows[:, kernel.FLAGS] & np.uint64(kernel.COMMAND))
+        return [
+            (int(i), int(self._rows[i, kernel.START]), int(self._rows[i, kernel.END]))
+            for i in found
+        ]
+
+    def sequence(self, place: Place) -> Sequenced:
+        first, mode, uncapped, now, floor = place
+        if mode is TimestampMode.CLIENT_REQUIRE and self._unstamped < len(self._rows):
+            raise missing_timestamp(self._unstamped)
+        out = _room(len(self._raw) + kernel.GROWTH_MAX * len(self._rows))
+        size, earliest, latest = kernel.emit(
+            np.frombuffer(self._raw, np.uint8),
+            self._rows,
+            np.uint64(first),
+            np.uint64(now),
+            np.uint64(floor),
+            mode is TimestampMode.ARRIVAL,
+            uncapped,
+            out,
+        )
+        return Sequenced(out[:size].tobytes(), int(earliest), int(latest))
+
+
+def _room(size: int) -> kernel.Bytes:
+    """At least `size` bytes to write to, until this thread asks again.
+
+    Kept, because the allocator gives a fresh megabyte back to the system each time, and having its
+    pages mapped anew costs several times what the kernel does with them.
+    """
+    kept: kernel.Bytes | None = getattr(_scratch, "room", None)
+    if kept is None or len(kept) < size:
+        kept = _scratch.room = np.empty(max(size, ROOM_MIN), np.uint8)
+    return kept
+
+
+def scan(raw: bytes) -> ScannedRecords | None:
+    """The records that an AppendInput begins with; None when `plain` must look at it."""
+    view = np.frombuffer(raw, np.uint8)
+    count = kernel.count_records(view)
+    if not 0 < count <= BATCH_RECORDS_MAX:
+        return None
+    rows = np.empty((count, kernel.COLUMNS), np.uint64)
+    scanned = kernel.scan(view, rows)
+    return None if scanned[0] == kernel.NOT_CANONICAL else ScannedRecords(raw, rows, scanned)
+
+
+def measure(payload: bytes | memoryview) -> Measured | None:
+    """What an index of the payload needs; None when `plain` must look at it."""
+    view = np.frombuffer(payload, np.uint8)
+    # A writable array would be another type to numba, and cost a second compilation.
+    view.flags.writeable = False
+    count = kernel.count_records(view)
+    if count == kernel.NOT_CANONICAL:
+        return None
+    offsets, metered = np.empty(count + 1, np.int64), np.empty(count + 1, np.int64)
+    timestamps = np.empty(count, np.uint64)
+    end, first = kernel.measure(view, offsets, timestamps, metered)
+    return Measured(offsets, timestamps, metered, int(first)) if end == len(view) else None

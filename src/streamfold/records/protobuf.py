@@ -1,0 +1,113 @@
+"""The protobuf wire format, as far as records need it: varints, and walking a message's fields.
+
+Every legal encoding is understood, not only the one that serializers emit: fields in any order,
+varints longer than needed, unknown fields and groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+from streamfold.errors import MalformedError
+from streamfold.model.positions import U64_MAX
+
+VARINT, FIXED64, DELIMITED, GROUP_START, GROUP_END, FIXED32 = range(6)
+
+#: Bytes of the longest varint and of the longest tag that decoders accept.
+VARINT_MAX, TAG_MAX = 10, 5
+#: Groups within groups; the depth at which the official decoders give up too.
+GROUP_DEPTH_MAX = 100
+
+_LAST = tuple(bytes((bits,)) for bits in range(0x80))
+_MORE = tuple(bytes((bits | 0x80,)) for bits in range(0x80))
+
+
+def varint(value: int) -> bytes:
+    """The shortest encoding of a 64-bit unsigned number."""
+    if value < 0x80:
+        return _LAST[value]
+    if value < 0x4000:
+        return _MORE[value & 0x7F] + _LAST[value >> 7]
+    return _MORE[value & 0x7F] + _MORE[value >> 7 & 0x7F] + _high_varint(value >> 14)
+
+
+@lru_cache(maxsize=1024)
+def _high_varint(value: int) -> bytes:
+    """Cached: the upper bits of sequence numbers and timestamps rarely change."""
+    return varint(value)
+
+
+def delimited(tag: bytes, content: bytes) -> bytes:
+    """A field of bytes, or nothing when they are empty: proto3 leaves defaults out."""
+    return tag + varint(len(content)) + content if content else b""
+
+
+def read_varint(raw: bytes, at: int, end: int, longest: int = VARINT_MAX) -> tuple[int, int]:
+    """The number at `at` and the offset after it; bits beyond the 64th are dropped."""
+    if at < end and raw[at] < 0x80:
+        return raw[at], at + 1
+    value = shift = 0
+    for here in range(at, min(end, at + longest)):
+        byte = raw[here]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & U64_MAX, here + 1
+        shift += 7
+    raise MalformedError(f"the number at byte {at} is cut off or longer than {longest} bytes")
+
+
+def fields(raw: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Every varint field as (tag, value, offset after), every delimited one as (tag, start, end).
+
+    Fields of other types are checked and left out: no message of ours has any.
+    """
+    while at < end:
+        tag, at = _read_tag(raw, at, end)
+        kind = tag & 7
+        if kind == VARINT:
+            value, at = read_varint(raw, at, end)
+            yield tag, value, at
+        elif kind == DELIMITED:
+            start, at = _read_delimited(raw, at, end)
+            yield tag, start, at
+        else:
+            at = _skip(raw, tag, at, end)
+
+
+def _read_tag(raw: bytes, at: int, end: int) -> tuple[int, int]:
+    tag, after = read_varint(raw, at, end, TAG_MAX)
+    if not 8 <= tag < 1 << 32:
+        raise MalformedError(f"tag {tag} at byte {at} has no field number that could be legal")
+    return tag, after
+
+
+def _read_delimited(raw: bytes, at: int, end: int) -> tuple[int, int]:
+    size, start = read_varint(raw, at, end)
+    if size > end - start:
+        raise MalformedError(f"{size} bytes are announced at byte {at}, {end - start} are left")
+    return start, start + size
+
+
+def _skip(raw: bytes, tag: int, at: int, end: int) -> int:
+    """The offset after the field whose tag was read; groups are walked to their end."""
+    groups: list[int] = []
+    while True:
+        kind = tag & 7
+        if kind == GROUP_START and len(groups) < GROUP_DEPTH_MAX:
+            groups.append(tag >> 3)
+        elif kind == GROUP_END and groups and groups[-1] == tag >> 3:
+            groups.pop()
+        elif kind == VARINT:
+            at = read_varint(raw, at, end)[1]
+        elif kind == DELIMITED:
+            at = _read_delimited(raw, at, end)[1]
+        elif kind in (FIXED32, FIXED64):
+            at += 4 if kind == FIXED32 else 8
+        else:
+            raise MalformedError(f"tag {tag} before byte {at} cannot stand there")
+        if at > end:
+            raise MalformedError(f"the field before byte {end} is cut off")
+        if not groups:
+            return at
+        tag, at = _read_tag(raw, at, end)

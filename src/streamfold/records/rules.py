@@ -1,0 +1,113 @@
+"""The rules that a batch of records must keep, and the commands among its records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from streamfold.errors import InvalidError
+from streamfold.model.names import TOKEN_MAX
+from streamfold.model.positions import U64_MAX
+from streamfold.model.records import (
+    BATCH_BYTES_MAX,
+    BATCH_RECORDS_MAX,
+    FENCE_COMMAND,
+    TRIM_COMMAND,
+    Record,
+)
+
+#: Bytes of a trim command's body: one big-endian number.
+TRIM_BODY = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Record `index` of the batch sets the stream's fencing token."""
+
+    index: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trim:
+    """Record `index` of the batch lets the stream forget everything below `seq_num`."""
+
+    index: int
+    seq_num: int
+
+
+Command: TypeAlias = Fence | Trim
+
+
+def check_count(count: int) -> None:
+    if count == 0:
+        raise InvalidError(f"the batch has no records: send 1 to {BATCH_RECORDS_MAX}")
+    if count > BATCH_RECORDS_MAX:
+        raise InvalidError(f"the batch has more than {BATCH_RECORDS_MAX} records: split it")
+
+
+def check_metered(metered: int) -> None:
+    if metered > BATCH_BYTES_MAX:
+        raise InvalidError(
+            f"the batch has {metered} metered bytes, at most {BATCH_BYTES_MAX} are allowed: "
+            "split it"
+        )
+
+
+def check_types(index: int, record: Record) -> None:
+    """Refuse a record whose members are not what their annotations say."""
+    if not isinstance(record.body, bytes):
+        raise InvalidError(f"record {index}: the body is {type(record.body).__name__}, not bytes")
+    for header in record.headers:
+        if (
+            not isinstance(header, tuple)
+            or len(header) != 2
+            or not all(isinstance(part, bytes) for part in header)
+        ):
+            raise InvalidError(f"record {index}: header {header!r} is not a pair of bytes")
+    stamp = record.timestamp
+    if stamp is None:
+        return
+    if not isinstance(stamp, int) or not 0 <= stamp <= U64_MAX:
+        raise InvalidError(f"record {index}: timestamp {stamp!r} is not within 0 to {U64_MAX}")
+
+
+def command_of(index: int, record: Record) -> Command | None:
+    """The command that `record` is, None for data; refuses what only looks like a command."""
+    if all(header[0] for header in record.headers):
+        return None
+    if len(record.headers) != 1:
+        raise InvalidError(
+            f"record {index}: a header with an empty name marks a command and must be the only "
+            f"one, but the record has {len(record.headers)} headers"
+        )
+    command = record.headers[0][1]
+    if command == FENCE_COMMAND:
+        return Fence(index, _token(index, record.body))
+    if command == TRIM_COMMAND:
+        return Trim(index, _trim_point(index, record.body))
+    raise InvalidError(
+        f"record {index}: {command[:TOKEN_MAX]!r} is no command, only 'fence' and 'trim' are; "
+        "give the header a name if the record is data"
+    )
+
+
+def _token(index: int, body: bytes) -> str:
+    if len(body) > TOKEN_MAX:
+        raise InvalidError(
+            f"record {index}: fencing token of {len(body)} bytes is too long: "
+            f"at most {TOKEN_MAX} bytes"
+        )
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        raise InvalidError(f"record {index}: fencing token {body!r} is not UTF-8") from None
+
+
+def _trim_point(index: int, body: bytes) -> int:
+    if len(body) != TRIM_BODY:
+        raise InvalidError(
+            f"record {index}: the body of a trim command has {len(body)} bytes, it must be a "
+            f"big-endian sequence number of {TRIM_BODY}"
+        )
+    return int.from_bytes(body, "big")

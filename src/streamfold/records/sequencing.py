@@ -1,0 +1,54 @@
+"""How records get their timestamps when they take their place in a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from streamfold.errors import InvalidError
+from streamfold.model.configs import TimestampMode
+from streamfold.model.positions import SeqNum, Timestamp
+
+
+class Place(NamedTuple):
+    """Where a batch goes, and by which clock."""
+
+    first: SeqNum
+    mode: TimestampMode
+    #: Whether timestamps may lie in the future.
+    uncapped: bool
+    now: Timestamp
+    #: Timestamp of the record before the batch: none may be lower.
+    floor: Timestamp
+
+
+class Sequenced(NamedTuple):
+    """A batch in its place, in the form in which it is stored and read."""
+
+    payload: bytes
+    first_timestamp: int
+    last_timestamp: int
+
+
+def assign_timestamps(given: Iterable[int | None], place: Place) -> list[int]:
+    """One timestamp per record, never decreasing."""
+    _, mode, uncapped, now, latest = place
+    ignored = mode is TimestampMode.ARRIVAL
+    out: list[int] = []
+    for index, stamp in enumerate(given):
+        if stamp is None and mode is TimestampMode.CLIENT_REQUIRE:
+            raise missing_timestamp(index)
+        value: int = now if ignored or stamp is None else stamp
+        if value > now and not uncapped:
+            value = now
+        if value > latest:
+            latest = Timestamp(value)
+        out.append(latest)
+    return out
+
+
+def missing_timestamp(index: int) -> InvalidError:
+    return InvalidError(
+        f"record {index} has no timestamp: this stream requires one from the client "
+        "(timestamp mode client-require)"
+    )
