@@ -1,0 +1,90 @@
+"""The seam to object storage: what every backend guarantees.
+
+A backend of your own subclasses `BlobStore` and runs `streamfold.testing.BlobStoreConformance`.
+
+Errors, the same for all backends:
+
+- `InvalidError`: the key, prefix or range breaks a rule; nothing was asked of storage.
+- `BlobNotFoundError`, `BlobExistsError`: what storage said about that key.
+- `BlobUnavailableError`: storage did not answer or refused; a write certainly had no effect.
+- `BlobOutcomeUnknownError`: a write may or may not have had its effect; read back before repeating.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import datetime
+
+#: Bytes per piece of a streamed read: few enough requests, little enough memory.
+DEFAULT_CHUNK_SIZE = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class BlobMeta:
+    """What storage says about one blob; `etag` changes whenever the bytes do."""
+
+    key: str
+    size: int
+    etag: str | None
+    last_modified: datetime
+
+
+class BlobStore(ABC):
+    """Whole blobs under keys; safe to share between tasks, and between processes and hosts
+    wherever the storage itself is shared.
+
+    Keys are `/`-separated: see `streamfold.blob.keys` for the rules. A backend on a file system
+    cannot hold both `a` and `a/b`, so portable callers do not use a key as another one's folder.
+    """
+
+    @abstractmethod
+    async def put(self, key: str, data: bytes | AsyncIterator[bytes]) -> None:
+        """Write the blob durably, whole or not at all, replacing one that is there.
+
+        When it returns, the bytes survive a power cut. Readers see the old blob or the new one,
+        never a part. An iterator is sent as it comes, in bounded memory; when it raises, that
+        error comes out unchanged and nothing was written.
+        """
+
+    @abstractmethod
+    async def put_if_absent(self, key: str, data: bytes) -> None:
+        """Write the blob durably only if nothing is there; of any number of racing callers,
+        in one process or many, at most one succeeds.
+
+        Raises `BlobExistsError` when a blob is there already, even one with the same bytes.
+        A backend that loses an answer finds out whose write it was before it says so.
+        """
+
+    @abstractmethod
+    async def get(self, key: str) -> bytes:
+        """Return the whole blob, held in memory at once: `stream` does not."""
+
+    @abstractmethod
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Return `blob[start : start + length]`: shorter, or empty, past the end."""
+
+    @abstractmethod
+    def stream(self, key: str, chunk_size: int = DEFAULT_CHUNK_SIZE) -> AsyncIterator[bytes]:
+        """Yield the blob in pieces of `chunk_size` bytes, the last one shorter.
+
+        All pieces are of one version: a blob replaced meanwhile goes on as it was, or breaks off
+        with `BlobUnavailableError`.
+        """
+
+    @abstractmethod
+    async def head(self, key: str) -> BlobMeta:
+        """Return what storage knows about the blob without reading it."""
+
+    @abstractmethod
+    def list(self, prefix: str = "") -> AsyncIterator[BlobMeta]:
+        """Yield every blob whose key starts with `prefix`, by UTF-8 byte order of the keys.
+
+        The prefix is text, not a folder: `a` finds `a`, `ab` and `a/b`. Blobs written or deleted
+        while the listing runs may or may not be in it; all others are.
+        """
+
+    @abstractmethod
+    async def delete(self, key: str) -> None:
+        """Remove the blob durably; one that is not there is fine."""

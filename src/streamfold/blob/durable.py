@@ -1,0 +1,151 @@
+"""Files that survive a power cut: the one place that calls fsync.
+
+Neither obstore nor a plain `rename` does this. A file system may write the new name to disk before
+the bytes under it, and leave an empty file after a power cut, or forget the name, or the folder
+that it is in. So, in this order:
+
+1. write the bytes to a draft that nobody lists, and fsync it: no name ever leads to half a blob;
+2. create missing folders, and fsync the parent of each: the way to the blob is on disk;
+3. give the draft its name, by rename (replaces) or by link (fails if the name is taken; the kernel
+   decides between processes);
+4. fsync the folder that holds the name. Only now may the caller be told.
+
+A process that is killed between 1 and 3 leaves its draft in `DRAFTS`; it may be removed when no
+process has the store open.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from streamfold.errors import BlobOutcomeUnknownError
+
+Fsync = Callable[[int], None]
+
+#: Folder under the root that holds files not yet published; no key may begin with it.
+DRAFTS = ".streamfold-drafts"
+#: How many folders are remembered as being on disk: a bound on memory, not on folders.
+KNOWN_FOLDERS_MAX = 10_000
+
+
+class DurableTree:
+    """A folder tree in which a published file is on disk, with its name and all of its folders."""
+
+    def __init__(self, root: Path, fsync: Fsync = os.fsync) -> None:
+        self._root = root
+        self._fsync = fsync
+        # Folders whose own entry is known to be on disk. One that exists but is not in here may
+        # have been made a moment ago by another process that has not yet come to its fsync.
+        self._known = {root}
+        self._secure_root()
+
+    def open_draft(self) -> Draft:
+        """Return a new file that no reader can see."""
+        folder = self._root / DRAFTS
+        folder.mkdir(exist_ok=True)
+        path = folder / uuid.uuid4().hex
+        return Draft(path, os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+
+    def publish(self, draft: Draft, target: Path, *, replace: bool) -> None:
+        """Make the draft the file at `target`, on disk when this returns.
+
+        Raises `FileExistsError` if the name is taken and `replace` is not set, once that name is
+        itself on disk; `BlobOutcomeUnknownError` if the name is given but may not be on disk.
+        """
+        self._fsync(draft.descriptor)
+        self._secure_folder(target.parent)
+        if replace:
+            draft.path.replace(target)
+        else:
+            self._link(draft.path, target)
+        self._sync_effect(target)
+
+    def remove(self, target: Path) -> None:
+        """Remove the file at `target`, if there is one, on disk when this returns."""
+        if not target.is_file():
+            return
+        target.unlink(missing_ok=True)
+        self._sync_effect(target)
+
+    def _link(self, draft: Path, target: Path) -> None:
+        try:
+            target.hardlink_to(draft)
+        except FileExistsError:
+            if target.is_dir():
+                raise IsADirectoryError(errno.EISDIR, "is a folder", str(target)) from None
+            # The winner may not have come to its own fsync yet, and our caller will act on this.
+            self._sync_folder(target.parent)
+            raise
+
+    def _sync_effect(self, target: Path) -> None:
+        try:
+            self._sync_folder(target.parent)
+        except OSError as error:
+            raise BlobOutcomeUnknownError(
+                f"{target} was changed, but its folder could not be synced to disk "
+                f"({error.strerror}): a power cut may undo the change"
+            ) from error
+
+    def _secure_root(self) -> None:
+        folders = [self._root, *self._root.parents]
+        for path in reversed([folder for folder in folders if not folder.exists()]):
+            _make_folder(path)
+            self._sync_folder(path.parent)
+        # A root that was there may be as new; what is above it belongs to whoever set it up.
+        with suppress(PermissionError):
+            self._sync_folder(self._root.parent)
+
+    def _secure_folder(self, folder: Path) -> None:
+        missing = []
+        while folder != self._root and (folder not in self._known or not folder.is_dir()):
+            missing.append(folder)
+            folder = folder.parent
+        for path in reversed(missing):
+            _make_folder(path)
+            self._sync_folder(path.parent)
+            self._remember(path)
+
+    def _remember(self, folder: Path) -> None:
+        if len(self._known) >= KNOWN_FOLDERS_MAX:
+            self._known.clear()
+        self._known.add(folder)
+
+    def _sync_folder(self, folder: Path) -> None:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            self._fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+class Draft:
+    """An unpublished file; `close` removes its draft name, published or not."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self.descriptor = descriptor
+
+    def write(self, data: bytes | bytearray) -> None:
+        """Append all of `data`."""
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(self.descriptor, rest) :]
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        os.close(self.descriptor)
+        with suppress(FileNotFoundError):  # the usual case: renamed to its final name
+            self.path.unlink()
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir()
+    except FileExistsError:
+        if not path.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "a file is in the way", str(path)) from None

@@ -1,0 +1,138 @@
+"""What obstore's exceptions mean for the caller, told in words that hold no secrets.
+
+obstore gives a few exception classes and a long text: the URL, the server's answer, a dump of its
+internals. An S3 server that refuses a signature answers with the signed headers, session token
+included, so none of that text goes any further: a `Failure` keeps a status, an error code and a
+phrase of ours. Nor is the exception chained, or every traceback would show it.
+
+The text is also the only place that tells a refused connection from a lost answer. Where a pattern
+below does not match, the failure counts as `DOUBTFUL`, which is always safe to say.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+from urllib.parse import parse_qs, urlsplit
+
+from obstore.exceptions import AlreadyExistsError, BaseError
+
+from streamfold.errors import (
+    BlobNotFoundError,
+    BlobOutcomeUnknownError,
+    BlobUnavailableError,
+    StreamfoldError,
+)
+
+#: Everything that an obstore call raises on its own account.
+OBSTORE_ERRORS = (BaseError, OSError, ValueError)
+
+
+class FailureKind(enum.Enum):
+    """What one failed request says about its effect."""
+
+    NOT_FOUND = "not found"
+    EXISTS = "exists"
+    NOT_SENT = "not sent"
+    REFUSED = "refused"
+    BEYOND_END = "beyond end"
+    DOUBTFUL = "doubtful"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One failed request; `reason` is safe to show."""
+
+    kind: FailureKind
+    reason: str
+    status: int | None = None
+    #: The request belonged to a multipart upload and was not the one that makes the blob visible.
+    before_completion: bool = False
+
+    @property
+    def worth_repeating(self) -> bool:
+        """Whether the same request may succeed a moment later."""
+        if self.kind in (FailureKind.NOT_SENT, FailureKind.DOUBTFUL):
+            return True
+        return self.status in (409, 429)
+
+
+def read_failure(error: Exception) -> Failure:
+    """Classify one exception of obstore's."""
+    # The part after the last marker is Rust's debug form: newlines inside values are escaped
+    # there, so a key or an answer cannot imitate a line of it.
+    dump = str(error).rpartition("\n\nDebug source:\n")[2]
+    status = _find_number(r"^\s+status: (\d{3}),$", dump)
+    code = _find(r"<Code>([A-Za-z0-9.]{1,64})</Code>", dump) if status else None
+    return Failure(
+        kind=_kind(error, dump, status, code),
+        reason=_reason(error, dump, status, code),
+        status=status,
+        before_completion=_is_before_completion(dump),
+    )
+
+
+def read_error(store: str, key: str, failure: Failure) -> StreamfoldError:
+    """Return the error for a read that failed: reads change nothing, so it is always definite."""
+    if failure.kind is FailureKind.NOT_FOUND:
+        return BlobNotFoundError(f"blob {key!r} does not exist in {store}")
+    return BlobUnavailableError(f"cannot read {key!r} in {store}: {failure.reason}")
+
+
+def write_error(store: str, key: str, failure: Failure, *, doubtful: bool) -> StreamfoldError:
+    """Return the error for a write that was given up, `doubtful` if any attempt may have worked."""
+    if doubtful:
+        return BlobOutcomeUnknownError(
+            f"blob {key!r} in {store} may or may not have been written: {failure.reason}; "
+            "read it back before repeating"
+        )
+    return BlobUnavailableError(f"blob {key!r} was not written to {store}: {failure.reason}")
+
+
+def _kind(error: Exception, dump: str, status: int | None, code: str | None) -> FailureKind:
+    if isinstance(error, AlreadyExistsError):
+        return FailureKind.EXISTS
+    if isinstance(error, FileNotFoundError):
+        # A missing bucket is not a missing blob: a reader must not take it for an empty store.
+        return FailureKind.REFUSED if code == "NoSuchBucket" else FailureKind.NOT_FOUND
+    if status == 416 or re.search(r"^\s+source: StartTooLarge \{$", dump, re.MULTILINE):
+        return FailureKind.BEYOND_END
+    if status is not None:
+        decided = 400 <= status < 500 and status != 408
+        return FailureKind.REFUSED if decided else FailureKind.DOUBTFUL
+    if _was_not_sent(dump):
+        return FailureKind.NOT_SENT
+    return FailureKind.REFUSED if isinstance(error, ValueError) else FailureKind.DOUBTFUL
+
+
+def _was_not_sent(dump: str) -> bool:
+    return bool(re.search(r"^\s+kind: (Connect|Builder),$", dump, re.MULTILINE))
+
+
+def _reason(error: Exception, dump: str, status: int | None, code: str | None) -> str:
+    if status is not None:
+        return f"HTTP {status}" + (f" {code}" if code else "")
+    if _was_not_sent(dump):
+        return "no connection to the storage endpoint"
+    if re.search(r"^\s+kind: Timeout,$", dump, re.MULTILINE):
+        return "the request timed out"
+    if re.search(r"^\s+kind: (Request|Interrupted),$", dump, re.MULTILINE):
+        return "the connection broke"
+    return type(error).__name__
+
+
+def _is_before_completion(dump: str) -> bool:
+    query = urlsplit(_find(r"^\s+(https?://\S+),$", dump) or "").query
+    names = parse_qs(query, keep_blank_values=True)
+    return "uploads" in names or "partNumber" in names
+
+
+def _find(pattern: str, text: str) -> str | None:
+    match = re.search(pattern, text, re.MULTILINE)
+    return match.group(1) if match else None
+
+
+def _find_number(pattern: str, text: str) -> int | None:
+    found = _find(pattern, text)
+    return int(found) if found else None

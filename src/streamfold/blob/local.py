@@ -1,0 +1,166 @@
+"""Blobs as files under one folder, published by `streamfold.blob.durable`.
+
+Not through obstore's local store: that one renames before anything could be synced to disk, lists
+in no order, and keeps names that end in `#` and digits for itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from streamfold.blob.base import DEFAULT_CHUNK_SIZE, BlobMeta, BlobStore
+from streamfold.blob.durable import DRAFTS, Draft, DurableTree, Fsync
+from streamfold.blob.keys import check_chunk_size, check_key, check_prefix, check_range
+from streamfold.blob.local_files import (
+    finish,
+    open_file,
+    read_full,
+    read_range,
+    scan_folder,
+    stat_blob,
+)
+from streamfold.errors import (
+    BlobExistsError,
+    BlobNotFoundError,
+    BlobUnavailableError,
+    InvalidError,
+)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: Bytes gathered from an iterator before a thread writes them: a thread per small piece would
+#: cost more than the writing.
+WRITE_BUFFER = 1024 * 1024
+
+
+class LocalBlobStore(BlobStore):
+    """Blobs in files below `root`, which is created if missing; needs hard links and POSIX rename.
+
+    A listing holds the names of one folder per level in memory. Folders stay when their last blob
+    is deleted, and a name that is a folder cannot be a blob (`InvalidError`). Symbolic links are
+    not listed.
+    """
+
+    def __init__(self, root: Path, *, fsync: Fsync = os.fsync) -> None:
+        self._root = root.absolute()
+        self._tree = DurableTree(self._root, fsync)
+
+    def __repr__(self) -> str:
+        return f"LocalBlobStore({str(self._root)!r})"
+
+    async def put(self, key: str, data: bytes | AsyncIterator[bytes]) -> None:
+        target = self._path(key)
+        if isinstance(data, bytes):
+            await self._change(key, self._write, target, data, True)
+        else:
+            await self._put_pieces(key, target, data)
+
+    async def put_if_absent(self, key: str, data: bytes) -> None:
+        target = self._path(key)
+        await self._change(key, self._write, target, data, False)
+
+    async def get(self, key: str) -> bytes:
+        return await self._read(key, self._path(key).read_bytes)
+
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        check_range(key, start, length)
+        return await self._read(key, read_range, self._path(key), start, length)
+
+    async def stream(self, key: str, chunk_size: int = DEFAULT_CHUNK_SIZE) -> AsyncIterator[bytes]:
+        check_chunk_size(chunk_size)
+        # An open file goes on reading what it was opened on, also after a rename over its name.
+        descriptor = await self._read(key, open_file, self._path(key))
+        try:
+            while piece := await self._read(key, read_full, descriptor, chunk_size):
+                yield piece
+        finally:
+            os.close(descriptor)
+
+    async def head(self, key: str) -> BlobMeta:
+        return await self._read(key, stat_blob, self._path(key), key)
+
+    async def list(self, prefix: str = "") -> AsyncIterator[BlobMeta]:
+        check_prefix(prefix)
+        folder, slash, _ = prefix.rpartition("/")
+        async for meta in self._list_folder(folder + slash, prefix):
+            yield meta
+
+    async def delete(self, key: str) -> None:
+        await self._change(key, self._tree.remove, self._path(key))
+
+    def _path(self, key: str) -> Path:
+        check_key(key)
+        if key.split("/")[0] == DRAFTS:
+            raise InvalidError(f"blob key {key!r} begins with {DRAFTS!r}, which the store uses")
+        return self._root / key
+
+    def _write(self, target: Path, data: bytes, replace: bool) -> None:
+        draft = self._tree.open_draft()
+        try:
+            draft.write(data)
+            self._tree.publish(draft, target, replace=replace)
+        finally:
+            draft.close()
+
+    async def _put_pieces(self, key: str, target: Path, pieces: AsyncIterator[bytes]) -> None:
+        draft = await self._change(key, self._tree.open_draft)
+        try:
+            await self._fill(key, draft, pieces)
+            await self._change(key, self._tree.publish, draft, target, replace=True)
+        finally:
+            draft.close()
+
+    async def _fill(self, key: str, draft: Draft, pieces: AsyncIterator[bytes]) -> None:
+        buffer = bytearray()
+        async for piece in pieces:
+            buffer += piece
+            if len(buffer) >= WRITE_BUFFER:
+                await self._change(key, draft.write, buffer)
+                buffer = bytearray()
+        await self._change(key, draft.write, buffer)
+
+    async def _list_folder(self, folder: str, prefix: str) -> AsyncIterator[BlobMeta]:
+        for entry in await self._read(folder, scan_folder, self._root / folder, folder):
+            if entry.meta is not None and entry.name.startswith(prefix):
+                yield entry.meta
+            elif entry.meta is None and _overlap(entry.name, prefix):
+                async for meta in self._list_folder(entry.name, prefix):
+                    yield meta
+
+    async def _read(self, key: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `work` in a thread; its file errors come out as those of a read."""
+        try:
+            return await finish(asyncio.to_thread(work, *args, **kwargs))
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            raise BlobNotFoundError(f"blob {key!r} does not exist in {self._root}") from None
+        except OSError as error:
+            raise BlobUnavailableError(
+                f"cannot read {key!r} in {self._root}: {error.strerror}"
+            ) from error
+
+    async def _change(self, key: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `work` in a thread; its file errors come out as those of a write without effect."""
+        try:
+            return await finish(asyncio.to_thread(work, *args, **kwargs))
+        except (IsADirectoryError, NotADirectoryError):
+            raise InvalidError(
+                f"blob key {key!r} is a folder in {self._root}, or lies below a blob: "
+                "a local store cannot hold both; choose another key"
+            ) from None
+        except FileExistsError:
+            raise BlobExistsError(
+                f"blob {key!r} exists already in {self._root}: it was not replaced"
+            ) from None
+        except OSError as error:
+            raise BlobUnavailableError(
+                f"blob {key!r} was not written to {self._root}: {error.strerror}"
+            ) from error
+
+
+def _overlap(folder: str, prefix: str) -> bool:
+    return folder.startswith(prefix) or prefix.startswith(folder)

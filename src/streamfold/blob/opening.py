@@ -1,0 +1,131 @@
+"""Blob stores by URL."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from obstore.exceptions import BaseError
+from obstore.store import AzureStore, GCSStore, MemoryStore, S3Store
+
+from streamfold.blob.base import BlobStore
+from streamfold.blob.limits import RequestLimits
+from streamfold.blob.local import LocalBlobStore
+from streamfold.blob.object_store import ObstoreBlobStore
+from streamfold.errors import InvalidError
+
+if TYPE_CHECKING:  # these exist only in obstore's stubs
+    from obstore.store import ClientConfig, ObjectStore, RetryConfig
+
+_SERVICES: dict[str, type[S3Store] | type[GCSStore] | type[AzureStore]] = {
+    "s3": S3Store,
+    "gs": GCSStore,
+    "az": AzureStore,
+}
+#: Where AWS tools look for the endpoint, in their order.
+_ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+
+
+def open_blob_store(url: str, **options: str) -> BlobStore:
+    """Return the store that `url` names; storage is not contacted yet.
+
+    - `memory:` is empty and private to the returned object.
+    - `file:///folder` keeps files in that folder, created if missing.
+    - `s3://bucket/prefix` takes endpoint, region and credentials from the usual AWS variables, or
+      from options named as in obstore's `S3Config`: `endpoint`, `region`, `access_key_id`,
+      `secret_access_key`, `session_token`. An `http://` endpoint is taken as meant.
+    - `gs://bucket/prefix`, `az://container/prefix`: likewise, with `GCSConfig` and `AzureConfig`.
+
+    The last three also take the fields of `RequestLimits` as options, all as text.
+    """
+    parts = urlsplit(url)
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise InvalidError(
+            f"blob store URL with scheme {parts.scheme!r} holds credentials, a query or a "
+            "fragment: give these as options or in the environment"
+        )
+    if parts.scheme in _SERVICES:
+        return _open_service(parts, options)
+    if options:
+        raise InvalidError(f"blob store {url!r} takes no options, but got {sorted(options)}")
+    if parts.scheme == "memory":
+        memory = MemoryStore()
+        return ObstoreBlobStore("memory:", repeating=memory, single=memory, limits=RequestLimits())
+    if parts.scheme == "file":
+        return LocalBlobStore(_to_folder(url, parts))
+    raise InvalidError(
+        f"blob store URL {url!r} must begin with memory:, file:///, s3://, gs:// or az://"
+    )
+
+
+def _to_folder(url: str, parts: SplitResult) -> Path:
+    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+        raise InvalidError(f"blob store URL {url!r} must name an absolute folder: file:///folder")
+    return Path(unquote(parts.path))
+
+
+def _open_service(parts: SplitResult, options: Mapping[str, str]) -> BlobStore:
+    if not parts.netloc:
+        raise InvalidError(f"blob store URL {parts.geturl()!r} must name a bucket after '//'")
+    name = parts.geturl().rstrip("/")
+    limits, rest = RequestLimits.take_from(options)
+    config: dict[str, Any] = _s3_config(rest, os.environ) if parts.scheme == "s3" else dict(rest)
+    return ObstoreBlobStore(
+        name,
+        repeating=_connect(name, config, limits, retries=limits.attempts - 1),
+        single=_connect(name, config, limits, retries=0),
+        limits=limits,
+    )
+
+
+def _s3_config(options: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, Any]:
+    # One request per deletion works with every service; the bulk form does not.
+    config: dict[str, Any] = {"disable_bulk_delete": True, **options}
+    found = [environment[name] for name in _ENDPOINT_VARIABLES if environment.get(name)]
+    endpoint = options.get("endpoint") or (found[0] if found else None)
+    # obstore prefers this variable even to an explicit option, and has no key to override it:
+    # refuse, or blobs would quietly go to the wrong place.
+    overriding = environment.get("AWS_ENDPOINT_URL_S3")
+    if overriding and overriding != endpoint:
+        raise InvalidError(
+            "option endpoint and the variable AWS_ENDPOINT_URL_S3 differ: unset the variable, "
+            "which would win, or make them equal"
+        )
+    return config | ({"endpoint": endpoint} if endpoint else {})
+
+
+def _connect(
+    url: str, config: Mapping[str, Any], limits: RequestLimits, *, retries: int
+) -> ObjectStore:
+    client: ClientConfig = {
+        "connect_timeout": timedelta(seconds=limits.connect_timeout),
+        "timeout": timedelta(seconds=limits.request_timeout),
+        "allow_http": str(config.get("endpoint", "")).startswith("http://"),
+    }
+    retry: RetryConfig = {
+        "max_retries": retries,
+        "retry_timeout": limits.total,
+        "backoff": {
+            "init_backoff": timedelta(seconds=limits.first_pause),
+            "max_backoff": timedelta(seconds=limits.longest_pause),
+            "base": 2,
+        },
+    }
+    service: Any = _SERVICES[urlsplit(url).scheme]
+    failure: str
+    try:
+        store: ObjectStore = service.from_url(
+            url, config=dict(config), client_options=client, retry_config=retry
+        )
+        return store
+    except (BaseError, ValueError) as error:
+        # The text may quote an option's value, and that value may be a secret.
+        failure = type(error).__name__
+    raise InvalidError(
+        f"blob store {url!r} cannot be opened with options {sorted(config)} ({failure}): "
+        "check their names and values"
+    )

@@ -1,0 +1,5 @@
+"""Conformance kits: subclass one, give it your backend, and get our guarantees tested."""
+
+from streamfold.testing.blob_kit import BlobStoreConformance
+
+__all__ = ["BlobStoreConformance"]

@@ -1,0 +1,250 @@
+"""What every blob store guarantees, as tests.
+
+    class TestMyStore(BlobStoreConformance):
+        @pytest.fixture
+        def store(self) -> BlobStore:
+            return MyStore(...)          # empty, a new one for each test
+
+Needs pytest and pytest-asyncio: `pip install streamfold[testing]`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from streamfold.blob import BlobStore
+from streamfold.errors import BlobExistsError, BlobNotFoundError, InvalidError
+from streamfold.testing.blob_calls import (
+    BAD_KEYS,
+    BAD_PREFIXES,
+    CALLS,
+    READS,
+    SEVERAL_PARTS,
+    collect,
+    keys_of,
+    pieces_of,
+)
+
+
+class BlobStoreConformance:
+    """Subclass it in a test module and override the `store` fixture."""
+
+    pytestmark = pytest.mark.asyncio
+
+    @pytest.fixture
+    def store(self) -> BlobStore:
+        raise NotImplementedError("override the `store` fixture: return an empty blob store")
+
+    @pytest.mark.parametrize("data", [b"", b"x", bytes(range(256)) * 5000], ids=["0", "1", "1M"])
+    async def test_a_put_blob_reads_back_whole(self, store: BlobStore, data: bytes) -> None:
+        await store.put("folder/blob", data)
+        assert await store.get("folder/blob") == data
+        assert await collect(store.stream("folder/blob", 100_000)) == data
+
+    async def test_put_replaces_the_blob(self, store: BlobStore) -> None:
+        await store.put("blob", b"old and longer")
+        await store.put("blob", b"new")
+        assert await store.get("blob") == b"new"
+
+    @pytest.mark.parametrize("pieces", [[], [b""], [b"a", b"", b"bc"], [b"z" * 100_000] * 7])
+    async def test_put_takes_pieces_of_any_size(
+        self, store: BlobStore, pieces: list[bytes]
+    ) -> None:
+        await store.put("blob", pieces_of(pieces))
+        assert await store.get("blob") == b"".join(pieces)
+
+    @pytest.mark.parametrize("streamed", [True, False])
+    async def test_put_takes_blobs_of_several_parts(self, store: BlobStore, streamed: bool) -> None:
+        data = bytes(range(251)) * (SEVERAL_PARTS // 251)
+        step = 1_000_003  # no divisor of anything
+        pieces = [data[at : at + step] for at in range(0, len(data), step)]
+        await store.put("blob", pieces_of(pieces) if streamed else data)
+        assert await collect(store.stream("blob")) == data
+
+    @pytest.mark.parametrize("size", [10, SEVERAL_PARTS])
+    async def test_a_failing_iterator_raises_its_error_and_writes_nothing(
+        self, store: BlobStore, size: int
+    ) -> None:
+        async def failing() -> AsyncIterator[bytes]:
+            for _ in range(10):
+                yield b"x" * (size // 10)
+            raise FileNotFoundError("the caller's own")
+
+        await store.put("old", b"old")
+        for key in ("old", "new"):
+            with pytest.raises(FileNotFoundError, match="the caller's own"):
+                await store.put(key, failing())
+        assert [(key, await store.get(key)) for key in await keys_of(store)] == [("old", b"old")]
+
+    @pytest.mark.parametrize("size", [10, SEVERAL_PARTS])
+    async def test_a_cancelled_upload_writes_nothing(self, store: BlobStore, size: int) -> None:
+        stuck = asyncio.Event()
+
+        async def endless() -> AsyncIterator[bytes]:
+            yield b"x" * size
+            stuck.set()
+            await asyncio.Event().wait()
+
+        upload = asyncio.ensure_future(store.put("blob", endless()))
+        await stuck.wait()
+        upload.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await upload
+        assert await keys_of(store) == []
+
+    async def test_readers_see_the_old_blob_or_the_new_one(self, store: BlobStore) -> None:
+        versions = [bytes([number]) * 200_000 for number in range(8)]
+        await store.put("blob", versions[0])
+
+        async def write() -> None:
+            for version in versions:
+                await store.put("blob", version)
+
+        writer = asyncio.ensure_future(write())
+        while not writer.done():
+            assert await store.get("blob") in versions
+        await writer
+
+    async def test_put_if_absent_writes_a_new_blob(self, store: BlobStore) -> None:
+        await store.put_if_absent("folder/blob", b"data")
+        assert await store.get("folder/blob") == b"data"
+
+    @pytest.mark.parametrize("again", [b"first", b"other"], ids=["same bytes", "other bytes"])
+    async def test_put_if_absent_never_replaces(self, store: BlobStore, again: bytes) -> None:
+        await store.put_if_absent("blob", b"first")
+        with pytest.raises(BlobExistsError, match="blob"):
+            await store.put_if_absent("blob", again)
+        assert await store.get("blob") == b"first"
+
+    async def test_put_if_absent_lets_one_of_many_win(self, store: BlobStore) -> None:
+        async def claim(number: int) -> int | None:
+            with suppress(BlobExistsError):
+                await store.put_if_absent("blob", b"%d" % number)
+                return number
+            return None
+
+        results = await asyncio.gather(*(claim(number) for number in range(12)))
+        winners = [number for number in results if number is not None]
+        assert len(winners) == 1
+        assert await store.get("blob") == b"%d" % winners[0]
+
+    async def test_put_if_absent_works_again_after_delete(self, store: BlobStore) -> None:
+        await store.put_if_absent("blob", b"first")
+        await store.delete("blob")
+        await store.put_if_absent("blob", b"second")
+        assert await store.get("blob") == b"second"
+
+    @pytest.mark.parametrize(
+        ("start", "length"), [(0, 3), (2, 5), (0, 10), (7, 100), (9, 1), (3, 0), (10, 1), (99, 9)]
+    )
+    async def test_get_range_is_a_slice(self, store: BlobStore, start: int, length: int) -> None:
+        data = b"0123456789"
+        await store.put("blob", data)
+        assert await store.get_range("blob", start, length) == data[start : start + length]
+
+    async def test_an_empty_blob_has_an_empty_range(self, store: BlobStore) -> None:
+        await store.put("blob", b"")
+        assert await store.get_range("blob", 0, 5) == b""
+
+    async def test_a_negative_range_is_refused(self, store: BlobStore) -> None:
+        for start, length in ((-1, 1), (0, -1)):
+            with pytest.raises(InvalidError, match="negative"):
+                await store.get_range("blob", start, length)
+
+    async def test_stream_yields_pieces_of_the_size_asked_for(self, store: BlobStore) -> None:
+        await store.put("blob", b"0123456789")
+        assert [piece async for piece in store.stream("blob", 4)] == [b"0123", b"4567", b"89"]
+        with pytest.raises(InvalidError, match="chunk_size"):
+            await collect(store.stream("blob", 0))
+
+    async def test_head_tells_size_time_and_version(self, store: BlobStore) -> None:
+        await store.put("blob", b"data")
+        first = await store.head("blob")
+        assert (first.key, first.size) == ("blob", 4)
+        assert abs(datetime.now(UTC) - first.last_modified) < timedelta(minutes=10)
+        await store.put("blob", b"Data")
+        second = await store.head("blob")
+        assert first.etag is None or first.etag != second.etag
+
+    @pytest.mark.parametrize("call", READS)
+    async def test_reading_an_absent_blob_is_not_found(self, store: BlobStore, call: str) -> None:
+        await store.put("folder/blob", b"x")
+        for key in ("absent", "folder", "folder/absent", "folder/blob/below"):
+            with pytest.raises(BlobNotFoundError, match=key):
+                await CALLS[call](store, key)
+
+    async def test_delete_removes_and_does_not_mind_absence(self, store: BlobStore) -> None:
+        await store.put("folder/blob", b"x")
+        await store.put("folder/other", b"y")
+        for key in ("folder/blob", "folder/blob", "never/there", "folder"):
+            await store.delete(key)
+        assert await keys_of(store) == ["folder/other"]
+
+    async def test_list_is_in_byte_order_of_keys(self, store: BlobStore) -> None:
+        keys = [
+            "a-b",
+            "a/b",
+            "a0",
+            "a/b0/c",
+            "a/b-",
+            "B",
+            "a b",
+            "é/x",
+            "\uffff",
+            "\U00010000",
+            "z",
+        ]
+        for key in keys:
+            await store.put(key, key.encode())
+        assert await keys_of(store) == sorted(keys, key=str.encode)
+
+    async def test_list_tells_what_head_tells(self, store: BlobStore) -> None:
+        await store.put("folder/blob", b"data")
+        assert [meta async for meta in store.list()] == [await store.head("folder/blob")]
+
+    @pytest.mark.parametrize(
+        ("prefix", "found"),
+        [
+            ("", ["a", "ab", "b/.x", "b/x", "b/xy", "b/z/1", "bc"]),
+            ("a", ["a", "ab"]),
+            ("b", ["b/.x", "b/x", "b/xy", "b/z/1", "bc"]),
+            ("b/", ["b/.x", "b/x", "b/xy", "b/z/1"]),
+            ("b/.", ["b/.x"]),
+            ("b/x", ["b/x", "b/xy"]),
+            ("b/z/", ["b/z/1"]),
+            ("b/z/1/", []),
+            ("none/", []),
+        ],
+    )
+    async def test_list_takes_any_prefix(
+        self, store: BlobStore, prefix: str, found: list[str]
+    ) -> None:
+        for key in ("bc", "b/xy", "b/z/1", "b/x", "b/.x", "ab", "a"):
+            await store.put(key, b"x")
+        assert await keys_of(store, prefix) == found
+
+    @pytest.mark.parametrize(
+        "key", ["a b", "a%20b", "a+b", "a#1", "a?b=c&d", "[x]{y}", "ü/名", "~*"]
+    )
+    async def test_unusual_keys_are_kept_as_they_are(self, store: BlobStore, key: str) -> None:
+        await store.put(key, b"x")
+        assert await keys_of(store) == [key]
+        assert (await store.head(key)).key == key
+        assert await store.get(key) == b"x"
+
+    @pytest.mark.parametrize("call", CALLS)
+    async def test_keys_that_break_a_rule_are_refused(self, store: BlobStore, call: str) -> None:
+        for key in BAD_KEYS:
+            with pytest.raises(InvalidError, match="blob key"):
+                await CALLS[call](store, key)
+        assert await keys_of(store) == []
+
+    async def test_prefixes_that_no_key_has_are_refused(self, store: BlobStore) -> None:
+        for prefix in BAD_PREFIXES:
+            with pytest.raises(InvalidError, match="blob prefix"):
+                await keys_of(store, prefix)

@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from streamfold.blob import LocalBlobStore
+from streamfold.errors import (
+    BlobExistsError,
+    BlobOutcomeUnknownError,
+    BlobUnavailableError,
+    InvalidError,
+)
+from streamfold.testing.blob_calls import CALLS, keys_of, pieces_of
+
+
+class RecordingDisk:
+    """Stands in for `os.fsync`: notes what was synced and whether the target had its name yet."""
+
+    def __init__(self, root: Path, target: str = "") -> None:
+        self.root = root
+        self.target = root / target
+        self.synced: list[tuple[str, bool]] = []
+        self.broken: set[str] = set()
+
+    def fsync(self, descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        name = "draft" if ".streamfold-drafts" in path.parts else str(path)
+        name = name.replace(str(self.root), "root", 1)
+        if name in self.broken:
+            raise OSError(errno.EIO, "Input/output error")
+        os.fsync(descriptor)
+        self.synced.append((name, self.target.is_file()))
+
+
+def files_below(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("call", ["put", "put_if_absent", "streamed put"])
+async def test_bytes_folders_and_name_are_synced_in_that_order(tmp_path: Path, call: str) -> None:
+    disk = RecordingDisk(tmp_path, "a/b/blob")
+    store = LocalBlobStore(tmp_path, fsync=disk.fsync)
+    disk.synced.clear()
+    if call == "streamed put":
+        await store.put("a/b/blob", pieces_of([b"x", b"y"]))
+    else:
+        await CALLS[call](store, "a/b/blob")
+    assert disk.synced == [
+        ("draft", False),
+        ("root", False),  # holds a
+        ("root/a", False),  # holds b
+        ("root/a/b", True),  # holds the blob, which has its name by now
+    ]
+
+
+async def test_known_folders_are_not_synced_again(tmp_path: Path) -> None:
+    disk = RecordingDisk(tmp_path)
+    store = LocalBlobStore(tmp_path, fsync=disk.fsync)
+    await store.put("a/one", b"x")
+    disk.synced.clear()
+    await store.put("a/two", b"x")
+    assert [name for name, _ in disk.synced] == ["draft", "root/a"]
+
+
+async def test_a_folder_made_by_another_process_is_synced_before_it_is_relied_on(
+    tmp_path: Path,
+) -> None:
+    disk = RecordingDisk(tmp_path)
+    store = LocalBlobStore(tmp_path, fsync=disk.fsync)
+    (tmp_path / "a").mkdir()
+    disk.synced.clear()
+    await store.put("a/blob", b"x")
+    assert [name for name, _ in disk.synced] == ["draft", "root", "root/a"]
+
+
+def test_a_new_root_and_its_parents_are_synced(tmp_path: Path) -> None:
+    disk = RecordingDisk(tmp_path)
+    LocalBlobStore(tmp_path / "one" / "two", fsync=disk.fsync)
+    assert [name for name, _ in disk.synced] == ["root", "root/one", "root/one"]
+
+
+async def test_a_deletion_is_synced(tmp_path: Path) -> None:
+    disk = RecordingDisk(tmp_path, "a/blob")
+    store = LocalBlobStore(tmp_path, fsync=disk.fsync)
+    await store.put("a/blob", b"x")
+    disk.synced.clear()
+    await store.delete("a/blob")
+    assert disk.synced == [("root/a", False)]
+
+
+async def test_a_taken_name_is_synced_before_it_is_reported(tmp_path: Path) -> None:
+    disk = RecordingDisk(tmp_path)
+    store = LocalBlobStore(tmp_path, fsync=disk.fsync)
+    (tmp_path / "blob").write_bytes(b"another process, not synced yet")
+    disk.synced.clear()
+    with pytest.raises(BlobExistsError):
+        await store.put_if_absent("blob", b"x")
+    assert [name for name, _ in disk.synced] == ["draft", "root"]
+
+
+@pytest.mark.parametrize("call", ["put", "put_if_absent"])
+async def test_a_disk_that_fails_before_the_name_is_given_wrote_nothing(
+    tmp_path: Path, call: str
+) -> None:
+    disk = RecordingDisk(tmp_path)
+    store = LocalBlobStore(tmp_path, fsync=disk.fsync)
+    disk.broken = {"draft"}
+    with pytest.raises(BlobUnavailableError, match=r"not written.*Input/output error"):
+        await CALLS[call](store, "blob")
+    assert files_below(tmp_path) == []
+
+
+@pytest.mark.parametrize("call", ["put", "put_if_absent", "delete"])
+async def test_a_disk_that_fails_after_the_change_leaves_its_outcome_unknown(
+    tmp_path: Path, call: str
+) -> None:
+    disk = RecordingDisk(tmp_path)
+    store = LocalBlobStore(tmp_path, fsync=disk.fsync)
+    if call == "delete":
+        await store.put("blob", b"x")
+    disk.broken = {"root"}
+    with pytest.raises(BlobOutcomeUnknownError, match="power cut"):
+        await CALLS[call](store, "blob")
+    assert files_below(tmp_path) == ([] if call == "delete" else ["blob"])
+
+
+async def test_no_drafts_stay_and_none_are_listed(tmp_path: Path) -> None:
+    store = LocalBlobStore(tmp_path)
+    await store.put("blob", b"x")
+    with pytest.raises(BlobExistsError):
+        await store.put_if_absent("blob", b"y")
+    assert files_below(tmp_path) == ["blob"]
+    (tmp_path / ".streamfold-drafts" / "left-by-a-crash").write_bytes(b"half")
+    assert await keys_of(store) == ["blob"]
+    for call in CALLS:
+        with pytest.raises(InvalidError, match="which the store uses"):
+            await CALLS[call](store, ".streamfold-drafts/left-by-a-crash")
+
+
+async def test_a_cancelled_put_finishes_its_thread_and_leaves_no_draft(tmp_path: Path) -> None:
+    store = LocalBlobStore(tmp_path)
+    for pause in (0.0, 0.001, 0.005):
+        put = asyncio.ensure_future(store.put("blob", b"x" * 5_000_000))
+        await asyncio.sleep(pause)
+        put.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await put
+    assert files_below(tmp_path) in ([], ["blob"])
+
+
+async def test_a_key_cannot_be_a_blob_and_a_folder(tmp_path: Path) -> None:
+    store = LocalBlobStore(tmp_path)
+    await store.put("a/b", b"x")
+    for key in ("a", "a/b/c"):
+        for call in ("put", "put_if_absent"):
+            with pytest.raises(InvalidError, match="cannot hold both"):
+                await CALLS[call](store, key)
+    assert files_below(tmp_path) == ["a/b"]
+
+
+async def test_files_that_no_key_can_name_are_not_listed(tmp_path: Path) -> None:
+    store = LocalBlobStore(tmp_path)
+    (tmp_path / "line\nbreak").write_bytes(b"x")
+    (tmp_path / "link").symlink_to("/etc")
+    await store.put("blob", b"x")
+    assert await keys_of(store) == ["blob"]
+
+
+ROUNDS = 300
+
+# Both wait for each other before each round, and sync nothing, so that they meet at the same name.
+RACER = """
+import asyncio, mmap, os, sys
+from pathlib import Path
+from streamfold.blob import LocalBlobStore
+from streamfold.errors import BlobExistsError
+
+async def main(root, place, name, rounds):
+    store = LocalBlobStore(Path(root), fsync=lambda descriptor: None)
+    with open(place, "r+b") as file:
+        shared = mmap.mmap(file.fileno(), 8)
+    mine = 0 if name == "one" else 4
+    for number in range(int(rounds)):
+        shared[mine : mine + 4] = (number + 1).to_bytes(4, "big")
+        while int.from_bytes(shared[4 - mine : 8 - mine], "big") <= number:
+            os.sched_yield()
+        try:
+            await store.put_if_absent(f"folder-{number % 7}/{number}", name.encode())
+            print(number)
+        except BlobExistsError:
+            pass
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def test_two_processes_never_both_win_a_conditional_put(tmp_path: Path) -> None:
+    root, place, names = tmp_path / "root", tmp_path / "place", ("one", "two")
+    place.write_bytes(bytes(8))
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-c", RACER, str(root), str(place), name, str(ROUNDS)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name in names
+    ]
+    results = [racer.communicate(timeout=60) for racer in racers]
+    assert [racer.returncode for racer in racers] == [0, 0]
+    won = [[int(number) for number in output.split()] for output, _ in results]
+    assert sorted(won[0] + won[1]) == list(range(ROUNDS))
+    for name, numbers in zip(names, won, strict=True):
+        for number in numbers:
+            assert (root / f"folder-{number % 7}" / str(number)).read_text() == name
+    assert files_below(root / ".streamfold-drafts") == []
