@@ -1,0 +1,26 @@
+"""The durable log: streams of records on object storage, one writer, acks after durability."""
+
+from streamfold.store.log import AppendAck
+from streamfold.store.reader import ReadSession
+from streamfold.store.reads import (
+    ReadBatch,
+    ReadRequest,
+    from_seq_num,
+    from_tail,
+    from_timestamp,
+)
+from streamfold.store.settings import StoreSettings
+from streamfold.store.store import StreamStore, open_store
+
+__all__ = [
+    "AppendAck",
+    "ReadBatch",
+    "ReadRequest",
+    "ReadSession",
+    "StoreSettings",
+    "StreamStore",
+    "from_seq_num",
+    "from_tail",
+    "from_timestamp",
+    "open_store",
+]

@@ -1,0 +1,46 @@
+"""Bounds what is accepted but not yet acknowledged, by metered bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+
+class Admission:
+    """First come, first served permits; a waiter that is cancelled holds nothing."""
+
+    def __init__(self, capacity: int) -> None:
+        self._free = capacity
+        self._queue: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    async def acquire(self, size: int) -> None:
+        """Return once `size` bytes fit, after everyone who asked before."""
+        if not self._queue and self._free >= size:
+            self._free -= size
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._queue.append((size, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.release(size)  # the permit came together with the cancellation
+            else:
+                self._admit()  # a large waiter may have held up smaller ones behind it
+            raise
+
+    def release(self, size: int) -> None:
+        self._free += size
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._queue:
+            size, turn = self._queue[0]
+            if turn.cancelled():
+                self._queue.popleft()
+            elif size <= self._free:
+                self._queue.popleft()
+                self._free -= size
+                turn.set_result(None)
+            else:
+                return

@@ -1,0 +1,162 @@
+"""Reads forward through one stream: from memory at the tail, from storage behind it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncGenerator
+
+from streamfold.errors import DataCorruptError
+from streamfold.records import chunk as payloads
+from streamfold.store import chunks, keys
+from streamfold.store.chunks import Chunk
+from streamfold.store.engine import Row
+from streamfold.store.log import StreamLog
+from streamfold.store.reads import Allowance, ReadBatch
+from streamfold.store.session import Session
+
+
+class Cursor:
+    """A place in a stream, with about 1 MiB of what follows read ahead.
+
+    It holds no more than that however slow its user is: what the stream gets meanwhile is found in
+    memory if it is recent, and in storage if it is not.
+    """
+
+    def __init__(
+        self, session: Session, log: StreamLog, seq_num: int, allowance: Allowance
+    ) -> None:
+        self.seq_num = seq_num
+        #: No more will come: the allowance is spent, or `until` was reached.
+        self.ended = allowance.spent
+        self._session = session
+        self._log = log
+        self._allowance = allowance
+        self._ahead: deque[Chunk] = deque()
+        self._scan: AsyncGenerator[list[Row]] | None = None
+
+    @property
+    def at_tail(self) -> bool:
+        return self.seq_num >= self._log.durable.seq_num
+
+    async def next(self, *, fill: bool) -> ReadBatch | None:
+        """The next batch, None when at the tail or ended.
+
+        Without `fill` a batch ends where stored chunks end, so that nothing is decoded; with it, the
+        batch has as many records as it may.
+        """
+        gathering = _Gathering(*self._allowance.of_one_batch())
+        while not self.ended and gathering.has_room:
+            if gathering.parts and not fill and not self._ahead:
+                break  # there is something to deliver: do not wait for storage
+            chunk = await self._peek()
+            if chunk is None:
+                break
+            if self._fits(chunk, gathering):
+                gathering.add(chunk.payload, chunk.first_seq_num, chunk.records, chunk.metered)
+                self.seq_num = chunk.last_seq_num + 1
+            elif (gathering.parts and not fill) or not self._take_part(chunk, gathering):
+                break
+        batch = gathering.batch()
+        if batch is not None:
+            self._allowance.spend(batch)
+            self.ended = self.ended or self._allowance.spent
+        return batch
+
+    async def close(self) -> None:
+        if self._scan is not None:
+            await self._scan.aclose()
+            self._scan = None
+
+    def _fits(self, chunk: Chunk, gathering: _Gathering) -> bool:
+        until = self._allowance.until
+        return (
+            chunk.first_seq_num >= self.seq_num
+            and chunk.records <= gathering.count_left
+            and chunk.metered <= gathering.metered_left
+            and (until is None or chunk.last_timestamp < until)
+        )
+
+    def _take_part(self, chunk: Chunk, gathering: _Gathering) -> bool:
+        """Add what may be had of `chunk`; False when that was not all the rest of it."""
+        index = payloads.measure(chunk.payload)
+        first = max(0, self.seq_num - chunk.first_seq_num)
+        until = self._allowance.until
+        cut = index.cut(
+            first, count=gathering.count_left, metered=gathering.metered_left, until=until
+        )
+        if cut.end_index > first:
+            part = memoryview(chunk.payload)[cut.byte_start : cut.byte_end]
+            taken = cut.end_index - first
+            gathering.add(part, chunk.first_seq_num + first, taken, cut.metered)
+            self.seq_num = chunk.first_seq_num + cut.end_index
+        if cut.end_index == index.count:
+            return True
+        if until is not None and index.timestamps[cut.end_index] >= until:
+            self.ended = True
+        elif not gathering.parts:
+            self.ended = True  # the next record alone is more than the read may still return
+        return False
+
+    async def _peek(self) -> Chunk | None:
+        """The chunk that holds the next record; None at the tail."""
+        while True:
+            self._log.check_alive()
+            self.seq_num = max(self.seq_num, self._log.durable_trim_point)
+            while self._ahead and self._ahead[0].last_seq_num < self.seq_num:
+                self._ahead.popleft()
+            if self._ahead:
+                return self._ahead[0]
+            if self.at_tail:
+                await self.close()
+                return None
+            await self._read_ahead()
+
+    async def _read_ahead(self) -> None:
+        if recent := self._session.recent.since(self._log.id, self.seq_num):
+            await self.close()
+            self._ahead.extend(recent)
+            return
+        fresh = self._scan is None
+        durable = self._log.durable.seq_num
+        if self._scan is None:
+            self._scan = self._session.engine.scan(
+                keys.chunk(self._log.id, self.seq_num), keys.chunk(self._log.id, durable)
+            )
+        page = await anext(self._scan, None)
+        if page is not None:
+            self._ahead.extend(chunks.decode(value) for _, value in page)
+            return
+        await self.close()
+        if fresh and self.seq_num >= self._log.durable_trim_point:
+            raise DataCorruptError(
+                f"records {self.seq_num} to {durable - 1} of stream {self._log.name!r} in basin "
+                f"{self._log.basin!r} are not trimmed, yet storage does not have them"
+            )
+
+
+class _Gathering:
+    """A batch that is being put together."""
+
+    def __init__(self, count_left: int, metered_left: int) -> None:
+        self.count_left = count_left
+        self.metered_left = metered_left
+        self.parts: list[bytes | memoryview] = []
+        self._first = self._count = self._metered = 0
+
+    @property
+    def has_room(self) -> bool:
+        return self.count_left > 0 and self.metered_left > 0
+
+    def add(self, part: bytes | memoryview, first: int, count: int, metered: int) -> None:
+        if not self.parts:
+            self._first = first
+        self.parts.append(part)
+        self._count += count
+        self._metered += metered
+        self.count_left -= count
+        self.metered_left -= metered
+
+    def batch(self) -> ReadBatch | None:
+        if not self.parts:
+            return None
+        return ReadBatch(tuple(self.parts), self._first, self._count, self._metered, None)

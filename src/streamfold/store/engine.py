@@ -1,0 +1,75 @@
+"""The seam between the store and the key-value engine below it.
+
+`SlateEngine` is the implementation; `streamfold.testing.FaultyEngine` wraps one and makes it fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Protocol, TypeAlias
+
+#: A put (key, value), or a delete (key, None).
+Op: TypeAlias = tuple[bytes, bytes | None]
+#: Key and value.
+Row: TypeAlias = tuple[bytes, bytes]
+
+
+class Engine(Protocol):
+    """An ordered map of bytes on durable storage, with this process as its only writer."""
+
+    async def commit(self, ops: Sequence[Op]) -> None:
+        """Apply `ops` as one; when this returns, they survive a crash and a power cut.
+
+        Several commits may be under way: they take effect in the order of the calls, and if one
+        survives, so do all before it. Called by the committer alone, never cancelled. An exception
+        means that the outcome is unknown: close the engine and open another before going on.
+        Raises WriterFencedError once another process has opened the same store.
+        """
+        ...
+
+    async def get(self, key: bytes) -> bytes | None:
+        """The value of `key` as far as it is durable."""
+        ...
+
+    def scan(
+        self, start: bytes, end: bytes, *, first: int = 2, descending: bool = False
+    ) -> AsyncGenerator[list[Row]]:
+        """Durable rows with `start` <= key < `end`, in order, as pages of about 1 MiB.
+
+        The first page has at most `first` rows, so that who wants one row reads one. Rows that are
+        committed while the scan runs may or may not be in it. Close it when done with it early.
+        """
+        ...
+
+    async def check(self) -> None:
+        """Raise WriterFencedError if another process has become the writer; asks the storage.
+
+        Also works after `close`: a failed engine is asked before another is opened in its place, so
+        that a process that was replaced does not take the store back.
+        """
+        ...
+
+    async def collect(self) -> None:
+        """Free what storage no longer needs. Called now and then, in the background."""
+        ...
+
+    async def close(self, *, flush: bool = True) -> None:
+        """Let go of the storage; safe to call twice. After a failure, without flushing."""
+        ...
+
+
+class EngineOpener(Protocol):
+    """Opens an engine, and takes over as its only writer; called again after a failure."""
+
+    async def __call__(self) -> Engine: ...
+
+
+async def first_row(
+    engine: Engine, start: bytes, end: bytes, *, descending: bool = False
+) -> Row | None:
+    """The first row of a scan, or the last one if `descending`."""
+    async with aclosing(engine.scan(start, end, first=1, descending=descending)) as pages:
+        async for page in pages:
+            return page[0]
+    return None

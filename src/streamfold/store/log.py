@@ -1,0 +1,311 @@
+"""One active stream: sequences its appends, and knows what of them is durable.
+
+Everything here is synchronous. An append is judged against the newest accepted state and joins the
+pending ones in the same step, so that no lock is needed and order is the order of the calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from streamfold.errors import (
+    FencingTokenMismatchError,
+    InvalidError,
+    SeqNumMismatchError,
+    StreamDeletingError,
+    StreamfoldError,
+)
+from streamfold.model.positions import U64_MAX, SeqNum, StreamPosition, Timestamp
+from streamfold.records.batch import Fence, RecordBatch
+from streamfold.store import chunks, keys, rows
+from streamfold.store.chunks import Chunk
+from streamfold.store.engine import Op
+from streamfold.store.rows import CleanupRow, StateRow, StreamRow
+
+
+class AppendAck(msgspec.Struct, frozen=True, gc=False):
+    """Where a batch went: its first record, the position after its last, and the durable tail."""
+
+    start: StreamPosition
+    end: StreamPosition
+    tail: StreamPosition
+
+
+class Accepted(NamedTuple):
+    """A batch that has its place in the stream but is not durable yet."""
+
+    chunk: Chunk
+    ack: asyncio.Future[AppendAck]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one commit carries for one stream."""
+
+    log: StreamLog
+    batches: list[Accepted]
+    chunks: list[Chunk]
+    trim_point: int
+    trimmed: bool
+    ops: list[Op]
+
+    @property
+    def metered(self) -> int:
+        return sum(chunk.metered for chunk in self.chunks)
+
+
+class StreamLog:
+    """The state of one stream; `durable` and `durable_trim_point` are what readers may see."""
+
+    def __init__(
+        self,
+        basin: str,
+        name: str,
+        row: StreamRow,
+        state: StateRow,
+        tail: StreamPosition,
+        arrived_at: int,
+    ) -> None:
+        self.basin = basin
+        self.name = name
+        self.row = row
+        self.durable = tail
+        self.durable_trim_point = state.trim_point
+        #: When the last record arrived, or the stream was created; ms since the Unix epoch.
+        self.arrived_at = arrived_at
+        self.deleting = row.deleted_at is not None
+        #: Calls that hold on to this object; it stays in memory while there are any.
+        self.users = 0
+        #: Set once this object no longer speaks for the stream.
+        self.failure: StreamfoldError | None = None
+        self._next_seq_num = int(tail.seq_num)
+        self._last_timestamp = int(tail.timestamp)
+        self._fencing_token = state.fencing_token
+        self._trim_point = state.trim_point
+        #: The tail as storage has it written down, for when no chunk tells it.
+        self._bare = state.bare_tail
+        self._state_changed = False
+        self._trim_changed = False
+        self._pending: list[Accepted] = []
+        self._unsettled = 0
+        self._settlers: list[asyncio.Future[None]] = []
+        self._followers: list[asyncio.Future[None]] = []
+
+    @property
+    def id(self) -> int:
+        return self.row.id
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody would notice if this object were dropped and read from storage again."""
+        return not (self.users or self._unsettled or self._state_changed or self._followers)
+
+    @property
+    def empty(self) -> bool:
+        """Whether the stream holds no record that a reader could get, and none is on its way."""
+        return self._trim_point >= self._next_seq_num
+
+    def in_use(self) -> _Hold:
+        """Keep this object in memory; there must never be two of one stream."""
+        return _Hold(self)
+
+    def accept(
+        self,
+        batch: RecordBatch,
+        match_seq_num: int | None,
+        fencing_token: str | None,
+        now: int,
+    ) -> asyncio.Future[AppendAck]:
+        """Give `batch` its place in the stream, or raise and change nothing.
+
+        The future resolves when the batch is durable. A refusal may rest on state that is not durable
+        yet: wait for `settled` before passing it on.
+        """
+        self.check_alive()
+        if fencing_token is not None and fencing_token != self._fencing_token:
+            raise FencingTokenMismatchError(fencing_token, self._fencing_token)
+        first = self._next_seq_num
+        if match_seq_num is not None and match_seq_num != first:
+            raise SeqNumMismatchError(match_seq_num, first)
+        if first + batch.count > U64_MAX:
+            raise InvalidError(f"stream {self.name!r} has no sequence numbers left after {first}")
+        config = self.row.config
+        payload, first_timestamp, last_timestamp = batch.sequence(
+            SeqNum(first),
+            mode=config.timestamp_mode,
+            uncapped=config.timestamp_uncapped,
+            now=Timestamp(now),
+            floor=Timestamp(self._last_timestamp),
+        )
+        # Nothing below can fail.
+        self._obey(batch, first)
+        self._next_seq_num = first + batch.count
+        self._last_timestamp = last_timestamp
+        chunk = Chunk(
+            first, batch.count, batch.metered, first_timestamp, last_timestamp, now, payload
+        )
+        ack = asyncio.get_running_loop().create_future()
+        self._pending.append(Accepted(chunk, ack))
+        self._unsettled += 1
+        return ack
+
+    def _obey(self, batch: RecordBatch, first: int) -> None:
+        for command in batch.commands:
+            if isinstance(command, Fence):
+                self._fencing_token = command.token
+                self._state_changed = True
+            else:
+                self.trim(min(command.seq_num, first + command.index + 1))
+
+    def trim(self, seq_num: int) -> None:
+        """Let go of everything below `seq_num`; takes effect with the next commit."""
+        if seq_num > self._trim_point:
+            self._trim_point = seq_num
+            self._state_changed = self._trim_changed = True
+
+    @property
+    def trim_pending(self) -> bool:
+        """Whether a trim was accepted that is not durable yet."""
+        return self._trim_point > self.durable_trim_point
+
+    def remember_tail(self) -> None:
+        """Have the next commit write down the durable tail: chunks that told it may be deleted."""
+        if self._bare != self.durable:
+            self._bare = self.durable
+            self._state_changed = True
+
+    def check_alive(self) -> None:
+        """Raise unless this object speaks for a stream that takes appends and reads."""
+        if self.failure is not None:
+            raise self.failure
+        if self.deleting:
+            raise StreamDeletingError(self.basin, self.name)
+
+    async def settled(self) -> None:
+        """Return once everything accepted so far is durable; raise if that failed."""
+        if self._unsettled:
+            settler = asyncio.get_running_loop().create_future()
+            self._settlers.append(settler)
+            await settler
+
+    async def advanced(self, seq_num: int, patience: float | None) -> bool:
+        """Wait until there are durable records at or after `seq_num`; False when time ran out."""
+        self.check_alive()
+        if self.durable.seq_num > seq_num:
+            return True
+        waiter = asyncio.get_running_loop().create_future()
+        self._followers.append(waiter)
+        try:
+            async with asyncio.timeout(patience):
+                await waiter
+        except TimeoutError:
+            return False
+        finally:
+            if not waiter.done() or waiter.cancelled():
+                self._followers.remove(waiter)
+        return True
+
+    # What follows is for the committer.
+
+    def take(self) -> Share:
+        """Hand over everything that is pending, as chunks and rows, to be one part of a commit."""
+        taken, self._pending = self._pending, []
+        merged = chunks.merge([accepted.chunk for accepted in taken])
+        ops: list[Op] = [
+            (keys.chunk(self.id, chunk.last_seq_num), chunks.encode(chunk)) for chunk in merged
+        ]
+        if self._state_changed:
+            ops.append((keys.state(self.id), rows.encode(self._state_row())))
+        if self._trim_changed:
+            ops.append((keys.cleanup(self.id), rows.encode(CleanupRow(self.basin, self.name))))
+        share = Share(self, taken, merged, self._trim_point, self._trim_changed, ops)
+        self._state_changed = self._trim_changed = False
+        return share
+
+    def _state_row(self) -> StateRow:
+        return StateRow(
+            fencing_token=self._fencing_token,
+            trim_point=self._trim_point,
+            bare_seq_num=self._bare.seq_num,
+            bare_timestamp=self._bare.timestamp,
+            bare_arrived_at=self.arrived_at,
+        )
+
+    def settle(self, share: Share) -> None:
+        """Acknowledge what `share` carried: it is durable now."""
+        if share.chunks:
+            self.durable = share.chunks[-1].end
+            self.arrived_at = share.chunks[-1].arrived_at
+        self.durable_trim_point = max(self.durable_trim_point, share.trim_point)
+        self._unsettled -= len(share.batches)
+        for accepted in share.batches:
+            if not accepted.ack.done():
+                accepted.ack.set_result(_ack(accepted.chunk, self.durable))
+        if not self._unsettled:
+            _resolve(self._settlers)
+        if share.chunks:
+            _resolve(self._followers)
+
+    def fail(
+        self, written: Sequence[Accepted], unknown: StreamfoldError, unsent: StreamfoldError
+    ) -> int:
+        """Give up: `written` may or may not be durable, what is pending certainly is not.
+
+        Returns the metered bytes that are no longer on their way.
+        """
+        self.failure = unsent
+        given_up = sum(accepted.chunk.metered for accepted in (*written, *self._pending))
+        for accepted in written:
+            _reject(accepted.ack, unknown)
+        for accepted in self._pending:
+            _reject(accepted.ack, unsent)
+        self._pending.clear()
+        for waiter in self._settlers:
+            _reject(waiter, unknown)
+        self._settlers.clear()
+        self.dismiss(unsent)
+        return given_up
+
+    def dismiss(self, error: StreamfoldError) -> None:
+        """Wake those who follow the stream: nothing more will come."""
+        for waiter in self._followers:
+            _reject(waiter, error)
+        self._followers.clear()
+
+
+class _Hold:
+    """Counts as a user of a log while the context lasts."""
+
+    __slots__ = ("_log",)
+
+    def __init__(self, log: StreamLog) -> None:
+        self._log = log
+
+    def __enter__(self) -> None:
+        self._log.users += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._log.users -= 1
+
+
+def _ack(chunk: Chunk, tail: StreamPosition) -> AppendAck:
+    start = StreamPosition(SeqNum(chunk.first_seq_num), Timestamp(chunk.first_timestamp))
+    return AppendAck(start, chunk.end, tail)
+
+
+def _resolve(waiters: list[asyncio.Future[None]]) -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_result(None)
+    waiters.clear()
+
+
+def _reject(waiter: asyncio.Future[AppendAck] | asyncio.Future[None], error: Exception) -> None:
+    if not waiter.done():
+        waiter.set_exception(error)
+        waiter.exception()  # marks it as seen: whoever asked may have gone

@@ -1,0 +1,157 @@
+"""Single reads and read sessions: where they start, when they wait, when they end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+from streamfold.errors import PositionUnwrittenError
+from streamfold.model.positions import StreamPosition
+from streamfold.model.records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
+from streamfold.records import chunk as payloads
+from streamfold.store import chunks, keys
+from streamfold.store.cursor import Cursor
+from streamfold.store.engine import first_row
+from streamfold.store.log import StreamLog
+from streamfold.store.reads import WAIT_MAX, Allowance, ReadBatch, ReadRequest, StartKind
+from streamfold.store.session import Session
+
+
+async def read_once(session: Session, log: StreamLog, request: ReadRequest) -> ReadBatch:
+    """One batch; waits at the tail only if `request.wait` says so, and returns it empty then."""
+    count = BATCH_RECORDS_MAX if request.count is None else min(request.count, BATCH_RECORDS_MAX)
+    size = BATCH_BYTES_MAX if request.bytes is None else min(request.bytes, BATCH_BYTES_MAX)
+    request = replace(request, count=count, bytes=size)
+    cursor = await _open(session, log, request)
+    try:
+        if batch := await cursor.next(fill=True):
+            return batch
+        wait = min(request.wait or 0.0, WAIT_MAX)
+        if cursor.ended or not wait:
+            return _empty(cursor.seq_num, None)
+        # Trimming may leave nothing of what came: then the wait goes on for what is left of it.
+        deadline = asyncio.get_running_loop().time() + wait
+        while await log.advanced(cursor.seq_num, deadline - asyncio.get_running_loop().time()):
+            if batch := await cursor.next(fill=True):
+                return replace(batch, tail=log.durable)
+            if cursor.ended:
+                break
+        return _empty(cursor.seq_num, log.durable)
+    finally:
+        await cursor.close()
+
+
+class ReadSession:
+    """Batches from a start on: first what is there, then what comes.
+
+    Use `next` in a loop, or iterate; not from two tasks at once.
+    """
+
+    def __init__(self, log: StreamLog, cursor: Cursor, request: ReadRequest) -> None:
+        self._log = log
+        self._cursor = cursor
+        self._request = request
+        self._live = False
+        self._deadline: float | None = None
+
+    @classmethod
+    async def open(cls, session: Session, log: StreamLog, request: ReadRequest) -> ReadSession:
+        """Find the start; raises PositionUnwrittenError if nothing can come from there."""
+        return cls(log, await _open(session, log, request), request)
+
+    async def next(self, heartbeat: float | None = None) -> ReadBatch | None:
+        """The next batch, or None when the session has ended.
+
+        An empty batch tells the tail: it comes when the session first reaches the tail, and then
+        whenever `heartbeat` seconds passed without records.
+        """
+        while True:
+            if batch := await self._cursor.next(fill=False):
+                self._deadline = None
+                self._live = self._live and self._cursor.at_tail
+                return replace(batch, tail=self._log.durable) if self._live else batch
+            if self._cursor.ended or not self._request.may_follow:
+                return None
+            if self._deadline is None and self._request.wait is not None:
+                self._deadline = _now() + self._request.wait
+            if not self._live:
+                self._live = True
+                return _empty(self._cursor.seq_num, self._log.durable)
+            remaining = None if self._deadline is None else self._deadline - _now()
+            if remaining is not None and remaining <= 0:
+                return None
+            patience = min((t for t in (heartbeat, remaining) if t is not None), default=None)
+            quiet = not await self._log.advanced(self._cursor.seq_num, patience)
+            if quiet and patience == heartbeat:
+                return _empty(self._cursor.seq_num, self._log.durable)
+
+    async def __aiter__(self) -> AsyncIterator[ReadBatch]:
+        while (batch := await self.next()) is not None:
+            if batch.count:
+                yield batch
+
+    async def close(self) -> None:
+        await self._cursor.close()
+
+
+async def _open(session: Session, log: StreamLog, request: ReadRequest) -> Cursor:
+    log.check_alive()
+    tail = log.durable
+    seq_num = await _resolve_start(session, log, request, tail)
+    allowance = Allowance(request.count, request.bytes, request.until)
+    return Cursor(session, log, seq_num, allowance)
+
+
+async def _resolve_start(
+    session: Session, log: StreamLog, request: ReadRequest, tail: StreamPosition
+) -> int:
+    start = request.start
+    if start.kind is StartKind.TIMESTAMP and start.value <= tail.timestamp:
+        return await _seek_timestamp(session, log, start.value, tail)
+    if start.kind is StartKind.TAIL_OFFSET:
+        seq_num = max(0, tail.seq_num - start.value)
+    elif start.kind is StartKind.SEQ_NUM and start.value <= tail.seq_num:
+        seq_num = start.value
+    elif request.clamp:
+        seq_num = tail.seq_num
+    else:
+        raise PositionUnwrittenError(tail.seq_num, tail.timestamp)
+    if seq_num == tail.seq_num and not request.may_follow:
+        raise PositionUnwrittenError(tail.seq_num, tail.timestamp)
+    return seq_num
+
+
+async def _seek_timestamp(
+    session: Session, log: StreamLog, timestamp: int, tail: StreamPosition
+) -> int:
+    """seq_num of the first record at or after `timestamp`; the tail if there is none.
+
+    Timestamps never decrease, so halving the range of seq_nums finds the chunk: about log2(records)
+    seeks, and no second index to write.
+    """
+    low, high, found = log.durable_trim_point, int(tail.seq_num), None
+    while low < high:
+        middle = (low + high) // 2
+        row = await first_row(
+            session.engine, keys.chunk(log.id, middle), keys.chunk(log.id, int(tail.seq_num))
+        )
+        chunk = chunks.decode(row[1]) if row else None
+        if chunk is None:
+            high = middle
+        elif chunk.last_timestamp >= timestamp:
+            found, high = chunk, min(middle, chunk.first_seq_num)
+        else:
+            low = chunk.last_seq_num + 1
+    if found is None:
+        return int(tail.seq_num)
+    within = payloads.measure(found.payload).index_of_timestamp(timestamp)
+    return max(found.first_seq_num + within, log.durable_trim_point)
+
+
+def _empty(seq_num: int, tail: StreamPosition | None) -> ReadBatch:
+    return ReadBatch((), seq_num, 0, 0, tail)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

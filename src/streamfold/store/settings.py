@@ -1,0 +1,46 @@
+"""Settings of a store, each with its unit and its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from streamfold.errors import InvalidError
+from streamfold.model.records import BATCH_BYTES_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """How a store trades latency, cost and memory; the defaults suit a small server."""
+
+    #: Metered bytes accepted but not yet acknowledged; further appends wait for room. Also the most
+    #: that one commit can carry.
+    inflight_bytes: int = 64 << 20
+    #: Commits under way at once. SlateDB flushes one after the other, so that a second one hides the
+    #: time between flushes and more than that would only split what one flush could carry.
+    commits_in_flight: int = 2
+    #: Seconds from the start of one commit to the next, at least: for buckets whose requests cost.
+    commit_interval: float = 0.0
+    #: Seconds after which a commit without an answer counts as of unknown outcome.
+    commit_timeout: float = 30.0
+    #: Bytes of recent records kept in memory, over all streams, for readers at the tail.
+    recent_bytes: int = 64 << 20
+    #: Streams whose state is kept in memory when nobody uses them.
+    idle_streams: int = 10_000
+    #: Seconds between passes of the background work (retention, deletion of what is trimmed).
+    upkeep_interval: float = 60.0
+    #: Seconds for which calls wait while the store reopens its storage after a failure.
+    recovery_patience: float = 5.0
+    #: On local disk: sync each commit to the device before it is acknowledged.
+    fsync: bool = True
+
+    def __post_init__(self) -> None:
+        if self.inflight_bytes < BATCH_BYTES_MAX:
+            raise InvalidError(
+                f"inflight_bytes {self.inflight_bytes} is less than one batch may have: "
+                f"give at least {BATCH_BYTES_MAX}"
+            )
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            lowest = 0 if setting.name in ("commit_interval", "recent_bytes") else 1e-9
+            if setting.name != "fsync" and value < lowest:
+                raise InvalidError(f"{setting.name} {value} must be positive")

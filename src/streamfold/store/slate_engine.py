@@ -1,0 +1,188 @@
+"""The engine on SlateDB: group commits as write batches, flushed on demand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from slatedb.uniffi._slatedb_uniffi import slatedb as binding
+
+from streamfold.errors import StorageError, WriterFencedError
+from streamfold.store import slate_binding
+from streamfold.store.engine import Op, Row
+from streamfold.store.local_disk import LocalDisk, forget_restore_point
+from streamfold.store.location import Location
+
+#: Bytes of one value from which the copy into SlateDB, 4 ms per MiB and without the interpreter's
+#: lock, is worth a thread. Many small values are not: their cost is Python.
+_THREAD_FROM_BYTES = 64 << 10
+
+#: Bytes; memory that SlateDB may use for rows not yet in a sorted table, and the size of one.
+_TABLE_BYTES = 32 << 20
+_UNFLUSHED_BYTES = 128 << 20
+#: Bytes of blocks kept for point reads; scans of records pass the cache by.
+_CACHE_BYTES = 32 << 20
+#: Bytes that a scan fetches ahead, and how many fetches it has under way.
+_READ_AHEAD_BYTES = 4 << 20
+_FETCH_TASKS = 2
+#: Rows and bytes that a page of a scan is made to have, by the size of the rows before.
+_PAGE_ROWS = 512
+_PAGE_BYTES = 1 << 20
+
+_WAL = binding.FlushOptions(flush_type=binding.FlushType.WAL)
+#: One file ahead: further ones would be waited for in the background long after the last was read.
+_READ_WAL = binding.SlateDbWalReaderOptions(max_fetch_tasks=1)
+
+
+class SlateEngine:
+    """SlateDB as an Engine."""
+
+    def __init__(self, db: Any, admin: Any, epoch: int, disk: LocalDisk | None) -> None:
+        self._db = db
+        self._admin = admin
+        self._epoch = epoch
+        self._disk = disk
+        self._order = asyncio.Lock()
+        self._closed = False
+
+    @classmethod
+    async def open(cls, location: Location, disk: LocalDisk | None = None) -> SlateEngine:
+        """Open the database at `location` and become its writer; a former writer is fenced.
+
+        With `disk`, a commit is synced to the device before it counts as durable.
+        """
+        builder = binding.DbBuilder(location.path, location.store)
+        builder.with_settings(_settings(collects=disk is None))
+        builder.with_sst_block_size(binding.SstBlockSize.BLOCK64_KIB)
+        cache = binding.FoyerCacheOptions(max_capacity=_CACHE_BYTES, shards=4)
+        builder.with_db_cache(binding.DbCache.new_foyer_cache(cache), 0)
+        try:
+            if disk is not None:
+                reader = binding.SlateDbWalReader.with_options(
+                    location.path, location.store, _READ_WAL
+                )
+                await disk.repair(reader)
+            elif location.folder is not None:
+                forget_restore_point(location.folder)
+            db = await builder.build()
+            admin = binding.AdminBuilder(location.path, location.store).build()
+            epoch = (await admin.read_manifest(None)).writer_epoch
+            if disk is not None:
+                await disk.take_over(admin)
+        except (binding.Error, OSError) as error:
+            raise _translated(error) from error
+        return cls(db, admin, epoch, disk)
+
+    async def commit(self, ops: Sequence[Op]) -> None:
+        if not ops:
+            return  # SlateDB refuses an empty batch
+        try:
+            # The lock is first come, first served: rows enter SlateDB in the order of the calls.
+            async with self._order:
+                written = await self._db.write(await _batch_of(list(ops)))
+            await self._db.flush_with_options(_WAL)
+            if self._db.status().durable_seq < written.seqnum():
+                await written.await_durable()
+            if self._disk is not None:
+                await self._disk.sync_wal()
+        except (binding.Error, OSError) as error:
+            raise _translated(error) from error
+
+    async def get(self, key: bytes) -> bytes | None:
+        try:
+            value: bytes | None = await self._db.get_with_options(key, _READ)
+        except binding.Error as error:
+            raise _translated(error) from error
+        return value
+
+    async def scan(
+        self, start: bytes, end: bytes, *, first: int = 2, descending: bool = False
+    ) -> AsyncGenerator[list[Row]]:
+        if start >= end:
+            return  # SlateDB refuses an empty range
+        span = binding.KeyRange(start=start, start_inclusive=True, end=end, end_inclusive=False)
+        most = first
+        try:
+            rows = await self._db.scan_with_options(span, _DESCENDING if descending else _ASCENDING)
+            while True:
+                page = await slate_binding.next_rows(rows, most)
+                if page:
+                    yield page
+                if len(page) < most:
+                    return
+                size = sum(len(value) for _, value in page) + 1
+                most = max(1, min(_PAGE_ROWS, _PAGE_BYTES * len(page) // size))
+        except binding.Error as error:
+            raise _translated(error) from error
+
+    async def check(self) -> None:
+        try:
+            manifest = await self._admin.read_manifest(None)
+        except binding.Error as error:
+            raise _translated(error) from error
+        if manifest is None or manifest.writer_epoch != self._epoch:
+            raise WriterFencedError
+
+    async def collect(self) -> None:
+        """Make a restore point on local disk; elsewhere SlateDB collects by itself."""
+        if self._disk is not None:
+            try:
+                await self._disk.make_restore_point(self._admin)
+            except (binding.Error, OSError) as error:
+                raise _translated(error) from error
+
+    async def close(self, *, flush: bool = True) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        layer = binding.FlushType.MEM_TABLE if flush else None
+        try:
+            await self._db.shutdown_with_options(binding.CloseOptions(flush_type=layer))
+        except binding.Error as error:
+            # A database that is already closed or fenced has nothing left to flush.
+            if not isinstance(error, binding.Error.Closed):
+                raise _translated(error) from error
+
+
+async def _batch_of(ops: list[Op]) -> Any:
+    if any(value is not None and len(value) >= _THREAD_FROM_BYTES for _, value in ops):
+        return await asyncio.to_thread(slate_binding.write_batch, ops)
+    return slate_binding.write_batch(ops)
+
+
+def _settings(*, collects: bool) -> Any:
+    settings = binding.Settings.default()
+    if not collects:
+        settings.set("garbage_collector_options", "null")
+    # No timer: a commit flushes when it is complete, so an ack waits for one write and no tick.
+    settings.set("flush_interval", "null")
+    settings.set("l0_sst_size_bytes", str(_TABLE_BYTES))
+    settings.set("max_unflushed_bytes", str(_UNFLUSHED_BYTES))
+    return settings
+
+
+def _scan_options(order: Any, read_ahead: int, tasks: int) -> Any:
+    return binding.ScanOptions(
+        durability_filter=binding.DurabilityLevel.REMOTE,
+        dirty=False,
+        read_ahead_bytes=read_ahead,
+        cache_blocks=False,
+        max_fetch_tasks=tasks,
+        order=order,
+    )
+
+
+_ASCENDING = _scan_options(binding.IterationOrder.ASCENDING, _READ_AHEAD_BYTES, _FETCH_TASKS)
+_DESCENDING = _scan_options(binding.IterationOrder.DESCENDING, 1, 1)
+_READ = binding.ReadOptions(
+    durability_filter=binding.DurabilityLevel.REMOTE, dirty=False, cache_blocks=True
+)
+
+
+def _translated(error: Exception) -> Exception:
+    if isinstance(error, binding.Error.Closed) and error.reason == binding.CloseReason.FENCED:
+        return WriterFencedError()
+    if isinstance(error, OSError):
+        return StorageError(f"the disk failed: {error}")
+    return StorageError(f"SlateDB failed: {error}")

@@ -1,0 +1,337 @@
+"""The store: what the faces, the command line and embedding applications call.
+
+async with open_store("file:///var/lib/streamfold") as store:
+    await store.create_basin("my-basin")
+    ...
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from streamfold.errors import (
+    BasinDeletingError,
+    BasinNotFoundError,
+    ConditionFailedError,
+    InvalidError,
+    StreamDeletingError,
+    StreamNotFoundError,
+)
+from streamfold.model import names
+from streamfold.model.configs import (
+    BasinConfig,
+    BasinReconfiguration,
+    StreamConfig,
+    StreamConfigLayer,
+    StreamReconfiguration,
+)
+from streamfold.model.names import BasinName, StreamName
+from streamfold.model.positions import StreamPosition
+from streamfold.model.records import Record
+from streamfold.model.resources import BasinInfo, Page, Provision, StreamInfo
+from streamfold.records.batch import RecordBatch
+from streamfold.store import listing, reader
+from streamfold.store.catalog import Catalog
+from streamfold.store.engine import EngineOpener
+from streamfold.store.local_disk import LocalDisk
+from streamfold.store.location import Location, open_location
+from streamfold.store.log import AppendAck, StreamLog
+from streamfold.store.reads import ReadBatch, ReadRequest
+from streamfold.store.session import Session
+from streamfold.store.settings import StoreSettings
+from streamfold.store.slate_engine import SlateEngine
+from streamfold.store.supervisor import Supervisor
+
+_NO_LAYER = StreamConfigLayer()
+
+
+def wall_clock() -> int:
+    """Milliseconds since the Unix epoch."""
+    return time.time_ns() // 1_000_000
+
+
+class StreamStore:
+    """Basins of append-only streams on durable storage. Safe for any number of concurrent calls.
+
+    An acknowledged append is on storage, in order, once. Reads and tail checks see only what is
+    durable, and after an ack they see it. Get one from `open_store`.
+    """
+
+    def __init__(self, supervisor: Supervisor, now: Callable[[], int]) -> None:
+        self._supervisor = supervisor
+        self._admission = supervisor.admission
+        self._now = now
+
+    # Basins
+
+    async def create_basin(
+        self, basin: str, config: BasinConfig | None = None, *, request_token: str | None = None
+    ) -> tuple[BasinInfo, Provision]:
+        """Create a basin; a repetition with the same token and configuration succeeds as NOOP."""
+        name, token = names.parse_basin_name(basin), _request_token(request_token)
+        opening = await self._supervisor.opening()
+        return await opening.catalog.create_basin(name, config or BasinConfig(), token)
+
+    async def ensure_basin(
+        self, basin: str, config: BasinConfig | None = None
+    ) -> tuple[BasinInfo, Provision]:
+        """Create the basin, or replace its configuration; members not given get their default."""
+        name = names.parse_basin_name(basin)
+        opening = await self._supervisor.opening()
+        return await opening.catalog.ensure_basin(name, config or BasinConfig())
+
+    async def basin_config(self, basin: str) -> BasinConfig:
+        name = names.parse_basin_name(basin)
+        return await (await self._supervisor.opening()).catalog.basin_config(name)
+
+    async def reconfigure_basin(self, basin: str, change: BasinReconfiguration) -> BasinConfig:
+        name = names.parse_basin_name(basin)
+        return await (await self._supervisor.opening()).catalog.reconfigure_basin(name, change)
+
+    async def delete_basin(self, basin: str) -> None:
+        """Start deleting the basin and all its streams; repeating it is fine."""
+        name = names.parse_basin_name(basin)
+        opening = await self._supervisor.opening()
+        await opening.catalog.delete_basin(name)
+        opening.upkeep.poke()
+
+    async def list_basins(
+        self, *, prefix: str = "", start_after: str = "", limit: int = listing.LIST_MAX
+    ) -> Page[BasinInfo]:
+        """Basins in byte order of their names; a limit of 0 or more than 1000 means 1000."""
+        prefix = names.parse_basin_prefix(prefix)
+        start_after = names.parse_basin_prefix(start_after)
+        engine = (await self._supervisor.opening()).session.engine
+        return await listing.list_basins(engine, prefix, start_after, limit)
+
+    # Streams
+
+    async def create_stream(
+        self,
+        basin: str,
+        stream: str,
+        config: StreamConfigLayer = _NO_LAYER,
+        *,
+        request_token: str | None = None,
+    ) -> tuple[StreamInfo, Provision]:
+        """Create a stream; a repetition with the same token and configuration succeeds as NOOP."""
+        place, token = _place(basin, stream), _request_token(request_token)
+        opening = await self._supervisor.opening()
+        return await opening.catalog.create_stream(*place, config, token)
+
+    async def ensure_stream(
+        self, basin: str, stream: str, config: StreamConfigLayer = _NO_LAYER
+    ) -> tuple[StreamInfo, Provision]:
+        """Create the stream, or replace its configuration; members not given get their default."""
+        place = _place(basin, stream)
+        return await (await self._supervisor.opening()).catalog.ensure_stream(*place, config)
+
+    async def stream_config(self, basin: str, stream: str) -> StreamConfig:
+        place = _place(basin, stream)
+        return await (await self._supervisor.opening()).catalog.stream_config(*place)
+
+    async def reconfigure_stream(
+        self, basin: str, stream: str, change: StreamReconfiguration
+    ) -> StreamConfig:
+        """Change a stream's configuration; appends that follow this call go by it."""
+        place = _place(basin, stream)
+        return await (await self._supervisor.opening()).catalog.reconfigure_stream(*place, change)
+
+    async def delete_stream(self, basin: str, stream: str) -> None:
+        """Stop the stream at once and start deleting it; repeating it is fine."""
+        place = _place(basin, stream)
+        opening = await self._supervisor.opening()
+        await opening.catalog.delete_stream(*place)
+        opening.upkeep.poke()
+
+    async def list_streams(
+        self,
+        basin: str,
+        *,
+        prefix: str = "",
+        start_after: str = "",
+        limit: int = listing.LIST_MAX,
+    ) -> Page[StreamInfo]:
+        """Streams in byte order of their names; a limit of 0 or more than 1000 means 1000."""
+        name = names.parse_basin_name(basin)
+        prefix = names.parse_stream_prefix(prefix)
+        start_after = names.parse_stream_prefix(start_after)
+        session = (await self._supervisor.opening()).session
+        if await session.basin(name) is None:
+            raise BasinNotFoundError(name)
+        return await listing.list_streams(session.engine, name, prefix, start_after, limit)
+
+    # Records
+
+    async def append(
+        self,
+        basin: str,
+        stream: str,
+        records: RecordBatch | Sequence[Record],
+        *,
+        match_seq_num: int | None = None,
+        fencing_token: str | None = None,
+        create_with: StreamConfigLayer = _NO_LAYER,
+    ) -> AppendAck:
+        """Append a batch, all of it or nothing; durable when this returns."""
+        ticket = await self.submit(
+            basin,
+            stream,
+            records,
+            match_seq_num=match_seq_num,
+            fencing_token=fencing_token,
+            create_with=create_with,
+        )
+        return await ticket
+
+    async def submit(
+        self,
+        basin: str,
+        stream: str,
+        records: RecordBatch | Sequence[Record],
+        *,
+        match_seq_num: int | None = None,
+        fencing_token: str | None = None,
+        create_with: StreamConfigLayer = _NO_LAYER,
+    ) -> Awaitable[AppendAck]:
+        """Take a place in the stream for a batch, and return an awaitable for its ack.
+
+        Batches that one caller submits one after the other are appended in that order. This waits
+        for room if too much is unacknowledged, and raises if the batch is refused. `create_with` is
+        the configuration of the stream if this very call creates it.
+        """
+        batch = records if isinstance(records, RecordBatch) else RecordBatch.of(records)
+        if fencing_token is not None:
+            names.parse_token(fencing_token, "fencing token")
+        opening = self._supervisor.current or await self._supervisor.opening()
+        log = opening.session.cached_log(basin, stream) or await self._log_for(
+            opening.session, _place(basin, stream), create_with, on_append=True
+        )
+        with log.in_use():
+            await self._admission.acquire(batch.metered)
+            try:
+                ack = log.accept(batch, match_seq_num, fencing_token, self._now())
+            except BaseException as error:
+                self._admission.release(batch.metered)
+                await _settle_refusal(error, log, opening.catalog)
+                raise
+        opening.session.committer.touch(log)
+        return ack
+
+    async def check_tail(
+        self, basin: str, stream: str, *, create_with: StreamConfigLayer = _NO_LAYER
+    ) -> StreamPosition:
+        """The position after the last durable record."""
+        place = _place(basin, stream)
+        session = (await self._supervisor.opening()).session
+        log = await self._log_for(session, place, create_with, on_append=False)
+        log.check_alive()
+        return log.durable
+
+    async def read(
+        self,
+        basin: str,
+        stream: str,
+        request: ReadRequest,
+        *,
+        create_with: StreamConfigLayer = _NO_LAYER,
+    ) -> ReadBatch:
+        """One batch of at most 1000 records and 1 MiB; PositionUnwrittenError at the tail."""
+        place = _place(basin, stream)
+        session = (await self._supervisor.opening()).session
+        log = await self._log_for(session, place, create_with, on_append=False)
+        with log.in_use():
+            return await reader.read_once(session, log, request)
+
+    @asynccontextmanager
+    async def follow(
+        self,
+        basin: str,
+        stream: str,
+        request: ReadRequest,
+        *,
+        create_with: StreamConfigLayer = _NO_LAYER,
+    ) -> AsyncIterator[reader.ReadSession]:
+        """A session that reads what is there, and then what comes, as far as `request` lets it."""
+        place = _place(basin, stream)
+        session = (await self._supervisor.opening()).session
+        log = await self._log_for(session, place, create_with, on_append=False)
+        with log.in_use():
+            reading = await reader.ReadSession.open(session, log, request)
+            try:
+                yield reading
+            finally:
+                await reading.close()
+
+    async def upkeep(self) -> None:
+        """Do one pass of the background work now, instead of waiting for its turn."""
+        await (await self._supervisor.opening()).upkeep.run_once()
+
+    async def _log_for(
+        self,
+        session: Session,
+        place: tuple[BasinName, StreamName],
+        create_with: StreamConfigLayer,
+        *,
+        on_append: bool,
+    ) -> StreamLog:
+        """The stream's log; a missing stream is created if its basin says so."""
+        try:
+            return await session.open_log(*place)
+        except StreamNotFoundError:
+            basin = await session.basin(place[0])
+            if basin is None:
+                raise BasinNotFoundError(place[0]) from None
+            config = basin.config
+            if not (config.create_stream_on_append if on_append else config.create_stream_on_read):
+                raise
+            if basin.deleted_at is not None:
+                raise BasinDeletingError(place[0]) from None
+        catalog = (await self._supervisor.opening()).catalog
+        await catalog.open_stream(*place, create_with)
+        return await session.open_log(*place)
+
+
+@asynccontextmanager
+async def open_store(
+    url: str | Location,
+    settings: StoreSettings | None = None,
+    *,
+    now: Callable[[], int] = wall_clock,
+    opener: EngineOpener | None = None,
+) -> AsyncIterator[StreamStore]:
+    """Open the store at `url` (memory:, file:///folder, s3://bucket/prefix) as its only writer.
+
+    A process that had it open is fenced. Leaving the context waits until everything accepted is
+    acknowledged. `now` and `opener` are for tests: time, and an engine that fails on purpose.
+    """
+    settings = settings or StoreSettings()
+    location = url if isinstance(url, Location) else open_location(url)
+
+    async def open_slate() -> SlateEngine:
+        disk = LocalDisk(location.folder) if location.folder and settings.fsync else None
+        return await SlateEngine.open(location, disk)
+
+    supervisor = Supervisor(opener or open_slate, settings, now)
+    async with supervisor.running():
+        yield StreamStore(supervisor, now)
+
+
+async def _settle_refusal(error: BaseException, log: StreamLog, catalog: Catalog) -> None:
+    """Wait until the state that a refusal rests on is durable: it must not be told and then lost."""
+    if isinstance(error, ConditionFailedError):
+        await log.settled()
+    elif isinstance(error, StreamDeletingError):
+        await catalog.deletion(log.basin, log.name)
+
+
+def _place(basin: str, stream: str) -> tuple[BasinName, StreamName]:
+    return names.parse_basin_name(basin), names.parse_stream_name(stream)
+
+
+def _request_token(token: str | None) -> str | None:
+    if token == "":
+        raise InvalidError("a request token must not be empty: leave it out, or give 1 to 36 bytes")
+    return None if token is None else names.parse_token(token, "request token")

@@ -1,0 +1,211 @@
+"""Keeps one session open: opens it, notices its failure, gives it up and opens the next."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+from streamfold.errors import (
+    FormatUnsupportedError,
+    StorageError,
+    StoreClosingError,
+    StoreRecoveringError,
+    StreamfoldError,
+    WriterFencedError,
+)
+from streamfold.store import keys, rows
+from streamfold.store.admission import Admission
+from streamfold.store.catalog import Catalog
+from streamfold.store.engine import Engine, EngineOpener
+from streamfold.store.locks import NamedLocks
+from streamfold.store.rows import FormatRow
+from streamfold.store.session import Session
+from streamfold.store.settings import StoreSettings
+from streamfold.store.upkeep import Upkeep
+
+logger = logging.getLogger(__name__)
+
+#: What this version writes, and the newest that it reads.
+FORMAT_VERSION = 1
+#: Seconds between attempts to open the storage again, doubling from the first to the last.
+_REOPEN_FIRST, _REOPEN_LAST = 0.05, 5.0
+#: Seconds for which a failed engine may take to close.
+_CLOSE_PATIENCE = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A session and what works in it."""
+
+    session: Session
+    catalog: Catalog
+    upkeep: Upkeep
+
+
+class Supervisor:
+    """Hands out the current session while there is one."""
+
+    def __init__(
+        self, opener: EngineOpener, settings: StoreSettings, now: Callable[[], int]
+    ) -> None:
+        self._opener = opener
+        self._settings = settings
+        self._now = now
+        self.admission = Admission(settings.inflight_bytes)
+        #: The session of the moment; `opening` waits for one if there is none.
+        self.current: Opening | None = None
+        self._changed = asyncio.Event()
+        #: Why no session will come any more, or why there is none just now.
+        self._refusal: StreamfoldError = StoreRecoveringError("it is being opened")
+        self._final = False
+
+    async def opening(self) -> Opening:
+        """The current session; waits a little while the storage is being reopened."""
+        if self.current is not None:
+            return self.current
+        try:
+            async with asyncio.timeout(self._settings.recovery_patience):
+                while self.current is None and not self._final:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise self._refusal from None
+        if self.current is None:
+            raise self._refusal
+        return self.current
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Open the storage, keep it open while the context lasts, then drain and close it."""
+        # Not a task group: that would wrap whatever the body raises.
+        keeper = asyncio.create_task(self._keep(await self._open()))
+        try:
+            yield
+        finally:
+            await self._drain()
+            keeper.cancel()
+            with suppress(asyncio.CancelledError):
+                await keeper
+
+    async def _keep(self, opening: Opening) -> None:
+        while True:
+            failure = None
+            try:
+                failure = await self._run(opening)
+            except Exception as bug:
+                self._refuse(StorageError(f"the store stopped, this is a bug: {bug!r}"))
+                raise
+            finally:
+                self.current = None
+                opening.session.abandon(self._refusal)
+                await _close(opening.session.engine, flush=failure is None)
+            logger.warning("storage failed, session given up: %s", failure)
+            if self._final:
+                return
+            reopened = await self._reopen(opening.session.engine)
+            if reopened is None:
+                return
+            opening = reopened
+
+    async def _run(self, opening: Opening) -> StreamfoldError:
+        """Let the session work until it fails; return why."""
+        self.current = opening
+        self._changed.set()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(opening.session.committer.run())
+                group.create_task(opening.upkeep.run(self._settings.upkeep_interval))
+        except BaseExceptionGroup as errors:
+            failure = _cause(errors)
+            if isinstance(failure, WriterFencedError):
+                self._refuse(failure)
+            elif not self._final:
+                self._refusal = StoreRecoveringError(str(failure))
+            opening.session.committer.fail(failure)
+            return failure
+        raise AssertionError("a session works until it is cancelled or fails")
+
+    async def _reopen(self, former: Engine) -> Opening | None:
+        """Open the storage again as soon as it answers; None if another process has it now."""
+        pause = _REOPEN_FIRST
+        while True:
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _REOPEN_LAST)
+            try:
+                await former.check()
+                return await self._open()
+            except WriterFencedError as error:
+                self._refuse(error)
+                return None
+            except StreamfoldError as error:
+                self._refusal = StoreRecoveringError(str(error))
+                logger.warning("storage cannot be opened, trying again in %.2f s: %s", pause, error)
+
+    async def _open(self) -> Opening:
+        engine = await self._opener()
+        try:
+            await _check_format(engine)
+            session = await Session.start(engine, self._settings, self.admission)
+        except BaseException:
+            await _close(engine, flush=False)
+            raise
+        catalog = Catalog(session, NamedLocks(), self._now)
+        upkeep = Upkeep(session, catalog, self._now)
+        session.on_trimmed = upkeep.poke
+        return Opening(session, catalog, upkeep)
+
+    async def _drain(self) -> None:
+        """Take nothing new, and wait until everything accepted is settled or has failed."""
+        opening = self.current
+        self._refuse(StoreClosingError())
+        if opening is not None:
+            await opening.session.drain()
+
+    def _refuse(self, error: StreamfoldError) -> None:
+        self._refusal = error
+        self._final = True
+        self.current = None
+        self._changed.set()
+
+
+async def _check_format(engine: Engine) -> None:
+    value = await engine.get(keys.FORMAT)
+    if value is None:
+        await engine.commit([(keys.FORMAT, rows.encode(FormatRow(FORMAT_VERSION)))])
+        return
+    version = rows.decode(value, FormatRow).version
+    if version > FORMAT_VERSION:
+        raise FormatUnsupportedError(
+            f"the store has format {version}, this version reads up to {FORMAT_VERSION}: "
+            "use the version that wrote it, or a newer one"
+        )
+
+
+async def _close(engine: Engine, *, flush: bool) -> None:
+    """Close `engine`. After a failure it may not answer any more: the next opening fences it."""
+    try:
+        async with asyncio.timeout(None if flush else _CLOSE_PATIENCE):
+            await engine.close(flush=flush)
+    except (StreamfoldError, TimeoutError) as error:
+        logger.warning("storage did not close cleanly: %r", error)
+
+
+def _cause(errors: BaseExceptionGroup[BaseException]) -> StreamfoldError:
+    """The error of a failed session; anything that is not one of ours is a bug and goes on."""
+    leaves: list[BaseException] = []
+    pending: list[BaseException] = [errors]
+    while pending:
+        error = pending.pop()
+        if isinstance(error, BaseExceptionGroup):
+            pending.extend(error.exceptions)
+        else:
+            leaves.append(error)
+    bugs = [leaf for leaf in leaves if not isinstance(leaf, StreamfoldError | OSError)]
+    if bugs:
+        raise errors
+    fenced = next((leaf for leaf in leaves if isinstance(leaf, WriterFencedError)), None)
+    first = fenced or leaves[0]
+    return first if isinstance(first, StreamfoldError) else StorageError(str(first))

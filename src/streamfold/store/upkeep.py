@@ -1,0 +1,229 @@
+"""Background work: retention, deletion of what is trimmed, of streams and of basins.
+
+All of it can stop anywhere and be taken up again: what is to be done is told by rows in storage, and
+every step is repeated harmlessly. It works in small commits, so that appends are never held up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
+
+from streamfold.errors import DataCorruptError, StorageError, StreamNotFoundError
+from streamfold.model.configs import INFINITE
+from streamfold.model.names import BasinName, StreamName
+from streamfold.store import chunks, keys, rows
+from streamfold.store.catalog import Catalog
+from streamfold.store.engine import Op
+from streamfold.store.log import StreamLog
+from streamfold.store.rows import BasinRow, CleanupRow, StreamRow
+from streamfold.store.session import Session
+
+logger = logging.getLogger(__name__)
+
+#: Streams whose oldest record's arrival is remembered, so that they are not read in vain.
+_KNOWN_STREAMS = 100_000
+
+
+@dataclass(slots=True)
+class Upkeep:
+    """The background work of one session."""
+
+    session: Session
+    catalog: Catalog
+    now: Callable[[], int]
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    #: One pass at a time, whoever asks for it.
+    _busy: asyncio.Lock = field(default_factory=asyncio.Lock)
+    #: Stream id to the time (ms) before which none of its records arrived.
+    _oldest: dict[int, int] = field(default_factory=dict)
+
+    def poke(self) -> None:
+        """There is something to clean up: do not wait for the next pass."""
+        self._wake.set()
+
+    async def run(self, interval: float) -> None:
+        """Work until cancelled: everything every `interval` seconds, clean-up also when poked."""
+        while True:
+            with _going_on():
+                await self.run_once()
+            deadline = asyncio.get_running_loop().time() + interval
+            while await self._poked_before(deadline):
+                async with self._busy:
+                    with _going_on():
+                        await self._delete_basins()
+                        await self._clean_up()
+
+    async def run_once(self) -> None:
+        """One whole pass."""
+        async with self._busy:
+            self._wake.clear()
+            await self.session.engine.check()
+            await self._delete_basins()
+            await self._sweep_streams()
+            await self._clean_up()
+            await self.session.engine.collect()
+
+    async def _poked_before(self, deadline: float) -> bool:
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._wake.wait()
+        except TimeoutError:
+            return False
+        self._wake.clear()
+        return True
+
+    async def _delete_basins(self) -> None:
+        """Delete the streams of basins that are going, and each basin after its last stream."""
+        span = keys.basins_from("", after=False), keys.BASINS_END
+        async with aclosing(self.session.engine.scan(*span, first=100)) as pages:
+            async for page in pages:
+                for key, value in page:
+                    if rows.decode(value, BasinRow).deleted_at is not None:
+                        await self._delete_basin(BasinName(keys.basin_name(key)))
+
+    async def _delete_basin(self, basin: BasinName) -> None:
+        left = 0
+        span = keys.streams_from(basin, "", after=False), keys.streams_end(basin)
+        async with aclosing(self.session.engine.scan(*span, first=100)) as pages:
+            async for page in pages:
+                for key, _ in page:
+                    left += 1
+                    stream = StreamName(keys.stream_names(key)[1])
+                    await self._delete_stream(basin, stream)
+        if not left:
+            async with self.catalog.locks.hold(basin):
+                await self.session.committer.write([(keys.basin(basin), None)])
+        else:
+            self.poke()  # once the streams are gone, the basin goes
+
+    async def _delete_stream(self, basin: BasinName, stream: StreamName) -> None:
+        with _skipping(basin, stream):
+            await self.catalog.delete_stream(basin, stream)
+            self.poke()
+
+    async def _sweep_streams(self) -> None:
+        """Apply retention and delete-on-empty to every stream."""
+        span = keys.STREAMS_START, keys.STREAMS_END
+        async with aclosing(self.session.engine.scan(*span, first=128)) as pages:
+            async for page in pages:
+                for key, value in page:
+                    row = rows.decode(value, StreamRow)
+                    basin, stream = keys.stream_names(key)
+                    if row.deleted_at is None:
+                        with _skipping(basin, stream):
+                            await self._sweep(BasinName(basin), StreamName(stream), row)
+
+    async def _sweep(self, basin: BasinName, stream: StreamName, row: StreamRow) -> None:
+        config = row.config
+        if config.retention != INFINITE:
+            age = int(config.retention) * 1000
+            if self._oldest.get(row.id, 0) < self.now() - age:
+                await self._expire(basin, stream, age)
+        if config.delete_on_empty_secs:
+            await self._delete_if_empty(basin, stream, config.delete_on_empty_secs * 1000)
+
+    async def _expire(self, basin: BasinName, stream: StreamName, age: int) -> None:
+        """Trim the records of `stream` that arrived more than `age` ms ago."""
+        async with self.catalog.locks.hold(basin, stream), self.session.log(basin, stream) as log:
+            if log.deleting:
+                return
+            horizon = self.now() - age
+            expired = log.durable_trim_point
+            oldest = self.now()
+            span = keys.chunk(log.id, expired), keys.chunk(log.id, log.durable.seq_num)
+            async with aclosing(self.session.engine.scan(*span)) as pages:
+                async for page in pages:
+                    parts = [chunks.decode(value) for _, value in page]
+                    old = [part for part in parts if part.arrived_at < horizon]
+                    if old:
+                        expired = old[-1].last_seq_num + 1
+                    if len(old) < len(parts):
+                        oldest = parts[len(old)].arrived_at
+                        break
+            if len(self._oldest) >= _KNOWN_STREAMS:
+                self._oldest.clear()
+            self._oldest[log.id] = oldest
+            if expired > log.durable_trim_point:
+                log.trim(expired)
+                await self._commit(log)
+
+    async def _delete_if_empty(self, basin: BasinName, stream: StreamName, age: int) -> None:
+        async with self.session.log(basin, stream) as log:
+            empty = log.empty and log.arrived_at + age <= self.now()
+        if empty:
+            await self._delete_stream(basin, stream)
+
+    async def _clean_up(self) -> None:
+        """Delete trimmed chunks and purge deleted streams, as the clean-up rows say."""
+        span = keys.CLEANUPS_START, keys.CLEANUPS_END
+        async with aclosing(self.session.engine.scan(*span, first=100)) as pages:
+            async for page in pages:
+                for key, value in page:
+                    row = rows.decode(value, CleanupRow)
+                    with _skipping(row.basin, row.stream):
+                        if row.purge:
+                            await self._purge(keys.cleanup_stream_id(key), row.basin, row.stream)
+                        else:
+                            await self._delete_trimmed(row.basin, row.stream)
+
+    async def _purge(self, stream_id: int, basin: str, stream: str) -> None:
+        """Remove all that is left of a deleted stream, its name last."""
+        await self._delete_chunks(stream_id, keys.chunks_end(stream_id))
+        async with self.catalog.locks.hold(basin, stream):
+            await self.session.committer.write(
+                [
+                    (keys.state(stream_id), None),
+                    (keys.cleanup(stream_id), None),
+                    (keys.stream(basin, stream), None),
+                ]
+            )
+            if log := self.session.cached_log(basin, stream):
+                self.session.forget(log)
+
+    async def _delete_trimmed(self, basin: str, stream: str) -> None:
+        """Remove the chunks that lie wholly below the trim point, and write down the tail first."""
+        async with self.catalog.locks.hold(basin, stream), self.session.log(basin, stream) as log:
+            if log.deleting:
+                return  # a purge has taken the place of this row
+            trim_point = log.durable_trim_point
+            log.remember_tail()
+            await self._commit(log)
+            await self._delete_chunks(log.id, keys.chunk(log.id, trim_point))
+            if log.durable_trim_point == trim_point and not log.trim_pending:
+                await self.session.committer.write([(keys.cleanup(log.id), None)])
+
+    async def _delete_chunks(self, stream_id: int, end: bytes) -> None:
+        span = keys.chunks_start(stream_id), end
+        async with aclosing(self.session.engine.scan(*span)) as pages:
+            async for page in pages:
+                deletes: list[Op] = [(key, None) for key, _ in page]
+                await self.session.committer.write(deletes)
+
+    async def _commit(self, log: StreamLog) -> None:
+        """Make the changed state of `log` durable."""
+        self.session.committer.touch(log)
+        await self.session.committer.write([])
+
+
+@contextmanager
+def _going_on() -> Iterator[None]:
+    """Storage that cannot be read now may be readable at the next pass: appends need not wait."""
+    try:
+        yield
+    except StorageError as error:
+        logger.error("upkeep failed, to be tried again at the next pass: %s", error)
+
+
+@contextmanager
+def _skipping(basin: str, stream: str) -> Iterator[None]:
+    """Leave a stream alone that went away meanwhile, or that cannot be read: others come next."""
+    try:
+        yield
+    except StreamNotFoundError:
+        logger.debug("stream %r in basin %r went away", stream, basin)
+    except DataCorruptError as error:
+        logger.error("no upkeep for stream %r in basin %r: %s", stream, basin, error)

@@ -1,0 +1,80 @@
+"""An engine that fails on purpose, for tests of what is built on one."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import AsyncGenerator, Sequence
+
+from streamfold.errors import StorageError
+from streamfold.store.engine import Engine, Op, Row
+
+
+class CommitFault(enum.Enum):
+    """What happens to one commit."""
+
+    #: It fails, and nothing of it was written.
+    BEFORE = "before"
+    #: It is written, and then reported as failed.
+    AFTER = "after"
+    #: It never answers.
+    SILENCE = "silence"
+
+
+class FaultyEngine:
+    """Passes everything on to `inner`, but for the commits that it is told to spoil.
+
+    `hold()` stops commits before they reach `inner` until `resume()`, so that a test can look at what
+    is not durable yet.
+    """
+
+    def __init__(self, inner: Engine) -> None:
+        self.inner = inner
+        self.commits: list[list[Op]] = []
+        self._faults: list[CommitFault] = []
+        self._open = asyncio.Event()
+        self._open.set()
+        self._order = asyncio.Lock()
+
+    def fail_next(self, fault: CommitFault) -> None:
+        self._faults.append(fault)
+
+    def forget_faults(self) -> None:
+        """Let commits succeed that have not failed yet."""
+        self._faults.clear()
+
+    def hold(self) -> None:
+        self._open.clear()
+
+    def resume(self) -> None:
+        self._open.set()
+
+    async def commit(self, ops: Sequence[Op]) -> None:
+        async with self._order:  # a held or spoilt commit keeps those after it from overtaking
+            await self._open.wait()
+            fault = self._faults.pop(0) if self._faults else None
+            if fault is CommitFault.BEFORE:
+                raise StorageError("injected: failed before the write")
+            if fault is CommitFault.SILENCE:
+                await asyncio.Event().wait()
+            await self.inner.commit(ops)
+            self.commits.append(list(ops))
+            if fault is CommitFault.AFTER:
+                raise StorageError("injected: failed after the write")
+
+    async def get(self, key: bytes) -> bytes | None:
+        return await self.inner.get(key)
+
+    def scan(
+        self, start: bytes, end: bytes, *, first: int = 2, descending: bool = False
+    ) -> AsyncGenerator[list[Row]]:
+        return self.inner.scan(start, end, first=first, descending=descending)
+
+    async def check(self) -> None:
+        await self.inner.check()
+
+    async def collect(self) -> None:
+        await self.inner.collect()
+
+    async def close(self, *, flush: bool = True) -> None:
+        await self.inner.close(flush=flush)

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from streamfold.model.positions import SeqNum, StreamPosition, Timestamp
+from streamfold.model.records import Record
+from streamfold.store.location import Location, open_location
+from streamfold.store.settings import StoreSettings
+from streamfold.store.slate_engine import SlateEngine
+from streamfold.store.store import StreamStore, open_store
+from streamfold.testing.engine_faults import FaultyEngine
+
+BASIN = "test-basin"
+STREAM = "orders"
+
+#: 2026-01-01T00:00:00Z in milliseconds: where test clocks start.
+EPOCH = 1_767_225_600_000
+
+
+class Clock:
+    """Time that passes only when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = EPOCH
+
+    def __call__(self) -> int:
+        return self.now
+
+    def pass_seconds(self, seconds: float) -> None:
+        self.now += int(seconds * 1000)
+
+
+class Bench:
+    """A store in memory on an engine that can be made to fail, and that survives restarts."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.location: Location = open_location("memory:")
+        self.engines: list[FaultyEngine] = []
+
+    @property
+    def engine(self) -> FaultyEngine:
+        return self.engines[-1]
+
+    async def _open_engine(self) -> FaultyEngine:
+        engine = FaultyEngine(await SlateEngine.open(self.location))
+        self.engines.append(engine)
+        return engine
+
+    @asynccontextmanager
+    async def store(self, settings: StoreSettings | None = None) -> AsyncIterator[StreamStore]:
+        async with open_store(
+            self.location, settings, now=self.clock, opener=self._open_engine
+        ) as store:
+            yield store
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def bench(clock: Clock) -> Bench:
+    return Bench(clock)
+
+
+@pytest.fixture
+async def store(bench: Bench) -> AsyncIterator[StreamStore]:
+    """A store with one basin and one empty stream."""
+    async with bench.store() as opened:
+        await opened.create_basin(BASIN)
+        await opened.create_stream(BASIN, STREAM)
+        yield opened
+
+
+def at(seq_num: int, timestamp: int) -> StreamPosition:
+    return StreamPosition(SeqNum(seq_num), Timestamp(timestamp))
+
+
+def bodies(*texts: str) -> list[Record]:
+    return [Record(text.encode()) for text in texts]

@@ -1,0 +1,189 @@
+"""What happens when storage fails: errors that tell the truth, and a store that goes on."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from streamfold.errors import (
+    OutcomeUnknownError,
+    SeqNumMismatchError,
+    StoreClosingError,
+    StoreRecoveringError,
+    StreamfoldError,
+)
+from streamfold.store.reads import ReadRequest, from_seq_num
+from streamfold.store.settings import StoreSettings
+from streamfold.store.store import StreamStore
+from streamfold.testing.engine_faults import CommitFault
+from tests.store.conftest import BASIN, STREAM, Bench, bodies
+
+EVERYTHING = ReadRequest(from_seq_num(0))
+
+
+async def read_bodies(store: StreamStore) -> list[bytes]:
+    return [record.body for record in (await store.read(BASIN, STREAM, EVERYTHING)).records()]
+
+
+@pytest.mark.parametrize(
+    ("fault", "survives"), [(CommitFault.BEFORE, False), (CommitFault.AFTER, True)]
+)
+async def test_a_failed_commit_is_reported_as_unknown_and_the_store_goes_on(
+    store: StreamStore, bench: Bench, fault: CommitFault, survives: bool
+) -> None:
+    await store.append(BASIN, STREAM, bodies("a"))
+    bench.engine.fail_next(fault)
+    with pytest.raises(OutcomeUnknownError) as caught:
+        await store.append(BASIN, STREAM, bodies("b"))
+    assert not caught.value.definite
+    ack = await store.append(BASIN, STREAM, bodies("c"))
+    expected = [b"a", b"b", b"c"] if survives else [b"a", b"c"]
+    assert await read_bodies(store) == expected
+    assert ack.end.seq_num == len(expected)
+    assert len(bench.engines) == 2
+
+
+async def test_a_commit_without_an_answer_fails_after_its_time(bench: Bench) -> None:
+    async with bench.store(StoreSettings(commit_timeout=0.05)) as store:
+        await store.create_basin(BASIN)
+        await store.create_stream(BASIN, STREAM)
+        bench.engine.fail_next(CommitFault.SILENCE)
+        with pytest.raises(OutcomeUnknownError, match=r"0\.05 s"):
+            await store.append(BASIN, STREAM, bodies("a"))
+        await store.append(BASIN, STREAM, bodies("b"))
+        assert await read_bodies(store) == [b"b"]
+
+
+async def test_what_was_never_sent_fails_as_not_done(store: StreamStore, bench: Bench) -> None:
+    await store.append(BASIN, STREAM, bodies("a"))
+    bench.engine.hold()
+    outcomes: list[asyncio.Future[object]] = []
+    for text in "bcde":
+        outcomes.append(asyncio.ensure_future(await store.submit(BASIN, STREAM, bodies(text))))
+        for _ in range(5):
+            await asyncio.sleep(0)
+    bench.engine.fail_next(CommitFault.BEFORE)
+    bench.engine.resume()
+    results = await asyncio.gather(*outcomes, return_exceptions=True)
+    kinds = [type(result) for result in results]
+    assert kinds == [OutcomeUnknownError] * 2 + [StoreRecoveringError] * 2  # two were under way
+    assert await read_bodies(store) == [b"a"]
+
+
+async def test_a_refusal_that_rested_on_a_lost_append_becomes_unknown(
+    store: StreamStore, bench: Bench
+) -> None:
+    await store.append(BASIN, STREAM, bodies("a"))
+    bench.engine.hold()
+    ticket = asyncio.ensure_future(await store.submit(BASIN, STREAM, bodies("b")))
+    refused = asyncio.create_task(store.append(BASIN, STREAM, bodies("c"), match_seq_num=1))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    bench.engine.fail_next(CommitFault.BEFORE)
+    bench.engine.resume()
+    results = await asyncio.gather(ticket, refused, return_exceptions=True)
+    assert [type(result) for result in results] == [OutcomeUnknownError] * 2
+    # And the position that was never durable is free for the next append.
+    await store.append(BASIN, STREAM, bodies("c"), match_seq_num=1)
+    with pytest.raises(SeqNumMismatchError):
+        await store.append(BASIN, STREAM, bodies("d"), match_seq_num=1)
+
+
+async def test_followers_are_told_when_the_session_they_read_from_is_gone(
+    store: StreamStore, bench: Bench
+) -> None:
+    async with store.follow(BASIN, STREAM, EVERYTHING) as session:
+        await session.next()
+        following = asyncio.create_task(session.next())
+        await asyncio.sleep(0)
+        bench.engine.fail_next(CommitFault.BEFORE)
+        with pytest.raises(OutcomeUnknownError):
+            await store.append(BASIN, STREAM, bodies("a"))
+        with pytest.raises(StoreRecoveringError):
+            await following
+    await store.append(BASIN, STREAM, bodies("b"))
+    assert await read_bodies(store) == [b"b"]
+
+
+async def test_a_failed_creation_is_unknown_and_can_be_repeated(
+    store: StreamStore, bench: Bench
+) -> None:
+    for fault in (CommitFault.BEFORE, CommitFault.AFTER):
+        bench.engine.fail_next(fault)
+        with pytest.raises(OutcomeUnknownError):
+            await store.create_stream(BASIN, fault.value, request_token="t")
+        await store.create_stream(BASIN, fault.value, request_token="t")
+        assert (await store.append(BASIN, fault.value, bodies("a"))).start.seq_num == 0
+
+
+async def test_closing_waits_until_everything_accepted_is_acknowledged(bench: Bench) -> None:
+    async with bench.store() as store:
+        await store.create_basin(BASIN)
+        await store.create_stream(BASIN, STREAM)
+        tickets = [
+            asyncio.ensure_future(await store.submit(BASIN, STREAM, bodies(str(number))))
+            for number in range(50)
+        ]
+    assert all(ticket.done() and ticket.exception() is None for ticket in tickets)
+    with pytest.raises(StoreClosingError):
+        await store.append(BASIN, STREAM, bodies("late"))
+    async with bench.store() as store:
+        assert len(await read_bodies(store)) == 50
+
+
+async def test_closing_lets_go_of_followers(bench: Bench) -> None:
+    async with bench.store() as store:
+        await store.create_basin(BASIN)
+        await store.create_stream(BASIN, STREAM)
+        context = store.follow(BASIN, STREAM, EVERYTHING)
+        session = await context.__aenter__()
+        await session.next()
+        following = asyncio.create_task(session.next())
+        await asyncio.sleep(0)
+    with pytest.raises(StoreClosingError):
+        await following
+    await context.__aexit__(None, None, None)
+
+
+async def test_an_exception_in_the_body_comes_out_as_it_is_and_what_was_accepted_is_kept(
+    bench: Bench,
+) -> None:
+    async def fail_in_the_body() -> None:
+        async with bench.store() as store:
+            await store.create_basin(BASIN)
+            await store.create_stream(BASIN, STREAM)
+            await store.submit(BASIN, STREAM, bodies("a"))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail_in_the_body()
+    async with bench.store() as store:
+        assert await read_bodies(store) == [b"a"]
+
+
+async def test_every_failure_is_one_of_our_errors(store: StreamStore, bench: Bench) -> None:
+    """Under a storm of faults a caller sees StreamfoldErrors alone, and no ack is ever lost."""
+    acked: list[bytes] = []
+
+    async def writer(name: str) -> None:
+        for number in range(40):
+            body = f"{name}-{number}"
+            try:
+                await store.append(BASIN, STREAM, bodies(body))
+            except StreamfoldError:
+                continue
+            acked.append(body.encode())
+
+    async def saboteur() -> None:
+        for fault in (CommitFault.BEFORE, CommitFault.AFTER) * 3:
+            await asyncio.sleep(0.01)
+            bench.engine.fail_next(fault)
+
+    await asyncio.gather(saboteur(), *(writer(name) for name in "abcd"))
+    seen: list[bytes] = []
+    async with store.follow(BASIN, STREAM, ReadRequest(from_seq_num(0), count=1000)) as session:
+        async for batch in session:
+            seen += [record.body for record in batch.records()]
+    assert [body for body in seen if body in set(acked)] == acked
+    assert len(seen) == len(set(seen))
