@@ -1,0 +1,223 @@
+"""Failures as S2 clients see them: a status, and a JSON body that says what went wrong.
+
+A client may repeat an append whose failure has a *clean* code without fear of a duplicate. So a
+clean code is never given to an error that leaves the outcome open, whatever its own code says.
+
+    WireError
+    ├── BadFrameError, BadHeaderError, BadJsonError, BadPathError, BadProtoError, BadQueryError
+    ├── DecryptionFailedError
+    ├── UnauthenticatedError, PermissionDeniedError, QuotaExhaustedError
+    ├── AccessTokenNotFoundError
+    ├── TransactionConflictError, RateLimitedError, HotServerError
+    ├── RequestTimeoutError, ClientHangupError, UpstreamTimeoutError      outcome unknown
+    ├── UnsupportedError
+    └── OversizedError
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import msgspec
+
+from streamfold.errors import (
+    FencingTokenMismatchError,
+    InvalidError,
+    MalformedError,
+    NotFoundError,
+    PositionUnwrittenError,
+    RetryLaterError,
+    SeqNumMismatchError,
+    StorageError,
+    StoreClosingError,
+    StreamfoldError,
+    WriterFencedError,
+)
+
+
+class WireError(StreamfoldError):
+    """A failure that exists only on the wire; `code` is the one that clients are shown."""
+
+
+class BadFrameError(WireError):
+    code = "bad_frame"
+
+
+class BadHeaderError(WireError):
+    code = "bad_header"
+
+
+class BadJsonError(WireError):
+    code = "bad_json"
+
+
+class BadPathError(WireError):
+    code = "bad_path"
+
+
+class BadProtoError(WireError):
+    code = "bad_proto"
+
+
+class BadQueryError(WireError):
+    code = "bad_query"
+
+
+class DecryptionFailedError(WireError):
+    code = "decryption_failed"
+
+
+class UnauthenticatedError(WireError):
+    code = "authn"
+
+
+class PermissionDeniedError(WireError):
+    code = "permission_denied"
+
+
+class QuotaExhaustedError(WireError):
+    code = "quota_exhausted"
+
+
+class AccessTokenNotFoundError(WireError):
+    code = "access_token_not_found"
+
+    def __init__(self, token_id: str) -> None:
+        super().__init__(f"access token {token_id!r} does not exist: list the tokens to see which")
+
+
+class TransactionConflictError(WireError):
+    code = "transaction_conflict"
+
+
+class RateLimitedError(WireError):
+    code = "rate_limited"
+
+
+class HotServerError(WireError):
+    code = "hot_server"
+
+
+class RequestTimeoutError(WireError):
+    code = "request_timeout"
+    definite = False
+
+
+class ClientHangupError(WireError):
+    code = "client_hangup"
+    definite = False
+
+
+class UpstreamTimeoutError(WireError):
+    code = "upstream_timeout"
+    definite = False
+
+
+class UnsupportedError(WireError):
+    """The protocol has it, this server does not."""
+
+    code = "not_implemented"
+
+
+class OversizedError(WireError):
+    """What is to be sent does not fit the protocol; a reader can do nothing about it."""
+
+    code = "other"
+
+
+class _Code(NamedTuple):
+    status: int
+    clean: bool
+
+
+#: Every code of the protocol. Clean: the code promises that the operation had no effect.
+CODES: Final[dict[str, _Code]] = {
+    "bad_frame": _Code(400, True),
+    "bad_header": _Code(400, True),
+    "bad_json": _Code(400, True),
+    "bad_path": _Code(400, True),
+    "bad_proto": _Code(400, True),
+    "bad_query": _Code(400, True),
+    "decryption_failed": _Code(400, True),
+    "authn": _Code(401, True),
+    "permission_denied": _Code(403, True),
+    "quota_exhausted": _Code(403, True),
+    "access_token_not_found": _Code(404, True),
+    "basin_not_found": _Code(404, True),
+    "stream_not_found": _Code(404, True),
+    "request_timeout": _Code(408, False),
+    "basin_deletion_pending": _Code(409, True),
+    "resource_already_exists": _Code(409, True),
+    "stream_deletion_pending": _Code(409, True),
+    "transaction_conflict": _Code(409, True),
+    "invalid": _Code(422, True),
+    "rate_limited": _Code(429, True),
+    "client_hangup": _Code(499, False),
+    "other": _Code(500, False),
+    "storage": _Code(500, False),
+    "not_implemented": _Code(501, True),
+    "hot_server": _Code(502, True),
+    "server_draining": _Code(503, True),
+    "unavailable": _Code(503, False),
+    "upstream_timeout": _Code(504, False),
+}
+
+#: For errors whose own code the protocol does not know: the first class that matches decides.
+_BY_CLASS: Final[tuple[tuple[type[StreamfoldError], str], ...]] = (
+    (WriterFencedError, "unavailable"),
+    (MalformedError, "bad_proto"),
+    (InvalidError, "invalid"),
+    (StoreClosingError, "server_draining"),
+    (RetryLaterError, "unavailable"),
+    (StorageError, "storage"),
+    # Blobs and the like: clients cannot name them, so a missing one is the server's trouble.
+    (NotFoundError, "storage"),
+)
+
+
+class Failure(NamedTuple):
+    """What goes to the client: the same JSON in a response, a terminal frame and an SSE event."""
+
+    status: int
+    body: bytes
+
+
+def describe_failure(error: Exception) -> Failure:
+    """The one answer to `error`; an error that is not ours shows nothing of its insides."""
+    match error:
+        case FencingTokenMismatchError():
+            return Failure(412, _json({"fencing_token_mismatch": error.current}))
+        case SeqNumMismatchError():
+            return Failure(412, _json({"seq_num_mismatch": error.next_seq_num}))
+        case PositionUnwrittenError():
+            tail = {"seq_num": error.tail_seq_num, "timestamp": error.tail_timestamp}
+            return Failure(416, _json({"tail": tail}))
+        case StreamfoldError():
+            return _coded(code_of(error), error.message)
+        case _:
+            return _coded("other", "the server failed in a way it did not expect: see its log")
+
+
+def code_of(error: StreamfoldError) -> str:
+    """The protocol's code for `error`: never a clean one unless the error is definite."""
+    code = error.code if error.code in CODES else _code_by_class(error)
+    if CODES[code].clean and not error.definite:
+        return "storage"
+    return code
+
+
+def _code_by_class(error: StreamfoldError) -> str:
+    for kind, code in _BY_CLASS:
+        if isinstance(error, kind):
+            return code
+    return "other" if error.definite else "storage"
+
+
+def _coded(code: str, message: str) -> Failure:
+    # A message may quote text that is not valid Unicode; the answer must go out all the same.
+    text = message.encode(errors="replace").decode()
+    return Failure(CODES[code].status, _json({"code": code, "message": text}))
+
+
+def _json(body: dict[str, object]) -> bytes:
+    return msgspec.json.encode(body)

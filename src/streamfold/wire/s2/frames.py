@@ -1,0 +1,136 @@
+"""s2s frames: the messages of a session, whatever pieces its bytes arrive in.
+
+0..2  length, big-endian: bytes that follow (flag and body)
+3     flag: terminal 0x80 | compression 0x60 | reconnect advised 0x10
+4..   body: a protobuf message, or for a terminal frame a status and a JSON error
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from streamfold.errors import MalformedError
+from streamfold.wire.compression import Compression, compress_if_smaller, decompress
+from streamfold.wire.s2.failures import BadFrameError, Failure, OversizedError
+
+#: Bytes after the length field: what official clients accept.
+FRAME_MAX = 2 << 20
+#: Bytes of a body, compressed or not: a frame without its flag.
+BODY_MAX = FRAME_MAX - 1
+
+_LENGTH_SIZE = 3
+_STATUS_SIZE = 2
+_TERMINAL = 0x80
+_COMPRESSION_MASK = 0x60
+_RECONNECT_ADVISED = 0x10
+_COMPRESSION_FLAGS: Final = {
+    Compression.NONE: 0x00,
+    Compression.ZSTD: 0x20,
+    Compression.GZIP: 0x40,
+}
+_COMPRESSIONS: Final = {flag: compression for compression, flag in _COMPRESSION_FLAGS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame; `body` is already inflated."""
+
+    body: bytes
+    terminal: bool = False
+    reconnect_advised: bool = False
+
+    def failure(self) -> Failure:
+        """What a terminal frame says: why the session ended."""
+        if not self.terminal or len(self.body) < _STATUS_SIZE:
+            raise BadFrameError("the frame carries no status: it is not a whole terminal frame")
+        status = int.from_bytes(self.body[:_STATUS_SIZE], "big")
+        return Failure(status, self.body[_STATUS_SIZE:])
+
+
+class FrameDecoder:
+    """Turns the bytes of a session into frames, in order, holding at most one unfinished frame.
+
+    Frames before a bad one are all delivered; from the bad one on, every call raises the same.
+    Call `next_frame` until it returns None before feeding more, else what was fed piles up.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._refusal: BadFrameError | None = None
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes of the session, cut anywhere."""
+        self._buffer += data
+
+    def next_frame(self) -> Frame | None:
+        """The next frame, or None until more bytes are fed."""
+        if self._refusal is not None:
+            raise self._refusal
+        try:
+            return self._next_frame()
+        except MalformedError as error:
+            self._refusal = BadFrameError(f"a frame's body cannot be inflated: {error.message}")
+        except BadFrameError as error:
+            self._refusal = error
+        self._buffer.clear()
+        raise self._refusal
+
+    def finish(self) -> None:
+        """Refuse a session that ends in the middle of a frame; call when no frame is left."""
+        if self._refusal is not None:
+            raise self._refusal
+        if self._buffer:
+            raise BadFrameError(f"the session ends {len(self._buffer)} bytes into a frame")
+
+    def _next_frame(self) -> Frame | None:
+        if len(self._buffer) < _LENGTH_SIZE:
+            return None
+        length = int.from_bytes(self._buffer[:_LENGTH_SIZE], "big")
+        if not 1 <= length <= FRAME_MAX:
+            raise BadFrameError(f"frame length {length} must be 1 to {FRAME_MAX} bytes")
+        end = _LENGTH_SIZE + length
+        if len(self._buffer) < end:
+            return None
+        flag = self._buffer[_LENGTH_SIZE]
+        body = bytes(memoryview(self._buffer)[_LENGTH_SIZE + 1 : end])
+        del self._buffer[:end]
+        return _interpret(flag, body)
+
+
+def encode_frame(
+    message: bytes,
+    compression: Compression = Compression.NONE,
+    *,
+    reconnect_advised: bool = False,
+) -> bytes:
+    """`message` as a regular frame, compressed where that makes it smaller."""
+    if len(message) > BODY_MAX:
+        raise OversizedError(
+            f"a message of {len(message)} bytes does not fit a frame of {BODY_MAX}: "
+            "read fewer records at once, or read without a session"
+        )
+    body, used = compress_if_smaller(message, compression)
+    flag = _COMPRESSION_FLAGS[used] | (_RECONNECT_ADVISED if reconnect_advised else 0)
+    return _assemble(flag, body)
+
+
+def encode_terminal(failure: Failure) -> bytes:
+    """The frame that ends a session which failed; nothing may follow it."""
+    body = failure.status.to_bytes(_STATUS_SIZE, "big") + failure.body
+    return _assemble(_TERMINAL, body)
+
+
+def _interpret(flag: int, body: bytes) -> Frame:
+    # Bits without a meaning are ignored, as official peers do, so that they may get one.
+    if flag & _TERMINAL:
+        return Frame(body, terminal=True)
+    compression = _COMPRESSIONS.get(flag & _COMPRESSION_MASK)
+    if compression is None:
+        raise BadFrameError(f"frame flag {flag:#04x} names an unknown compression")
+    inflated = decompress(body, compression, BODY_MAX)
+    return Frame(inflated, reconnect_advised=bool(flag & _RECONNECT_ADVISED))
+
+
+def _assemble(flag: int, body: bytes) -> bytes:
+    return b"".join(((1 + len(body)).to_bytes(_LENGTH_SIZE, "big"), bytes((flag,)), body))

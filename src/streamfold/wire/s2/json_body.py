@@ -1,0 +1,53 @@
+"""What every JSON body of the protocol shares: how it is refused, and its basic types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, TypeAlias, TypeVar
+
+import msgspec
+
+from streamfold.errors import InvalidError
+from streamfold.model.positions import U64_MAX
+from streamfold.wire.s2.failures import BadJsonError
+
+#: A JSON number without sign or fraction. msgspec cannot bound beyond 63 bits: see `check_u64`.
+Unsigned: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+
+_EPOCH = datetime.fromtimestamp(0, UTC)
+
+T = TypeVar("T")
+
+
+def decode_json(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """`body` as the decoder's type; the refusal names the member that does not fit."""
+    try:
+        return decoder.decode(body)
+    except msgspec.MsgspecError as error:
+        raise BadJsonError(f"the body does not fit the request: {error}") from None
+    except UnicodeDecodeError:
+        raise BadJsonError("the body is not valid UTF-8") from None
+    except RecursionError:
+        raise BadJsonError("the body is nested too deeply") from None
+
+
+def check_u64(value: int | None, what: str) -> None:
+    """Refuse a number that does not fit 64 bits."""
+    if value is not None and value > U64_MAX:
+        raise BadJsonError(f"{what} {value} is too large: at most {U64_MAX}")
+
+
+@contextmanager
+def names_in_body() -> Iterator[None]:
+    """A name that breaks its rules inside a body makes the body bad, not the request invalid."""
+    try:
+        yield
+    except InvalidError as error:
+        raise BadJsonError(error.message) from None
+
+
+def rfc3339(ms: int) -> datetime:
+    """A moment as msgspec writes it to JSON: RFC 3339 in UTC."""
+    return _EPOCH + timedelta(milliseconds=ms)

@@ -1,0 +1,40 @@
+"""Names in paths: segments are split where the raw path has slashes, and decoded afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+from urllib.parse import unquote_to_bytes
+
+from streamfold.errors import InvalidError
+from streamfold.model.names import BasinName, StreamName, parse_basin_name, parse_stream_name
+from streamfold.wire.s2 import account
+from streamfold.wire.s2.failures import BadPathError
+
+Name = TypeVar("Name", bound=str)
+
+
+def split_path(raw_path: str) -> tuple[str, ...]:
+    """The segments of a path that is still percent-encoded: names may contain slashes."""
+    return tuple(raw_path.removeprefix("/").split("/"))
+
+
+def parse_basin(segment: str) -> BasinName:
+    return _parse(segment, parse_basin_name)
+
+
+def parse_stream(segment: str) -> StreamName:
+    return _parse(segment, parse_stream_name)
+
+
+def parse_token_id(segment: str) -> str:
+    return _parse(segment, account.parse_token_id)
+
+
+def _parse(segment: str, parse_name: Callable[[str], Name]) -> Name:
+    try:
+        return parse_name(unquote_to_bytes(segment).decode())
+    except UnicodeDecodeError:
+        raise BadPathError(f"path segment {segment[:80]!r} is not percent-encoded UTF-8") from None
+    except InvalidError as error:
+        raise BadPathError(error.message) from None

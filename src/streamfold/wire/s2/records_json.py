@@ -1,0 +1,175 @@
+"""The data plane in JSON: appends in, acknowledgements and batches out."""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from streamfold.errors import InvalidError
+from streamfold.model.names import parse_token
+from streamfold.model.positions import StreamPosition, Timestamp
+from streamfold.model.records import Header, Record, SequencedRecord
+from streamfold.records import AppendInput, RecordBatch, decode
+from streamfold.records.rules import check_count
+from streamfold.wire.s2.failures import BadJsonError
+from streamfold.wire.s2.json_body import Unsigned, check_u64, decode_json
+
+
+class RecordFormat(enum.StrEnum):
+    """How the bytes of records become JSON strings."""
+
+    #: As UTF-8; what is not valid UTF-8 is replaced when read.
+    RAW = "raw"
+    #: Standard alphabet, padded: every byte survives.
+    BASE64 = "base64"
+
+
+class _RawRecord(Struct, gc=False):
+    timestamp: Unsigned | None = None
+    headers: list[tuple[str, str]] | None = None
+    body: str | None = None
+
+
+class _RawInput(Struct):
+    records: list[_RawRecord]
+    match_seq_num: Unsigned | None = None
+    fencing_token: str | None = None
+
+
+class _Base64Record(Struct, gc=False):
+    timestamp: Unsigned | None = None
+    headers: list[tuple[bytes, bytes]] | None = None
+    body: bytes | None = None
+
+
+class _Base64Input(Struct):
+    records: list[_Base64Record]
+    match_seq_num: Unsigned | None = None
+    fencing_token: str | None = None
+
+
+class _RawSequenced(Struct, gc=False):
+    seq_num: int
+    timestamp: int
+    headers: list[tuple[str, str]] | UnsetType = UNSET
+    body: str | UnsetType = UNSET
+
+
+class _Base64Sequenced(Struct, gc=False):
+    seq_num: int
+    timestamp: int
+    headers: tuple[Header, ...] | UnsetType = UNSET
+    body: bytes | UnsetType = UNSET
+
+
+class _Batch(Struct):
+    records: list[_RawSequenced] | list[_Base64Sequenced]
+    tail: StreamPosition | UnsetType = UNSET
+
+
+_RAW_INPUT: Final = msgspec.json.Decoder(_RawInput)
+_BASE64_INPUT: Final = msgspec.json.Decoder(_Base64Input)
+_ENCODER: Final = msgspec.json.Encoder()
+
+
+def decode_append_body(body: bytes, record_format: RecordFormat) -> AppendInput:
+    """The append that a unary request asks for, with every rule of a batch already kept."""
+    if record_format is RecordFormat.RAW:
+        raw = decode_json(_RAW_INPUT, body)
+        check_count(len(raw.records))  # first: a flood of empty records must not be converted
+        return _append_input(raw, list(map(_from_raw, raw.records)))
+    safe = _decode_base64(body)
+    check_count(len(safe.records))
+    return _append_input(safe, list(map(_from_base64, safe.records)))
+
+
+def encode_append_ack(start: StreamPosition, end: StreamPosition, tail: StreamPosition) -> bytes:
+    """An AppendAck."""
+    return b'{"start":%b,"end":%b,"tail":%b}' % (
+        encode_position(start),
+        encode_position(end),
+        encode_position(tail),
+    )
+
+
+def encode_read_batch(
+    payload: bytes, record_format: RecordFormat, tail: StreamPosition | None = None
+) -> bytes:
+    """A ReadBatch of stored records; empty headers and bodies, and no tail, are left out."""
+    records = decode(payload)
+    batch = _Batch(
+        list(map(_to_raw, records))
+        if record_format is RecordFormat.RAW
+        else list(map(_to_base64, records)),
+        UNSET if tail is None else tail,
+    )
+    return _ENCODER.encode(batch)
+
+
+def encode_tail(tail: StreamPosition) -> bytes:
+    """A TailResponse."""
+    return b'{"tail":%b}' % encode_position(tail)
+
+
+def encode_position(position: StreamPosition) -> bytes:
+    """A StreamPosition; numbers are plain however large."""
+    return b'{"seq_num":%d,"timestamp":%d}' % (position.seq_num, position.timestamp)
+
+
+def _decode_base64(body: bytes) -> _Base64Input:
+    try:
+        return decode_json(_BASE64_INPUT, body)
+    except BadJsonError:
+        # Strings that fit everything but the alphabet are a fault of content, not of form.
+        decode_json(_RAW_INPUT, body)
+        raise InvalidError(
+            "a header or body is not valid base64: use the standard alphabet with padding, or "
+            "send text with s2-format: raw"
+        ) from None
+
+
+def _append_input(request: _RawInput | _Base64Input, records: list[Record]) -> AppendInput:
+    check_u64(request.match_seq_num, "match_seq_num")
+    if request.fencing_token is not None:
+        parse_token(request.fencing_token, "fencing token")
+    return AppendInput(RecordBatch.of(records), request.match_seq_num, request.fencing_token)
+
+
+def _from_raw(record: _RawRecord) -> Record:
+    return Record(
+        record.body.encode() if record.body else b"",
+        tuple([Header(name.encode(), value.encode()) for name, value in record.headers])
+        if record.headers
+        else (),
+        None if record.timestamp is None else Timestamp(record.timestamp),
+    )
+
+
+def _from_base64(record: _Base64Record) -> Record:
+    return Record(
+        record.body or b"",
+        tuple([Header(name, value) for name, value in record.headers]) if record.headers else (),
+        None if record.timestamp is None else Timestamp(record.timestamp),
+    )
+
+
+def _to_raw(record: SequencedRecord) -> _RawSequenced:
+    return _RawSequenced(
+        record.seq_num,
+        record.timestamp,
+        [(_text(name), _text(value)) for name, value in record.headers] or UNSET,
+        _text(record.body) or UNSET,
+    )
+
+
+def _to_base64(record: SequencedRecord) -> _Base64Sequenced:
+    return _Base64Sequenced(
+        record.seq_num, record.timestamp, record.headers or UNSET, record.body or UNSET
+    )
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode(errors="replace")

@@ -1,0 +1,81 @@
+"""The data plane in protobuf: appends in, acknowledgements and batches out.
+
+The messages that leave are so small and so fixed that they are written by hand: a batch is the
+stored bytes plus at most one field, and a position is two numbers.
+"""
+
+from __future__ import annotations
+
+from streamfold.errors import MalformedError
+from streamfold.model.positions import StreamPosition
+from streamfold.records import AppendInput, measure, parse_append_input
+from streamfold.records.protobuf import varint
+from streamfold.wire.s2.failures import BadFrameError, BadProtoError
+from streamfold.wire.s2.frames import BODY_MAX, Frame
+
+#: First byte of a field: its number and type. A varint, or bytes after a length.
+_SEQ_NUM, _TIMESTAMP = b"\x08", b"\x10"
+_ACK_START, _ACK_END, _ACK_TAIL = b"\x0a", b"\x12", b"\x1a"
+_BATCH_TAIL = b"\x12"
+#: Bytes of a tail at most: tag, length, and two tags with ten bytes of number each.
+_TAIL_MAX = 24
+_FRAME_PAYLOAD_MAX = BODY_MAX - _TAIL_MAX
+
+
+def decode_append_body(body: bytes) -> AppendInput:
+    """The append that a unary request asks for."""
+    try:
+        return parse_append_input(body)
+    except MalformedError as error:
+        raise BadProtoError(f"the body is not a valid AppendInput: {error.message}") from None
+
+
+def decode_append_frame(frame: Frame) -> AppendInput:
+    """The append that a frame of a session asks for; clients may not send terminal frames."""
+    if frame.terminal:
+        raise BadFrameError("a client may not send a terminal frame: end the request body instead")
+    try:
+        return parse_append_input(frame.body)
+    except MalformedError as error:
+        raise BadFrameError(f"the frame holds no valid AppendInput: {error.message}") from None
+
+
+def encode_append_ack(start: StreamPosition, end: StreamPosition, tail: StreamPosition) -> bytes:
+    """An AppendAck in which all three positions are present, even where they are zero."""
+    return _field(_ACK_START, start) + _field(_ACK_END, end) + _field(_ACK_TAIL, tail)
+
+
+def encode_read_batch(payload: bytes, tail: StreamPosition | None = None) -> bytes:
+    """A ReadBatch of stored records; a tail is present whenever given, even where it is zero.
+
+    Clients take a session's batch that has neither records nor tail for an error.
+    """
+    return payload if tail is None else payload + _field(_BATCH_TAIL, tail)
+
+
+def encode_frame_batches(payload: bytes, tail: StreamPosition | None = None) -> list[bytes]:
+    """The same as ReadBatches that each fit a frame: one, unless small headers swell the records.
+
+    The tail goes with the last, since whoever sees it must have been given all that is below it.
+    """
+    if len(payload) <= _FRAME_PAYLOAD_MAX:
+        return [encode_read_batch(payload, tail)]
+    pieces, start, end = [], 0, 0
+    for following in map(int, measure(payload).offsets[1:]):
+        if following - start > _FRAME_PAYLOAD_MAX and end > start:
+            pieces.append(payload[start:end])
+            start = end
+        end = following
+    return [*pieces, encode_read_batch(payload[start:], tail)]
+
+
+def encode_position(position: StreamPosition) -> bytes:
+    """A StreamPosition; a member that is zero is not on the wire."""
+    seq_num = _SEQ_NUM + varint(position.seq_num) if position.seq_num else b""
+    timestamp = _TIMESTAMP + varint(position.timestamp) if position.timestamp else b""
+    return seq_num + timestamp
+
+
+def _field(tag: bytes, position: StreamPosition) -> bytes:
+    message = encode_position(position)
+    return tag + bytes((len(message),)) + message  # at most 22 bytes: one length byte is enough

@@ -1,0 +1,56 @@
+"""Server-sent events of a read session: batches, heartbeats, and how it ended."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from streamfold.model.positions import U64_MAX, StreamPosition
+from streamfold.wire.s2.failures import BadHeaderError, Failure
+from streamfold.wire.s2.records_json import encode_position
+
+#: The last event of a session that ended as it should; a failed one ends without it.
+DONE: Final = b"data: [DONE]\n\n"
+
+_EVENT_ID = re.compile(r"([0-9]{1,20}),([0-9]{1,20}),([0-9]{1,20})")
+
+
+@dataclass(frozen=True, slots=True)
+class EventId:
+    """How far a session got; a client that comes back with it goes on from there."""
+
+    #: Of the last record in the batch.
+    seq_num: int
+    #: Records and metered bytes delivered so far.
+    count: int
+    metered: int
+
+    @classmethod
+    def parse(cls, header: str) -> EventId:
+        """The value of a `last-event-id` header."""
+        match = _EVENT_ID.fullmatch(header.strip())
+        numbers = [int(number) for number in match.groups()] if match else []
+        if not match or max(numbers) > U64_MAX or numbers[0] == U64_MAX:
+            raise BadHeaderError(
+                f"last-event-id {header[:80]!r} is not one that this server gave out: leave it out"
+            )
+        return cls(*numbers)
+
+    def __str__(self) -> str:
+        return f"{self.seq_num},{self.count},{self.metered}"
+
+
+def encode_batch(batch: bytes, event_id: EventId) -> bytes:
+    """A batch of records, as the JSON of `records_json.encode_read_batch`."""
+    return b"event: batch\nid: %b\ndata: %b\n\n" % (str(event_id).encode(), batch)
+
+
+def encode_ping(now_ms: int, tail: StreamPosition) -> bytes:
+    """A heartbeat: everything below `tail` was delivered, and nothing came since."""
+    return b'event: ping\ndata: {"timestamp":%d,"tail":%b}\n\n' % (now_ms, encode_position(tail))
+
+
+def encode_error(failure: Failure) -> bytes:
+    """The last event of a session that failed; the status has no place in it."""
+    return b"event: error\ndata: %b\n\n" % failure.body
