@@ -5,7 +5,8 @@ Classes are grouped by what a caller does next; `code` is stable and goes over t
 
     StreamfoldError
     ├── InvalidError                      fix the request
-    │   └── MalformedError
+    │   ├── MalformedError
+    │   └── KeyRequiredError
     ├── NotFoundError                     name something that exists, or create it
     │   ├── BasinNotFoundError
     │   ├── StreamNotFoundError
@@ -19,6 +20,7 @@ Classes are grouped by what a caller does next; `code` is stable and goes over t
     │   ├── FencingTokenMismatchError
     │   └── SeqNumMismatchError
     ├── PositionUnwrittenError            wait, or read from before the tail
+    ├── DecryptionFailedError             read with the key that the records were written with
     ├── RetryLaterError                   nothing happened: try again later
     │   ├── StoreClosingError
     │   ├── StoreRecoveringError
@@ -58,6 +60,16 @@ class MalformedError(InvalidError):
     """The bytes of the request cannot be decoded at all."""
 
     code = "malformed"
+
+
+class KeyRequiredError(InvalidError):
+    """The stream is encrypted, and the call brought no key."""
+
+    code = "key_required"
+
+    def __init__(self, cipher: str) -> None:
+        super().__init__(f"this stream is encrypted with {cipher}: give the encryption key")
+        self.cipher = cipher
 
 
 class NotFoundError(StreamfoldError):
@@ -166,6 +178,15 @@ class PositionUnwrittenError(StreamfoldError):
         )
         self.tail_seq_num = tail_seq_num
         self.tail_timestamp = tail_timestamp
+
+
+class DecryptionFailedError(StreamfoldError):
+    """The key is not the one that the records were written with, or the stored bytes changed."""
+
+    code = "decryption_failed"
+
+    def __init__(self) -> None:
+        super().__init__("the records cannot be decrypted with the given encryption key")
 
 
 class RetryLaterError(StreamfoldError):

@@ -9,6 +9,7 @@ from streamfold.store.reads import (
     from_tail,
     from_timestamp,
 )
+from streamfold.store.sealing import SealingKey
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore, open_store
 
@@ -17,6 +18,7 @@ __all__ = [
     "ReadBatch",
     "ReadRequest",
     "ReadSession",
+    "SealingKey",
     "StoreSettings",
     "StreamStore",
     "from_seq_num",

@@ -2,7 +2,7 @@
 
     offset  size  field
     0       1     format of the chunk (1)
-    1       1     how the payload is sealed (0 = not at all)
+    1       1     how the payload is sealed: 0 not at all, 1 AEGIS-256, 2 AES-256-GCM
     2       2     number of records (at most 1000)
     4       4     metered bytes of the records (at most 1 MiB)
     8       8     seq_num of the first record
@@ -24,10 +24,10 @@ import msgspec
 from streamfold.errors import DataCorruptError, FormatUnsupportedError
 from streamfold.model.positions import SeqNum, StreamPosition, Timestamp
 from streamfold.model.records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
+from streamfold.store.sealing import Sealing, SealingKey
 
 _HEADER = struct.Struct(">BBHIQQQQ")
 _FORMAT = 1
-_CLEAR = 0
 
 
 class Chunk(msgspec.Struct, frozen=True, gc=False):
@@ -40,6 +40,7 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     last_timestamp: int
     arrived_at: int
     payload: bytes | memoryview
+    sealing: Sealing = Sealing.CLEAR
 
     @property
     def last_seq_num(self) -> int:
@@ -53,10 +54,10 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
         )
 
 
-def encode(chunk: Chunk) -> bytes:
-    header = _HEADER.pack(
+def _header(chunk: Chunk, sealing: Sealing) -> bytes:
+    return _HEADER.pack(
         _FORMAT,
-        _CLEAR,
+        sealing,
         chunk.records,
         chunk.metered,
         chunk.first_seq_num,
@@ -64,7 +65,24 @@ def encode(chunk: Chunk) -> bytes:
         chunk.last_timestamp,
         chunk.arrived_at,
     )
-    return header + chunk.payload
+
+
+def encode(chunk: Chunk) -> bytes:
+    return _header(chunk, chunk.sealing) + chunk.payload
+
+
+def seal(chunk: Chunk, stream_id: int, sealing: Sealing, key: SealingKey) -> Chunk:
+    """`chunk` with its payload encrypted, and bound to its header and stream."""
+    context = _header(chunk, sealing) + stream_id.to_bytes(8, "big")
+    sealed = key.seal(sealing, chunk.payload, context)
+    return msgspec.structs.replace(chunk, payload=sealed, sealing=sealing)
+
+
+def unseal(chunk: Chunk, stream_id: int, key: SealingKey) -> Chunk:
+    """What `seal` was given; DecryptionFailedError if the key is another."""
+    context = _header(chunk, chunk.sealing) + stream_id.to_bytes(8, "big")
+    payload = key.unseal(chunk.sealing, chunk.payload, context)
+    return msgspec.structs.replace(chunk, payload=payload, sealing=Sealing.CLEAR)
 
 
 def decode(value: bytes) -> Chunk:
@@ -74,13 +92,13 @@ def decode(value: bytes) -> Chunk:
     form, sealing, count, metered, first, first_time, last_time, arrived = _HEADER.unpack_from(
         value
     )
-    if form != _FORMAT or sealing != _CLEAR:
+    if form != _FORMAT or sealing > max(Sealing):
         raise FormatUnsupportedError(
             f"a stored chunk has format {form} and sealing {sealing}, this version reads format "
             f"{_FORMAT}: open the store with the version that wrote it, or a newer one"
         )
     payload = memoryview(value)[_HEADER.size :]
-    return Chunk(first, count, metered, first_time, last_time, arrived, payload)
+    return Chunk(first, count, metered, first_time, last_time, arrived, payload, Sealing(sealing))
 
 
 def merge(parts: list[Chunk]) -> list[Chunk]:

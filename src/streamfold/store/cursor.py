@@ -12,6 +12,7 @@ from streamfold.store.chunks import Chunk
 from streamfold.store.engine import Row
 from streamfold.store.log import StreamLog
 from streamfold.store.reads import Allowance, ReadBatch
+from streamfold.store.sealing import SealingKey
 from streamfold.store.session import Session
 
 
@@ -23,7 +24,12 @@ class Cursor:
     """
 
     def __init__(
-        self, session: Session, log: StreamLog, seq_num: int, allowance: Allowance
+        self,
+        session: Session,
+        log: StreamLog,
+        seq_num: int,
+        allowance: Allowance,
+        key: SealingKey | None,
     ) -> None:
         self.seq_num = seq_num
         #: No more will come: the allowance is spent, or `until` was reached.
@@ -31,6 +37,7 @@ class Cursor:
         self._session = session
         self._log = log
         self._allowance = allowance
+        self._key = key
         self._ahead: deque[Chunk] = deque()
         self._scan: AsyncGenerator[list[Row]] | None = None
 
@@ -105,6 +112,7 @@ class Cursor:
             while self._ahead and self._ahead[0].last_seq_num < self.seq_num:
                 self._ahead.popleft()
             if self._ahead:
+                self._ahead[0] = self._log.unsealed(self._ahead[0], self._key)
                 return self._ahead[0]
             if self.at_tail:
                 await self.close()

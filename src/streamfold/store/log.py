@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
 import msgspec
@@ -16,16 +17,19 @@ import msgspec
 from streamfold.errors import (
     FencingTokenMismatchError,
     InvalidError,
+    KeyRequiredError,
     SeqNumMismatchError,
     StreamDeletingError,
     StreamfoldError,
 )
+from streamfold.model.configs import Cipher
 from streamfold.model.positions import U64_MAX, SeqNum, StreamPosition, Timestamp
 from streamfold.records.batch import Fence, RecordBatch
 from streamfold.store import chunks, keys, rows
 from streamfold.store.chunks import Chunk
 from streamfold.store.engine import Op
 from streamfold.store.rows import CleanupRow, StateRow, StreamRow
+from streamfold.store.sealing import GCM_SEQ_NUM_MAX, SEALING_OF, Sealing, SealingKey
 
 
 class AppendAck(msgspec.Struct, frozen=True, gc=False):
@@ -41,6 +45,7 @@ class Accepted(NamedTuple):
 
     chunk: Chunk
     ack: asyncio.Future[AppendAck]
+    key: SealingKey | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +124,7 @@ class StreamLog:
         batch: RecordBatch,
         match_seq_num: int | None,
         fencing_token: str | None,
+        key: SealingKey | None,
         now: int,
     ) -> asyncio.Future[AppendAck]:
         """Give `batch` its place in the stream, or raise and change nothing.
@@ -127,13 +133,13 @@ class StreamLog:
         yet: wait for `settled` before passing it on.
         """
         self.check_alive()
+        self.check_key(key)
         if fencing_token is not None and fencing_token != self._fencing_token:
             raise FencingTokenMismatchError(fencing_token, self._fencing_token)
         first = self._next_seq_num
         if match_seq_num is not None and match_seq_num != first:
             raise SeqNumMismatchError(match_seq_num, first)
-        if first + batch.count > U64_MAX:
-            raise InvalidError(f"stream {self.name!r} has no sequence numbers left after {first}")
+        self._check_sealable(first + batch.count)
         config = self.row.config
         payload, first_timestamp, last_timestamp = batch.sequence(
             SeqNum(first),
@@ -150,9 +156,30 @@ class StreamLog:
             first, batch.count, batch.metered, first_timestamp, last_timestamp, now, payload
         )
         ack = asyncio.get_running_loop().create_future()
-        self._pending.append(Accepted(chunk, ack))
+        self._pending.append(Accepted(chunk, ack, key if self.row.cipher else None))
         self._unsettled += 1
         return ack
+
+    def check_key(self, key: SealingKey | None) -> None:
+        """Raise if the stream is encrypted and there is no key."""
+        if self.row.cipher is not None and key is None:
+            raise KeyRequiredError(self.row.cipher)
+
+    def unsealed(self, chunk: Chunk, key: SealingKey | None) -> Chunk:
+        """`chunk` in the clear; DecryptionFailedError if it was sealed with another key."""
+        if chunk.sealing is Sealing.CLEAR:
+            return chunk
+        if key is None:
+            raise KeyRequiredError(chunk.sealing.name.lower().replace("_", "-"))
+        return chunks.unseal(chunk, self.id, key)
+
+    def _check_sealable(self, end: int) -> None:
+        limit = GCM_SEQ_NUM_MAX if self.row.cipher is Cipher.AES_256_GCM else U64_MAX
+        if end > limit:
+            raise InvalidError(
+                f"stream {self.name!r} has no sequence numbers left: {limit} is the last that "
+                "it can give"
+            )
 
     def _obey(self, batch: RecordBatch, first: int) -> None:
         for command in batch.commands:
@@ -215,7 +242,7 @@ class StreamLog:
     def take(self) -> Share:
         """Hand over everything that is pending, as chunks and rows, to be one part of a commit."""
         taken, self._pending = self._pending, []
-        merged = chunks.merge([accepted.chunk for accepted in taken])
+        merged = self._seal(taken) if self.row.cipher else chunks.merge([a.chunk for a in taken])
         ops: list[Op] = [
             (keys.chunk(self.id, chunk.last_seq_num), chunks.encode(chunk)) for chunk in merged
         ]
@@ -226,6 +253,19 @@ class StreamLog:
         share = Share(self, taken, merged, self._trim_point, self._trim_changed, ops)
         self._state_changed = self._trim_changed = False
         return share
+
+    def _seal(self, taken: list[Accepted]) -> list[Chunk]:
+        """Chunks of neighbours that have the same key, sealed with it."""
+        sealed: list[Chunk] = []
+        for key, group in groupby(taken, lambda accepted: accepted.key):
+            merged = chunks.merge([accepted.chunk for accepted in group])
+            sealed += [self._sealed(chunk, key) for chunk in merged]
+        return sealed
+
+    def _sealed(self, chunk: Chunk, key: SealingKey | None) -> Chunk:
+        if key is None or self.row.cipher is None:
+            return chunk
+        return chunks.seal(chunk, self.id, SEALING_OF[self.row.cipher], key)
 
     def _state_row(self) -> StateRow:
         return StateRow(

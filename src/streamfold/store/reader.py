@@ -15,15 +15,18 @@ from streamfold.store.cursor import Cursor
 from streamfold.store.engine import first_row
 from streamfold.store.log import StreamLog
 from streamfold.store.reads import WAIT_MAX, Allowance, ReadBatch, ReadRequest, StartKind
+from streamfold.store.sealing import SealingKey
 from streamfold.store.session import Session
 
 
-async def read_once(session: Session, log: StreamLog, request: ReadRequest) -> ReadBatch:
+async def read_once(
+    session: Session, log: StreamLog, request: ReadRequest, key: SealingKey | None
+) -> ReadBatch:
     """One batch; waits at the tail only if `request.wait` says so, and returns it empty then."""
     count = BATCH_RECORDS_MAX if request.count is None else min(request.count, BATCH_RECORDS_MAX)
     size = BATCH_BYTES_MAX if request.bytes is None else min(request.bytes, BATCH_BYTES_MAX)
     request = replace(request, count=count, bytes=size)
-    cursor = await _open(session, log, request)
+    cursor = await _open(session, log, request, key)
     try:
         if batch := await cursor.next(fill=True):
             return batch
@@ -56,9 +59,11 @@ class ReadSession:
         self._deadline: float | None = None
 
     @classmethod
-    async def open(cls, session: Session, log: StreamLog, request: ReadRequest) -> ReadSession:
+    async def open(
+        cls, session: Session, log: StreamLog, request: ReadRequest, key: SealingKey | None
+    ) -> ReadSession:
         """Find the start; raises PositionUnwrittenError if nothing can come from there."""
-        return cls(log, await _open(session, log, request), request)
+        return cls(log, await _open(session, log, request, key), request)
 
     async def next(self, heartbeat: float | None = None) -> ReadBatch | None:
         """The next batch, or None when the session has ended.
@@ -95,20 +100,22 @@ class ReadSession:
         await self._cursor.close()
 
 
-async def _open(session: Session, log: StreamLog, request: ReadRequest) -> Cursor:
+async def _open(
+    session: Session, log: StreamLog, request: ReadRequest, key: SealingKey | None
+) -> Cursor:
     log.check_alive()
-    tail = log.durable
-    seq_num = await _resolve_start(session, log, request, tail)
+    log.check_key(key)
+    seq_num = await _resolve_start(session, log, request, key)
     allowance = Allowance(request.count, request.bytes, request.until)
-    return Cursor(session, log, seq_num, allowance)
+    return Cursor(session, log, seq_num, allowance, key)
 
 
 async def _resolve_start(
-    session: Session, log: StreamLog, request: ReadRequest, tail: StreamPosition
+    session: Session, log: StreamLog, request: ReadRequest, key: SealingKey | None
 ) -> int:
-    start = request.start
+    start, tail = request.start, log.durable
     if start.kind is StartKind.TIMESTAMP and start.value <= tail.timestamp:
-        return await _seek_timestamp(session, log, start.value, tail)
+        return await _seek_timestamp(session, log, start.value, key)
     if start.kind is StartKind.TAIL_OFFSET:
         seq_num = max(0, tail.seq_num - start.value)
     elif start.kind is StartKind.SEQ_NUM and start.value <= tail.seq_num:
@@ -123,19 +130,18 @@ async def _resolve_start(
 
 
 async def _seek_timestamp(
-    session: Session, log: StreamLog, timestamp: int, tail: StreamPosition
+    session: Session, log: StreamLog, timestamp: int, key: SealingKey | None
 ) -> int:
     """seq_num of the first record at or after `timestamp`; the tail if there is none.
 
     Timestamps never decrease, so halving the range of seq_nums finds the chunk: about log2(records)
     seeks, and no second index to write.
     """
-    low, high, found = log.durable_trim_point, int(tail.seq_num), None
+    tail = int(log.durable.seq_num)
+    low, high, found = log.durable_trim_point, tail, None
     while low < high:
         middle = (low + high) // 2
-        row = await first_row(
-            session.engine, keys.chunk(log.id, middle), keys.chunk(log.id, int(tail.seq_num))
-        )
+        row = await first_row(session.engine, keys.chunk(log.id, middle), keys.chunk(log.id, tail))
         chunk = chunks.decode(row[1]) if row else None
         if chunk is None:
             high = middle
@@ -144,8 +150,8 @@ async def _seek_timestamp(
         else:
             low = chunk.last_seq_num + 1
     if found is None:
-        return int(tail.seq_num)
-    within = payloads.measure(found.payload).index_of_timestamp(timestamp)
+        return tail
+    within = payloads.measure(log.unsealed(found, key).payload).index_of_timestamp(timestamp)
     return max(found.first_seq_num + within, log.durable_trim_point)
 
 

@@ -39,6 +39,7 @@ from streamfold.store.local_disk import LocalDisk
 from streamfold.store.location import Location, open_location
 from streamfold.store.log import AppendAck, StreamLog
 from streamfold.store.reads import ReadBatch, ReadRequest
+from streamfold.store.sealing import SealingKey
 from streamfold.store.session import Session
 from streamfold.store.settings import StoreSettings
 from streamfold.store.slate_engine import SlateEngine
@@ -174,6 +175,7 @@ class StreamStore:
         match_seq_num: int | None = None,
         fencing_token: str | None = None,
         create_with: StreamConfigLayer = _NO_LAYER,
+        key: SealingKey | None = None,
     ) -> AppendAck:
         """Append a batch, all of it or nothing; durable when this returns."""
         ticket = await self.submit(
@@ -183,6 +185,7 @@ class StreamStore:
             match_seq_num=match_seq_num,
             fencing_token=fencing_token,
             create_with=create_with,
+            key=key,
         )
         return await ticket
 
@@ -195,12 +198,14 @@ class StreamStore:
         match_seq_num: int | None = None,
         fencing_token: str | None = None,
         create_with: StreamConfigLayer = _NO_LAYER,
+        key: SealingKey | None = None,
     ) -> Awaitable[AppendAck]:
         """Take a place in the stream for a batch, and return an awaitable for its ack.
 
         Batches that one caller submits one after the other are appended in that order. This waits
         for room if too much is unacknowledged, and raises if the batch is refused. `create_with` is
-        the configuration of the stream if this very call creates it.
+        the configuration of the stream if this very call creates it; `key` seals the records of a
+        stream that has a cipher.
         """
         batch = records if isinstance(records, RecordBatch) else RecordBatch.of(records)
         if fencing_token is not None:
@@ -212,7 +217,7 @@ class StreamStore:
         with log.in_use():
             await self._admission.acquire(batch.metered)
             try:
-                ack = log.accept(batch, match_seq_num, fencing_token, self._now())
+                ack = log.accept(batch, match_seq_num, fencing_token, key, self._now())
             except BaseException as error:
                 self._admission.release(batch.metered)
                 await _settle_refusal(error, log, opening.catalog)
@@ -237,13 +242,14 @@ class StreamStore:
         request: ReadRequest,
         *,
         create_with: StreamConfigLayer = _NO_LAYER,
+        key: SealingKey | None = None,
     ) -> ReadBatch:
         """One batch of at most 1000 records and 1 MiB; PositionUnwrittenError at the tail."""
         place = _place(basin, stream)
         session = (await self._supervisor.opening()).session
         log = await self._log_for(session, place, create_with, on_append=False)
         with log.in_use():
-            return await reader.read_once(session, log, request)
+            return await reader.read_once(session, log, request, key)
 
     @asynccontextmanager
     async def follow(
@@ -253,13 +259,14 @@ class StreamStore:
         request: ReadRequest,
         *,
         create_with: StreamConfigLayer = _NO_LAYER,
+        key: SealingKey | None = None,
     ) -> AsyncIterator[reader.ReadSession]:
         """A session that reads what is there, and then what comes, as far as `request` lets it."""
         place = _place(basin, stream)
         session = (await self._supervisor.opening()).session
         log = await self._log_for(session, place, create_with, on_append=False)
         with log.in_use():
-            reading = await reader.ReadSession.open(session, log, request)
+            reading = await reader.ReadSession.open(session, log, request, key)
             try:
                 yield reading
             finally:

@@ -5,7 +5,6 @@ clean code is never given to an error that leaves the outcome open, whatever its
 
     WireError
     ├── BadFrameError, BadHeaderError, BadJsonError, BadPathError, BadProtoError, BadQueryError
-    ├── DecryptionFailedError
     ├── UnauthenticatedError, PermissionDeniedError, QuotaExhaustedError
     ├── AccessTokenNotFoundError
     ├── TransactionConflictError, RateLimitedError, HotServerError
@@ -23,6 +22,7 @@ import msgspec
 from streamfold.errors import (
     FencingTokenMismatchError,
     InvalidError,
+    KeyRequiredError,
     MalformedError,
     NotFoundError,
     PositionUnwrittenError,
@@ -61,10 +61,6 @@ class BadProtoError(WireError):
 
 class BadQueryError(WireError):
     code = "bad_query"
-
-
-class DecryptionFailedError(WireError):
-    code = "decryption_failed"
 
 
 class UnauthenticatedError(WireError):
@@ -166,6 +162,7 @@ CODES: Final[dict[str, _Code]] = {
 _BY_CLASS: Final[tuple[tuple[type[StreamfoldError], str], ...]] = (
     (WriterFencedError, "unavailable"),
     (MalformedError, "bad_proto"),
+    (KeyRequiredError, "bad_header"),
     (InvalidError, "invalid"),
     (StoreClosingError, "server_draining"),
     (RetryLaterError, "unavailable"),
