@@ -21,6 +21,8 @@ _THREAD_FROM_BYTES = 64 << 10
 #: Bytes; memory that SlateDB may use for rows not yet in a sorted table, and the size of one.
 _TABLE_BYTES = 32 << 20
 _UNFLUSHED_BYTES = 128 << 20
+#: Bytes of a compacted table. A compaction holds one in memory, and there is one at a time.
+_COMPACTED_BYTES = 64 << 20
 #: Bytes of blocks kept for point reads; scans of records pass the cache by.
 _CACHE_BYTES = 32 << 20
 #: Bytes that a scan fetches ahead, and how many fetches it has under way.
@@ -159,6 +161,10 @@ def _settings(*, collects: bool) -> Any:
     settings.set("flush_interval", "null")
     settings.set("l0_sst_size_bytes", str(_TABLE_BYTES))
     settings.set("max_unflushed_bytes", str(_UNFLUSHED_BYTES))
+    settings.set("compactor_options.max_concurrent_compactions", "1")
+    settings.set("compactor_options.worker.max_concurrent_compactions", "1")
+    settings.set("compactor_options.worker.max_subcompactions", "1")
+    settings.set("compactor_options.worker.max_sst_size", str(_COMPACTED_BYTES))
     return settings
 
 
