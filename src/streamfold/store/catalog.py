@@ -1,13 +1,17 @@
 """Basins and streams: what exists, and with which configuration.
 
-Every answer rests on durable rows: a change holds the name's lock until its commit is through.
+Every answer rests on durable rows: a change holds the name's lock until its commit is through, even
+if whoever asked for it has gone.
 """
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
@@ -36,6 +40,27 @@ from streamfold.store.locks import NamedLocks
 from streamfold.store.rows import BasinRow, CleanupRow, CounterRow, StreamRow
 from streamfold.store.session import Session
 
+P = ParamSpec("P")
+R = TypeVar("R")
+Change = Callable[Concatenate["Catalog", P], Coroutine[Any, Any, R]]
+
+
+def _finished(change: Change[P, R]) -> Change[P, R]:
+    """Have `change` go on to its end when its caller is cancelled.
+
+    If it let go of the lock before its commit is through, the next one would judge by rows that are
+    about to change, and could put a second stream in the place of one that has records already.
+    """
+
+    @functools.wraps(change)
+    async def finish(self: Catalog, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        task = asyncio.create_task(change(self, *args, **kwargs))
+        self.under_way.add(task)
+        task.add_done_callback(self.leave)
+        return await asyncio.shield(task)
+
+    return finish
+
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
@@ -44,7 +69,14 @@ class Catalog:
     session: Session
     locks: NamedLocks
     now: Callable[[], int]
+    under_way: set[asyncio.Task[Any]] = field(default_factory=set)
 
+    def leave(self, task: asyncio.Task[Any]) -> None:
+        self.under_way.discard(task)
+        if not task.cancelled():
+            task.exception()  # marks it as seen: whoever asked may have gone
+
+    @_finished
     async def create_basin(
         self, name: BasinName, config: BasinConfig, token: str | None
     ) -> tuple[BasinInfo, Provision]:
@@ -60,6 +92,7 @@ class Catalog:
                 raise AlreadyExistsError("basin", name)
             return basin_info(name, row), Provision.NOOP
 
+    @_finished
     async def ensure_basin(
         self, name: BasinName, config: BasinConfig
     ) -> tuple[BasinInfo, Provision]:
@@ -76,6 +109,7 @@ class Catalog:
             await self._write((keys.basin(name), rows.encode(row)))
             return basin_info(name, row), result
 
+    @_finished
     async def reconfigure_basin(self, name: BasinName, change: BasinReconfiguration) -> BasinConfig:
         async with self.locks.hold(name):
             row = await self._basin_row(name)
@@ -87,6 +121,7 @@ class Catalog:
     async def basin_config(self, name: BasinName) -> BasinConfig:
         return (await self._basin_row(name)).config
 
+    @_finished
     async def delete_basin(self, name: BasinName) -> None:
         """Mark the basin as going; its streams and then itself are removed in the background."""
         async with self.locks.hold(name):
@@ -95,6 +130,7 @@ class Catalog:
                 row = msgspec.structs.replace(row, deleted_at=self.now())
                 await self._write((keys.basin(name), rows.encode(row)))
 
+    @_finished
     async def create_stream(
         self, basin: BasinName, name: StreamName, config: StreamConfigLayer, token: str | None
     ) -> tuple[StreamInfo, Provision]:
@@ -109,6 +145,7 @@ class Catalog:
                 raise AlreadyExistsError("stream", name)
             return stream_info(name, row), Provision.NOOP
 
+    @_finished
     async def ensure_stream(
         self, basin: BasinName, name: StreamName, config: StreamConfigLayer
     ) -> tuple[StreamInfo, Provision]:
@@ -126,6 +163,7 @@ class Catalog:
             await self._replace_stream(basin, name, msgspec.structs.replace(row, config=resolved))
             return stream_info(name, row), Provision.UPDATED
 
+    @_finished
     async def open_stream(
         self, basin: BasinName, name: StreamName, config: StreamConfigLayer
     ) -> None:
@@ -139,6 +177,7 @@ class Catalog:
         _check_stream_active(basin, name, row)
         return row.config
 
+    @_finished
     async def reconfigure_stream(
         self, basin: BasinName, name: StreamName, change: StreamReconfiguration
     ) -> StreamConfig:
@@ -150,6 +189,7 @@ class Catalog:
             await self._replace_stream(basin, name, msgspec.structs.replace(row, config=config))
             return config
 
+    @_finished
     async def delete_stream(self, basin: BasinName, name: StreamName) -> None:
         """Stop the stream now; its records are removed in the background, then the name is free."""
         async with self.locks.hold(basin, name), self.session.log(basin, name) as log:

@@ -32,6 +32,9 @@ _FETCH_TASKS = 2
 _PAGE_ROWS = 512
 _PAGE_BYTES = 1 << 20
 
+#: Seconds in which storage must answer once, or it is not opened.
+_ANSWER_PATIENCE = 15.0
+
 _WAL = binding.FlushOptions(flush_type=binding.FlushType.WAL)
 #: One file ahead: further ones would be waited for in the background long after the last was read.
 _READ_WAL = binding.SlateDbWalReaderOptions(max_fetch_tasks=1)
@@ -67,8 +70,9 @@ class SlateEngine:
                 await disk.repair(reader)
             elif location.folder is not None:
                 forget_restore_point(location.folder)
-            db = await builder.build()
             admin = binding.AdminBuilder(location.path, location.store).build()
+            await _check_answers(admin, location)
+            db = await builder.build()
             epoch = (await admin.read_manifest(None)).writer_epoch
             if disk is not None:
                 await disk.take_over(admin)
@@ -145,6 +149,18 @@ class SlateEngine:
             # A database that is already closed or fenced has nothing left to flush.
             if not isinstance(error, binding.Error.Closed):
                 raise _translated(error) from error
+
+
+async def _check_answers(admin: Any, location: Location) -> None:
+    """Raise if storage does not answer: SlateDB itself would try for ever, and not say why."""
+    try:
+        async with asyncio.timeout(_ANSWER_PATIENCE):
+            await admin.read_manifest(None)
+    except TimeoutError:
+        raise StorageError(
+            f"storage at {location.url} gave no good answer within {_ANSWER_PATIENCE} s: check that "
+            "it exists, its endpoint and the credentials"
+        ) from None
 
 
 async def _batch_of(ops: list[Op]) -> Any:

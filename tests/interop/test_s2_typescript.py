@@ -1,0 +1,44 @@
+"""npm `@s2-dev/streamstore`, as published, against `streamfold serve` as a user starts it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.interop.serving import serving
+
+FOLDER = Path(__file__).parent / "typescript"
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed"),
+    pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed"),
+]
+
+
+@pytest.fixture(scope="module")
+def packages() -> None:
+    """Install the client; without a lock file, as that would name a registry."""
+    command = ["npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--silent"]
+    subprocess.run(command, cwd=FOLDER, check=True, timeout=300)
+
+
+@pytest.mark.usefixtures("packages")
+@pytest.mark.parametrize("storage", ["memory", "local"])
+def test_the_typescript_sdk_works(storage: str, tmp_path: Path) -> None:
+    options = [] if storage == "memory" else ["--local-root", str(tmp_path)]
+    with serving(*options) as exports:
+        done = subprocess.run(
+            ["node", "s2.mjs"],
+            cwd=FOLDER,
+            env=os.environ | exports,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("ok ") == 6

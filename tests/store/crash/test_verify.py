@@ -1,0 +1,131 @@
+"""The comparison notices whatever could be wrong: a proof is worth what its checks are worth."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+
+import msgspec
+import pytest
+
+from streamfold.model.records import Record
+from streamfold.store.store import StreamStore, open_store
+from tests.store.crash.ledger import Ledger, Placed, Plan, Tried
+from tests.store.crash.load import STREAMS, Load, prepare
+from tests.store.crash.verify import BASIN, DurabilityError, verify
+
+STREAM = STREAMS[0]
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[StreamStore]:
+    async with open_store("memory:") as opened:
+        await prepare(opened)
+        yield opened
+
+
+@pytest.fixture
+async def ledger(store: StreamStore) -> Ledger:
+    """What was told of some load; every stream has several batches, none trimmed away."""
+    told = Ledger()
+    await Load(store, "load", 1, told.apply).run(writers=3, batches=40)
+    return told
+
+
+def latest(ledger: Ledger) -> tuple[Plan, Placed]:
+    return max(ledger.streams[STREAM].placed.values(), key=lambda entry: entry[1].end)
+
+
+async def test_what_is_as_told_is_verified(store: StreamStore, ledger: Ledger) -> None:
+    events = await verify(store, ledger)
+    assert len(events) == 1
+    assert all(stream.placed for stream in ledger.streams.values())
+    for event in events:
+        ledger.apply(event)
+    await verify(store, ledger)
+
+
+async def test_a_batch_of_unknown_outcome_is_found(store: StreamStore, ledger: Ledger) -> None:
+    plan, placed = latest(ledger)
+    del ledger.streams[STREAM].placed[plan.batch]
+    ledger.apply(Tried(plan))
+    assert msgspec.structs.replace(placed, acknowledged=False) in await verify(store, ledger)
+
+
+async def test_a_lost_batch_is_noticed(store: StreamStore, ledger: Ledger) -> None:
+    plan, placed = latest(ledger)
+    ledger.apply(Tried(msgspec.structs.replace(plan, batch="load.9.9")))
+    moved = msgspec.structs.replace(placed, batch="load.9.9")
+    ledger.apply(moved)
+    with pytest.raises(DurabilityError, match="lost batch"):
+        await verify(store, ledger)
+
+
+async def test_a_lower_tail_is_noticed(store: StreamStore, ledger: Ledger) -> None:
+    ledger.streams[STREAM].tail += 1
+    with pytest.raises(DurabilityError, match="was acknowledged"):
+        await verify(store, ledger)
+
+
+def _moves(plan: Plan, placed: Placed) -> tuple[Plan, Placed]:
+    return plan, msgspec.structs.replace(placed, start=placed.start + 1, end=placed.end + 1)
+
+
+def _changes_time(plan: Plan, placed: Placed) -> tuple[Plan, Placed]:
+    return plan, msgspec.structs.replace(placed, last_timestamp=placed.last_timestamp + 1)
+
+
+def _changes_content(plan: Plan, placed: Placed) -> tuple[Plan, Placed]:
+    return msgspec.structs.replace(plan, size=plan.size + 1), placed
+
+
+def _cuts(plan: Plan, placed: Placed) -> tuple[Plan, Placed]:
+    return msgspec.structs.replace(plan, count=plan.count + 1), placed
+
+
+@pytest.mark.parametrize("change", [_moves, _changes_time, _changes_content, _cuts])
+async def test_a_batch_that_is_not_as_told_is_noticed(
+    store: StreamStore,
+    ledger: Ledger,
+    change: Callable[[Plan, Placed], tuple[Plan, Placed]],
+) -> None:
+    plan, placed = latest(ledger)
+    ledger.streams[STREAM].placed[plan.batch] = change(plan, placed)
+    with pytest.raises(DurabilityError, match=r"acknowledged as|another record|ends within"):
+        await verify(store, ledger)
+
+
+async def test_a_refused_batch_that_is_there_is_noticed(store: StreamStore, ledger: Ledger) -> None:
+    plan, _ = latest(ledger)
+    del ledger.streams[STREAM].placed[plan.batch]
+    ledger.streams[STREAM].refused.add(plan.batch)
+    with pytest.raises(DurabilityError, match="was refused"):
+        await verify(store, ledger)
+
+
+async def test_a_batch_that_comes_twice_is_noticed(store: StreamStore, ledger: Ledger) -> None:
+    plan, _ = latest(ledger)
+    await store.append(BASIN, STREAM, plan.records())
+    with pytest.raises(DurabilityError, match=r"twice|another record|trimmed up to"):
+        await verify(store, ledger)
+
+
+async def test_records_of_nobody_are_noticed(store: StreamStore, ledger: Ledger) -> None:
+    strange = Plan("strange.0.0", STREAM, 1, 10)
+    await store.append(BASIN, STREAM, strange.records())
+    with pytest.raises(DurabilityError, match="nobody appended"):
+        await verify(store, ledger)
+    await store.append(BASIN, STREAM, [Record(b"without a batch")])
+    with pytest.raises(DurabilityError):
+        await verify(store, ledger)
+
+
+async def test_a_trim_or_token_that_is_not_in_force_is_noticed(
+    store: StreamStore, ledger: Ledger
+) -> None:
+    stream = ledger.streams[STREAM]
+    stream.fence = (stream.tail, "never set")
+    with pytest.raises(DurabilityError, match="token"):
+        await verify(store, ledger)
+    stream.trim_point += 1
+    with pytest.raises(DurabilityError, match="trimmed up to"):
+        await verify(store, ledger)

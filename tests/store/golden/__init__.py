@@ -1,0 +1,1 @@
+"""Data directories that former versions wrote, one folder per format, and what they hold."""

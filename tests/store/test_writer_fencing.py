@@ -1,0 +1,148 @@
+"""One writer: whoever opens a store replaces the one before, who acknowledges nothing any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from streamfold.errors import OutcomeUnknownError, WriterFencedError
+from streamfold.model.records import Record
+from streamfold.store.location import Location, open_location
+from streamfold.store.settings import StoreSettings
+from streamfold.store.store import StreamStore, open_store
+from tests.s3 import S3Server, run_s3_server
+from tests.store.crash.ledger import Event, Ledger, Placed
+from tests.store.crash.load import STREAMS, Load, prepare
+from tests.store.crash.process import WriterProcess
+from tests.store.crash.verify import BASIN, read_all, verify
+
+#: Short, so that upkeep of both writers gets into each other's way. Seconds.
+SETTINGS = StoreSettings(upkeep_interval=0.05)
+STREAM = STREAMS[0]
+
+
+@pytest.fixture(scope="module")
+def s3_server() -> Iterator[S3Server]:
+    with run_s3_server() as server:
+        yield server
+
+
+@pytest.fixture(params=["local", "s3"])
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
+    """An empty place; every writer of a test opens the same."""
+    if request.param == "local":
+        return open_location(tmp_path.as_uri())
+    server: S3Server = request.getfixturevalue("s3_server")
+    return open_location(f"s3://{server.bucket}/{request.node.name}", server.environment())
+
+
+@asynccontextmanager
+async def two_writers(location: Location) -> AsyncIterator[tuple[StreamStore, StreamStore]]:
+    """A writer with one acknowledged record, and a second one that has just replaced it."""
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(open_store(location))
+        await prepare(first)
+        await first.append(BASIN, STREAM, [Record(b"before")])
+        second = await stack.enter_async_context(open_store(location))
+        yield first, second
+
+
+async def test_a_replaced_writer_cannot_append(location: Location) -> None:
+    async with two_writers(location) as (first, second):
+        with pytest.raises((WriterFencedError, OutcomeUnknownError)):
+            await first.append(BASIN, STREAM, [Record(b"lost")])
+        with pytest.raises(WriterFencedError, match="took over"):
+            await first.append(BASIN, STREAM, [Record(b"lost, too")])
+        ack = await second.append(BASIN, STREAM, [Record(b"after")])
+        assert ack.start.seq_num == 1
+    async with open_store(location) as third:
+        assert [record.body for record in await read_all(third, STREAM)] == [b"before", b"after"]
+
+
+async def test_a_replaced_writer_cannot_change_basins_and_streams(location: Location) -> None:
+    async with two_writers(location) as (first, second):
+        with pytest.raises((WriterFencedError, OutcomeUnknownError)):
+            await first.create_stream(BASIN, "of-first")
+        with pytest.raises(WriterFencedError):
+            await first.delete_stream(BASIN, STREAM)
+        await second.create_stream(BASIN, "of-second")
+        names = [info.name for info in (await second.list_streams(BASIN)).items]
+        assert names == sorted([*STREAMS, "of-second"])
+
+
+async def test_a_writer_learns_from_upkeep_that_it_was_replaced(location: Location) -> None:
+    async with two_writers(location) as (first, second):
+        with pytest.raises(WriterFencedError):
+            await first.upkeep()
+        await second.upkeep()
+        assert [record.body for record in await read_all(second, STREAM)] == [b"before"]
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_writers_that_replace_each_other_under_load_lose_nothing(
+    location: Location, seed: int
+) -> None:
+    """What is readable in the end is what all of them acknowledged, and of the rest whole batches."""
+    ledger = Ledger()
+    loads: list[Load] = []
+    async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
+        for number in range(3):
+            store = await stack.enter_async_context(open_store(location, SETTINGS))
+            await prepare(store)
+            acked = asyncio.Event()
+            load = Load(store, f"writer{number}", seed, _noting(ledger, acked))
+            loads.append(load)
+            group.create_task(load.run(writers=3))
+            await acked.wait()
+        loads[-1].stop()
+    assert [type(load.ended_by) for load in loads] == [
+        WriterFencedError,
+        WriterFencedError,
+        type(None),
+    ]
+    async with open_store(location, SETTINGS) as store:
+        await verify(store, ledger)
+
+
+def _noting(ledger: Ledger, acked: asyncio.Event, acks: int = 20) -> Callable[[Event], None]:
+    left = acks
+
+    def note(event: Event) -> None:
+        nonlocal left
+        ledger.apply(event)
+        if isinstance(event, Placed):
+            left -= 1
+            if not left:
+                acked.set()
+
+    return note
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_processes_that_replace_each_other_under_load_lose_nothing(
+    tmp_path: Path, seed: int
+) -> None:
+    ledger = Ledger()
+    url = tmp_path.as_uri()
+    writers: list[WriterProcess] = []
+    async with asyncio.TaskGroup() as group:
+        for number in range(3):
+            writer = await WriterProcess.start(url, f"process{number}", seed)
+            writers.append(writer)
+            acked = asyncio.Event()
+            group.create_task(_follow(writer, _noting(ledger, acked, 100)))
+            await acked.wait()
+        writers[-1].kill()
+    ends = [await writer.end() for writer in writers]
+    assert [code for code, _ in ends] == [0, 0, -9], ends
+    async with open_store(url, SETTINGS) as store:
+        await verify(store, ledger)
+
+
+async def _follow(writer: WriterProcess, note: Callable[[Event], None]) -> None:
+    while event := await writer.event():
+        note(event)
