@@ -10,6 +10,7 @@ Classes are grouped by what a caller does next; `code` is stable and goes over t
     ├── NotFoundError                     name something that exists, or create it
     │   ├── BasinNotFoundError
     │   ├── StreamNotFoundError
+    │   ├── AccessTokenNotFoundError
     │   └── BlobNotFoundError
     ├── ConflictError                     look at what is there, then decide
     │   ├── AlreadyExistsError
@@ -21,6 +22,8 @@ Classes are grouped by what a caller does next; `code` is stable and goes over t
     │   └── SeqNumMismatchError
     ├── PositionUnwrittenError            wait, or read from before the tail
     ├── DecryptionFailedError             read with the key that the records were written with
+    ├── UnauthenticatedError              show a token that is known and has not expired
+    ├── PermissionDeniedError             use a token that allows this
     ├── RetryLaterError                   nothing happened: try again later
     │   ├── StoreClosingError
     │   ├── StoreRecoveringError
@@ -30,6 +33,7 @@ Classes are grouped by what a caller does next; `code` is stable and goes over t
     ├── WriterFencedError                 another process owns the store now: stop
     └── StorageError                      stored bytes cannot be used: an operator must look
         ├── DataCorruptError
+        ├── DeviceFailedError
         └── FormatUnsupportedError
 """
 
@@ -93,6 +97,13 @@ class StreamNotFoundError(NotFoundError):
             f"stream {stream!r} does not exist in basin {basin!r}: create it, or let the basin "
             "create streams on append or on read"
         )
+
+
+class AccessTokenNotFoundError(NotFoundError):
+    code = "access_token_not_found"
+
+    def __init__(self, token_id: str) -> None:
+        super().__init__(f"access token {token_id!r} does not exist: list the tokens to see which")
 
 
 class BlobNotFoundError(NotFoundError):
@@ -189,6 +200,18 @@ class DecryptionFailedError(StreamfoldError):
         super().__init__("the records cannot be decrypted with the given encryption key")
 
 
+class UnauthenticatedError(StreamfoldError):
+    """Nobody can tell who is calling; the message never repeats what was shown as a secret."""
+
+    code = "authn"
+
+
+class PermissionDeniedError(StreamfoldError):
+    """The caller is known, and may not do this."""
+
+    code = "permission_denied"
+
+
 class RetryLaterError(StreamfoldError):
     """Nothing happened; the same call may succeed later."""
 
@@ -244,6 +267,13 @@ class StorageError(StreamfoldError):
 
 class DataCorruptError(StorageError):
     code = "data_corrupt"
+
+
+class DeviceFailedError(StorageError):
+    """The device did not store what it was given; what it holds now cannot be told any more."""
+
+    code = "device_failed"
+    definite = False
 
 
 class FormatUnsupportedError(StorageError):

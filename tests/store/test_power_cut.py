@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 
-from streamfold.errors import DataCorruptError, OutcomeUnknownError
+from streamfold.errors import DataCorruptError
 from streamfold.model.records import Record
 from streamfold.store import slate_engine
 from streamfold.store.engine import EngineOpener
@@ -371,30 +371,6 @@ async def test_nothing_is_removed_after_a_mere_crash(machine: Callable[[int], Ma
 
     async with open_store(location, NO_UPKEEP, opener=open_engine) as store:
         await verify(store, ledger)
-
-
-async def test_a_commit_that_cannot_be_synced_is_not_acknowledged(
-    machine: Callable[[int], Machine],
-) -> None:
-    running = machine(6)
-    async with running.store() as store:
-        await running.prepare(store)
-        failing = threading.Event()
-        failing.set()
-
-        def fail(path: Path) -> None:
-            if failing.is_set() and path.parent.name == "wal":
-                failing.clear()
-                raise OSError(5, "Input/output error")
-
-        running.disk.on_sync = fail
-        with pytest.raises(OutcomeUnknownError, match="Input/output error"):
-            await store.append(BASIN, STREAMS[0], [Record(b"x")])
-        ack = await store.append(BASIN, STREAMS[0], [Record(b"y")])
-        bodies = [record.body for record in await read_all(store, STREAMS[0])]
-        assert ack.end.seq_num == len(bodies)
-        assert bodies in ([b"y"], [b"x", b"y"])
-        assert len(running.engines) == 2
 
 
 async def test_what_was_written_without_sync_is_not_undone_by_a_restart_of_the_machine(

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+from pathlib import Path
 
 import pytest
 
 from streamfold.errors import (
+    DeviceFailedError,
     OutcomeUnknownError,
     SeqNumMismatchError,
     StoreClosingError,
     StoreRecoveringError,
     StreamfoldError,
 )
+from streamfold.store.local_disk import LocalDisk, sync_path
+from streamfold.store.location import open_location
 from streamfold.store.reads import ReadRequest, from_seq_num
 from streamfold.store.settings import StoreSettings
-from streamfold.store.store import StreamStore
+from streamfold.store.slate_engine import SlateEngine
+from streamfold.store.store import StreamStore, open_store
 from streamfold.testing.engine_faults import CommitFault
 from tests.store.conftest import BASIN, STREAM, Bench, bodies
 
@@ -187,3 +193,28 @@ async def test_every_failure_is_one_of_our_errors(store: StreamStore, bench: Ben
             seen += [record.body for record in batch.records()]
     assert [body for body in seen if body in set(acked)] == acked
     assert len(seen) == len(set(seen))
+
+
+async def test_a_device_that_fails_to_sync_stops_the_store_for_good(tmp_path: Path) -> None:
+    location = open_location(tmp_path.as_uri())
+    assert location.folder is not None
+    failing = False
+
+    def sync(path: Path) -> None:
+        if failing:
+            raise OSError(errno.EIO, "Input/output error")
+        sync_path(path)
+
+    disk = LocalDisk(location.folder, sync=sync)
+    async with open_store(location, opener=lambda: SlateEngine.open(location, disk)) as store:
+        await store.create_basin(BASIN)
+        await store.create_stream(BASIN, STREAM)
+        await store.append(BASIN, STREAM, bodies("a"))
+        failing = True
+        with pytest.raises(DeviceFailedError, match="Input/output error"):
+            await store.append(BASIN, STREAM, bodies("b"))
+        failing = False  # the device may claim to be well again: it is not believed
+        with pytest.raises(DeviceFailedError):
+            await store.append(BASIN, STREAM, bodies("c"))
+        with pytest.raises(DeviceFailedError):
+            await store.read(BASIN, STREAM, EVERYTHING)

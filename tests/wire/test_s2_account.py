@@ -8,22 +8,19 @@ from typing import Any
 
 import pytest
 import s2_sdk
-from msgspec import UNSET
 from s2_sdk import _mappers as sdk
 
-from streamfold.wire.s2.account import (
+from streamfold.model.access import (
+    NOTHING,
     AccessToken,
-    Accumulation,
-    Gauge,
-    Interval,
-    Label,
-    Location,
     Operation,
     Permission,
     ResourceSet,
-    Scalar,
     Scope,
-    Unit,
+)
+from streamfold.model.metrics import Accumulation, Gauge, Interval, Label, Scalar, Unit
+from streamfold.wire.s2.account import (
+    Location,
     decode_default_location,
     decode_issue_access_token,
     encode_access_token_page,
@@ -54,13 +51,13 @@ def test_a_request_of_the_official_client_is_understood() -> None:
     )
     body = json.dumps(sdk.access_token_info_to_json("token", scope, True, expires)).encode()
     token = decode_issue_access_token(body)
-    assert (token.id, token.auto_prefix_streams, token.expires_at) == ("token", True, expires)
-    assert token.scope.basins == ResourceSet(exact="my-basin")
-    assert token.scope.streams == ResourceSet(prefix="")
-    assert token.scope.access_tokens is None
-    assert token.scope.op_groups is not None
+    assert (token.id, token.auto_prefix_streams) == ("token", True)
+    assert token.expires_at == expires.timestamp() * 1000
+    assert token.scope.basins == ResourceSet.exact("my-basin")
+    assert token.scope.streams == ResourceSet.prefix("")
+    assert token.scope.access_tokens == NOTHING
     assert token.scope.op_groups.stream == Permission(read=True)
-    assert token.scope.ops == (Operation.APPEND,)
+    assert token.scope.ops == {Operation.APPEND}
 
 
 def test_absent_and_null_members_are_the_same() -> None:
@@ -101,7 +98,9 @@ def test_an_issued_token_is_shown_once() -> None:
 
 def test_a_listing_spells_permissions_out() -> None:
     page = json.loads(
-        encode_access_token_page([AccessToken("token", Scope(ResourceSet("b")))], has_more=False)
+        encode_access_token_page(
+            [AccessToken("token", Scope(ResourceSet.exact("b")))], has_more=False
+        )
     )
     off = {"read": False, "write": False}
     assert page == {
@@ -125,11 +124,35 @@ def test_a_listing_spells_permissions_out() -> None:
 
 def test_the_official_client_reads_a_listing() -> None:
     expires = datetime(2030, 1, 2, tzinfo=UTC)
-    token = AccessToken("token", Scope(streams=ResourceSet(UNSET, "p")), True, expires)
+    scope = Scope(streams=ResourceSet.prefix("p"), ops=frozenset({Operation.READ}))
+    token = AccessToken("token", scope, True, int(expires.timestamp() * 1000))
     [shown] = json.loads(encode_access_token_page([token], has_more=False))["access_tokens"]
     theirs = sdk.access_token_info_from_json(shown)
     assert (theirs.id, theirs.auto_prefix_streams, theirs.expires_at) == ("token", True, expires)
     assert theirs.scope.streams == s2_sdk.PrefixMatch("p")
+    assert theirs.scope.ops == [s2_sdk.Operation.READ]
+
+
+def test_an_empty_name_is_the_set_of_none_and_listed_as_such() -> None:
+    token = decode_issue_access_token(request(scope={"basins": {"exact": ""}}))
+    assert token.scope.basins == NOTHING
+    [shown] = json.loads(encode_access_token_page([token], has_more=False))["access_tokens"]
+    assert shown["scope"]["basins"] is None
+
+
+def test_what_a_listing_shows_can_be_asked_for_again() -> None:
+    asked = request(
+        scope={
+            "basins": {"prefix": ""},
+            "streams": {"exact": "s"},
+            "op_groups": {"account": {"read": True}, "basin": None},
+            "ops": ["trim", "append"],
+        },
+        expires_at="2030-01-02T03:04:05.678Z",
+    )
+    token = decode_issue_access_token(asked)
+    [shown] = json.loads(encode_access_token_page([token], has_more=False))["access_tokens"]
+    assert decode_issue_access_token(json.dumps(shown).encode()) == token
 
 
 def test_the_official_client_reads_every_kind_of_metric() -> None:

@@ -45,7 +45,7 @@ upstream_timeout 504 no
 ROWS = [line.split() for line in TABLE.split("\n") if line]
 
 ANSWERS = [
-    (failures.UnauthenticatedError("m"), "authn"),
+    (errors.UnauthenticatedError("m"), "authn"),
     (failures.BadFrameError("m"), "bad_frame"),
     (failures.BadHeaderError("m"), "bad_header"),
     (failures.BadJsonError("m"), "bad_json"),
@@ -54,9 +54,9 @@ ANSWERS = [
     (failures.BadQueryError("m"), "bad_query"),
     (errors.DecryptionFailedError(), "decryption_failed"),
     (errors.KeyRequiredError("aegis-256"), "bad_header"),
-    (failures.PermissionDeniedError("m"), "permission_denied"),
+    (errors.PermissionDeniedError("m"), "permission_denied"),
     (failures.QuotaExhaustedError("m"), "quota_exhausted"),
-    (failures.AccessTokenNotFoundError("m"), "access_token_not_found"),
+    (errors.AccessTokenNotFoundError("m"), "access_token_not_found"),
     (errors.BasinNotFoundError("b"), "basin_not_found"),
     (errors.StreamNotFoundError("b", "s"), "stream_not_found"),
     (failures.RequestTimeoutError("m"), "request_timeout"),

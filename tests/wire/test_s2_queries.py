@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamfold.errors import InvalidError
+from streamfold.model.metrics import Interval
 from streamfold.model.positions import U64_MAX
-from streamfold.wire.s2.account import Interval
 from streamfold.wire.s2.failures import BadHeaderError, BadQueryError
 from streamfold.wire.s2.queries import (
     ListQuery,

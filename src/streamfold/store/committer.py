@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from streamfold.errors import (
+    DeviceFailedError,
     OutcomeUnknownError,
     StoreRecoveringError,
     StreamfoldError,
@@ -89,15 +90,15 @@ class Committer:
 
     def fail(self, cause: StreamfoldError) -> None:
         """Fail all that is outstanding: written as unknown, unwritten as not done."""
-        fenced = isinstance(cause, WriterFencedError)
+        final = isinstance(cause, WriterFencedError | DeviceFailedError)
         unknown = (
             cause
-            if fenced
+            if final
             else OutcomeUnknownError(
                 f"storage failed while this was being written, it may or may not be there: {cause}"
             )
         )
-        unsent = cause if fenced else StoreRecoveringError(str(cause))
+        unsent = cause if final else StoreRecoveringError(str(cause))
         logs = dict(self._dirty)
         written: dict[int, list[Share]] = {}
         for commit, _ in self._under_way:

@@ -112,12 +112,24 @@ class Cursor:
             while self._ahead and self._ahead[0].last_seq_num < self.seq_num:
                 self._ahead.popleft()
             if self._ahead:
+                self._check_no_hole(self._ahead[0])
                 self._ahead[0] = self._log.unsealed(self._ahead[0], self._key)
                 return self._ahead[0]
             if self.at_tail:
                 await self.close()
                 return None
             await self._read_ahead()
+
+    def _check_no_hole(self, chunk: Chunk) -> None:
+        """What is missing before `chunk` must be trimmed: records do not vanish otherwise."""
+        if chunk.first_seq_num > self.seq_num:
+            raise self._missing(chunk.first_seq_num)
+
+    def _missing(self, end: int) -> DataCorruptError:
+        return DataCorruptError(
+            f"records {self.seq_num} to {end - 1} of stream {self._log.name!r} in basin "
+            f"{self._log.basin!r} are not trimmed, yet storage does not have them"
+        )
 
     async def _read_ahead(self) -> None:
         if recent := self._session.recent.since(self._log.id, self.seq_num):
@@ -136,10 +148,7 @@ class Cursor:
             return
         await self.close()
         if fresh and self.seq_num >= self._log.durable_trim_point:
-            raise DataCorruptError(
-                f"records {self.seq_num} to {durable - 1} of stream {self._log.name!r} in basin "
-                f"{self._log.basin!r} are not trimmed, yet storage does not have them"
-            )
+            raise self._missing(int(durable))
 
 
 class _Gathering:

@@ -8,10 +8,16 @@
     0x03  stream id (8)                         StateRow: token, trim point, tail once it is bare
     0x04  stream id (8), last seq_num (8)       chunk of records (see chunks.py)
     0x05  stream id (8)                         CleanupRow: records below the trim point are to go
+    0x06  SHA-256 of a secret (32)              TokenRow: who shows the secret may do this
+    0x07  access token id                       TokenRow: the same, to be listed and revoked
+    0x08  stream id (8)                         HeldRow: bytes of records held, this hour by minute
+    0x09  stream id (8), hour (4)               LevelRow: the same, in an hour that is over
+    0x0a  basin NUL hour (4)                    UsageRow: what was used; the account's has no basin
 
 The last seq_num of a chunk is its key, so the chunk that holds seq_num n is the first with a key of n
 or more: one seek, no index. Names contain no NUL, so listings sort as names do. A stream id is used
 once: a deleted and re-created name gets another, and nothing of the old stream can shine through.
+Hours are counted from the Unix epoch.
 """
 
 from __future__ import annotations
@@ -25,7 +31,13 @@ _STREAM = b"\x02"
 _STATE = b"\x03"
 _CHUNK = b"\x04"
 _CLEANUP = b"\x05"
+_TOKEN_DIGEST = b"\x06"
+_TOKEN = b"\x07"
+_HELD = b"\x08"
+_LEVEL = b"\x09"
+_USAGE = b"\x0a"
 
+_HOUR_MAX = 2**32 - 1
 #: Bytes before the seq_num in a chunk's key.
 _CHUNK_PREFIX = 9
 
@@ -96,4 +108,51 @@ def cleanup_stream_id(key: bytes) -> int:
     return int.from_bytes(key[1:], "big")
 
 
-CLEANUPS_START, CLEANUPS_END = _CLEANUP, b"\x06"
+CLEANUPS_START, CLEANUPS_END = _CLEANUP, _TOKEN_DIGEST
+
+
+def token_digest(digest: bytes) -> bytes:
+    return _TOKEN_DIGEST + digest
+
+
+def token(token_id: str) -> bytes:
+    return _TOKEN + token_id.encode()
+
+
+def tokens_from(token_id: str, *, after: bool) -> bytes:
+    """Where a listing of access tokens starts: at `token_id`, or just after it."""
+    return token(token_id) + (b"\x00" if after else b"")
+
+
+TOKENS_END = _HELD
+
+
+def token_id(key: bytes) -> str:
+    return key[1:].decode()
+
+
+def held(stream_id: int) -> bytes:
+    return _HELD + stream_id.to_bytes(8, "big")
+
+
+def level(stream_id: int, hour: int) -> bytes:
+    return _LEVEL + stream_id.to_bytes(8, "big") + hour.to_bytes(4, "big")
+
+
+def levels_end(stream_id: int) -> bytes:
+    """Just after the last key that an hour of this stream can have."""
+    return level(stream_id, _HOUR_MAX) + b"\x00"
+
+
+def usage(basin_name: str, hour: int) -> bytes:
+    return _USAGE + basin_name.encode() + b"\x00" + hour.to_bytes(4, "big")
+
+
+def usage_end(basin_name: str) -> bytes:
+    """Just after the last key that an hour of this basin can have."""
+    return usage(basin_name, _HOUR_MAX) + b"\x00"
+
+
+def hour(key: bytes) -> int:
+    """The hour that the key of a LevelRow or UsageRow ends with."""
+    return int.from_bytes(key[-4:], "big")

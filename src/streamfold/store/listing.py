@@ -1,4 +1,4 @@
-"""Pages of basins and streams, in byte order of their names."""
+"""Pages of basins, streams and access tokens, in byte order of their names."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import TypeVar
 
+from streamfold.model.access import AccessToken
 from streamfold.model.resources import BasinInfo, Page, StreamInfo
 from streamfold.store import keys, rows
 from streamfold.store.catalog import basin_info, stream_info
 from streamfold.store.engine import Engine
-from streamfold.store.rows import BasinRow, StreamRow
+from streamfold.store.rows import BasinRow, StreamRow, TokenRow
 
 #: Items on one page.
 LIST_MAX = 1000
@@ -40,6 +41,19 @@ async def list_streams(
         return stream_info(name, rows.decode(value, StreamRow)) if name.startswith(prefix) else None
 
     return await _page(engine, start, keys.streams_end(basin), limit, item)
+
+
+async def list_access_tokens(
+    engine: Engine, prefix: str, start_after: str, limit: int
+) -> Page[AccessToken]:
+    after = start_after.encode() >= prefix.encode() and bool(start_after)
+    start = keys.tokens_from(start_after if after else prefix, after=after)
+
+    def item(key: bytes, value: bytes) -> AccessToken | None:
+        shown = keys.token_id(key).startswith(prefix)
+        return rows.decode(value, TokenRow).token if shown else None
+
+    return await _page(engine, start, keys.TOKENS_END, limit, item)
 
 
 async def _page(

@@ -37,7 +37,7 @@ from typing import Any
 
 from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 
-from streamfold.errors import DataCorruptError
+from streamfold.errors import DataCorruptError, DeviceFailedError
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class LocalDisk:
         boot: str | None = None,
     ) -> None:
         self._folder = folder
-        self._sync = sync
+        self._sync_path = sync
         self._boot = boot or current_boot()
         self._next_wal = 0
         self._synced: set[Path] = set()
@@ -162,6 +162,15 @@ class LocalDisk:
                 aside.mkdir(exist_ok=True)
                 path.replace(aside / path.name)
                 logger.warning("%s was being written when the machine went down: set aside", path)
+
+    def _sync(self, path: Path) -> None:
+        try:
+            self._sync_path(path)
+        except (FileNotFoundError, PermissionError):
+            raise
+        except OSError as error:
+            # The kernel may have dropped the pages and report success next time: never try again.
+            raise DeviceFailedError(f"{path} could not be synced: {error.strerror}") from error
 
     async def take_over(self, admin: Any) -> None:
         """After opening: everything that was found, and may be read from now on, is synced."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 from streamfold.errors import PositionUnwrittenError
@@ -55,6 +55,8 @@ class ReadSession:
         self._log = log
         self._cursor = cursor
         self._request = request
+        #: Called with the metered bytes of every batch that is handed out.
+        self.on_delivered: Callable[[int], None] = lambda metered: None
         self._live = False
         self._deadline: float | None = None
 
@@ -74,6 +76,7 @@ class ReadSession:
         while True:
             if batch := await self._cursor.next(fill=False):
                 self._deadline = None
+                self.on_delivered(batch.metered)
                 self._live = self._live and self._cursor.at_tail
                 return replace(batch, tail=self._log.durable) if self._live else batch
             if self._cursor.ended or not self._request.may_follow:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from streamfold.errors import DataCorruptError
+from streamfold.model.access import AccessToken
 from streamfold.model.configs import BasinConfig, Cipher, StreamConfig
 from streamfold.model.positions import SeqNum, StreamPosition, Timestamp
 
@@ -61,6 +62,43 @@ class CleanupRow(msgspec.Struct, frozen=True, omit_defaults=True):
     stream: str
     #: The stream is deleted: everything of it is to go, its name last.
     purge: bool = False
+
+
+class TokenRow(msgspec.Struct, frozen=True):
+    """An access token. What proves it is known by its SHA-256 alone."""
+
+    token: AccessToken
+    digest: bytes
+
+
+class LevelRow(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Bytes of records that a stream held in the course of an hour."""
+
+    #: Before the first change in this hour.
+    opening: int = 0
+    #: At the end of each minute (0 to 59) in which they changed.
+    levels: dict[int, int] = {}
+
+
+class HeldRow(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Bytes of records that a stream holds: of its stored chunks below `counted_to`, exactly."""
+
+    counted_to: int = 0
+    held: int = 0
+    #: The hour of the last change, and its course.
+    hour: int = 0
+    course: LevelRow = LevelRow()
+
+
+class UsageRow(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What was used in an hour."""
+
+    #: Amounts by name and minute (0 to 59).
+    amounts: dict[str, dict[int, int]] = {}
+    #: Bytes of records held when last looked.
+    storage: int | None = None
+    #: Basins that were seen to have a stream; of the account only.
+    basins: tuple[str, ...] = ()
 
 
 Row = TypeVar("Row", bound=msgspec.Struct)

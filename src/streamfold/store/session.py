@@ -36,6 +36,8 @@ class Session:
         self.committer = Committer(engine, settings, admission, self._on_durable)
         #: Called when a trim has become durable: there is something to delete.
         self.on_trimmed: Callable[[], None] = lambda: None
+        #: Called when records have become durable, before anybody is told.
+        self.on_appended: Callable[[Share], None] = lambda share: None
         self._settings = settings
         self._next_stream_id = next_stream_id
         self._logs: OrderedDict[tuple[str, str], StreamLog] = OrderedDict()
@@ -141,5 +143,7 @@ class Session:
     def _on_durable(self, share: Share) -> None:
         for chunk in share.chunks:
             self.recent.add(share.log.id, chunk)
+        if share.chunks:
+            self.on_appended(share)
         if share.trimmed:
             self.on_trimmed()

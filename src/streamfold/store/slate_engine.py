@@ -21,6 +21,8 @@ _THREAD_FROM_BYTES = 64 << 10
 #: Bytes; memory that SlateDB may use for rows not yet in a sorted table, and the size of one.
 _TABLE_BYTES = 32 << 20
 _UNFLUSHED_BYTES = 128 << 20
+#: Tables not yet compacted at which writes wait for the compaction.
+_YOUNG_TABLES = 16
 #: Bytes of a compacted table. A compaction holds one in memory, and there is one at a time.
 _COMPACTED_BYTES = 64 << 20
 #: Bytes of blocks kept for point reads; scans of records pass the cache by.
@@ -73,12 +75,23 @@ class SlateEngine:
             admin = binding.AdminBuilder(location.path, location.store).build()
             await _check_answers(admin, location)
             db = await builder.build()
-            epoch = (await admin.read_manifest(None)).writer_epoch
-            if disk is not None:
-                await disk.take_over(admin)
         except (binding.Error, OSError) as error:
             raise _translated(error) from error
-        return cls(db, admin, epoch, disk)
+        engine = cls(db, admin, 0, disk)
+        try:
+            await engine._take_over()
+        except BaseException:
+            await engine.close(flush=False)
+            raise
+        return engine
+
+    async def _take_over(self) -> None:
+        try:
+            self._epoch = (await self._admin.read_manifest(None)).writer_epoch
+            if self._disk is not None:
+                await self._disk.take_over(self._admin)
+        except (binding.Error, OSError) as error:
+            raise _translated(error) from error
 
     async def commit(self, ops: Sequence[Op]) -> None:
         if not ops:
@@ -177,6 +190,11 @@ def _settings(*, collects: bool) -> Any:
     settings.set("flush_interval", "null")
     settings.set("l0_sst_size_bytes", str(_TABLE_BYTES))
     settings.set("max_unflushed_bytes", str(_UNFLUSHED_BYTES))
+    # A writer at full speed waits while there are too many young tables: look for work often.
+    settings.set("l0_max_ssts", str(_YOUNG_TABLES))
+    settings.set("l0_max_ssts_per_key", str(_YOUNG_TABLES))
+    settings.set("compactor_options.poll_interval", '"1s"')
+    settings.set("compactor_options.worker.compactions_poll_interval", '"1s"')
     settings.set("compactor_options.max_concurrent_compactions", "1")
     settings.set("compactor_options.worker.max_concurrent_compactions", "1")
     settings.set("compactor_options.worker.max_subcompactions", "1")

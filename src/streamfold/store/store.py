@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 from streamfold.errors import (
     BasinDeletingError,
@@ -23,6 +24,7 @@ from streamfold.model import names
 from streamfold.model.configs import (
     BasinConfig,
     BasinReconfiguration,
+    Cipher,
     StreamConfig,
     StreamConfigLayer,
     StreamReconfiguration,
@@ -33,6 +35,7 @@ from streamfold.model.records import Record
 from streamfold.model.resources import BasinInfo, Page, Provision, StreamInfo
 from streamfold.records.batch import RecordBatch
 from streamfold.store import listing, reader
+from streamfold.store.account import Account
 from streamfold.store.catalog import Catalog
 from streamfold.store.engine import EngineOpener
 from streamfold.store.local_disk import LocalDisk
@@ -64,6 +67,9 @@ class StreamStore:
         self._supervisor = supervisor
         self._admission = supervisor.admission
         self._now = now
+        self.account = Account(supervisor, now)
+        #: Counts what the store is used for; whoever carries out an operation records it here.
+        self.usage = supervisor.usage
 
     # Basins
 
@@ -225,6 +231,29 @@ class StreamStore:
         opening.session.committer.touch(log)
         return ack
 
+    async def open_stream(
+        self,
+        basin: str,
+        stream: str,
+        *,
+        on_append: bool,
+        create_with: StreamConfigLayer = _NO_LAYER,
+    ) -> Cipher | None:
+        """Make sure that the stream is there, creating it if its basin says so; tell its cipher.
+
+        What a session calls before it starts: `append`, `read` and `follow` do it by themselves.
+        """
+        opening = self._supervisor.current or await self._supervisor.opening()
+        log = opening.session.cached_log(basin, stream) or await self._log_for(
+            opening.session, _place(basin, stream), create_with, on_append=on_append
+        )
+        try:
+            log.check_alive()
+        except StreamDeletingError as error:
+            await _settle_refusal(error, log, opening.catalog)
+            raise
+        return log.row.cipher
+
     async def check_tail(
         self, basin: str, stream: str, *, create_with: StreamConfigLayer = _NO_LAYER
     ) -> StreamPosition:
@@ -249,7 +278,9 @@ class StreamStore:
         session = (await self._supervisor.opening()).session
         log = await self._log_for(session, place, create_with, on_append=False)
         with log.in_use():
-            return await reader.read_once(session, log, request, key)
+            batch = await reader.read_once(session, log, request, key)
+        self.usage.record_read(basin, batch.metered)
+        return batch
 
     @asynccontextmanager
     async def follow(
@@ -267,6 +298,8 @@ class StreamStore:
         log = await self._log_for(session, place, create_with, on_append=False)
         with log.in_use():
             reading = await reader.ReadSession.open(session, log, request, key)
+            self.usage.record_read_session(basin)
+            reading.on_delivered = partial(self.usage.record_delivery, basin)
             try:
                 yield reading
             finally:

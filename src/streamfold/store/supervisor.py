@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from streamfold.errors import (
+    DeviceFailedError,
     FormatUnsupportedError,
     StorageError,
     StoreClosingError,
@@ -17,6 +18,7 @@ from streamfold.errors import (
     WriterFencedError,
 )
 from streamfold.store import keys, rows
+from streamfold.store.access_tokens import AccessTokens
 from streamfold.store.admission import Admission
 from streamfold.store.catalog import Catalog
 from streamfold.store.engine import Engine, EngineOpener
@@ -25,9 +27,13 @@ from streamfold.store.rows import FormatRow
 from streamfold.store.session import Session
 from streamfold.store.settings import StoreSettings
 from streamfold.store.upkeep import Upkeep
+from streamfold.store.usage.keeper import UsageKeeper
+from streamfold.store.usage.recorder import UsageRecorder
 
 logger = logging.getLogger(__name__)
 
+#: Failures after which opening the storage again could only do harm.
+FINAL = (WriterFencedError, DeviceFailedError)
 #: What this version writes, and the newest that it reads.
 FORMAT_VERSION = 1
 #: Seconds between attempts to open the storage again, doubling from the first to the last.
@@ -42,6 +48,8 @@ class Opening:
 
     session: Session
     catalog: Catalog
+    tokens: AccessTokens
+    usage: UsageKeeper
     upkeep: Upkeep
 
 
@@ -55,6 +63,7 @@ class Supervisor:
         self._settings = settings
         self._now = now
         self.admission = Admission(settings.inflight_bytes)
+        self.usage = UsageRecorder(now)
         #: The session of the moment; `opening` waits for one if there is none.
         self.current: Opening | None = None
         self._changed = asyncio.Event()
@@ -120,7 +129,7 @@ class Supervisor:
                 group.create_task(opening.upkeep.run(self._settings.upkeep_interval))
         except BaseExceptionGroup as errors:
             failure = _cause(errors)
-            if isinstance(failure, WriterFencedError):
+            if isinstance(failure, FINAL):
                 self._refuse(failure)
             elif not self._final:
                 self._refusal = StoreRecoveringError(str(failure))
@@ -153,9 +162,12 @@ class Supervisor:
             await _close(engine, flush=False)
             raise
         catalog = Catalog(session, NamedLocks(), self._now)
-        upkeep = Upkeep(session, catalog, self._now)
+        tokens = AccessTokens(session, self._now)
+        usage = UsageKeeper(session, self.usage, self._now)
+        upkeep = Upkeep(session, catalog, tokens, usage, self._now)
         session.on_trimmed = upkeep.poke
-        return Opening(session, catalog, upkeep)
+        session.on_appended = usage.appended
+        return Opening(session, catalog, tokens, usage, upkeep)
 
     async def _drain(self) -> None:
         """Take nothing new, and wait until everything accepted is settled or has failed."""
@@ -206,6 +218,6 @@ def _cause(errors: BaseExceptionGroup[BaseException]) -> StreamfoldError:
     bugs = [leaf for leaf in leaves if not isinstance(leaf, StreamfoldError | OSError)]
     if bugs:
         raise errors
-    fenced = next((leaf for leaf in leaves if isinstance(leaf, WriterFencedError)), None)
-    first = fenced or leaves[0]
+    final = next((leaf for leaf in leaves if isinstance(leaf, FINAL)), None)
+    first = final or leaves[0]
     return first if isinstance(first, StreamfoldError) else StorageError(str(first))

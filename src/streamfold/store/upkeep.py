@@ -1,4 +1,4 @@
-"""Background work: retention, deletion of what is trimmed, of streams and of basins.
+"""Background work: retention, deletion of what is trimmed, of streams and of basins, bookkeeping.
 
 All of it can stop anywhere and be taken up again: what is to be done is told by rows in storage, and
 every step is repeated harmlessly. It works in small commits, so that appends are never held up.
@@ -12,15 +12,16 @@ from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 
-from streamfold.errors import DataCorruptError, StorageError, StreamNotFoundError
+from streamfold.errors import DataCorruptError, DeviceFailedError, StorageError, StreamNotFoundError
 from streamfold.model.configs import INFINITE
 from streamfold.model.names import BasinName, StreamName
 from streamfold.store import chunks, keys, rows
+from streamfold.store.access_tokens import AccessTokens
 from streamfold.store.catalog import Catalog
-from streamfold.store.engine import Op
 from streamfold.store.log import StreamLog
 from streamfold.store.rows import BasinRow, CleanupRow, StreamRow
 from streamfold.store.session import Session
+from streamfold.store.usage.keeper import UsageKeeper
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,8 @@ class Upkeep:
 
     session: Session
     catalog: Catalog
+    tokens: AccessTokens
+    usage: UsageKeeper
     now: Callable[[], int]
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     #: One pass at a time, whoever asks for it.
@@ -47,24 +50,32 @@ class Upkeep:
 
     async def run(self, interval: float) -> None:
         """Work until cancelled: everything every `interval` seconds, clean-up also when poked."""
+        with _going_on():
+            await self._pass()  # usage is to gather for an interval before it is written
         while True:
-            with _going_on():
-                await self.run_once()
             deadline = asyncio.get_running_loop().time() + interval
             while await self._poked_before(deadline):
                 async with self._busy:
                     with _going_on():
                         await self._delete_basins()
                         await self._clean_up()
+            with _going_on():
+                await self.run_once()
 
     async def run_once(self) -> None:
-        """One whole pass."""
+        """One whole pass; usage is durable after it."""
+        await self._pass()
+        async with self._busy:
+            await self.usage.write()
+
+    async def _pass(self) -> None:
         async with self._busy:
             self._wake.clear()
             await self.session.engine.check()
             await self._delete_basins()
             await self._sweep_streams()
             await self._clean_up()
+            await self.tokens.remove_expired()
             await self.session.engine.collect()
 
     async def _poked_before(self, deadline: float) -> bool:
@@ -96,7 +107,8 @@ class Upkeep:
                     await self._delete_stream(basin, stream)
         if not left:
             async with self.catalog.locks.hold(basin):
-                await self.session.committer.write([(keys.basin(basin), None)])
+                usage = await self.usage.forget_basin(basin)
+                await self.session.committer.write([(keys.basin(basin), None), *usage])
         else:
             self.poke()  # once the streams are gone, the basin goes
 
@@ -106,16 +118,19 @@ class Upkeep:
             self.poke()
 
     async def _sweep_streams(self) -> None:
-        """Apply retention and delete-on-empty to every stream."""
+        """Apply retention and delete-on-empty to every stream, and look at what each holds."""
+        self.usage.begin_round()
         span = keys.STREAMS_START, keys.STREAMS_END
         async with aclosing(self.session.engine.scan(*span, first=128)) as pages:
             async for page in pages:
                 for key, value in page:
                     row = rows.decode(value, StreamRow)
                     basin, stream = keys.stream_names(key)
-                    if row.deleted_at is None:
-                        with _skipping(basin, stream):
+                    with _skipping(basin, stream):
+                        if row.deleted_at is None:
                             await self._sweep(BasinName(basin), StreamName(stream), row)
+                        await self.usage.visit(basin, row.id)
+        self.usage.end_round()
 
     async def _sweep(self, basin: BasinName, stream: StreamName, row: StreamRow) -> None:
         config = row.config
@@ -172,13 +187,14 @@ class Upkeep:
 
     async def _purge(self, stream_id: int, basin: str, stream: str) -> None:
         """Remove all that is left of a deleted stream, its name last."""
-        await self._delete_chunks(stream_id, keys.chunks_end(stream_id))
+        await self._delete_chunks(basin, stream_id, keys.chunks_end(stream_id))
         async with self.catalog.locks.hold(basin, stream):
             await self.session.committer.write(
                 [
                     (keys.state(stream_id), None),
                     (keys.cleanup(stream_id), None),
                     (keys.stream(basin, stream), None),
+                    *await self.usage.forget_stream(stream_id),
                 ]
             )
             if log := self.session.cached_log(basin, stream):
@@ -192,16 +208,16 @@ class Upkeep:
             trim_point = log.durable_trim_point
             log.remember_tail()
             await self._commit(log)
-            await self._delete_chunks(log.id, keys.chunk(log.id, trim_point))
+            await self._delete_chunks(basin, log.id, keys.chunk(log.id, trim_point))
             if log.durable_trim_point == trim_point and not log.trim_pending:
                 await self.session.committer.write([(keys.cleanup(log.id), None)])
 
-    async def _delete_chunks(self, stream_id: int, end: bytes) -> None:
+    async def _delete_chunks(self, basin: str, stream_id: int, end: bytes) -> None:
+        await self.usage.held.settle(basin, stream_id)
         span = keys.chunks_start(stream_id), end
         async with aclosing(self.session.engine.scan(*span)) as pages:
             async for page in pages:
-                deletes: list[Op] = [(key, None) for key, _ in page]
-                await self.session.committer.write(deletes)
+                await self.usage.held.delete(basin, stream_id, page)
 
     async def _commit(self, log: StreamLog) -> None:
         """Make the changed state of `log` durable."""
@@ -214,6 +230,8 @@ def _going_on() -> Iterator[None]:
     """Storage that cannot be read now may be readable at the next pass: appends need not wait."""
     try:
         yield
+    except DeviceFailedError:
+        raise
     except StorageError as error:
         logger.error("upkeep failed, to be tried again at the next pass: %s", error)
 

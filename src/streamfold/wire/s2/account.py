@@ -1,135 +1,68 @@
-"""Access tokens, metrics and locations as JSON: shapes only, whoever enforces them is elsewhere."""
+"""Access tokens, metrics and locations as JSON: what they mean is for others to say."""
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
-from datetime import datetime
-from typing import Annotated, Final, TypeAlias
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from streamfold.errors import InvalidError
+from streamfold.model.access import (
+    NOTHING,
+    AccessToken,
+    Operation,
+    OperationGroups,
+    Permission,
+    ResourceSet,
+    Scope,
+    parse_token_id,
+)
+from streamfold.model.metrics import Metric
 from streamfold.wire.s2.failures import BadJsonError
-from streamfold.wire.s2.json_body import decode_json, names_in_body
+from streamfold.wire.s2.json_body import decode_json, names_in_body, rfc3339
 from streamfold.wire.s2.resources import check_location
 
-#: Bytes of UTF-8.
-TOKEN_ID_MAX = 96
+_EPOCH = datetime.fromtimestamp(0, UTC)
 
 
-class Operation(enum.StrEnum):
-    """What a token may allow, one by one."""
-
-    LIST_BASINS = "list-basins"
-    CREATE_BASIN = "create-basin"
-    DELETE_BASIN = "delete-basin"
-    RECONFIGURE_BASIN = "reconfigure-basin"
-    GET_BASIN_CONFIG = "get-basin-config"
-    ISSUE_ACCESS_TOKEN = "issue-access-token"  # noqa: S105 - an operation, not a secret
-    REVOKE_ACCESS_TOKEN = "revoke-access-token"  # noqa: S105
-    LIST_ACCESS_TOKENS = "list-access-tokens"
-    LIST_STREAMS = "list-streams"
-    CREATE_STREAM = "create-stream"
-    DELETE_STREAM = "delete-stream"
-    GET_STREAM_CONFIG = "get-stream-config"
-    RECONFIGURE_STREAM = "reconfigure-stream"
-    CHECK_TAIL = "check-tail"
-    APPEND = "append"
-    READ = "read"
-    TRIM = "trim"
-    FENCE = "fence"
-    ACCOUNT_METRICS = "account-metrics"
-    BASIN_METRICS = "basin-metrics"
-    STREAM_METRICS = "stream-metrics"
-    LIST_LOCATIONS = "list-locations"
-    GET_DEFAULT_LOCATION = "get-default-location"
-    SET_DEFAULT_LOCATION = "set-default-location"
-
-
-class ResourceSet(Struct, frozen=True):
-    """Names that a token covers: exactly one, or all with a prefix. An empty `exact` is none."""
-
+class _ResourceSet(Struct, frozen=True):
     exact: str | UnsetType = UNSET
     prefix: str | UnsetType = UNSET
 
+    def parsed(self) -> ResourceSet:
+        if isinstance(self.prefix, str) and self.exact is UNSET:
+            return ResourceSet.prefix(self.prefix)
+        if isinstance(self.exact, str) and self.prefix is UNSET:
+            return ResourceSet.exact(self.exact)
+        raise BadJsonError("a set of resources must have either exact or prefix")
 
-class Permission(Struct, frozen=True):
+
+class _Permission(Struct, frozen=True):
     read: bool | None = False
     write: bool | None = False
 
 
-class OperationGroups(Struct, frozen=True):
-    account: Permission | None = None
-    basin: Permission | None = None
-    stream: Permission | None = None
+class _OperationGroups(Struct, frozen=True):
+    account: _Permission | None = None
+    basin: _Permission | None = None
+    stream: _Permission | None = None
 
 
-class Scope(Struct, frozen=True):
-    """What a token is good for; a set that is absent covers nothing."""
-
-    basins: ResourceSet | None = None
-    streams: ResourceSet | None = None
-    access_tokens: ResourceSet | None = None
-    op_groups: OperationGroups | None = None
+class _Scope(Struct, frozen=True):
+    basins: _ResourceSet | None = None
+    streams: _ResourceSet | None = None
+    access_tokens: _ResourceSet | None = None
+    op_groups: _OperationGroups | None = None
     ops: tuple[Operation, ...] | None = None
 
 
-class AccessToken(Struct, frozen=True):
-    """A token as it is asked for and as it is listed; the secret itself is not part of it."""
-
+class _AccessToken(Struct, frozen=True):
     id: str
-    scope: Scope
+    scope: _Scope
     auto_prefix_streams: bool | None = False
     expires_at: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
-
-
-class Unit(enum.StrEnum):
-    BYTES = "bytes"
-    OPERATIONS = "operations"
-    USD = "usd"
-
-
-class Interval(enum.StrEnum):
-    MINUTE = "minute"
-    HOUR = "hour"
-    DAY = "day"
-
-
-#: Unix seconds and the value then.
-Point: TypeAlias = tuple[int, float]
-
-
-class Scalar(Struct, frozen=True):
-    name: str
-    unit: Unit
-    value: float
-
-
-class Accumulation(Struct, frozen=True):
-    """Amounts per interval."""
-
-    name: str
-    unit: Unit
-    interval: Interval
-    values: tuple[Point, ...]
-
-
-class Gauge(Struct, frozen=True):
-    """Levels at moments."""
-
-    name: str
-    unit: Unit
-    values: tuple[Point, ...]
-
-
-class Label(Struct, frozen=True):
-    name: str
-    values: tuple[str, ...]
-
-
-Metric: TypeAlias = Scalar | Accumulation | Gauge | Label
 
 
 class Location(Struct, frozen=True, omit_defaults=True):
@@ -139,20 +72,21 @@ class Location(Struct, frozen=True, omit_defaults=True):
     default_storage_class: str | None = None
 
 
-_ACCESS_TOKEN: Final = msgspec.json.Decoder(AccessToken)
+_ACCESS_TOKEN: Final = msgspec.json.Decoder(_AccessToken)
 _STRING: Final = msgspec.json.Decoder(str)
 
 
 def decode_issue_access_token(body: bytes) -> AccessToken:
     """The token that a request asks for, with the form of its id and of its sets checked."""
-    token = decode_json(_ACCESS_TOKEN, body)
+    asked = decode_json(_ACCESS_TOKEN, body)
     with names_in_body():
-        parse_token_id(token.id)
-    scope = token.scope
-    for resources in (scope.basins, scope.streams, scope.access_tokens):
-        if resources and (resources.exact is UNSET) == (resources.prefix is UNSET):
-            raise BadJsonError("a set of resources must have either exact or prefix")
-    return token
+        parse_token_id(asked.id)
+    return AccessToken(
+        asked.id,
+        _parse_scope(asked.scope),
+        bool(asked.auto_prefix_streams),
+        _milliseconds(asked.expires_at),
+    )
 
 
 def encode_issued_access_token(secret: str) -> bytes:
@@ -161,9 +95,7 @@ def encode_issued_access_token(secret: str) -> bytes:
 
 def encode_access_token_page(tokens: Sequence[AccessToken], *, has_more: bool) -> bytes:
     """A listing, in which permissions and operations are always spelled out."""
-    return msgspec.json.encode(
-        {"access_tokens": list(map(_spelled_out, tokens)), "has_more": has_more}
-    )
+    return msgspec.json.encode({"access_tokens": list(map(_shown, tokens)), "has_more": has_more})
 
 
 def decode_default_location(body: bytes) -> str:
@@ -188,26 +120,45 @@ def encode_metrics(metrics: Sequence[Metric]) -> bytes:
     )
 
 
-def parse_token_id(text: str) -> str:
-    """Return `text` as the id of an access token, or refuse it with the rule it breaks."""
-    size = len(text.encode(errors="replace"))
-    if not 1 <= size <= TOKEN_ID_MAX or text in (".", "..") or "\0" in text:
-        raise InvalidError(
-            f"access token id {text[:TOKEN_ID_MAX]!r} must have 1 to {TOKEN_ID_MAX} bytes of "
-            "UTF-8 without NUL, and not be '.' or '..'"
-        )
-    return text
-
-
-def _spelled_out(token: AccessToken) -> AccessToken:
-    scope, groups = token.scope, token.scope.op_groups or OperationGroups()
-    explicit = OperationGroups(*map(_booleans, (groups.account, groups.basin, groups.stream)))
-    return msgspec.structs.replace(
-        token,
-        auto_prefix_streams=bool(token.auto_prefix_streams),
-        scope=msgspec.structs.replace(scope, op_groups=explicit, ops=scope.ops or ()),
+def _parse_scope(scope: _Scope) -> Scope:
+    groups = scope.op_groups or _OperationGroups()
+    return Scope(
+        basins=scope.basins.parsed() if scope.basins else NOTHING,
+        streams=scope.streams.parsed() if scope.streams else NOTHING,
+        access_tokens=scope.access_tokens.parsed() if scope.access_tokens else NOTHING,
+        op_groups=OperationGroups(
+            *map(_parse_permission, (groups.account, groups.basin, groups.stream))
+        ),
+        ops=frozenset(scope.ops or ()),
     )
 
 
-def _booleans(permission: Permission | None) -> Permission:
-    return Permission(bool(permission and permission.read), bool(permission and permission.write))
+def _parse_permission(given: _Permission | None) -> Permission:
+    return Permission(bool(given and given.read), bool(given and given.write))
+
+
+def _milliseconds(moment: datetime | None) -> int | None:
+    return None if moment is None else (moment - _EPOCH) // timedelta(milliseconds=1)
+
+
+def _shown(token: AccessToken) -> _AccessToken:
+    scope = token.scope
+    groups = (scope.op_groups.account, scope.op_groups.basin, scope.op_groups.stream)
+    return _AccessToken(
+        token.id,
+        _Scope(
+            basins=_shown_set(scope.basins),
+            streams=_shown_set(scope.streams),
+            access_tokens=_shown_set(scope.access_tokens),
+            op_groups=_OperationGroups(*(_Permission(one.read, one.write) for one in groups)),
+            ops=tuple(operation for operation in Operation if operation in scope.ops),
+        ),
+        token.auto_prefix_streams,
+        None if token.expires_at is None else rfc3339(token.expires_at),
+    )
+
+
+def _shown_set(names: ResourceSet) -> _ResourceSet | None:
+    if names.is_prefix:
+        return _ResourceSet(prefix=names.text)
+    return None if names == NOTHING else _ResourceSet(exact=names.text)

@@ -5,8 +5,7 @@ clean code is never given to an error that leaves the outcome open, whatever its
 
     WireError
     ├── BadFrameError, BadHeaderError, BadJsonError, BadPathError, BadProtoError, BadQueryError
-    ├── UnauthenticatedError, PermissionDeniedError, QuotaExhaustedError
-    ├── AccessTokenNotFoundError
+    ├── QuotaExhaustedError
     ├── TransactionConflictError, RateLimitedError, HotServerError
     ├── RequestTimeoutError, ClientHangupError, UpstreamTimeoutError      outcome unknown
     ├── UnsupportedError
@@ -63,23 +62,8 @@ class BadQueryError(WireError):
     code = "bad_query"
 
 
-class UnauthenticatedError(WireError):
-    code = "authn"
-
-
-class PermissionDeniedError(WireError):
-    code = "permission_denied"
-
-
 class QuotaExhaustedError(WireError):
     code = "quota_exhausted"
-
-
-class AccessTokenNotFoundError(WireError):
-    code = "access_token_not_found"
-
-    def __init__(self, token_id: str) -> None:
-        super().__init__(f"access token {token_id!r} does not exist: list the tokens to see which")
 
 
 class TransactionConflictError(WireError):

@@ -7,8 +7,8 @@ from typing import TypeVar
 from urllib.parse import unquote_to_bytes
 
 from streamfold.errors import InvalidError
+from streamfold.model import access
 from streamfold.model.names import BasinName, StreamName, parse_basin_name, parse_stream_name
-from streamfold.wire.s2 import account
 from streamfold.wire.s2.failures import BadPathError
 
 Name = TypeVar("Name", bound=str)
@@ -28,7 +28,7 @@ def parse_stream(segment: str) -> StreamName:
 
 
 def parse_token_id(segment: str) -> str:
-    return _parse(segment, account.parse_token_id)
+    return _parse(segment, access.parse_token_id)
 
 
 def _parse(segment: str, parse_name: Callable[[str], Name]) -> Name:

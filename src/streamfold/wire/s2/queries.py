@@ -9,10 +9,11 @@ from typing import TypeVar
 from urllib.parse import parse_qsl
 
 from streamfold.errors import InvalidError
+from streamfold.model.access import parse_token_id_prefix
+from streamfold.model.metrics import Interval
 from streamfold.model.names import parse_basin_prefix, parse_stream_prefix
 from streamfold.model.positions import U64_MAX
 from streamfold.model.records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
-from streamfold.wire.s2.account import TOKEN_ID_MAX, Interval
 from streamfold.wire.s2.failures import BadQueryError
 from streamfold.wire.s2.sse import EventId
 
@@ -123,7 +124,7 @@ def parse_stream_list_query(query: str) -> ListQuery:
 
 
 def parse_token_list_query(query: str) -> ListQuery:
-    return _list_query(query, _parse_token_prefix)
+    return _list_query(query, parse_token_id_prefix)
 
 
 def parse_metrics_query(query: str) -> MetricsQuery:
@@ -157,14 +158,6 @@ def _list_query(query: str, parse_prefix: Callable[[str], str]) -> ListQuery:
     except InvalidError as error:
         raise BadQueryError(error.message) from None
     return ListQuery(prefix, start_after, min(limit, PAGE_MAX))
-
-
-def _parse_token_prefix(text: str) -> str:
-    if len(text.encode()) > TOKEN_ID_MAX or "\0" in text:
-        raise InvalidError(
-            f"prefix {text[:TOKEN_ID_MAX]!r} must have at most {TOKEN_ID_MAX} bytes without NUL"
-        )
-    return text
 
 
 def _check_until(read: ReadQuery) -> None:

@@ -1,0 +1,161 @@
+"""`streamfold serve` (or `lite`, as S2 calls its own): run a server."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from pathlib import Path
+
+import click
+
+from streamfold.errors import InvalidError
+from streamfold.model.access import Secret
+from streamfold.server.configuration import PORT, TLS_PORT, Configuration, store_location
+from streamfold.server.main import Server, TlsFiles, run
+from streamfold.store.settings import StoreSettings
+
+_DEFAULTS = StoreSettings()
+_ROOT_TOKEN = "STREAMFOLD_ROOT_TOKEN"  # noqa: S105 - where it is, not what it is
+#: Characters: one that is shorter could be guessed.
+_ROOT_TOKEN_MIN = 16
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30,
+          "kb": 10**3, "mb": 10**6, "gb": 10**9}  # fmt: skip
+
+
+class ByteSize(click.ParamType[int]):
+    """A number of bytes, written like 67108864 or 64MiB."""
+
+    name = "size"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"([0-9]+)\s*([a-z]*)", str(value).strip().lower())
+        if match is None or match[2] not in _UNITS:
+            self.fail(f"{value!r} is not a size: write it like 64MiB", param, ctx)
+        return int(match[1]) * _UNITS[match[2]]
+
+
+@click.command()
+@click.option(
+    "--local-root",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep records in this folder.",
+)
+@click.option(
+    "--bucket", help="Keep records in this S3 bucket; AWS_* variables say how to reach it."
+)
+@click.option("--path", default="", help="Prefix within the folder or bucket.")
+@click.option("--host", default="0.0.0.0", show_default=True, help="Address to listen at.")  # noqa: S104
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    help=f"Port to listen at; {PORT}, or {TLS_PORT} with TLS. 0 takes a free one.",
+)
+@click.option("--tls-cert", type=_FILE, help="Certificate chain (PEM).")
+@click.option("--tls-key", type=_FILE, help="Key of the certificate (PEM).")
+@click.option("--tls-self", is_flag=True, help="Use a self-signed certificate for localhost.")
+@click.option(
+    "--init-file",
+    type=_FILE,
+    envvar="S2LITE_INIT_FILE",
+    help="JSON file of basins and streams to make sure of.",
+)
+@click.option("--no-cors", is_flag=True, help="Do not let pages of other origins use the server.")
+@click.option(
+    "--append-inflight-bytes",
+    type=ByteSize(),
+    default=_DEFAULTS.inflight_bytes,
+    help="Bytes accepted but not yet durable; further appends wait.  [default: 64MiB]",
+)
+@click.option(
+    "--commit-interval",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="Seconds between commits, at least: for buckets whose requests cost.",
+)
+@click.option(
+    "--no-fsync",
+    is_flag=True,
+    help="Acknowledge before the disk has it: a power cut may lose records.",
+)
+@click.option(
+    "--auth",
+    is_flag=True,
+    help="Ask for access tokens; the root token is in STREAMFOLD_ROOT_TOKEN, or in a file.",
+)
+@click.option("--root-token-file", type=_FILE, help="File with the root token; implies --auth.")
+@click.option("--no-access-log", is_flag=True, help="Do not log requests to standard error.")
+@click.option("--json", "as_json", is_flag=True, help="Announce the server as JSON.")
+def serve(
+    local_root: Path | None,
+    bucket: str | None,
+    path: str,
+    host: str,
+    port: int | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    tls_self: bool,
+    init_file: Path | None,
+    no_cors: bool,
+    append_inflight_bytes: int,
+    commit_interval: float,
+    no_fsync: bool,
+    auth: bool,
+    root_token_file: Path | None,
+    no_access_log: bool,
+    as_json: bool,
+) -> None:
+    """Run a server that S2's clients can use; without a place for records, in memory."""
+    if (tls_cert is None) != (tls_key is None):
+        raise InvalidError("--tls-cert and --tls-key belong together: give both or neither")
+    tls = TlsFiles(tls_cert, tls_key) if tls_cert and tls_key else None
+    configuration = Configuration(
+        location=store_location(local_root, bucket, path),
+        store=StoreSettings(
+            inflight_bytes=append_inflight_bytes,
+            commit_interval=commit_interval,
+            fsync=not no_fsync,
+        ),
+        host=host,
+        port=port if port is not None else TLS_PORT if tls or tls_self else PORT,
+        tls=tls,
+        tls_self=tls_self,
+        cors=not no_cors,
+        init_file=init_file,
+        root_token=_root_token(root_token_file) if auth or root_token_file else None,
+        access_log=not no_access_log,
+    )
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    run(configuration, lambda server: _announce(server, configuration, as_json))
+
+
+def _root_token(file: Path | None) -> Secret:
+    """The root token from its file, or else from the environment."""
+    text = file.read_text() if file else os.environ.get(_ROOT_TOKEN, "")
+    token = text.strip()
+    if len(token) < _ROOT_TOKEN_MIN:
+        raise InvalidError(
+            f"the root token has {len(token)} characters: put one of at least {_ROOT_TOKEN_MIN} "
+            f"into {file or _ROOT_TOKEN}, for example from `openssl rand -base64 32`"
+        )
+    return Secret(token)
+
+
+def _announce(server: Server, configuration: Configuration, as_json: bool) -> None:
+    if as_json:
+        where = {"url": server.url, "port": server.port, "location": configuration.location}
+        click.echo(json.dumps(where))
+        return
+    click.echo(f"Streamfold serves {configuration.location} at {server.url}", err=True)
+    if not server.guarded:
+        click.echo("It is open: anybody who reaches it may read and write.", err=True)
+    click.echo(server.exports(), nl=False)

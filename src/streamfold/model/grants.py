@@ -1,0 +1,226 @@
+"""What a caller may do: permission as pure logic, without tokens to look up or time to ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple, TypeVar
+
+from streamfold.errors import InvalidError, PermissionDeniedError
+from streamfold.model.access import (
+    EVERYTHING,
+    NOTHING,
+    AccessToken,
+    Operation,
+    ResourceSet,
+)
+from streamfold.model.names import StreamName, parse_stream_name
+from streamfold.model.resources import BasinInfo, Page, StreamInfo
+
+_ON_BASIN: Final = frozenset(
+    {
+        Operation.CREATE_BASIN,
+        Operation.DELETE_BASIN,
+        Operation.RECONFIGURE_BASIN,
+        Operation.GET_BASIN_CONFIG,
+        Operation.LIST_STREAMS,
+        Operation.BASIN_METRICS,
+    }
+)
+_ON_STREAM: Final = frozenset(
+    {
+        Operation.CREATE_STREAM,
+        Operation.DELETE_STREAM,
+        Operation.GET_STREAM_CONFIG,
+        Operation.RECONFIGURE_STREAM,
+        Operation.CHECK_TAIL,
+        Operation.APPEND,
+        Operation.READ,
+        Operation.TRIM,
+        Operation.FENCE,
+        Operation.STREAM_METRICS,
+    }
+)
+_ON_TOKEN: Final = frozenset({Operation.ISSUE_ACCESS_TOKEN, Operation.REVOKE_ACCESS_TOKEN})
+
+Item = TypeVar("Item")
+
+
+class Listing(NamedTuple):
+    """What to ask the store for, so that a page shows what the caller may see of it."""
+
+    prefix: str
+    start_after: str
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The rights of a caller: these operations, on these resources, until then.
+
+    Names are full ones here: `full_stream_name` gives the one that an auto-prefixed caller means.
+    """
+
+    operations: frozenset[Operation]
+    basins: ResourceSet = NOTHING
+    streams: ResourceSet = NOTHING
+    access_tokens: ResourceSet = NOTHING
+    #: What goes before every stream name that the caller gives, and is taken off those it is shown.
+    stream_prefix: str = ""
+    #: Milliseconds since the Unix epoch; never, if None.
+    expires_at: int | None = None
+
+    @classmethod
+    def of(cls, token: AccessToken) -> Grant:
+        """What `token` allows; InvalidError if that is nothing, or makes no sense."""
+        scope = token.scope
+        if not scope.operations:
+            raise InvalidError(
+                f"access token {token.id!r} would allow no operation: give ops or op_groups"
+            )
+        if token.auto_prefix_streams and not scope.streams.is_prefix:
+            raise InvalidError(
+                f"access token {token.id!r} has auto_prefix_streams and no prefix of streams: "
+                "give scope.streams.prefix"
+            )
+        return cls(
+            operations=scope.operations,
+            basins=scope.basins,
+            streams=scope.streams,
+            access_tokens=scope.access_tokens,
+            stream_prefix=scope.streams.text if token.auto_prefix_streams else "",
+            expires_at=token.expires_at,
+        )
+
+    def allows(
+        self,
+        operation: Operation,
+        basin: str | None = None,
+        stream: str | None = None,
+        token_id: str | None = None,
+    ) -> bool:
+        """Whether the operation is allowed on what it is about.
+
+        What an operation needs and is not named is not allowed; what is named must be covered even
+        if the operation would not need it.
+        """
+        needs_basin = operation in _ON_BASIN or operation in _ON_STREAM
+        return (
+            operation in self.operations
+            and _covered(self.basins, basin, needed=needs_basin)
+            and _covered(self.streams, stream, needed=operation in _ON_STREAM)
+            and _covered(self.access_tokens, token_id, needed=operation in _ON_TOKEN)
+        )
+
+    def require(
+        self,
+        operation: Operation,
+        basin: str | None = None,
+        stream: str | None = None,
+        token_id: str | None = None,
+    ) -> None:
+        """Raise PermissionDeniedError unless `allows`; it names only what the caller named."""
+        if self.allows(operation, basin, stream, token_id):
+            return
+        named = {"basin": basin, "stream": stream, "access token": token_id}
+        about = ", ".join(f"{kind} {name!r}" for kind, name in named.items() if name is not None)
+        raise PermissionDeniedError(
+            f"this access token does not allow {operation}{' on ' if about else ''}{about}"
+        )
+
+    def covers(self, other: Grant) -> bool:
+        """Whether this allows all that `other` allows, for as long."""
+        return (
+            other.operations <= self.operations
+            and self.basins.covers(other.basins)
+            and self.streams.covers(other.streams)
+            and self.access_tokens.covers(other.access_tokens)
+            and _not_later(other.expires_at, self.expires_at)
+        )
+
+    def issue(self, token: AccessToken) -> AccessToken:
+        """`token` as this caller may issue it: it expires with the caller's own unless it says when.
+
+        PermissionDeniedError if it would allow more than the caller may do.
+        """
+        if token.expires_at is None:
+            token = replace(token, expires_at=self.expires_at)
+        wanted = Grant.of(token)
+        self.require(Operation.ISSUE_ACCESS_TOKEN, token_id=token.id)
+        if not self.covers(wanted):
+            raise PermissionDeniedError(
+                f"access token {token.id!r} would allow more than the one that issues it: ask for "
+                "operations and resources that are within its own, and for no later expiry"
+            )
+        return token
+
+    # Names as the caller gives and gets them.
+
+    def full_stream_name(self, name: str) -> StreamName:
+        """The stream that the caller means by `name`."""
+        return parse_stream_name(self.stream_prefix + name)
+
+    def list_basins(self, prefix: str, start_after: str, limit: int) -> Listing | None:
+        """Which basins to list for the caller; None if it may see none of them."""
+        return _narrow(self.basins, Listing(prefix, start_after, limit))
+
+    def list_streams(self, prefix: str, start_after: str, limit: int) -> Listing | None:
+        """Which streams to list for the caller; None if it may see none of them."""
+        # With an auto-prefix even the first page starts after it: a stream of just that name has no
+        # name that the caller could use.
+        asked = Listing(self.stream_prefix + prefix, self.stream_prefix + start_after, limit)
+        return _narrow(self.streams, asked)
+
+    def list_access_tokens(self, prefix: str, start_after: str, limit: int) -> Listing | None:
+        """Which tokens to list for the caller; None if it may see none of them."""
+        return _narrow(self.access_tokens, Listing(prefix, start_after, limit))
+
+    def show_basins(self, page: Page[BasinInfo]) -> Page[BasinInfo]:
+        return _visible(self.basins, page, lambda basin: basin.name)
+
+    def show_streams(self, page: Page[StreamInfo]) -> Page[StreamInfo]:
+        """The page with names as the caller knows them."""
+        page = _visible(self.streams, page, lambda stream: stream.name)
+        if not self.stream_prefix:
+            return page
+        return replace(page, items=tuple(map(self._stripped, page.items)))
+
+    def show_access_tokens(self, page: Page[AccessToken]) -> Page[AccessToken]:
+        return _visible(self.access_tokens, page, lambda token: token.id)
+
+    def _stripped(self, stream: StreamInfo) -> StreamInfo:
+        return replace(stream, name=StreamName(stream.name.removeprefix(self.stream_prefix)))
+
+
+#: Everything, for ever: who owns the server, and everybody where nothing is enforced.
+ROOT: Final = Grant(frozenset(Operation), EVERYTHING, EVERYTHING, EVERYTHING)
+
+
+def _covered(resources: ResourceSet, name: str | None, *, needed: bool) -> bool:
+    return not needed if name is None else resources.contains(name)
+
+
+def _not_later(expiry: int | None, bound: int | None) -> bool:
+    return bound is None or (expiry is not None and expiry <= bound)
+
+
+def _narrow(resources: ResourceSet, asked: Listing) -> Listing | None:
+    """`asked`, for what of it is in `resources`; None if nothing is."""
+    if resources.is_prefix:
+        if asked.prefix.startswith(resources.text):
+            return asked
+        inside = resources.text.startswith(asked.prefix)
+        return asked._replace(prefix=resources.text) if inside else None
+    # One name sorts first among those that begin with it: a page of one shows it if it is there.
+    found = resources.text.startswith(asked.prefix) and resources != NOTHING
+    # UTF-8 sorts as its code points do, so that comparing text is comparing bytes.
+    if not found or asked.start_after >= resources.text:
+        return None
+    return Listing(resources.text, asked.start_after, limit=1)
+
+
+def _visible(
+    resources: ResourceSet, page: Page[Item], name_of: Callable[[Item], str]
+) -> Page[Item]:
+    items = tuple(item for item in page.items if resources.contains(name_of(item)))
+    return Page(items, page.has_more and resources.is_prefix)

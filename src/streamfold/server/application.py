@@ -1,0 +1,87 @@
+"""Every request comes by here: door, route, failure, log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from time import perf_counter
+from typing import Final
+
+import msgspec
+
+from streamfold.errors import StoreClosingError
+from streamfold.server import cors
+from streamfold.server.access_log import AccessLog
+from streamfold.server.gate import Gate
+from streamfold.server.http import Request
+from streamfold.server.router import Router
+from streamfold.server.s2.answers import JSON
+from streamfold.server.s2.failures import ClientHangupError, answer_failure
+
+logger = logging.getLogger(__name__)
+
+#: What the log shows for a client that left before it had its answer, after nginx.
+_HUNG_UP: Final = 499
+#: Paths that are answered even while the server drains: those who watch it need to know.
+_ALWAYS_OPEN: Final = frozenset(("/health", "/ping", "/ready", "/metrics"))
+
+
+class Application:
+    """Answers requests; whatever happens, each gets one answer or sees its response break off."""
+
+    def __init__(
+        self, router: Router, gate: Gate, access_log: AccessLog | None, *, allow_origins: bool
+    ) -> None:
+        self._router = router
+        self._gate = gate
+        self._access_log = access_log
+        self._allow_origins = allow_origins
+
+    async def __call__(self, request: Request) -> None:
+        started = perf_counter()
+        self._gate.enter(request.task)
+        try:
+            await self._answer(request)
+        except ClientHangupError:
+            request.status = request.status or _HUNG_UP
+        except asyncio.CancelledError:
+            # Cut off at the end of a drain: without an end the client knows it is not the whole.
+            pass
+        except Exception as error:
+            if not request.status:
+                await answer_failure(request, error)
+            else:
+                # Its head is on the way already, so that the response can only break off.
+                logger.error("%s %s broke off", request.method, request.raw_path, exc_info=error)
+        finally:
+            self._gate.leave(request.task)
+        if self._access_log is not None:
+            self._access_log.record(request, perf_counter() - started)
+
+    async def _answer(self, request: Request) -> None:
+        if self._allow_origins and (origin := request.header("origin")) is not None:
+            cors.allow_origin(request, origin)
+            if cors.is_preflight(request):
+                await cors.answer_preflight(request)
+                return
+        path = request.raw_path
+        if self._gate.draining.is_set() and path not in _ALWAYS_OPEN:
+            raise StoreClosingError
+        match = self._router.match(path)
+        if match is None:
+            await _refuse(request, 404, "not_found", f"there is nothing at {path[:200]!r}")
+            return
+        handler = match.handler(request.method)
+        if handler is None:
+            allow = (b"allow", match.allowed.encode())
+            what = f"{request.method[:20]} is not possible here, only {match.allowed}"
+            await _refuse(request, 405, "method_not_allowed", what, allow)
+            return
+        await handler(request, *match.segments)
+
+
+async def _refuse(
+    request: Request, status: int, code: str, message: str, *headers: tuple[bytes, bytes]
+) -> None:
+    body = msgspec.json.encode({"code": code, "message": message})
+    await request.respond(status, (JSON, *headers), body)

@@ -1,0 +1,155 @@
+"""Basins and streams that a server makes sure of when it starts, from a JSON file.
+
+{"basins": [{"name": ..., "config": {...}, "streams": [{"name": ..., "config": {...}}]}]}
+
+Each entry is ensured, so that the file may be applied at every start, and a configuration that somebody
+changed meanwhile goes back to what the file says. Durations are written for people: "7d", "1h 30m".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from streamfold.errors import InvalidError
+from streamfold.model import configs as model
+from streamfold.model.configs import Cipher, Retention, StorageClass, TimestampMode
+from streamfold.model.names import parse_basin_name, parse_stream_name
+from streamfold.store.store import StreamStore
+
+#: Seconds.
+_UNITS: Final = {
+    "s": 1, "sec": 1, "secs": 1, "second": 1, "seconds": 1,
+    "m": 60, "min": 60, "mins": 60, "minute": 60, "minutes": 60,
+    "h": 3600, "hr": 3600, "hrs": 3600, "hour": 3600, "hours": 3600,
+    "d": 86_400, "day": 86_400, "days": 86_400,
+    "w": 604_800, "week": 604_800, "weeks": 604_800,
+}  # fmt: skip
+_DURATION: Final = re.compile(r"(?:\s*[0-9]{1,18}\s*[a-z]+)+\s*")
+_PART: Final = re.compile(r"([0-9]+)\s*([a-z]+)")
+
+
+class _Timestamping(Struct, forbid_unknown_fields=True):
+    mode: TimestampMode | None = None
+    uncapped: bool | None = None
+
+
+class _DeleteOnEmpty(Struct, forbid_unknown_fields=True):
+    min_age: str | None = None
+
+
+class _StreamConfig(Struct, forbid_unknown_fields=True):
+    storage_class: StorageClass | None = None
+    retention_policy: str | None = None
+    timestamping: _Timestamping | None = None
+    delete_on_empty: _DeleteOnEmpty | None = None
+
+    def to_model(self) -> model.StreamConfigLayer:
+        timestamping = self.timestamping or _Timestamping()
+        min_age = self.delete_on_empty.min_age if self.delete_on_empty else None
+        return model.StreamConfigLayer(
+            storage_class=self.storage_class,
+            retention=_retention(self.retention_policy),
+            timestamp_mode=timestamping.mode,
+            timestamp_uncapped=timestamping.uncapped,
+            delete_on_empty_secs=None if min_age is None else parse_duration(min_age),
+        )
+
+
+class _BasinConfig(Struct, forbid_unknown_fields=True):
+    default_stream_config: _StreamConfig | None = None
+    stream_cipher: Cipher | None = None
+    create_stream_on_append: bool | None = None
+    create_stream_on_read: bool | None = None
+
+    def to_model(self) -> model.BasinConfig:
+        return model.BasinConfig(
+            (self.default_stream_config or _StreamConfig()).to_model(),
+            self.stream_cipher,
+            bool(self.create_stream_on_append),
+            bool(self.create_stream_on_read),
+        )
+
+
+class _Stream(Struct, forbid_unknown_fields=True):
+    name: str
+    config: _StreamConfig | None = None
+
+
+class _Basin(Struct, forbid_unknown_fields=True):
+    name: str
+    config: _BasinConfig | None = None
+    streams: list[_Stream] = []
+
+
+class ResourceSpec(Struct, forbid_unknown_fields=True):
+    """What the file says; every name and value in it is legal."""
+
+    basins: list[_Basin] = []
+
+
+def read_init_file(path: Path) -> ResourceSpec:
+    """Read and check the file; a refusal says where in it the trouble is."""
+    try:
+        spec = msgspec.json.decode(path.read_bytes(), type=ResourceSpec)
+    except OSError as error:
+        raise InvalidError(f"init file {path} cannot be read: {error.strerror}") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise InvalidError(f"init file {path}: {error}") from None
+    try:
+        _check(spec)
+    except InvalidError as error:
+        raise InvalidError(f"init file {path}: {error.message}") from None
+    return spec
+
+
+async def apply_spec(store: StreamStore, spec: ResourceSpec) -> None:
+    """Make sure of everything in `spec`, in its order."""
+    for basin in spec.basins:
+        await store.ensure_basin(basin.name, (basin.config or _BasinConfig()).to_model())
+        for stream in basin.streams:
+            config = (stream.config or _StreamConfig()).to_model()
+            await store.ensure_stream(basin.name, stream.name, config)
+
+
+def parse_duration(text: str) -> int:
+    """Seconds, from "90s", "7d" or "1h 30m"."""
+    if not _DURATION.fullmatch(text):
+        raise _not_a_duration(text)
+    parts = _PART.findall(text)
+    if any(unit not in _UNITS for _, unit in parts):
+        raise _not_a_duration(text)
+    return sum(int(number) * _UNITS[unit] for number, unit in parts)
+
+
+def _check(spec: ResourceSpec) -> None:
+    """Find what is wrong before anything is created."""
+    _check_unique("basin", (basin.name for basin in spec.basins))
+    for basin in spec.basins:
+        parse_basin_name(basin.name)
+        (basin.config or _BasinConfig()).to_model()
+        _check_unique(f"stream of basin {basin.name!r}", (each.name for each in basin.streams))
+        for stream in basin.streams:
+            parse_stream_name(stream.name)
+            (stream.config or _StreamConfig()).to_model()
+
+
+def _check_unique(what: str, names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise InvalidError(f"{what} {name!r} is there twice: keep one of them")
+        seen.add(name)
+
+
+def _retention(text: str | None) -> Retention | None:
+    return text if text is None or text == model.INFINITE else parse_duration(text)  # type: ignore[return-value]
+
+
+def _not_a_duration(text: str) -> InvalidError:
+    return InvalidError(f'{text[:80]!r} is not a duration: write it like "90s", "7d" or "1h 30m"')

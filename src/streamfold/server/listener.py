@@ -1,0 +1,174 @@
+"""The listening socket, and granian on it: HTTP/1.1 and HTTP/2 on one port, TLS with ALPN.
+
+granian's worker runs in a thread of its own and calls into the event loop that is running already,
+which is the store's. `granian.server.embed` does the same; it is not used because it binds with
+SO_REUSEPORT (two servers on one port would share its connections), cannot tell which port 0 became,
+and replaces the logging configuration of the process. So the pieces below it are used, which granian
+does not promise to keep: its version is pinned to one minor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from granian._granian import ASGIWorker, CallbackScheduler, SocketHolder, WorkerSignal
+from granian.http import HTTP1Settings, HTTP2Settings
+
+from streamfold.errors import InvalidError
+from streamfold.server.http import Request
+from streamfold.server.patience import BODY_PATIENCE, Patience
+
+logger = logging.getLogger(__name__)
+
+#: Connections that wait to be accepted.
+BACKLOG: Final = 1024
+#: Connections at once; further ones wait. A follower needs one, and each costs a few KiB when idle.
+CONNECTIONS_MAX: Final = 16_384
+#: Requests at once on one HTTP/2 connection; official clients open another when they need more. Answers
+#: that are not taken are bounded by this: 2 MiB for each.
+STREAMS_MAX: Final = 128
+#: Bytes that a client may send ahead of what was read: of one request, and of a connection.
+STREAM_WINDOW: Final = 1 << 20
+CONNECTION_WINDOW: Final = 4 << 20
+#: Bytes of an HTTP/2 frame that a client may send: each is one trip between threads.
+FRAME_MAX: Final = 256 << 10
+#: Bytes of all headers of a request.
+HEADERS_MAX: Final = 64 << 10
+#: Milliseconds between pings, by which followers that vanished are noticed; seconds to answer one.
+PING_INTERVAL: Final = 20_000
+PING_PATIENCE: Final = 20
+
+Handler = Callable[[Request], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """A certificate chain and its key, as PEM files."""
+
+    certificate: Path
+    key: Path
+
+
+class Listener:
+    """Calls a handler for every request, in the running event loop, until it is stopped."""
+
+    def __init__(
+        self,
+        bound: socket.socket,
+        handler: Handler,
+        tls: TlsFiles | None = None,
+        body_patience: float = BODY_PATIENCE,
+    ) -> None:
+        self.port: int = bound.getsockname()[1]
+        self._socket = bound
+        self._handler = handler
+        self._tls = tls
+        self._patience = Patience(body_patience)
+        self._signal = WorkerSignal()
+        self._stopped = asyncio.Event()
+
+    def start(self) -> None:
+        """Listen; connections are accepted from here on."""
+        self._loop = loop = asyncio.get_running_loop()
+        self._signal.add_cb(lambda: loop.call_soon_threadsafe(self._stopped.set))
+        # The last three are for tasks that granian runs itself, which it does not here.
+        scheduler = _Scheduler(loop, self._begin, None, None, None)
+        self._worker().serve_async(scheduler, loop, self._signal)
+
+    async def stop(self, patience: float) -> None:
+        """Accept no more, tell clients to go away, and wait until they have gone."""
+        self._signal.set()
+        try:
+            async with asyncio.timeout(patience):
+                await self._stopped.wait()
+        except TimeoutError:
+            logger.warning("connections are still open after %.1f s: leaving them", patience)
+
+    def _begin(self, watcher: Any) -> None:
+        """Start a task for a request; granian keeps it alive."""
+        proto = watcher.proto
+        request = Request(watcher.scope, proto.receive, proto.send, self._patience)
+        request.task = self._loop.create_task(self._answer(request, watcher))
+        watcher.taskref(request.task)
+
+    async def _answer(self, request: Request, watcher: Any) -> None:
+        try:
+            await self._handler(request)
+        finally:
+            watcher.done()
+
+    def _worker(self) -> Any:
+        tls = self._tls
+        new_worker: Any = ASGIWorker  # its stub is of an earlier version
+        return new_worker(
+            worker_id=1,
+            sock=(None, _hand_over(self._socket)),
+            ipc=None,
+            backpressure=CONNECTIONS_MAX,
+            http_mode="auto",
+            http1_opts=HTTP1Settings(),
+            http2_opts=HTTP2Settings(
+                initial_connection_window_size=CONNECTION_WINDOW,
+                initial_stream_window_size=STREAM_WINDOW,
+                keep_alive_interval=PING_INTERVAL,
+                keep_alive_timeout=PING_PATIENCE,
+                max_concurrent_streams=STREAMS_MAX,
+                max_frame_size=FRAME_MAX,
+                max_headers_size=HEADERS_MAX,
+            ),
+            ssl_enabled=tls is not None,
+            ssl_cert=str(tls.certificate.resolve()) if tls else None,
+            ssl_key=str(tls.key.resolve()) if tls else None,
+            ssl_protocol_min="tls1.2",
+        )
+
+
+class _Scheduler(CallbackScheduler):
+    """What granian's thread calls for every request: it has the event loop call `begin`.
+
+    Like granian's own, but with the task known to the request from the start.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, begin: Callable[[Any], None], *_: object
+    ) -> None:
+        super().__init__()
+        context = self._ctx  # one for all: copying one for each would cost more than the call
+
+        def schedule(watcher: Any) -> None:
+            loop.call_soon_threadsafe(begin, watcher, context=context)
+
+        self._schedule_fn = schedule
+
+
+def _hand_over(bound: socket.socket) -> Any:
+    """The socket as granian takes it; it owns the socket from here on, and closes it."""
+    new_holder: Any = SocketHolder
+    if sys.platform.startswith(("linux", "freebsd")):
+        return new_holder(bound.detach(), False, BACKLOG)
+    return new_holder(bound.detach(), False)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket bound to this address alone; port 0 takes any free one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Inherited by every connection: an ack must not wait for the ack of TCP.
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        bound.bind((host, port))
+        bound.listen(BACKLOG)  # only this tells whether somebody else listens here
+    except OSError as error:
+        bound.close()
+        raise InvalidError(
+            f"cannot listen at {host} port {port}: {error.strerror}; choose another --port"
+        ) from None
+    return bound

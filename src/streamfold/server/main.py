@@ -1,0 +1,138 @@
+"""A server from its configuration: start, serve, drain, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from streamfold.records import warm_up
+from streamfold.server.access_log import AccessLog
+from streamfold.server.application import Application
+from streamfold.server.certificates import write_self_signed
+from streamfold.server.configuration import Configuration
+from streamfold.server.gate import Gate
+from streamfold.server.init_file import apply_spec, read_init_file
+from streamfold.server.instruments import AppendInstruments
+from streamfold.server.listener import Listener, TlsFiles, bind
+from streamfold.server.ops import Operations
+from streamfold.server.router import Router
+from streamfold.server.s2.routes import add_s2
+from streamfold.store.store import StreamStore, open_store
+
+#: Seconds that connections get to close after their last answer.
+_CLOSE_PATIENCE: Final = 2.0
+#: Objects made and not freed between two looks of the collector.
+_GC_THRESHOLD: Final = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that is up."""
+
+    store: StreamStore
+    url: str
+    port: int
+    gate: Gate
+    #: Whether access tokens are asked for.
+    guarded: bool
+
+    def exports(self) -> str:
+        """The lines that let S2's clients find the server, for a shell."""
+        return (
+            f"export S2_ACCOUNT_ENDPOINT={self.url}\n"
+            f"export S2_BASIN_ENDPOINT={self.url}\n"
+            f"export S2_ACCESS_TOKEN={'<token>' if self.guarded else 'ignored'}\n"
+        )
+
+
+@asynccontextmanager
+async def running_server(configuration: Configuration) -> AsyncIterator[Server]:
+    """A server that takes requests while the context lasts.
+
+    Leaving it drains: new requests are turned away, sessions are told to reconnect, and everything that
+    was accepted is acknowledged before the store closes.
+    """
+    spec = read_init_file(configuration.init_file) if configuration.init_file else None
+    async with AsyncExitStack() as stack:
+        # First of all, so that an address that is taken costs no start of the store.
+        bound = stack.enter_context(bind(configuration.host, configuration.port))
+        tls = configuration.tls
+        if configuration.tls_self:
+            tls = write_self_signed(Path(stack.enter_context(TemporaryDirectory())))
+        await asyncio.to_thread(warm_up)
+        store = await stack.enter_async_context(
+            open_store(configuration.location, configuration.store)
+        )
+        if spec is not None:
+            await apply_spec(store, spec)
+        access_log = AccessLog(sys.stderr.buffer) if configuration.access_log else None
+        if access_log is not None:
+            await stack.enter_async_context(access_log.running())
+        gate = Gate()
+        application = _application(configuration, store, gate, access_log)
+        listener = Listener(bound, application, tls, configuration.body_patience)
+        listener.start()
+        try:
+            url, guarded = configuration.url(listener.port), configuration.root_token is not None
+            yield Server(store, url, listener.port, gate, guarded)
+        finally:
+            await gate.drain(configuration.drain_patience)
+            await gate.linger(configuration.linger)
+            await listener.stop(_CLOSE_PATIENCE)
+
+
+def _application(
+    configuration: Configuration, store: StreamStore, gate: Gate, access_log: AccessLog | None
+) -> Application:
+    router, instruments = Router(), AppendInstruments()
+    add_s2(
+        router,
+        store,
+        gate,
+        instruments,
+        configuration.heartbeat,
+        configuration.root_token,
+        configuration.location_name,
+    )
+    Operations(store, gate, instruments).add_to(router)
+    return Application(router, gate, access_log, allow_origins=configuration.cors)
+
+
+async def serve(configuration: Configuration, announce: Callable[[Server], None]) -> None:
+    """Run a server until the process is asked to stop, and then until it has stopped well."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with running_server(configuration) as server:
+        announce(server)
+        await stop.wait()
+
+
+def run(configuration: Configuration, announce: Callable[[Server], None]) -> None:
+    """Serve in an event loop of its own: uvloop where there is one, which doubles the throughput."""
+    # What is loaded by now stays: the collector need not look at it again. And what requests leave
+    # behind is freed by counting references, so it need not look often.
+    gc.freeze()
+    gc.set_threshold(_GC_THRESHOLD, 20, 50)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(serve(configuration, announce))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+__all__ = ["Server", "TlsFiles", "run", "running_server", "serve"]

@@ -1,0 +1,90 @@
+"""Access tokens, usage metrics and locations."""
+
+from __future__ import annotations
+
+from streamfold.model.access import AccessToken, Operation
+from streamfold.model.metrics import Interval, Metric
+from streamfold.model.resources import Page
+from streamfold.server.http import Request
+from streamfold.server.s2.access import Access
+from streamfold.server.s2.answers import answer, read_json
+from streamfold.server.s2.locations import Locations
+from streamfold.store.account import Account as StoreAccount
+from streamfold.wire.s2 import account as wire
+from streamfold.wire.s2 import queries
+from streamfold.wire.s2.paths import parse_basin, parse_stream, parse_token_id
+
+
+class Account:
+    """Handlers of everything below /v1/access-tokens, /v1/metrics and /v1/locations."""
+
+    def __init__(self, account: StoreAccount, access: Access, locations: Locations) -> None:
+        self._account = account
+        self._access = access
+        self._locations = locations
+
+    async def list_tokens(self, request: Request) -> None:
+        grant = await self._access.allow(request, Operation.LIST_ACCESS_TOKENS)
+        query = queries.parse_token_list_query(request.query)
+        seen = grant.list_access_tokens(query.prefix, query.start_after, query.limit)
+        page: Page[AccessToken] = Page((), has_more=False)
+        if seen is not None:
+            found = await self._account.list_access_tokens(**seen._asdict())
+            page = grant.show_access_tokens(found)
+        await answer(request, wire.encode_access_token_page(page.items, has_more=page.has_more))
+
+    async def issue_token(self, request: Request) -> None:
+        wanted = wire.decode_issue_access_token(await read_json(request))
+        allowed = Operation.ISSUE_ACCESS_TOKEN
+        grant = await self._access.allow(request, allowed, token_id=wanted.id)
+        secret = await self._account.issue_access_token(wanted, grant)
+        await answer(request, wire.encode_issued_access_token(secret.text), 201)
+
+    async def revoke_token(self, request: Request, segment: str) -> None:
+        token_id = parse_token_id(segment)
+        await self._access.allow(request, Operation.REVOKE_ACCESS_TOKEN, token_id=token_id)
+        await self._account.revoke_access_token(token_id)
+        await request.respond(204)
+
+    async def account_metrics(self, request: Request) -> None:
+        await self._access.allow(request, Operation.ACCOUNT_METRICS)
+        query = queries.parse_metrics_query(request.query)
+        await _show(request, await self._account.account_metrics(*_asked(query)))
+
+    async def basin_metrics(self, request: Request, segment: str) -> None:
+        basin = parse_basin(segment)
+        await self._access.allow(request, Operation.BASIN_METRICS, basin)
+        query = queries.parse_metrics_query(request.query)
+        await _show(request, await self._account.basin_metrics(basin, *_asked(query)))
+
+    async def stream_metrics(self, request: Request, basin_part: str, stream_part: str) -> None:
+        basin, name = parse_basin(basin_part), parse_stream(stream_part)
+        grant = await self._access.allow(request, Operation.STREAM_METRICS, basin, name)
+        query = queries.parse_metrics_query(request.query)
+        metrics = await self._account.stream_metrics(
+            basin, grant.full_stream_name(name), query.metric_set, query.start, query.end
+        )
+        await _show(request, metrics)
+
+    async def list_locations(self, request: Request) -> None:
+        await self._access.allow(request, Operation.LIST_LOCATIONS)
+        await answer(request, wire.encode_locations([self._locations.only]))
+
+    async def default_location(self, request: Request) -> None:
+        await self._access.allow(request, Operation.GET_DEFAULT_LOCATION)
+        await answer(request, wire.encode_location(self._locations.only))
+
+    async def set_default_location(self, request: Request) -> None:
+        await self._access.allow(request, Operation.SET_DEFAULT_LOCATION)
+        self._locations.check(wire.decode_default_location(await read_json(request)))
+        await answer(request, wire.encode_location(self._locations.only))
+
+
+def _asked(
+    query: queries.MetricsQuery,
+) -> tuple[str, int | None, int | None, Interval | None]:
+    return query.metric_set, query.start, query.end, query.interval
+
+
+async def _show(request: Request, metrics: tuple[Metric, ...]) -> None:
+    await answer(request, wire.encode_metrics(metrics))

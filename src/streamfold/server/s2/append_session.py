@@ -1,0 +1,127 @@
+"""An append session: frames of batches in, frames of acknowledgements out, both at once.
+
+Batches are submitted in the order in which they arrive and acknowledged in that order. The first that
+fails ends the session: the acknowledgements of all before it go out, then one terminal frame, and
+nothing that comes after it is looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, TypeAlias
+
+from streamfold.errors import StoreClosingError
+from streamfold.server.gate import Gate
+from streamfold.server.http import Request, ResponseStream
+from streamfold.server.s2.appends import Appends, Ticket
+from streamfold.server.s2.failures import end_frames
+from streamfold.server.s2.targets import Target
+from streamfold.store.log import AppendAck
+from streamfold.wire.s2.failures import ClientHangupError
+from streamfold.wire.s2.frames import FrameDecoder, encode_frame
+from streamfold.wire.s2.records_proto import decode_append_frame, encode_append_ack
+
+#: Batches of one session that wait for their acknowledgement; the client is not read from meanwhile.
+#: Their bytes are bounded by the store's admission, this bounds the many that are small.
+OUTSTANDING_MAX: Final = 1024
+
+#: How a session ends: as the client wished, or with a failure.
+_End: TypeAlias = Exception | None
+
+
+class AppendSession:
+    """One session, from the first frame to the end of the response."""
+
+    def __init__(self, request: Request, target: Target, appends: Appends, gate: Gate) -> None:
+        self._request = request
+        self._target = target
+        self._appends = appends
+        self._gate = gate
+        #: What there is to do, in order; an end is the last.
+        self._steps: asyncio.Queue[Ticket | _End] = asyncio.Queue()
+        self._room = asyncio.Semaphore(OUTSTANDING_MAX)
+        self._outstanding = 0
+
+    async def run(self, stream: ResponseStream) -> None:
+        """Serve the session to its end; a client that hangs up leaves nobody to tell of it."""
+        async with asyncio.TaskGroup() as group:
+            reader = group.create_task(self._read())
+            closer = group.create_task(self._close_when_draining(reader))
+            end = await self._acknowledge(stream)
+            reader.cancel()
+            closer.cancel()
+        if isinstance(end, ClientHangupError):
+            raise end
+        if end is None:
+            await stream.close()
+        else:
+            await end_frames(stream, end)
+
+    async def _read(self) -> None:
+        try:
+            await self._submit_frames()
+        except Exception as error:
+            self._steps.put_nowait(error)
+        else:
+            self._steps.put_nowait(None)
+
+    async def _submit_frames(self) -> None:
+        decoder = FrameDecoder()
+        async for chunk in self._request.chunks():
+            decoder.feed(chunk)
+            while (frame := decoder.next_frame()) is not None:
+                wanted = decode_append_frame(frame)
+                await self._room.acquire()
+                ticket = await self._appends.submit(self._target, wanted)
+                # In the same step as its acceptance: whatever is accepted is acknowledged.
+                self._steps.put_nowait(ticket)
+                self._outstanding += 1
+        decoder.finish()
+
+    async def _close_when_draining(self, reader: asyncio.Task[None]) -> None:
+        """End an idle session when the server drains, a busy one when patience is over.
+
+        Only an acknowledgement can carry the advice to reconnect. A client that got one stops sending,
+        and ends the session itself once it has the rest of its acknowledgements.
+        """
+        await self._gate.draining.wait()
+        if self._outstanding:
+            await self._gate.expired.wait()
+        if reader.cancel():
+            self._steps.put_nowait(StoreClosingError())
+
+    async def _acknowledge(self, stream: ResponseStream) -> _End:
+        """Acknowledge batches in order until there is an end; those that can go together do."""
+        frames: list[bytes] = []
+        while True:
+            if frames and self._steps.empty():
+                await _flush(frames, stream)
+            step = await self._steps.get()
+            if not (isinstance(step, Ticket) and step.done):
+                await _flush(frames, stream)
+            outcome = await _outcome(step)
+            if not isinstance(outcome, AppendAck):
+                await _flush(frames, stream)
+                return outcome
+            frames.append(self._ack_frame(outcome))
+            self._outstanding -= 1
+            self._room.release()
+
+    def _ack_frame(self, ack: AppendAck) -> bytes:
+        message = encode_append_ack(ack.start, ack.end, ack.tail)
+        return encode_frame(message, reconnect_advised=self._gate.draining.is_set())
+
+
+async def _outcome(step: Ticket | _End) -> AppendAck | _End:
+    if not isinstance(step, Ticket):
+        return step
+    try:
+        return await step.acknowledged()
+    except Exception as error:
+        return error
+
+
+async def _flush(frames: list[bytes], stream: ResponseStream) -> None:
+    if frames:
+        await stream.send(b"".join(frames))
+        frames.clear()

@@ -1,0 +1,62 @@
+"""Appends on their way from a request to the store, measured."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from time import perf_counter
+
+from streamfold.records import AppendInput
+from streamfold.server.instruments import AppendInstruments
+from streamfold.server.s2.access import require_append
+from streamfold.server.s2.targets import Target
+from streamfold.store.log import AppendAck
+from streamfold.store.store import StreamStore
+
+
+class Ticket:
+    """A batch that has its place in its stream; wait for it to be durable."""
+
+    __slots__ = ("_ack", "_instruments", "_since")
+
+    def __init__(self, ack: Awaitable[AppendAck], instruments: AppendInstruments) -> None:
+        self._ack = ack
+        self._instruments = instruments
+        self._since = perf_counter()
+
+    @property
+    def done(self) -> bool:
+        """Whether `acknowledged` would return, or raise, at once."""
+        return isinstance(self._ack, asyncio.Future) and self._ack.done()
+
+    async def acknowledged(self) -> AppendAck:
+        ack = await self._ack
+        self._instruments.ack_latency.observe(perf_counter() - self._since)
+        return ack
+
+
+class Appends:
+    """Submits batches in the order of the calls."""
+
+    def __init__(self, store: StreamStore, instruments: AppendInstruments) -> None:
+        self._store = store
+        self._instruments = instruments
+
+    async def submit(self, target: Target, wanted: AppendInput) -> Ticket:
+        """Take a place for a batch; raises if it is refused, and then nothing has happened."""
+        require_append(target.grant, target.basin, target.stream, wanted.batch)
+        started = perf_counter()
+        ack = await self._store.submit(
+            target.basin,
+            target.stream,
+            wanted.batch,
+            match_seq_num=wanted.match_seq_num,
+            fencing_token=wanted.fencing_token,
+            create_with=target.create_with,
+            key=target.sealing_key,
+        )
+        instruments = self._instruments
+        instruments.permit_latency.observe(perf_counter() - started)
+        instruments.batch_records.observe(wanted.batch.count)
+        instruments.batch_bytes.observe(wanted.batch.metered)
+        return Ticket(ack, instruments)

@@ -1,0 +1,47 @@
+"""The one place where errors become answers, on whatever way the client is to learn of them."""
+
+from __future__ import annotations
+
+import logging
+
+from streamfold.errors import StoreClosingError, StreamfoldError
+from streamfold.server.http import Request, ResponseStream
+from streamfold.server.s2.answers import JSON
+from streamfold.wire.s2 import frames, sse
+from streamfold.wire.s2.failures import ClientHangupError, Failure, describe_failure
+from streamfold.wire.s2.headers import RETRY_AFTER_MS
+
+logger = logging.getLogger(__name__)
+
+#: Milliseconds after which a client that was turned away while draining may find the next server.
+DRAINED_RETRY_MS = b"500"
+
+
+async def answer_failure(request: Request, error: Exception) -> None:
+    """Answer a request that failed before its answer began."""
+    failure = _describe(error)
+    headers = [JSON]
+    if isinstance(error, StoreClosingError):
+        headers.append((RETRY_AFTER_MS.encode(), DRAINED_RETRY_MS))
+    await request.respond(failure.status, headers, failure.body)
+
+
+async def end_frames(stream: ResponseStream, error: Exception) -> None:
+    """End a session of frames that failed; nothing may follow."""
+    await stream.send(frames.encode_terminal(_describe(error)))
+    await stream.close()
+
+
+async def end_events(stream: ResponseStream, error: Exception) -> None:
+    """End a session of server-sent events that failed; it gets no [DONE]."""
+    await stream.send(sse.encode_error(_describe(error)))
+    await stream.close()
+
+
+def _describe(error: Exception) -> Failure:
+    if not isinstance(error, StreamfoldError):
+        logger.error("a request failed in a way that nobody expected", exc_info=error)
+    return describe_failure(error)
+
+
+__all__ = ["ClientHangupError", "answer_failure", "end_events", "end_frames"]

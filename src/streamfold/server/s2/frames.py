@@ -1,0 +1,47 @@
+"""Read sessions as s2s frames: the bytes that storage holds, in envelopes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from streamfold.server.http import Headers, ResponseStream
+from streamfold.server.s2.answers import THREAD_FROM
+from streamfold.server.s2.failures import end_frames
+from streamfold.server.s2.shared import SharedEncodings
+from streamfold.store.reads import ReadBatch
+from streamfold.wire.compression import Compression
+from streamfold.wire.s2.frames import encode_frame
+from streamfold.wire.s2.records_proto import encode_frame_batches
+
+#: Of every session of frames. Nothing on the way may hold back or change what is sent.
+FRAME_HEADERS: Final[Headers] = (
+    (b"content-type", b"s2s/proto"),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),
+)
+
+
+class FramePresentation:
+    """Batches as frames, each compressed as the client asked for."""
+
+    headers = FRAME_HEADERS
+
+    def __init__(self, compression: Compression, shared: SharedEncodings[bytes]) -> None:
+        self._compression = compression
+        self._shared = shared
+
+    async def encode(self, batch: ReadBatch) -> bytes:
+        if self._compression is Compression.NONE or batch.metered < THREAD_FROM:
+            return self._shared.get(batch, self._compression, self._frames)
+        return await asyncio.to_thread(self._frames, batch)
+
+    def _frames(self, batch: ReadBatch) -> bytes:
+        messages = encode_frame_batches(batch.payload(), batch.tail)
+        return b"".join([encode_frame(message, self._compression) for message in messages])
+
+    async def finish(self, stream: ResponseStream) -> None:
+        await stream.close()
+
+    async def fail(self, stream: ResponseStream, error: Exception) -> None:
+        await end_frames(stream, error)

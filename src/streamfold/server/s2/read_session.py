@@ -1,0 +1,82 @@
+"""A read session: what a stream holds and what it gets, for as long as the client wants it."""
+
+from __future__ import annotations
+
+import random
+from typing import Final, Protocol
+
+from streamfold.errors import StoreClosingError
+from streamfold.server.gate import Gate
+from streamfold.server.http import Headers, Request, ResponseStream
+from streamfold.server.s2.targets import Target
+from streamfold.server.watch import Watch
+from streamfold.store.reader import ReadSession
+from streamfold.store.reads import ReadBatch, ReadRequest
+from streamfold.store.store import StreamStore
+from streamfold.wire.s2.failures import ClientHangupError
+
+#: Seconds between heartbeats, drawn anew each time so that followers do not beat together; clients
+#: give up after 20.
+HEARTBEAT: Final = (5.0, 15.0)
+
+
+class Presentation(Protocol):
+    """How a session looks on the wire: frames, or server-sent events."""
+
+    headers: Headers
+
+    async def encode(self, batch: ReadBatch) -> bytes:
+        """The message for one batch, or for a heartbeat."""
+
+    async def finish(self, stream: ResponseStream) -> None:
+        """End a session that came to its end."""
+
+    async def fail(self, stream: ResponseStream, error: Exception) -> None:
+        """End a session that failed."""
+
+
+class Followers:
+    """Serves read sessions."""
+
+    def __init__(self, store: StreamStore, gate: Gate, heartbeat: tuple[float, float]) -> None:
+        self._store = store
+        self._gate = gate
+        self._heartbeat = heartbeat
+
+    async def serve(
+        self, request: Request, target: Target, wanted: ReadRequest, presentation: Presentation
+    ) -> None:
+        """Answer with a session; what is wrong before it opens is raised, what is later is sent."""
+        async with self._store.follow(
+            target.basin,
+            target.stream,
+            wanted,
+            create_with=target.create_with,
+            key=target.sealing_key,
+        ) as reading:
+            stream = await request.open(200, presentation.headers)
+            try:
+                async with Watch(request, self._gate) as watch:
+                    await self._deliver(reading, stream, watch, presentation)
+            except ClientHangupError:
+                raise
+            except Exception as error:
+                await presentation.fail(stream, error)
+            else:
+                await presentation.finish(stream)
+
+    async def _deliver(
+        self,
+        reading: ReadSession,
+        stream: ResponseStream,
+        watch: Watch,
+        presentation: Presentation,
+    ) -> None:
+        while not self._gate.draining.is_set():
+            watch.interruptible = True
+            batch = await reading.next(random.uniform(*self._heartbeat))  # noqa: S311
+            watch.interruptible = False
+            if batch is None:
+                return
+            await stream.send(await presentation.encode(batch))
+        raise StoreClosingError

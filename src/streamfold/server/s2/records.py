@@ -1,0 +1,159 @@
+"""Records: append, read, check the tail; one by one, or by opening a session."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from streamfold.model.access import Operation
+from streamfold.records import AppendInput
+from streamfold.server.gate import Gate
+from streamfold.server.http import Request
+from streamfold.server.s2.access import Access, require_append_session
+from streamfold.server.s2.answers import JSON, PROTO, answer, read_body
+from streamfold.server.s2.append_session import AppendSession
+from streamfold.server.s2.appends import Appends
+from streamfold.server.s2.frames import FRAME_HEADERS, FramePresentation
+from streamfold.server.s2.read_session import Followers, Presentation
+from streamfold.server.s2.shared import SharedEncodings
+from streamfold.server.s2.sse import EventPresentation
+from streamfold.server.s2.streams import basin_of, stream_of
+from streamfold.server.s2.targets import Target, open_target, target_of
+from streamfold.server.watch import Watch
+from streamfold.store.reads import ReadBatch, ReadRequest, ReadStart, StartKind
+from streamfold.store.store import StreamStore
+from streamfold.wire.s2 import headers, records_json, records_proto
+from streamfold.wire.s2.negotiation import (
+    Encoding,
+    negotiate_append,
+    negotiate_read,
+)
+from streamfold.wire.s2.queries import ReadQuery, parse_read_query
+from streamfold.wire.s2.sse import EventId
+
+#: The same few combinations of headers come with every request.
+_negotiate_append = lru_cache(256)(negotiate_append)
+
+
+class Records:
+    """Handlers of everything below /v1/streams/{stream}/records."""
+
+    def __init__(
+        self,
+        store: StreamStore,
+        access: Access,
+        gate: Gate,
+        appends: Appends,
+        followers: Followers,
+    ) -> None:
+        self._store = store
+        self._access = access
+        self._gate = gate
+        self._appends = appends
+        self._followers = followers
+        self._shared: SharedEncodings[bytes] = SharedEncodings()
+
+    async def append(self, request: Request, segment: str) -> None:
+        negotiated = _negotiate_append(request.header("content-type"), request.header("accept"))
+        target = target_of(request, segment, await self._access.grant(request))
+        require_append_session(target.grant, target.basin, target.stream)
+        if negotiated.session:
+            await self._open_append_session(request, target)
+            return
+        wanted = await _read_append(request, negotiated.request)
+        await open_target(self._store, target, on_append=True)
+        ticket = await self._appends.submit(target, wanted)
+        ack = await ticket.acknowledged()
+        if negotiated.response is Encoding.PROTO:
+            body = records_proto.encode_append_ack(ack.start, ack.end, ack.tail)
+            await request.respond(200, (PROTO,), body)
+        else:
+            body = records_json.encode_append_ack(ack.start, ack.end, ack.tail)
+            await request.respond(200, (JSON,), body)
+
+    async def _open_append_session(self, request: Request, target: Target) -> None:
+        await open_target(self._store, target, on_append=True)
+        session = AppendSession(request, target, self._appends, self._gate)
+        await session.run(await request.open(200, FRAME_HEADERS))
+
+    async def read(self, request: Request, segment: str) -> None:
+        negotiated = negotiate_read(request.header("content-type"), request.header("accept"))
+        target = target_of(request, segment, await self._access.grant(request))
+        target.grant.require(Operation.READ, target.basin, target.stream)
+        query = parse_read_query(request.query)
+        match negotiated.response:
+            case Encoding.S2S:
+                accepted = headers.parse_accept_encoding(request.header("accept-encoding"))
+                await self._follow(
+                    request, target, query, FramePresentation(accepted, self._shared)
+                )
+            case Encoding.SSE:
+                await self._read_events(request, target, query)
+            case _:
+                await self._read_once(request, target, query, negotiated.response)
+
+    async def tail(self, request: Request, segment: str) -> None:
+        basin, stream = basin_of(request), stream_of(segment)
+        grant = await self._access.allow(request, Operation.CHECK_TAIL, basin, stream)
+        tail = await self._store.check_tail(basin, grant.full_stream_name(stream))
+        await answer(request, records_json.encode_tail(tail))
+
+    async def _read_once(
+        self, request: Request, target: Target, query: ReadQuery, response: Encoding
+    ) -> None:
+        record_format = headers.parse_format(request.header(headers.FORMAT))
+        await open_target(self._store, target, on_append=False)
+        batch = await self._wait_for_batch(request, target, query.unary())
+        if response is Encoding.PROTO:
+            body = records_proto.encode_read_batch(batch.payload(), batch.tail)
+            await answer(request, body, headers=(PROTO,))
+        else:
+            body = records_json.encode_read_batch(batch.payload(), record_format, batch.tail)
+            await answer(request, body)
+
+    async def _wait_for_batch(
+        self, request: Request, target: Target, query: ReadQuery
+    ) -> ReadBatch:
+        reading = self._store.read(
+            target.basin,
+            target.stream,
+            _wanted(query),
+            create_with=target.create_with,
+            key=target.sealing_key,
+        )
+        if not query.wait:
+            return await reading
+        async with Watch(request, self._gate):
+            return await reading
+
+    async def _read_events(self, request: Request, target: Target, query: ReadQuery) -> None:
+        record_format = headers.parse_format(request.header(headers.FORMAT))
+        last = request.header(headers.LAST_EVENT_ID)
+        if last is not None:
+            query = query.resumed(EventId.parse(last))
+        await self._follow(request, target, query, EventPresentation(record_format, self._shared))
+
+    async def _follow(
+        self, request: Request, target: Target, query: ReadQuery, presentation: Presentation
+    ) -> None:
+        await open_target(self._store, target, on_append=False)
+        await self._followers.serve(request, target, _wanted(query), presentation)
+
+
+async def _read_append(request: Request, encoding: Encoding | None) -> AppendInput:
+    if encoding is Encoding.PROTO:
+        return records_proto.decode_append_body(await read_body(request, encoding))
+    record_format = headers.parse_format(request.header(headers.FORMAT))
+    body = await read_body(request, Encoding.JSON)
+    return records_json.decode_append_body(body, record_format)
+
+
+def _wanted(query: ReadQuery) -> ReadRequest:
+    """The same read in the store's words."""
+    return ReadRequest(
+        ReadStart(StartKind(query.kind.value), query.start),
+        count=query.max_records,
+        bytes=query.max_bytes,
+        until=query.until,
+        clamp=query.clamp,
+        wait=query.wait,
+    )

@@ -1,0 +1,58 @@
+"""Read sessions as server-sent events, which a browser can resume where it left off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from streamfold.model.positions import STREAM_START
+from streamfold.server.http import Headers, ResponseStream
+from streamfold.server.s2.failures import end_events
+from streamfold.server.s2.shared import SharedEncodings
+from streamfold.store.reads import ReadBatch
+from streamfold.store.store import wall_clock
+from streamfold.wire.s2 import sse
+from streamfold.wire.s2.records_json import RecordFormat, encode_read_batch
+from streamfold.wire.s2.sse import EventId
+
+_HEADERS: Final[Headers] = (
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),
+)
+
+
+class EventPresentation:
+    """Batches as events, whose ids say how much this connection has had."""
+
+    headers = _HEADERS
+
+    def __init__(
+        self,
+        record_format: RecordFormat,
+        shared: SharedEncodings[bytes],
+        now: Callable[[], int] = wall_clock,
+    ) -> None:
+        self._format = record_format
+        self._shared = shared
+        self._count = 0
+        self._metered = 0
+        self._now = now
+
+    async def encode(self, batch: ReadBatch) -> bytes:
+        if not batch.count:
+            return sse.encode_ping(self._now(), batch.tail or STREAM_START)
+        self._count += batch.count
+        self._metered += batch.metered
+        event_id = EventId(batch.end_seq_num - 1, self._count, self._metered)
+        return sse.encode_batch(self._shared.get(batch, self._format, self._json), event_id)
+
+    def _json(self, batch: ReadBatch) -> bytes:
+        return encode_read_batch(batch.payload(), self._format, batch.tail)
+
+    async def finish(self, stream: ResponseStream) -> None:
+        await stream.send(sse.DONE)
+        await stream.close()
+
+    async def fail(self, stream: ResponseStream, error: Exception) -> None:
+        await end_events(stream, error)

@@ -1,0 +1,102 @@
+"""Streams: create, ensure, configure, delete, list."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Final
+
+from streamfold.model.access import Operation
+from streamfold.model.names import BasinName, StreamName
+from streamfold.model.resources import Page, Provision, StreamInfo
+from streamfold.server.http import Request
+from streamfold.server.s2.access import Access
+from streamfold.server.s2.answers import JSON, answer, read_json, read_optional_json
+from streamfold.store.store import StreamStore
+from streamfold.wire.s2 import configs, headers, queries, resources
+from streamfold.wire.s2.paths import parse_stream
+
+#: Names that need not be checked again: the same few come with every request.
+NAMES_KEPT: Final = 4096
+
+
+class Streams:
+    """Handlers of everything below /v1/streams but records."""
+
+    def __init__(self, store: StreamStore, access: Access) -> None:
+        self._store = store
+        self._access = access
+
+    async def list(self, request: Request) -> None:
+        basin = basin_of(request)
+        grant = await self._access.allow(request, Operation.LIST_STREAMS, basin)
+        query = queries.parse_stream_list_query(request.query)
+        seen = grant.list_streams(query.prefix, query.start_after, query.limit)
+        page: Page[StreamInfo] = Page((), has_more=False)
+        if seen is not None:
+            page = grant.show_streams(await self._store.list_streams(basin, **seen._asdict()))
+        await answer(request, resources.encode_stream_page(page))
+
+    async def create(self, request: Request) -> None:
+        basin = basin_of(request)
+        token = headers.parse_request_token(request.header(headers.REQUEST_TOKEN))
+        wanted = resources.decode_create_stream(await read_json(request))
+        allowed = Operation.CREATE_STREAM
+        grant = await self._access.allow(request, allowed, basin, wanted.name)
+        stream = grant.full_stream_name(wanted.name)
+        info, result = await self._store.create_stream(
+            basin, stream, wanted.config, request_token=token
+        )
+        await _provisioned(request, replace(info, name=wanted.name), result, 201)
+
+    async def ensure(self, request: Request, segment: str) -> None:
+        basin, stream = await self._allowed(request, Operation.CREATE_STREAM, segment)
+        wanted = configs.decode_stream_config(await read_optional_json(request))
+        info, result = await self._store.ensure_stream(basin, stream, wanted)
+        status = 201 if result is Provision.CREATED else 200
+        await _provisioned(request, replace(info, name=stream_of(segment)), result, status)
+
+    async def config(self, request: Request, segment: str) -> None:
+        place = await self._allowed(request, Operation.GET_STREAM_CONFIG, segment)
+        config = await self._store.stream_config(*place)
+        await answer(request, configs.encode_stream_config(config))
+
+    async def reconfigure(self, request: Request, segment: str) -> None:
+        basin, stream = await self._allowed(request, Operation.RECONFIGURE_STREAM, segment)
+        change = configs.decode_stream_reconfiguration(await read_json(request))
+        config = await self._store.reconfigure_stream(basin, stream, change)
+        await answer(request, configs.encode_stream_config(config))
+
+    async def delete(self, request: Request, segment: str) -> None:
+        place = await self._allowed(request, Operation.DELETE_STREAM, segment)
+        await self._store.delete_stream(*place)
+        await request.respond(202)
+
+    async def _allowed(
+        self, request: Request, operation: Operation, segment: str
+    ) -> tuple[BasinName, StreamName]:
+        """The stream that the request is about, if the caller may do this to it."""
+        basin, stream = basin_of(request), stream_of(segment)
+        grant = await self._access.allow(request, operation, basin, stream)
+        return basin, grant.full_stream_name(stream)
+
+
+def basin_of(request: Request) -> BasinName:
+    """The basin that the request's header names."""
+    return _parse_basin(request.header(headers.BASIN))
+
+
+@lru_cache(NAMES_KEPT)
+def stream_of(segment: str) -> StreamName:
+    """The stream that a segment of the path names."""
+    return parse_stream(segment)
+
+
+@lru_cache(NAMES_KEPT)
+def _parse_basin(value: str | None) -> BasinName:
+    return headers.parse_basin(value)
+
+
+async def _provisioned(request: Request, info: StreamInfo, result: Provision, status: int) -> None:
+    said = (headers.PROVISION_RESULT.encode(), result.encode())
+    await answer(request, resources.encode_stream_info(info), status, (JSON, said))

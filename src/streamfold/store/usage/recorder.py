@@ -1,0 +1,176 @@
+"""Counts operations and bytes, minute by minute, until they are written."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from streamfold.model.access import GROUP_OPERATIONS, Group, Operation
+from streamfold.model.configs import StorageClass
+from streamfold.model.metrics import AccountMetrics, BasinMetrics
+from streamfold.store.rows import UsageRow
+
+logger = logging.getLogger(__name__)
+
+_MINUTE_MS = 60_000
+#: Hours of basins that are kept while they cannot be written; a basin's hour takes a few KiB.
+_HOURS_MAX = 10_000
+
+#: Who uses what is no basin's.
+ACCOUNT: Final = ""
+
+#: A basin's configuration is the account's business too: it is asked for where basins are listed.
+_OF_ACCOUNT: Final = GROUP_OPERATIONS[Group.ACCOUNT][0] | GROUP_OPERATIONS[Group.ACCOUNT][1]
+_ACCOUNT_OPS: Final = {
+    operation: f"{AccountMetrics.ACCOUNT_OPS}/{operation}"
+    for operation in Operation
+    if operation in _OF_ACCOUNT or operation is Operation.GET_BASIN_CONFIG
+}
+#: Appends and reads are counted where they happen, with the commands among them.
+_COUNTED_ELSEWHERE: Final = {Operation.APPEND, Operation.READ, Operation.TRIM, Operation.FENCE}
+_BASIN_OPS: Final = {
+    operation: f"{BasinMetrics.BASIN_OPS}/{operation}"
+    for operation in Operation
+    if operation not in _ACCOUNT_OPS and operation not in _COUNTED_ELSEWHERE
+}
+_APPEND_OPS: Final = {kind: f"{BasinMetrics.APPEND_OPS}/{kind}" for kind in StorageClass}
+_UNARY_READS: Final = f"{BasinMetrics.READ_OPS}/unary"
+_STREAMING_READS: Final = f"{BasinMetrics.READ_OPS}/streaming"
+_APPENDED: Final = f"{BasinMetrics.APPEND_THROUGHPUT}/bytes"
+_READ: Final = f"{BasinMetrics.READ_THROUGHPUT}/bytes"
+
+
+@dataclass(slots=True)
+class Hour:
+    """What the account or a basin used in one hour."""
+
+    #: By name and minute (0 to 59).
+    amounts: dict[str, dict[int, int]] = field(default_factory=dict)
+    storage: int | None = None
+    basins: set[str] = field(default_factory=set)
+    #: There is something that was not written.
+    changed: bool = False
+    #: What storage has of this hour is in here.
+    merged: bool = False
+
+    def add(self, amounts: dict[str, dict[int, int]]) -> None:
+        for name, by_minute in amounts.items():
+            mine = self.amounts.setdefault(name, {})
+            for minute, amount in by_minute.items():
+                mine[minute] = mine.get(minute, 0) + amount
+
+    def merge(self, row: UsageRow) -> None:
+        """Take in what was written by a process before this one."""
+        self.add(row.amounts)
+        self.basins.update(row.basins)
+        if self.storage is None:
+            self.storage = row.storage
+
+    def row(self) -> UsageRow:
+        return UsageRow(self.amounts, self.storage, tuple(sorted(self.basins)))
+
+
+class UsageRecorder:
+    """What was used since it was last written. Outlives sessions: storage may fail meanwhile.
+
+    `record_*` are for the hot path: a look at the clock and an addition.
+    """
+
+    def __init__(self, now: Callable[[], int]) -> None:
+        self._now = now
+        self._minute = 0
+        #: Amounts in the current minute, by basin and name.
+        self._open: dict[str, dict[str, int]] = {}
+        #: By basin and hour since the Unix epoch.
+        self.hours: dict[tuple[str, int], Hour] = {}
+        self._overflowing = False
+
+    def record_operation(self, operation: Operation, basin: str | None = None) -> None:
+        """An operation was carried out, on `basin` unless it is one of the account's.
+
+        Appends and reads need no call: they count when they are durable, and when they are read.
+        """
+        if name := _ACCOUNT_OPS.get(operation):
+            self._record(ACCOUNT, name, 1)
+        elif basin and (name := _BASIN_OPS.get(operation)):
+            self._record(basin, name, 1)
+
+    def record_appends(self, basin: str, kind: StorageClass, batches: int, metered: int) -> None:
+        """`batches` of together `metered` bytes have become durable."""
+        self._record(basin, _APPEND_OPS[kind], batches)
+        self._record(basin, _APPENDED, metered)
+
+    def record_read(self, basin: str, metered: int) -> None:
+        """A single read has returned `metered` bytes."""
+        self._record(basin, _UNARY_READS, 1)
+        self._record(basin, _READ, metered)
+
+    def record_read_session(self, basin: str) -> None:
+        """A read session was opened; a session is one operation, however long it lasts."""
+        self._record(basin, _STREAMING_READS, 1)
+
+    def record_delivery(self, basin: str, metered: int) -> None:
+        """A read session has delivered `metered` bytes."""
+        self._record(basin, _READ, metered)
+
+    def observe_storage(self, basin: str, held: int) -> None:
+        """The streams of `basin` hold `held` bytes of records now."""
+        if hour := self._hour(basin, self._now() // _MINUTE_MS // 60):
+            hour.changed |= hour.storage != held
+            hour.storage = held
+
+    def observe_basins(self, basins: Iterable[str]) -> None:
+        """These basins have streams now."""
+        if hour := self._hour(ACCOUNT, self._now() // _MINUTE_MS // 60):
+            known = len(hour.basins)
+            hour.basins.update(basins)
+            hour.changed |= len(hour.basins) > known
+
+    def fold(self) -> None:
+        """Bring `hours` up to date."""
+        hour_number, minute = divmod(self._minute, 60)
+        for basin, amounts in self._open.items():
+            if hour := self._hour(basin, hour_number):
+                hour.add({name: {minute: amount} for name, amount in amounts.items()})
+                hour.changed = True
+        self._open.clear()
+
+    def forget(self, basin: str) -> None:
+        """The basin is gone."""
+        self._open.pop(basin, None)
+        for place in [place for place in self.hours if place[0] == basin]:
+            del self.hours[place]
+
+    def drop_written(self) -> None:
+        """Let go of hours that are over and that storage has."""
+        current = self._now() // _MINUTE_MS // 60
+        over = [
+            place
+            for place, hour in self.hours.items()
+            if not hour.changed and (place[1] != current or not hour.merged)
+        ]
+        for place in over:
+            del self.hours[place]
+        self._overflowing = False
+
+    def _record(self, basin: str, name: str, amount: int) -> None:
+        minute = self._now() // _MINUTE_MS
+        if minute != self._minute:
+            self.fold()
+            self._minute = minute
+        amounts = self._open.get(basin)
+        if amounts is None:
+            amounts = self._open[basin] = {}
+        amounts[name] = amounts.get(name, 0) + amount
+
+    def _hour(self, basin: str, number: int) -> Hour | None:
+        """The hour to count in; None if too many wait to be written."""
+        hour = self.hours.get((basin, number))
+        if hour is None and len(self.hours) < _HOURS_MAX:
+            hour = self.hours[(basin, number)] = Hour()
+        if hour is None and not self._overflowing:
+            self._overflowing = True
+            logger.warning("usage is not counted: %d hours wait to be written", _HOURS_MAX)
+        return hour

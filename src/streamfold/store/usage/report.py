@@ -1,0 +1,165 @@
+"""Answers about usage: series over a span of time, as far as it is known.
+
+What is not known is left out: hours in which nobody looked at what a basin held, levels of a stream
+older than a day, and anything older than 31 days. Amounts are different: where nothing was counted
+nothing happened, so that every interval has a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import aclosing
+from typing import Final
+
+from streamfold.model.metrics import (
+    AccountMetrics,
+    Accumulation,
+    BasinMetrics,
+    Gauge,
+    Interval,
+    Label,
+    Metric,
+    Span,
+    Unit,
+)
+from streamfold.store import keys, rows
+from streamfold.store.engine import first_row
+from streamfold.store.rows import LevelRow, StreamRow
+from streamfold.store.session import Session
+from streamfold.store.usage.held import LEVEL_HOURS
+from streamfold.store.usage.keeper import USAGE_HOURS, UsageKeeper
+from streamfold.store.usage.recorder import ACCOUNT, Hour
+
+_HOUR, _MINUTE = 3600, 60
+
+#: Sets of amounts: their unit, the interval unless one is asked for, and what is shown even at zero.
+_AMOUNTS: Final[dict[str, tuple[Unit, Interval, tuple[str, ...]]]] = {
+    AccountMetrics.ACCOUNT_OPS: (Unit.OPERATIONS, Interval.HOUR, ()),
+    BasinMetrics.APPEND_OPS: (Unit.OPERATIONS, Interval.MINUTE, ("standard", "express")),
+    BasinMetrics.READ_OPS: (Unit.OPERATIONS, Interval.MINUTE, ("unary", "streaming")),
+    BasinMetrics.READ_THROUGHPUT: (Unit.BYTES, Interval.MINUTE, ("bytes",)),
+    BasinMetrics.APPEND_THROUGHPUT: (Unit.BYTES, Interval.MINUTE, ("bytes",)),
+    BasinMetrics.BASIN_OPS: (Unit.OPERATIONS, Interval.HOUR, ()),
+}
+
+
+class UsageReport:
+    """What one session can tell about usage; `now` is in Unix seconds."""
+
+    def __init__(self, session: Session, keeper: UsageKeeper, now: int) -> None:
+        self._session = session
+        self._keeper = keeper
+        self._now = now
+
+    async def active_basins(self, span: Span) -> tuple[Metric, ...]:
+        """Basins that had a stream at some time in the span, to the hour."""
+        hours = await self._hours(ACCOUNT, self._known(span, USAGE_HOURS))
+        names = set[str]().union(*(hour.basins for hour in hours.values()))
+        names.update(await self._basins_with_streams(span))
+        return (Label(AccountMetrics.ACTIVE_BASINS, tuple(sorted(names))),)
+
+    async def amounts(
+        self, basin: str, metric_set: str, span: Span, interval: Interval | None
+    ) -> tuple[Metric, ...]:
+        """One series for each thing that is counted in `metric_set`."""
+        unit, default, always = _AMOUNTS[metric_set]
+        interval = interval or default
+        buckets = self._known(span, USAGE_HOURS).buckets(interval)
+        hours = await self._hours(basin, Span(buckets.start, buckets.stop))
+        found: dict[str, dict[int, int]] = {name: {} for name in always}
+        for number, hour in hours.items():
+            for name, amounts in hour.amounts.items():
+                kind, _, label = name.partition("/")
+                if kind == metric_set:
+                    _add(found.setdefault(label, {}), number, amounts, interval)
+        names = [*always, *sorted(found.keys() - set(always))]
+        shown = [(name, [(ts, found[name].get(ts, 0)) for ts in buckets]) for name in names]
+        return tuple(
+            Accumulation(metric_set if name == "bytes" else name, unit, interval, tuple(points))
+            for name, points in shown
+            if name in always or any(amount for _, amount in points)
+        )
+
+    async def basin_storage(self, basin: str, span: Span) -> tuple[Metric, ...]:
+        """Bytes of records in the basin, for each hour in which upkeep looked."""
+        buckets = self._known(span, USAGE_HOURS).buckets(Interval.HOUR)
+        hours = await self._hours(basin, Span(buckets.start, buckets.stop))
+        points = [
+            (ts, hour.storage)
+            for ts in buckets
+            if (hour := hours.get(ts // _HOUR)) and hour.storage is not None
+        ]
+        return (Gauge(BasinMetrics.STORAGE, Unit.BYTES, tuple(points)),)
+
+    async def stream_storage(self, stream: StreamRow, span: Span) -> tuple[Metric, ...]:
+        """Bytes of records in the stream at the end of each minute, of the last day."""
+        known = self._known(span, LEVEL_HOURS)
+        created = stream.created_at // 1000
+        buckets = Span(max(known.start, created), known.end).buckets(Interval.MINUTE)
+        changes = await self._changes(stream.id, buckets.start // _HOUR)
+        level, points, following = changes[0][1], [], 1
+        for ts in buckets:
+            while following < len(changes) and changes[following][0] <= ts:
+                level = changes[following][1]
+                following += 1
+            points.append((ts, level))
+        return (Gauge(BasinMetrics.STORAGE, Unit.BYTES, tuple(points)),)
+
+    def _known(self, span: Span, hours: int) -> Span:
+        """The part of the span that is neither too long ago nor to come."""
+        horizon = (self._now // _HOUR - hours + 1) * _HOUR
+        end = min(span.end, self._now + 1)
+        return Span(min(max(span.start, horizon), end), end)
+
+    async def _hours(self, basin: str, span: Span) -> dict[int, Hour]:
+        return await self._keeper.load(basin, span.start // _HOUR, -(-span.end // _HOUR))
+
+    async def _basins_with_streams(self, span: Span) -> list[str]:
+        """Basins whose first stream by name is as old as the span; seen in no round perhaps."""
+        found: list[str] = []
+        bounds = keys.basins_from("", after=False), keys.BASINS_END
+        async with aclosing(self._session.engine.scan(*bounds, first=100)) as pages:
+            async for page in pages:
+                for key, _ in page:
+                    name = keys.basin_name(key)
+                    start = keys.streams_from(name, "", after=False)
+                    first = await first_row(self._session.engine, start, keys.streams_end(name))
+                    if first and rows.decode(first[1], StreamRow).created_at < span.end * 1000:
+                        found.append(name)
+        return found
+
+    async def _changes(self, stream_id: int, first_hour: int) -> list[tuple[int, int]]:
+        """Moments and levels from `first_hour` on, after the level that was there before."""
+        held = self._keeper.held
+        courses: list[tuple[int, LevelRow]] = []
+        bounds = keys.level(stream_id, first_hour), keys.levels_end(stream_id)
+        async with aclosing(self._session.engine.scan(*bounds, first=LEVEL_HOURS)) as pages:
+            async for page in pages:
+                courses += [(keys.hour(key), rows.decode(value, LevelRow)) for key, value in page]
+        row = await held.row(stream_id)
+        courses.append((row.hour, row.course))
+        before = courses[0][1].opening
+        changes = [(0, before), *_moments(courses)]
+        if more := held.unsettled(stream_id, row):
+            changes.append((self._now // _MINUTE * _MINUTE, row.held + more))
+        return changes
+
+
+def _moments(courses: Iterable[tuple[int, LevelRow]]) -> list[tuple[int, int]]:
+    return [
+        (hour * _HOUR + minute * _MINUTE, level)
+        for hour, course in courses
+        for minute, level in sorted(course.levels.items())
+    ]
+
+
+def _add(sums: dict[int, int], hour: int, amounts: dict[int, int], interval: Interval) -> None:
+    """Add the amounts of the minutes of an hour to the intervals that they are in."""
+    start = hour * _HOUR
+    if interval is Interval.MINUTE:
+        for minute, amount in amounts.items():
+            ts = start + minute * _MINUTE
+            sums[ts] = sums.get(ts, 0) + amount
+    else:
+        ts = start // interval.seconds * interval.seconds
+        sums[ts] = sums.get(ts, 0) + sum(amounts.values())

@@ -1,0 +1,118 @@
+"""The server as a process: what it prints, how it stops, what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from streamfold.cli.main import main, streamfold
+from streamfold.cli.serve import ByteSize
+from tests.server.frames import PATH, SESSION, append_frame, frames_in
+from tests.server.raw_h2 import h2_client
+
+
+@asynccontextmanager
+async def process(*arguments: str) -> AsyncIterator[Process]:
+    running = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "streamfold.cli.main", *arguments, stdout=PIPE, stderr=PIPE
+    )
+    try:
+        yield running
+    finally:
+        if running.returncode is None:
+            running.kill()
+        await running.communicate()
+
+
+async def line_of(running: Process) -> str:
+    assert running.stdout is not None
+    async with asyncio.timeout(60):
+        return (await running.stdout.readline()).decode()
+
+
+async def test_it_prints_what_a_client_needs_and_stops_when_asked() -> None:
+    async with process("lite", "--host", "127.0.0.1", "--port", "0") as running:
+        lines = [await line_of(running) for _ in range(3)]
+        assert lines[0].startswith("export S2_ACCOUNT_ENDPOINT=http://127.0.0.1:")
+        assert lines[1].startswith("export S2_BASIN_ENDPOINT=http://127.0.0.1:")
+        assert lines[2] == "export S2_ACCESS_TOKEN=ignored\n"
+        running.send_signal(signal.SIGTERM)
+        assert await running.wait() == 0
+
+
+async def test_records_are_there_after_a_stop_in_the_middle_of_a_session(tmp_path: Path) -> None:
+    (tmp_path / "init.json").write_text(
+        json.dumps({"basins": [{"name": "test-basin", "streams": [{"name": "orders"}]}]})
+    )
+    serve = ("serve", "--host", "127.0.0.1", "--port", "0", "--local-root", str(tmp_path / "data"),
+             "--init-file", str(tmp_path / "init.json"), "--json")  # fmt: skip
+    async with process(*serve) as running:
+        port = json.loads(await line_of(running))["port"]
+        async with h2_client(port) as h2:
+            session = h2.open("POST", PATH, SESSION)
+            await h2.send(session, append_frame(b"kept"))
+            await h2.body_of(session, 10)
+            running.send_signal(signal.SIGTERM)
+            answer = await h2.whole(session)
+            ack, end = frames_in(bytes(answer.body))
+            assert not ack.terminal
+            assert end.failure().status == 503
+        assert await running.wait() == 0
+    async with process(*serve) as running:
+        port = json.loads(await line_of(running))["port"]
+        async with h2_client(port) as h2:
+            tail = await h2.exchange("GET", f"{PATH}/tail", (("s2-basin", "test-basin"),))
+            assert json.loads(tail.body)["tail"]["seq_num"] == 1
+
+
+async def test_an_address_that_is_taken_is_refused_in_one_line() -> None:
+    async with process("serve", "--host", "127.0.0.1", "--port", "0", "--json") as first:
+        port = json.loads(await line_of(first))["port"]
+        async with process("serve", "--host", "127.0.0.1", "--port", str(port)) as second:
+            _, errors = await second.communicate()
+            assert second.returncode == 1
+            assert errors.decode().startswith(f"streamfold: cannot listen at 127.0.0.1 port {port}")
+            assert b"Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--bucket", "b", "--local-root", "/tmp/x"], "choose one"),
+        (["--tls-cert", __file__], "belong together"),
+        (["--append-inflight-bytes", "1KiB"], "at least 1048576"),
+        (["--append-inflight-bytes", "lots"], "64MiB"),
+        (["--commit-interval", "-1"], "commit-interval"),
+        (["--port", "70000"], "65535"),
+        (["--init-file", "/nowhere"], "does not exist"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["serve", *arguments])
+    assert left.value.code in (1, 2)
+    assert complaint in capsys.readouterr().err
+
+
+def test_sizes_are_written_for_people() -> None:
+    size = ByteSize()
+    assert size.convert("64MiB", None, None) == 64 << 20
+    assert size.convert("1 gb", None, None) == 10**9
+    assert size.convert("123", None, None) == 123
+
+
+def test_help_names_the_verbs() -> None:
+    output = CliRunner().invoke(streamfold, ["--help"]).output
+    assert "serve" in output
+    assert "lite" in output

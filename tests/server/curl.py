@@ -1,0 +1,42 @@
+"""curl, as people use it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Response:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+async def curl(*arguments: str, stdin: bytes | None = None) -> Response:
+    """Run curl and take its answer apart."""
+    process = await asyncio.create_subprocess_exec(
+        "curl",
+        "--silent",
+        "--show-error",
+        "--include",
+        "--max-time",
+        "20",
+        *arguments,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    output, errors = await process.communicate(stdin)
+    assert process.returncode == 0, errors.decode()
+    head, _, body = output.partition(b"\r\n\r\n")
+    if head.startswith(b"HTTP/1.1 100"):
+        head, _, body = body.partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    pairs = (line.split(": ", 1) for line in lines)
+    return Response(int(first.split()[1]), {name.lower(): value for name, value in pairs}, body)

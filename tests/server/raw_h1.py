@@ -1,0 +1,56 @@
+"""A bare HTTP/1.1 client that writes whatever it is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+
+@dataclass
+class H1Client:
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def send_chunk(self, data: bytes) -> None:
+        """One chunk of a chunked body; an empty one ends it."""
+        await self.send(b"%x\r\n%b\r\n" % (len(data), data))
+
+    async def head(self) -> tuple[int, dict[str, str]]:
+        """Status and headers of the next response."""
+        async with asyncio.timeout(10):
+            raw = await self.reader.readuntil(b"\r\n\r\n")
+        first, *lines = raw.decode().strip().split("\r\n")
+        pairs = (line.split(": ", 1) for line in lines)
+        return int(first.split()[1]), {name.lower(): value for name, value in pairs}
+
+    async def chunk(self) -> bytes:
+        """The next chunk of a chunked body; empty at its end."""
+        async with asyncio.timeout(10):
+            size = int(await self.reader.readline(), 16)
+            data = await self.reader.readexactly(size + 2)
+        return data[:-2]
+
+    async def body(self, size: int) -> bytes:
+        async with asyncio.timeout(10):
+            return await self.reader.readexactly(size)
+
+    async def rest(self) -> bytes:
+        """Everything until the server closes the connection."""
+        async with asyncio.timeout(10):
+            return await self.reader.read(-1)
+
+
+@asynccontextmanager
+async def h1_client(port: int) -> AsyncIterator[H1Client]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        yield H1Client(reader, writer)
+    finally:
+        writer.close()
+        await asyncio.gather(writer.wait_closed(), return_exceptions=True)

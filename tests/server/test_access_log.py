@@ -1,0 +1,47 @@
+"""One line per request, and no secret in any of them."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from streamfold.server.main import running_server
+from tests.server.conftest import BASIN, STREAM, configuration
+from tests.server.frames import PATH, SESSION, append_frame
+from tests.server.raw_h2 import h2_client
+
+SECRETS = (
+    ("authorization", "Bearer very-secret-token"),
+    ("s2-encryption-key", base64.b64encode(b"k" * 32).decode()),
+)
+
+
+async def test_every_request_leaves_a_line_without_its_secrets(
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    async with running_server(configuration(access_log=True)) as server:
+        await server.store.create_basin(BASIN)
+        await server.store.create_stream(BASIN, STREAM)
+        async with h2_client(server.port) as h2:
+            await h2.exchange("GET", "/v1/basins?limit=3", SECRETS)
+            await h2.exchange("POST", PATH, (*SESSION, *SECRETS), append_frame(b"body"))
+            await h2.exchange("GET", "/v1/streams/nope/records", (("s2-basin", BASIN), *SECRETS))
+    written = capfdbinary.readouterr().err
+    assert b"very-secret" not in written
+    assert SECRETS[1][1].encode() not in written
+    basins, session, missing = map(_parse, written.splitlines())
+    assert (basins["method"], basins["path"], basins["query"]) == ("GET", "/v1/basins", "limit=3")
+    assert (basins["status"], basins["http"], basins["client"]) == (200, "2", "127.0.0.1")
+    assert (session["path"], session["basin"], session["status"]) == (PATH, BASIN, 200)
+    assert session["received"] == len(append_frame(b"body"))
+    assert session["sent"] > 0
+    assert missing["status"] == 404
+    assert all(line["took"] > 0 for line in (basins, session, missing))
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    parsed: dict[str, Any] = json.loads(line)
+    return parsed

@@ -1,0 +1,115 @@
+"""Bodies that are too large, too slow, or not what they seem."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+import zstandard
+
+from streamfold.server.main import Server, running_server
+from streamfold.wire.s2.negotiation import BODY_MAX
+from tests.server.conftest import BASIN, STREAM, configuration
+from tests.server.frames import PATH, SESSION, append_frame, frames_in
+from tests.server.raw_h1 import h1_client
+from tests.server.raw_h2 import H2Client, h2_client
+
+UNARY = (("s2-basin", BASIN), ("content-type", "application/protobuf"))
+JSON = (("s2-basin", BASIN), ("content-type", "application/json"))
+
+
+async def nothing_was_appended(server: Server) -> bool:
+    return (await server.store.check_tail(BASIN, STREAM)).seq_num == 0
+
+
+async def test_a_body_declared_too_large_is_refused_before_it_is_sent(
+    h2: H2Client, server: Server
+) -> None:
+    for headers, code in [(UNARY, "bad_proto"), (JSON, "bad_json")]:
+        size = ("content-length", str(BODY_MAX + 1))
+        request = h2.open("POST", PATH, (*headers, size))
+        answer = await h2.whole(request)
+        assert (answer.status, json.loads(answer.body)["code"]) == (400, code)
+    assert await nothing_was_appended(server)
+
+
+async def test_a_body_that_turns_out_too_large_is_refused(h2: H2Client, server: Server) -> None:
+    request = h2.open("POST", PATH, JSON)
+    await h2.send(request, b'{"records":[{"body":"')
+    sent = 0
+    while not h2.answer(request).headers and sent <= 3 * BODY_MAX:
+        await h2.send(request, b"x" * 65536)
+        sent += 65536
+    answer = await h2.head(request)
+    assert (answer.status, json.loads((await h2.whole(request)).body)["code"]) == (400, "bad_json")
+    assert sent <= BODY_MAX + (2 << 20)
+    assert await nothing_was_appended(server)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "zstd"])
+async def test_a_body_that_inflates_without_end_is_refused(
+    h2: H2Client, server: Server, coding: str
+) -> None:
+    bomb = b"\0" * (256 << 20)
+    packed = gzip.compress(bomb, 1) if coding == "gzip" else zstandard.compress(bomb)
+    answer = await h2.exchange("POST", PATH, (*JSON, ("content-encoding", coding)), packed)
+    assert (answer.status, json.loads(answer.body)["code"]) == (400, "bad_json")
+    assert await nothing_was_appended(server)
+
+
+async def test_a_frame_that_inflates_without_end_is_refused(h2: H2Client, server: Server) -> None:
+    packed = zstandard.compress(b"\0" * (64 << 20))
+    frame = (1 + len(packed)).to_bytes(3, "big") + b"\x20" + packed
+    answer = await h2.exchange("POST", PATH, SESSION, frame)
+    (last,) = frames_in(bytes(answer.body))
+    assert json.loads(last.failure().body)["code"] == "bad_frame"
+    assert await nothing_was_appended(server)
+
+
+async def test_a_request_that_breaks_off_appends_nothing(server: Server) -> None:
+    """The first record is whole and the rest is missing: it must not pass for the whole batch."""
+    body = append_frame(b"first", b"second")[4:]
+    whole_first = len(append_frame(b"first")[4:])
+    async with h2_client(server.port) as h2:
+        request = h2.open("POST", PATH, (*UNARY, ("content-length", str(len(body)))))
+        await h2.send(request, body[:whole_first])
+        h2.reset(request)
+        # The connection is still good, and answers in order: by then the reset was seen.
+        assert (await h2.exchange("GET", f"{PATH}/tail", UNARY)).status == 200
+    async with h1_client(server.port) as client:
+        await client.send(
+            b"POST /v1/streams/orders/records HTTP/1.1\r\nhost: t\r\ns2-basin: test-basin\r\n"
+            b"content-type: application/protobuf\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
+        await client.send_chunk(body[:whole_first])
+    async with h1_client(server.port) as client:
+        await client.send(b"GET /ping HTTP/1.1\r\nhost: t\r\n\r\n")
+        assert (await client.head())[0] == 200
+    assert await nothing_was_appended(server)
+
+
+async def test_protobuf_over_http2_must_declare_its_size(h2: H2Client, server: Server) -> None:
+    answer = await h2.exchange("POST", PATH, UNARY, append_frame(b"x")[4:])
+    assert (answer.status, json.loads(answer.body)["code"]) == (400, "bad_header")
+    assert await nothing_was_appended(server)
+
+
+async def test_a_body_that_dawdles_is_given_up() -> None:
+    async with running_server(configuration(body_patience=0.05)) as server:
+        await server.store.create_basin(BASIN)
+        await server.store.create_stream(BASIN, STREAM)
+        async with h2_client(server.port) as h2:
+            request = h2.open("POST", PATH, (*JSON, ("content-length", "100")))
+            await h2.send(request, b'{"reco')
+            answer = await h2.whole(request)
+            assert (answer.status, json.loads(answer.body)["code"]) == (408, "request_timeout")
+            good = await h2.exchange("POST", PATH, JSON, b'{"records":[{"body":"x"}]}')
+            assert good.status == 200
+
+
+async def test_an_answer_shows_nothing_of_the_insides(h2: H2Client) -> None:
+    answer = await h2.exchange("POST", PATH, JSON, b'{"records":[{"body":"\xff"}]}')
+    assert answer.status == 400
+    assert b"Traceback" not in answer.body
+    assert b".py" not in answer.body

@@ -1,0 +1,248 @@
+"""A server that is asked to stop: nothing accepted is lost, nobody is left in the dark."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from s2_sdk import AppendInput, Record, Retry, SeqNum
+
+from streamfold.errors import SeqNumMismatchError
+from streamfold.model.records import Record as Stored
+from streamfold.server.main import Server, running_server
+from streamfold.store.settings import StoreSettings
+from streamfold.wire.s2.frames import Frame
+from tests.server.conftest import BASIN, STREAM, configuration, sdk, until
+from tests.server.curl import curl
+from tests.server.frames import PATH, SESSION, append_frame, frames_in
+from tests.server.raw_h2 import Answer, h2_client
+
+
+class Stoppable:
+    """A server in a task of its own, so that a test can go on while it stops."""
+
+    def __init__(self, server: Server, order: asyncio.Event, task: asyncio.Task[None]) -> None:
+        self.server = server
+        self._order = order
+        self._task = task
+
+    async def begin(self) -> None:
+        """Ask it to stop, and return when it has begun to."""
+        self._order.set()
+        await self.server.gate.draining.wait()
+
+    async def stopped(self) -> None:
+        async with asyncio.timeout(15):
+            await self._task
+
+
+@asynccontextmanager
+async def stoppable(drain_patience: float = 10.0, **changes: Any) -> AsyncIterator[Stoppable]:
+    up: asyncio.Future[Server] = asyncio.get_running_loop().create_future()
+    order = asyncio.Event()
+
+    async def run() -> None:
+        settings = configuration(drain_patience=drain_patience, linger=0.1, **changes)
+        async with running_server(settings) as server:
+            await server.store.create_basin(BASIN)
+            await server.store.create_stream(BASIN, STREAM)
+            up.set_result(server)
+            await order.wait()
+
+    task = asyncio.create_task(run())
+    try:
+        yield Stoppable(await up, order, task)
+    finally:
+        order.set()
+        await task
+
+
+def last_frame(answer: Answer) -> Frame:
+    return frames_in(bytes(answer.body))[-1]
+
+
+def refusal(frame: Frame) -> tuple[int, str]:
+    failure = frame.failure()
+    return failure.status, json.loads(failure.body)["code"]
+
+
+async def test_an_idle_server_stops_at_once() -> None:
+    async with stoppable(drain_patience=1000) as running:
+        await running.begin()
+        await running.stopped()
+
+
+async def test_new_work_is_turned_away_with_a_code_that_is_safe_to_repeat() -> None:
+    async with stoppable() as running:
+        async with h2_client(running.server.port) as h2:
+            # An append under way keeps the server up while the rest of the test looks around.
+            request = h2.open(
+                "POST", PATH, (("s2-basin", BASIN), ("content-type", "application/json"))
+            )
+            await h2.send(request, b'{"records":[{"body":"x"}]')
+            await until(lambda: running.server.gate.inside == 1)
+            await running.begin()
+            late = await h2.exchange("GET", f"{PATH}/tail", (("s2-basin", BASIN),))
+            assert (late.status, json.loads(late.body)["code"]) == (503, "server_draining")
+            assert int(late.headers["retry-after-ms"]) > 0
+            ready = await h2.exchange("GET", "/ready")
+            assert (ready.status, bytes(ready.body)) == (503, b"draining\n")
+            assert (await h2.exchange("GET", "/health")).status == 200
+            assert (await h2.exchange("GET", "/metrics")).status == 200
+            await h2.send(request, b"}", end=True)
+            assert (await h2.whole(request)).status == 200
+        await running.stopped()
+
+
+async def test_an_outstanding_ack_advises_to_reconnect_and_the_client_may_end_in_peace() -> None:
+    slow_commits = StoreSettings(commit_interval=0.5)
+    async with stoppable(store=slow_commits) as running:
+        async with h2_client(running.server.port) as h2:
+            session = h2.open("POST", PATH, SESSION)
+            await h2.send(session, append_frame(b"before"))
+            await h2.body_of(session, 10)
+            await h2.send(session, append_frame(b"outstanding"))
+            await accepted(running.server, 2)
+            await running.begin()
+            await h2.body_of(session, len(h2.answer(session).body) + 1)
+            await h2.send(session, append_frame(b"late"))
+            await h2.send(session, b"", end=True)
+            answer = await h2.whole(session)
+        await running.stopped()
+    assert answer.ended
+    advice = [frame.reconnect_advised for frame in frames_in(bytes(answer.body))]
+    assert advice == [False, True, True]
+
+
+async def accepted(server: Server, count: int) -> None:
+    """Wait until so many records have their place in the stream, durable or not."""
+    while True:
+        try:
+            await server.store.submit(BASIN, STREAM, [Stored(b"probe")], match_seq_num=count)
+        except SeqNumMismatchError:
+            await asyncio.sleep(0)
+        else:
+            return
+
+
+async def test_an_idle_append_session_is_ended_at_once_with_nothing_outstanding() -> None:
+    async with stoppable(drain_patience=1000) as running:
+        async with h2_client(running.server.port) as h2:
+            session = h2.open("POST", PATH, SESSION)
+            await h2.send(session, append_frame(b"x"))
+            await h2.body_of(session, 10)
+            await running.begin()
+            answer = await h2.whole(session)
+        ack, end = frames_in(bytes(answer.body))
+        assert not ack.terminal
+        assert refusal(end) == (503, "server_draining")
+        await running.stopped()
+
+
+@pytest.mark.parametrize("query", ["", "?seq_num=0"])
+async def test_followers_are_told_to_come_back(query: str) -> None:
+    async with stoppable(drain_patience=1000) as running:
+        async with h2_client(running.server.port) as h2:
+            follower = h2.open("GET", PATH + query, SESSION, end=True)
+            await h2.body_of(follower, 6)
+            await running.begin()
+            answer = await h2.whole(follower)
+        assert refusal(last_frame(answer)) == (503, "server_draining")
+        await running.stopped()
+
+
+async def test_a_read_that_waits_is_turned_away() -> None:
+    async with stoppable(drain_patience=1000) as running:
+        async with h2_client(running.server.port) as h2:
+            waiting = h2.open("GET", f"{PATH}?wait=60", (("s2-basin", BASIN),), end=True)
+            await until(lambda: running.server.gate.inside == 1)
+            await running.begin()
+            answer = await h2.whole(waiting)
+        assert (answer.status, json.loads(answer.body)["code"]) == (503, "server_draining")
+        await running.stopped()
+
+
+async def test_events_end_with_an_error_that_says_why() -> None:
+    async with stoppable(drain_patience=1000) as running:
+        async with h2_client(running.server.port) as h2:
+            headers = (("s2-basin", BASIN), ("accept", "text/event-stream"))
+            follower = h2.open("GET", PATH, headers, end=True)
+            await h2.body_of(follower, 10)
+            await running.begin()
+            answer = await h2.whole(follower)
+        assert b"event: error\n" in answer.body
+        assert b"server_draining" in answer.body
+        assert b"[DONE]" not in answer.body
+        await running.stopped()
+
+
+async def test_a_client_that_never_reads_is_cut_off_in_the_end() -> None:
+    async with stoppable(drain_patience=0.2) as running:
+        store = running.server.store
+        for _ in range(10):
+            await store.append(BASIN, STREAM, [Stored(b"m" * 1_000_000)])
+        async with h2_client(running.server.port, give_credit=False, window=100) as h2:
+            follower = h2.open("GET", f"{PATH}?seq_num=0", SESSION, end=True)
+            await h2.body_of(follower, 100)
+            await running.begin()
+            await running.stopped()
+
+
+async def test_what_a_client_had_accepted_is_there_after_a_restart(tmp_path: Path) -> None:
+    location = tmp_path.as_uri()
+    settings = configuration(location=location)
+    async with running_server(settings) as server:
+        await server.store.create_basin(BASIN)
+        await server.store.create_stream(BASIN, STREAM)
+        async with sdk(server) as client:
+            stream = client.basin(BASIN).stream(STREAM)
+            async with stream.append_session() as session:
+                tickets = [
+                    await session.submit(AppendInput(records=[Record(body=b"%d" % number)]))
+                    for number in range(100)
+                ]
+                for ticket in tickets:
+                    await ticket
+    async with running_server(settings) as server:
+        assert (await server.store.check_tail(BASIN, STREAM)).seq_num == 100
+
+
+async def test_a_session_of_the_official_client_outlives_a_restart(tmp_path: Path) -> None:
+    """Nothing that it submits is lost or doubled, although the server goes away in the middle."""
+    settings = configuration(location=tmp_path.as_uri(), linger=0.1)
+    async with running_server(settings) as server:
+        await server.store.create_basin(BASIN)
+        await server.store.create_stream(BASIN, STREAM)
+        settings = replace(settings, port=server.port)
+        client = sdk(server, retry=Retry(max_attempts=20))
+        stream = (await client.__aenter__()).basin(BASIN).stream(STREAM)
+        session = stream.append_session()
+        tickets = [await session.submit(_numbered(number)) for number in range(50)]
+        await tickets[0]
+    tickets += [await session.submit(_numbered(number)) for number in range(50, 100)]
+    async with running_server(settings):
+        acks = [await ticket for ticket in tickets]
+        await session.close()
+        bodies = [record.body for record in (await stream.read(start=SeqNum(0))).records]
+        await client.__aexit__(None, None, None)
+    assert [ack.start.seq_num for ack in acks] == list(range(100))
+    assert bodies == [b"%d" % number for number in range(100)]
+
+
+def _numbered(number: int) -> AppendInput:
+    return AppendInput(records=[Record(body=b"%d" % number)], match_seq_num=number)
+
+
+async def test_after_a_stop_nobody_answers() -> None:
+    async with stoppable() as running:
+        port = running.server.port
+        await running.begin()
+        await running.stopped()
+        with pytest.raises(AssertionError, match="connect"):
+            await curl(f"http://127.0.0.1:{port}/ping")

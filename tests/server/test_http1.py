@@ -1,0 +1,76 @@
+"""Sessions over HTTP/1.1, as the Rust client and S2's own command line have them."""
+
+from __future__ import annotations
+
+from streamfold.model.records import Record
+from streamfold.server.main import Server
+from tests.server.conftest import BASIN, STREAM
+from tests.server.frames import append_frame, frames_in
+from tests.server.raw_h1 import H1Client, h1_client
+
+HEAD = (
+    b"%b /v1/streams/orders/records%b HTTP/1.1\r\nhost: test\r\ns2-basin: test-basin\r\n"
+    b"content-type: s2s/proto\r\n%b\r\n"
+)
+CHUNKED = b"transfer-encoding: chunked\r\n"
+
+
+async def frame_of(client: H1Client) -> bytes:
+    (frame,) = frames_in(await client.chunk())
+    return frame.body
+
+
+async def test_acks_come_while_the_chunked_request_is_still_open(server: Server) -> None:
+    async with h1_client(server.port) as client:
+        await client.send(HEAD % (b"POST", b"", CHUNKED))
+        status, headers = await client.head()
+        assert (status, headers["content-type"]) == (200, "s2s/proto")
+        for _ in range(3):
+            await client.send_chunk(append_frame(b"x"))
+            assert await frame_of(client)
+        await client.send_chunk(b"")
+        assert await client.chunk() == b""
+    assert (await server.store.check_tail(BASIN, STREAM)).seq_num == 3
+
+
+async def test_a_read_session_follows_over_http1(server: Server) -> None:
+    async with h1_client(server.port) as client:
+        await client.send(HEAD % (b"GET", b"?seq_num=0", b""))
+        assert (await client.head())[0] == 200
+        assert await frame_of(client) == b"\x12\x00"
+        await server.store.append(BASIN, STREAM, [Record(b"live")])
+        assert b"live" in await frame_of(client)
+
+
+async def test_a_connection_serves_one_request_after_the_other(server: Server) -> None:
+    async with h1_client(server.port) as client:
+        for _ in range(3):
+            await client.send(b"GET /v1/streams/orders/records/tail HTTP/1.1\r\nhost: t\r\n"
+                              b"s2-basin: test-basin\r\n\r\n")  # fmt: skip
+            status, headers = await client.head()
+            assert status == 200
+            assert b"tail" in await client.body(int(headers["content-length"]))
+
+
+async def test_a_request_that_is_not_http_harms_nobody(server: Server) -> None:
+    async with h1_client(server.port) as client:
+        await client.send(b"\x00\x01\x02 what is this\r\n\r\n")
+        assert b"400" in (await client.rest()).split(b"\r\n")[0]
+    async with h1_client(server.port) as client:
+        await client.send(b"GET /ping HTTP/1.1\r\nhost: t\r\n\r\n")
+        assert (await client.head())[0] == 200
+
+
+async def test_headers_without_end_are_refused(server: Server) -> None:
+    async with h1_client(server.port) as client:
+        await client.send(b"GET /ping HTTP/1.1\r\nhost: t\r\nx: ")
+        try:
+            for _ in range(64):
+                await client.send(b"y" * 16384)
+        except ConnectionError:
+            return
+        try:
+            answer = await client.rest()
+        except ConnectionError:
+            return
+        assert answer.split(b" ")[1] in (b"431", b"400")

@@ -1,0 +1,33 @@
+"""What those who watch the server see of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.server.conftest import BASIN
+from tests.server.frames import PATH
+from tests.server.raw_h2 import H2Client
+
+
+@pytest.mark.parametrize("path", ["/health", "/ping", "/ready"])
+async def test_a_server_that_works_says_ok(h2: H2Client, path: str) -> None:
+    answer = await h2.exchange("GET", path)
+    assert (answer.status, bytes(answer.body)) == (200, b"OK")
+
+
+async def test_appends_are_counted_in_the_names_of_s2_lite(h2: H2Client) -> None:
+    headers = (("s2-basin", BASIN), ("content-type", "application/json"))
+    for _ in range(3):
+        await h2.exchange("POST", PATH, headers, b'{"records":[{"body":"12345678"},{}]}')
+    answer = await h2.exchange("GET", "/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    lines = dict(
+        line.rsplit(" ", 1) for line in answer.body.decode().splitlines() if line[0] != "#"
+    )
+    assert float(lines["s2_append_batch_records_sum"]) == 6
+    assert float(lines['s2_append_batch_records_bucket{le="1.0"}']) == 0
+    assert float(lines['s2_append_batch_records_bucket{le="10.0"}']) == 3
+    assert float(lines["s2_append_batch_bytes_sum"]) == 72
+    assert float(lines["s2_append_ack_latency_seconds_count"]) == 3
+    assert float(lines["s2_append_permit_latency_seconds_count"]) == 3
+    assert float(lines["process_resident_memory_bytes"]) > 0

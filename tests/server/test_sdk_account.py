@@ -1,0 +1,89 @@
+"""Encryption, usage metrics and locations through the official client."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from s2_sdk import (
+    S2,
+    Accumulation,
+    AppendInput,
+    BasinConfig,
+    BasinMetricSet,
+    Encryption,
+    Gauge,
+    Record,
+    S2ServerError,
+    SeqNum,
+    StreamMetricSet,
+    TimeseriesInterval,
+)
+
+from streamfold.server.main import Server
+from tests.server.conftest import BASIN, STREAM
+
+KEY, OTHER = b"k" * 32, b"o" * 32
+
+
+@pytest.mark.parametrize("cipher", list(Encryption))
+async def test_records_are_sealed_and_opened_with_the_caller_s_key(
+    s2: S2, cipher: Encryption
+) -> None:
+    await s2.create_basin("sealed-basin", config=BasinConfig(stream_cipher=cipher))
+    basin = s2.basin("sealed-basin")
+    info = await basin.create_stream("secret")
+    assert info.cipher is cipher
+    stream = basin.stream("secret", encryption_key=KEY)
+    await stream.append(AppendInput([Record(b"hidden")]))
+    async with stream.append_session() as session:
+        await (await session.submit(AppendInput([Record(b"too")])))
+    batch = await stream.read(start=SeqNum(0))
+    assert [record.body for record in batch.records] == [b"hidden", b"too"]
+    async with basin.stream("secret", encryption_key=KEY).read_session(start=SeqNum(0)) as reading:
+        async for found in reading:
+            assert found.records[0].body == b"hidden"
+            break
+
+    with pytest.raises(S2ServerError) as refused:
+        await basin.stream("secret").append(AppendInput([Record(b"x")]))
+    assert refused.value.code == "bad_header"
+    assert cipher.value in str(refused.value)
+    with pytest.raises(S2ServerError) as refused:
+        await basin.stream("secret", encryption_key=OTHER).read(start=SeqNum(0))
+    assert refused.value.code == "decryption_failed"
+
+
+async def test_usage_is_told_by_the_server_s_own_counters(s2: S2, server: Server) -> None:
+    stream = s2.basin(BASIN).stream(STREAM)
+    await stream.append(AppendInput([Record(b"x" * 92)]))
+    await stream.read(start=SeqNum(0))
+    now = int(time.time())
+    span = {"start": now - 3600, "end": now + 30}
+    appended = await s2.basin_metrics(
+        BASIN, set=BasinMetricSet.APPEND_THROUGHPUT, interval=TimeseriesInterval.MINUTE, **span
+    )
+    assert isinstance(appended[0], Accumulation)
+    assert sum(value for _, value in appended[0].values) == 100
+    reads = await s2.basin_metrics(
+        BASIN, set=BasinMetricSet.READ_OPS, interval=TimeseriesInterval.MINUTE, **span
+    )
+    counted = [one for one in reads if isinstance(one, Accumulation)]
+    assert sum(value for one in counted for _, value in one.values) == 1
+    held = await s2.stream_metrics(BASIN, STREAM, set=StreamMetricSet.STORAGE, **span)
+    assert isinstance(held[0], Gauge)
+    assert held[0].values[-1][1] == 100
+
+
+async def test_the_one_location_is_the_default_one(s2: S2) -> None:
+    (location,) = await s2.list_locations()
+    assert (location.name, location.is_private) == ("local:memory", True)
+    assert await s2.get_default_location() == location
+    assert await s2.set_default_location(location.name) == location
+    with pytest.raises(S2ServerError) as refused:
+        await s2.set_default_location("aws:us-east-1")
+    assert refused.value.code == "invalid"
+    await s2.create_basin("placed-basin", location=location.name)
+    with pytest.raises(S2ServerError) as refused:
+        await s2.create_basin("other-basin", location="aws:us-east-1")
+    assert refused.value.code == "invalid"
