@@ -12,7 +12,7 @@ from streamfold.store.chunks import Chunk
 from streamfold.store.engine import Row
 from streamfold.store.log import StreamLog
 from streamfold.store.reads import Allowance, ReadBatch
-from streamfold.store.sealing import SealingKey
+from streamfold.store.sealing import Sealing, SealingKey
 from streamfold.store.session import Session
 
 
@@ -51,6 +51,8 @@ class Cursor:
         Without `fill` a batch ends where stored chunks end, so that nothing is decoded; with it, the
         batch has as many records as it may.
         """
+        if batch := self._newest():
+            return batch
         gathering = _Gathering(*self._allowance.of_one_batch())
         while not self.ended and gathering.has_room:
             if gathering.parts and not fill and not self._ahead:
@@ -68,6 +70,23 @@ class Cursor:
             self._allowance.spend(batch)
             self.ended = self.ended or self._allowance.spent
         return batch
+
+    def _newest(self) -> ReadBatch | None:
+        """What became durable last, if that is what comes next: the way of a live follower."""
+        chunk = self._log.newest
+        if (
+            chunk is None
+            or chunk.first_seq_num != self.seq_num
+            or self._ahead
+            or chunk.sealing is not Sealing.CLEAR
+            or not self._allowance.unlimited
+            or self._log.failure is not None
+            or self._log.deleting
+            or chunk.first_seq_num < self._log.durable_trim_point
+        ):
+            return None
+        self.seq_num += chunk.records
+        return ReadBatch((chunk.payload,), chunk.first_seq_num, chunk.records, chunk.metered, None)
 
     async def close(self) -> None:
         if self._scan is not None:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -96,10 +96,14 @@ class StreamLog:
         self._bare = state.bare_tail
         self._state_changed = False
         self._trim_changed = False
+        # Asked for once: to ask is a system call in Python 3.11.
+        self._loop = asyncio.get_running_loop()
+        #: The chunk that became durable last; what followers at the tail want next.
+        self.newest: Chunk | None = None
         self._pending: list[Accepted] = []
         self._unsettled = 0
         self._settlers: list[asyncio.Future[None]] = []
-        self._followers: list[asyncio.Future[None]] = []
+        self._followers: list[asyncio.Future[bool]] = []
 
     @property
     def id(self) -> int:
@@ -155,7 +159,7 @@ class StreamLog:
         chunk = Chunk(
             first, batch.count, batch.metered, first_timestamp, last_timestamp, now, payload
         )
-        ack = asyncio.get_running_loop().create_future()
+        ack: asyncio.Future[AppendAck] = self._loop.create_future()
         self._pending.append(Accepted(chunk, ack, key if self.row.cipher else None))
         self._unsettled += 1
         return ack
@@ -216,7 +220,7 @@ class StreamLog:
     async def settled(self) -> None:
         """Return once everything accepted so far is durable; raise if that failed."""
         if self._unsettled:
-            settler = asyncio.get_running_loop().create_future()
+            settler: asyncio.Future[None] = self._loop.create_future()
             self._settlers.append(settler)
             await settler
 
@@ -225,17 +229,19 @@ class StreamLog:
         self.check_alive()
         if self.durable.seq_num > seq_num:
             return True
-        waiter = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[bool] = self._loop.create_future()
         self._followers.append(waiter)
+        # Not asyncio.timeout: thousands of followers wait here again and again.
+        timer = None if patience is None else self._loop.call_later(patience, _give_up, waiter)
+        advanced = False
         try:
-            async with asyncio.timeout(patience):
-                await waiter
-        except TimeoutError:
-            return False
+            advanced = await waiter
         finally:
-            if not waiter.done() or waiter.cancelled():
+            if timer is not None:
+                timer.cancel()
+            if not advanced and waiter in self._followers:
                 self._followers.remove(waiter)
-        return True
+        return advanced
 
     # What follows is for the committer.
 
@@ -279,7 +285,8 @@ class StreamLog:
     def settle(self, share: Share) -> None:
         """Acknowledge what `share` carried: it is durable now."""
         if share.chunks:
-            self.durable = share.chunks[-1].end
+            self.newest = share.chunks[-1]
+            self.durable = self.newest.end
             self.arrived_at = share.chunks[-1].arrived_at
         self.durable_trim_point = max(self.durable_trim_point, share.trim_point)
         self._unsettled -= len(share.batches)
@@ -289,7 +296,10 @@ class StreamLog:
         if not self._unsettled:
             _resolve(self._settlers)
         if share.chunks:
-            _resolve(self._followers)
+            for waiter in self._followers:
+                if not waiter.done():
+                    waiter.set_result(True)
+            self._followers.clear()
 
     def fail(
         self, written: Sequence[Accepted], unknown: StreamfoldError, unsent: StreamfoldError
@@ -345,7 +355,12 @@ def _resolve(waiters: list[asyncio.Future[None]]) -> None:
     waiters.clear()
 
 
-def _reject(waiter: asyncio.Future[AppendAck] | asyncio.Future[None], error: Exception) -> None:
+def _give_up(waiter: asyncio.Future[bool]) -> None:
+    if not waiter.done():
+        waiter.set_result(False)
+
+
+def _reject(waiter: asyncio.Future[Any], error: Exception) -> None:
     if not waiter.done():
         waiter.set_exception(error)
         waiter.exception()  # marks it as seen: whoever asked may have gone

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
+import msgspec
+
 from streamfold.errors import PositionUnwrittenError
 from streamfold.model.positions import StreamPosition
 from streamfold.model.records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
@@ -37,7 +39,7 @@ async def read_once(
         deadline = asyncio.get_running_loop().time() + wait
         while await log.advanced(cursor.seq_num, deadline - asyncio.get_running_loop().time()):
             if batch := await cursor.next(fill=True):
-                return replace(batch, tail=log.durable)
+                return msgspec.structs.replace(batch, tail=log.durable)
             if cursor.ended:
                 break
         return _empty(cursor.seq_num, log.durable)
@@ -78,7 +80,9 @@ class ReadSession:
                 self._deadline = None
                 self.on_delivered(batch.metered)
                 self._live = self._live and self._cursor.at_tail
-                return replace(batch, tail=self._log.durable) if self._live else batch
+                if not self._live:
+                    return batch
+                return msgspec.structs.replace(batch, tail=self._log.durable)
             if self._cursor.ended or not self._request.may_follow:
                 return None
             if self._deadline is None and self._request.wait is not None:

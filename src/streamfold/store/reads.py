@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+import msgspec
+
 from streamfold.errors import InvalidError
 from streamfold.model.positions import U64_MAX, StreamPosition
 from streamfold.model.records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, SequencedRecord
@@ -85,8 +87,7 @@ class ReadRequest:
         return not self.bounded or bool(self.wait)
 
 
-@dataclass(frozen=True, slots=True)
-class ReadBatch:
+class ReadBatch(msgspec.Struct, frozen=True):
     """Consecutive records in the bytes in which storage holds them; without any, a heartbeat."""
 
     parts: tuple[bytes | memoryview, ...]
@@ -115,6 +116,10 @@ class Allowance:
     count: int | None
     bytes: int | None
     until: int | None
+
+    @property
+    def unlimited(self) -> bool:
+        return self.count is None and self.bytes is None and self.until is None
 
     @property
     def spent(self) -> bool:

@@ -63,15 +63,33 @@ if MISSING:
     )
 
 
-def _rust_bytes(data: bytes, status: Any) -> Any:
+#: Bytes of a value from which a call gives up the interpreter's lock: below, that costs more.
+_UNLOCK_FROM = 16 << 10
+
+
+def _quick_library() -> Any:
+    """The same library, called with the interpreter's lock held: for calls of a microsecond."""
+    library = ctypes.PyDLL(binding._UniffiLib._name)
+    for name in _CALLS:
+        call = getattr(binding._UniffiLib, name)
+        getattr(library, name).argtypes = call.argtypes
+        getattr(library, name).restype = call.restype
+    return library
+
+
+_QUICK: Any = None if MISSING else _quick_library()
+
+
+def _rust_bytes(library: Any, data: bytes, status: Any) -> Any:
     """`data` as the length-prefixed buffer in which the binding passes byte strings to Rust."""
     framed = _LENGTH.pack(len(data)) + data
     view = binding._UniffiForeignBytes(len(framed), ctypes.cast(ctypes.c_char_p(framed), _CHARS))
-    return binding._UniffiLib.ffi_slatedb_uniffi_rustbuffer_from_bytes(view, status)
+    return library.ffi_slatedb_uniffi_rustbuffer_from_bytes(view, status)
 
 
 def _fill_fast(batch: Any, ops: list[Op]) -> None:
-    lib = binding._UniffiLib
+    large = any(value is not None and len(value) >= _UNLOCK_FROM for _, value in ops)
+    lib = binding._UniffiLib if large else _QUICK
     clone = lib.uniffi_slatedb_uniffi_fn_clone_writebatch
     put = lib.uniffi_slatedb_uniffi_fn_method_writebatch_put
     delete = lib.uniffi_slatedb_uniffi_fn_method_writebatch_delete
@@ -81,9 +99,9 @@ def _fill_fast(batch: Any, ops: list[Op]) -> None:
         # Every call consumes one reference to the batch: hence the clone, as the binding does it.
         handle = clone(batch._handle, ref)
         if value is None:
-            delete(handle, _rust_bytes(key, ref), ref)
+            delete(handle, _rust_bytes(lib, key, ref), ref)
         else:
-            put(handle, _rust_bytes(key, ref), _rust_bytes(value, ref), ref)
+            put(handle, _rust_bytes(lib, key, ref), _rust_bytes(lib, value, ref), ref)
         if status.code:
             binding._uniffi_check_call_status(binding._UniffiFfiConverterTypeError, status)
 

@@ -7,8 +7,9 @@ async with open_store("file:///var/lib/streamfold") as store:
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -205,8 +206,8 @@ class StreamStore:
         fencing_token: str | None = None,
         create_with: StreamConfigLayer = _NO_LAYER,
         key: SealingKey | None = None,
-    ) -> Awaitable[AppendAck]:
-        """Take a place in the stream for a batch, and return an awaitable for its ack.
+    ) -> asyncio.Future[AppendAck]:
+        """Take a place in the stream for a batch, and return a future for its ack.
 
         Batches that one caller submits one after the other are appended in that order. This waits
         for room if too much is unacknowledged, and raises if the batch is refused. `create_with` is

@@ -11,7 +11,6 @@ from streamfold.model.grants import ROOT, Grant
 from streamfold.records.batch import Fence, RecordBatch
 from streamfold.server.http import Request
 from streamfold.store.account import Account
-from streamfold.store.usage.recorder import UsageRecorder
 
 _SCHEME: Final = "bearer "
 
@@ -19,9 +18,8 @@ _SCHEME: Final = "bearer "
 class Access:
     """Tells a caller's rights by its access token; without a root token everybody has all."""
 
-    def __init__(self, account: Account, usage: UsageRecorder, root: Secret | None) -> None:
+    def __init__(self, account: Account, root: Secret | None) -> None:
         self._account = account
-        self._usage = usage
         self._root = root
 
     async def grant(self, request: Request) -> Grant:
@@ -46,12 +44,11 @@ class Access:
         stream: str | None = None,
         token_id: str | None = None,
     ) -> Grant:
-        """Raise unless the caller may do this, and count it as used."""
+        """Raise unless the caller may do this; return what else it may do."""
         grant = await self.grant(request)
         if stream is not None:
             stream = grant.full_stream_name(stream)
         grant.require(operation, basin, stream, token_id)
-        self._usage.record_operation(operation, basin)
         return grant
 
 

@@ -42,7 +42,8 @@ class Basins:
 
     async def ensure(self, request: Request, segment: str) -> None:
         basin = parse_basin(segment)
-        await self._access.allow(request, Operation.CREATE_BASIN, basin)
+        grant = await self._access.allow(request, Operation.CREATE_BASIN, basin)
+        grant.require(Operation.RECONFIGURE_BASIN, basin)
         wanted = resources.decode_ensure_basin(await read_optional_json(request))
         self._locations.check(wanted.location)
         info, result = await self._store.ensure_basin(basin, wanted.config)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from streamfold.model.access import Secret
+from streamfold.model.access import Operation, Secret
 from streamfold.server.gate import Gate
+from streamfold.server.http import Request
 from streamfold.server.instruments import AppendInstruments
-from streamfold.server.router import Router
+from streamfold.server.router import Handler, Router
 from streamfold.server.s2.access import Access
 from streamfold.server.s2.account import Account
 from streamfold.server.s2.appends import Appends
@@ -15,6 +16,8 @@ from streamfold.server.s2.read_session import Followers
 from streamfold.server.s2.records import Records
 from streamfold.server.s2.streams import Streams
 from streamfold.store.store import StreamStore
+from streamfold.store.usage.recorder import UsageRecorder
+from streamfold.wire.s2 import headers
 
 
 def add_s2(
@@ -28,48 +31,71 @@ def add_s2(
 ) -> None:
     """Route everything below /v1."""
     appends, followers = Appends(store, instruments), Followers(store, gate, heartbeat)
-    access, locations = Access(store.account, store.usage, root_token), Locations(location)
-    _add_records(router, Records(store, access, gate, appends, followers))
-    _add_streams(router, Streams(store, access))
-    _add_basins(router, Basins(store, access, locations))
-    _add_account(router, Account(store.account, access, locations))
+    access, locations = Access(store.account, root_token), Locations(location)
+    _add_records(router, Records(store, access, gate, appends, followers), store.usage)
+    _add_streams(router, Streams(store, access), store.usage)
+    _add_basins(router, Basins(store, access, locations), store.usage)
+    _add_account(router, Account(store.account, access, locations), store.usage)
 
 
-def _add_records(router: Router, records: Records) -> None:
+def _counted(usage: UsageRecorder, operation: Operation, handler: Handler) -> Handler:
+    """`handler`, with what it did well counted as used."""
+
+    async def counted(request: Request, *segments: str) -> None:
+        await handler(request, *segments)
+        if request.status < 400:
+            basin = request.header(headers.BASIN) or (segments[0] if segments else None)
+            usage.record_operation(operation, basin)
+
+    return counted
+
+
+def _add_records(router: Router, records: Records, usage: UsageRecorder) -> None:
     path = "/v1/streams/{}/records"
+    # Appends and reads are counted by the store, when they are durable and when they are read.
     router.add("POST", path, records.append)
     router.add("GET", path, records.read)
-    router.add("GET", f"{path}/tail", records.tail)
+    router.add("GET", f"{path}/tail", _counted(usage, Operation.CHECK_TAIL, records.tail))
 
 
-def _add_streams(router: Router, streams: Streams) -> None:
-    router.add("GET", "/v1/streams", streams.list)
-    router.add("POST", "/v1/streams", streams.create)
+def _add_streams(router: Router, streams: Streams, usage: UsageRecorder) -> None:
     path = "/v1/streams/{}"
-    router.add("GET", path, streams.config)
-    router.add("PUT", path, streams.ensure)
-    router.add("PATCH", path, streams.reconfigure)
-    router.add("DELETE", path, streams.delete)
+    for method, where, operation, handler in (
+        ("GET", "/v1/streams", Operation.LIST_STREAMS, streams.list),
+        ("POST", "/v1/streams", Operation.CREATE_STREAM, streams.create),
+        ("GET", path, Operation.GET_STREAM_CONFIG, streams.config),
+        ("PUT", path, Operation.CREATE_STREAM, streams.ensure),
+        ("PATCH", path, Operation.RECONFIGURE_STREAM, streams.reconfigure),
+        ("DELETE", path, Operation.DELETE_STREAM, streams.delete),
+    ):
+        router.add(method, where, _counted(usage, operation, handler))
 
 
-def _add_basins(router: Router, basins: Basins) -> None:
-    router.add("GET", "/v1/basins", basins.list)
-    router.add("POST", "/v1/basins", basins.create)
+def _add_basins(router: Router, basins: Basins, usage: UsageRecorder) -> None:
     path = "/v1/basins/{}"
-    router.add("GET", path, basins.config)
-    router.add("PUT", path, basins.ensure)
-    router.add("PATCH", path, basins.reconfigure)
-    router.add("DELETE", path, basins.delete)
+    for method, where, operation, handler in (
+        ("GET", "/v1/basins", Operation.LIST_BASINS, basins.list),
+        ("POST", "/v1/basins", Operation.CREATE_BASIN, basins.create),
+        ("GET", path, Operation.GET_BASIN_CONFIG, basins.config),
+        ("PUT", path, Operation.CREATE_BASIN, basins.ensure),
+        ("PATCH", path, Operation.RECONFIGURE_BASIN, basins.reconfigure),
+        ("DELETE", path, Operation.DELETE_BASIN, basins.delete),
+    ):
+        router.add(method, where, _counted(usage, operation, handler))
 
 
-def _add_account(router: Router, account: Account) -> None:
-    tokens = "/v1/access-tokens"
-    router.add("GET", tokens, account.list_tokens)
-    router.add("POST", tokens, account.issue_token)
-    router.add("DELETE", f"{tokens}/{{}}", account.revoke_token)
-    router.add("GET", "/v1/locations", account.list_locations)
-    router.add("GET", "/v1/locations/default", account.default_location)
-    router.add("PUT", "/v1/locations/default", account.set_default_location)
-    router.add("GET", "/v1/metrics", account.account_metrics)
-    router.add("GET", "/v1/metrics/{}", account.basin_metrics)
-    router.add("GET", "/v1/metrics/{}/{}", account.stream_metrics)
+def _add_account(router: Router, account: Account, usage: UsageRecorder) -> None:
+    tokens, metrics, locations = "/v1/access-tokens", "/v1/metrics", "/v1/locations"
+    default = f"{locations}/default"
+    for method, where, operation, handler in (
+        ("GET", tokens, Operation.LIST_ACCESS_TOKENS, account.list_tokens),
+        ("POST", tokens, Operation.ISSUE_ACCESS_TOKEN, account.issue_token),
+        ("DELETE", f"{tokens}/{{}}", Operation.REVOKE_ACCESS_TOKEN, account.revoke_token),
+        ("GET", metrics, Operation.ACCOUNT_METRICS, account.account_metrics),
+        ("GET", f"{metrics}/{{}}", Operation.BASIN_METRICS, account.basin_metrics),
+        ("GET", f"{metrics}/{{}}/{{}}", Operation.STREAM_METRICS, account.stream_metrics),
+        ("GET", locations, Operation.LIST_LOCATIONS, account.list_locations),
+        ("GET", default, Operation.GET_DEFAULT_LOCATION, account.default_location),
+        ("PUT", default, Operation.SET_DEFAULT_LOCATION, account.set_default_location),
+    ):
+        router.add(method, where, _counted(usage, operation, handler))

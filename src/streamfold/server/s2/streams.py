@@ -50,7 +50,8 @@ class Streams:
         await _provisioned(request, replace(info, name=wanted.name), result, 201)
 
     async def ensure(self, request: Request, segment: str) -> None:
-        basin, stream = await self._allowed(request, Operation.CREATE_STREAM, segment)
+        await self._allowed(request, Operation.CREATE_STREAM, segment)
+        basin, stream = await self._allowed(request, Operation.RECONFIGURE_STREAM, segment)
         wanted = configs.decode_stream_config(await read_optional_json(request))
         info, result = await self._store.ensure_stream(basin, stream, wanted)
         status = 201 if result is Provision.CREATED else 200

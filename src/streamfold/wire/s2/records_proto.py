@@ -42,7 +42,9 @@ def decode_append_frame(frame: Frame) -> AppendInput:
 
 def encode_append_ack(start: StreamPosition, end: StreamPosition, tail: StreamPosition) -> bytes:
     """An AppendAck in which all three positions are present, even where they are zero."""
-    return _field(_ACK_START, start) + _field(_ACK_END, end) + _field(_ACK_TAIL, tail)
+    last = _field(_ACK_END, end)
+    same = _ACK_TAIL + last[1:] if tail == end else _field(_ACK_TAIL, tail)
+    return _field(_ACK_START, start) + last + same
 
 
 def encode_read_batch(payload: bytes, tail: StreamPosition | None = None) -> bytes:
