@@ -20,9 +20,9 @@ _HURRIED = (
 _original: Callable[..., Any] = slate_engine._settings
 
 
-def small_settings(*, collects: bool) -> Any:
+def small_settings(*, collects: bool, in_memory: bool) -> Any:
     """What the engine uses, but for the scale; to be put in the place of its own."""
-    settings = _original(collects=collects)
+    settings = _original(collects=collects, in_memory=in_memory)
     settings.set("l0_sst_size_bytes", str(TABLE_BYTES))
     for name in _HURRIED:
         settings.set(name, '"50ms"')

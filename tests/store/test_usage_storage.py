@@ -160,7 +160,7 @@ async def test_records_that_were_counted_before_they_were_reported_count_once(
     opening = store._supervisor.current
     assert opening is not None
     shares: list[Share] = []
-    opening.session.on_appended = shares.append
+    opening.session.on_appended = shares.extend
     await store.append(BASIN, STREAM, bodies("a"))
     await store.append(BASIN, STREAM, bodies("b"))
     stream_id = shares[0].log.id

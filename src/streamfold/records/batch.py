@@ -8,7 +8,7 @@ from typing import Protocol
 
 from streamfold.model.configs import TimestampMode
 from streamfold.model.positions import SeqNum, Timestamp
-from streamfold.model.records import Record, metered_size
+from streamfold.model.records import RECORD_OVERHEAD, Record, metered_size
 from streamfold.records.plain import PlainRecords, encode_rest
 from streamfold.records.rules import (
     Command,
@@ -48,6 +48,8 @@ class RecordBatch:
         check_count(len(records))
         for index, record in enumerate(records):
             check_types(index, record)
+        if len(records) == 1 and not records[0].headers:
+            return _single(records[0])
         return validate(records)
 
     def sequence(
@@ -76,10 +78,12 @@ def validate(records: Sequence[Record]) -> RecordBatch:
     )
     metered = sum(map(metered_size, records))
     check_metered(metered)
-    return RecordBatch(len(records), metered, commands, _unsequenced(records, metered))
+    return RecordBatch(len(records), metered, commands, PlainRecords.of(records))
 
 
-def _unsequenced(records: Sequence[Record], metered: int) -> Unsequenced:
-    if len(records) == 1:
-        return SingleRecord(records[0].timestamp, encode_rest(records[0]), metered, 0)
-    return PlainRecords.of(records)
+def _single(record: Record) -> RecordBatch:
+    """What a writer that waits for each ack sends, with few steps."""
+    metered = RECORD_OVERHEAD + len(record.body)
+    check_metered(metered)
+    rest = encode_rest(record)
+    return RecordBatch(1, metered, (), SingleRecord(record.timestamp, rest, metered, 0))

@@ -119,15 +119,20 @@ async def serve(configuration: Configuration, announce: Callable[[Server], None]
 
 def run(configuration: Configuration, announce: Callable[[Server], None]) -> None:
     """Serve in an event loop of its own: uvloop where there is one, which doubles the throughput."""
-    # What is loaded by now stays: the collector need not look at it again. And what requests leave
-    # behind is freed by counting references, so it need not look often.
-    gc.freeze()
-    gc.set_threshold(_GC_THRESHOLD, 20, 50)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    tune_collector()
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(serve(configuration, announce))
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def tune_collector() -> None:
+    """Have the garbage collector look less: what is loaded by now stays, and what requests leave
+    behind is freed by counting references.
+    """
+    gc.freeze()
+    gc.set_threshold(_GC_THRESHOLD, 20, 50)
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     try:
         import uvloop
     except ImportError:
@@ -135,4 +140,4 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-__all__ = ["Server", "TlsFiles", "run", "running_server", "serve"]
+__all__ = ["Server", "TlsFiles", "loop_factory", "run", "running_server", "serve", "tune_collector"]

@@ -48,7 +48,7 @@ class Committer:
         engine: Engine,
         settings: StoreSettings,
         admission: Admission,
-        on_durable: Callable[[Share], None],
+        on_durable: Callable[[Sequence[Share]], None],
     ) -> None:
         self._engine = engine
         self._settings = settings
@@ -164,10 +164,12 @@ class Committer:
             commit, task = self._under_way[0]
             await task
             self._under_way.popleft()
+            self._on_durable(commit.shares)
+            metered = 0
             for share in commit.shares:
-                self._on_durable(share)
                 share.log.settle(share)
-                self._admission.release(share.metered)
+                metered += share.metered
+            self._admission.release(metered)
             for row in commit.rows:
                 if not row.done.done():
                     row.done.set_result(None)

@@ -176,7 +176,8 @@ class LocalDisk:
         """After opening: everything that was found, and may be read from now on, is synced."""
         wal = await asyncio.to_thread(self._sync_found)
         self._next_wal = wal + 1
-        await self.make_restore_point(admin)
+        async with self._alone():
+            await self._make_restore_point(admin)
 
     def _sync_found(self) -> int:
         last = 0
@@ -210,20 +211,24 @@ class LocalDisk:
         self._sync(self._folder / "wal")
         self._next_wal = number
 
-    async def make_restore_point(self, admin: Any) -> None:
-        """Make what is written now the state to come back to; then free what it replaces."""
+    async def collect(self, admin: Any) -> None:
+        """Make what is written now the state to come back to, and free what that replaces."""
         async with self._alone():
-            former = await admin.list_checkpoints(_CHECKPOINT)
-            options = binding.CheckpointOptions(lifetime_ms=None, source=None, name=_CHECKPOINT)
-            made = await admin.create_detached_checkpoint(options)
-            manifest = await admin.read_manifest(made.manifest_id)
-            await asyncio.to_thread(self._note, made.manifest_id)
-            for checkpoint in former:
-                await admin.delete_checkpoint(checkpoint.id)
+            manifest = await self._make_restore_point(admin)
             await admin.run_gc_once(_garbage())
             # One that is not synced yet must stay, or the search for the next to sync ends at it.
             covered = min(manifest.replay_after_wal_id, self._next_wal)
             await asyncio.to_thread(self._delete_wal_below, covered)
+
+    async def _make_restore_point(self, admin: Any) -> Any:
+        former = await admin.list_checkpoints(_CHECKPOINT)
+        options = binding.CheckpointOptions(lifetime_ms=None, source=None, name=_CHECKPOINT)
+        made = await admin.create_detached_checkpoint(options)
+        manifest = await admin.read_manifest(made.manifest_id)
+        await asyncio.to_thread(self._note, made.manifest_id)
+        for checkpoint in former:
+            await admin.delete_checkpoint(checkpoint.id)
+        return manifest
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:

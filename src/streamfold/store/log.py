@@ -58,10 +58,7 @@ class Share:
     trim_point: int
     trimmed: bool
     ops: list[Op]
-
-    @property
-    def metered(self) -> int:
-        return sum(chunk.metered for chunk in self.chunks)
+    metered: int
 
 
 class StreamLog:
@@ -256,7 +253,8 @@ class StreamLog:
             ops.append((keys.state(self.id), rows.encode(self._state_row())))
         if self._trim_changed:
             ops.append((keys.cleanup(self.id), rows.encode(CleanupRow(self.basin, self.name))))
-        share = Share(self, taken, merged, self._trim_point, self._trim_changed, ops)
+        metered = sum([chunk.metered for chunk in merged])
+        share = Share(self, taken, merged, self._trim_point, self._trim_changed, ops, metered)
         self._state_changed = self._trim_changed = False
         return share
 

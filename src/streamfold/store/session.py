@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from streamfold.errors import StoreClosingError, StreamfoldError, StreamNotFoundError
@@ -37,7 +37,7 @@ class Session:
         #: Called when a trim has become durable: there is something to delete.
         self.on_trimmed: Callable[[], None] = lambda: None
         #: Called when records have become durable, before anybody is told.
-        self.on_appended: Callable[[Share], None] = lambda share: None
+        self.on_appended: Callable[[Sequence[Share]], None] = lambda shares: None
         self._settings = settings
         self._next_stream_id = next_stream_id
         self._logs: OrderedDict[tuple[str, str], StreamLog] = OrderedDict()
@@ -140,10 +140,12 @@ class Session:
         for place in idle[:surplus]:
             self.recent.forget(self._logs.pop(place).id)
 
-    def _on_durable(self, share: Share) -> None:
-        for chunk in share.chunks:
-            self.recent.add(share.log.id, chunk)
-        if share.chunks:
-            self.on_appended(share)
-        if share.trimmed:
+    def _on_durable(self, shares: Sequence[Share]) -> None:
+        trimmed = False
+        for share in shares:
+            for chunk in share.chunks:
+                self.recent.add(share.log.id, chunk)
+            trimmed = trimmed or share.trimmed
+        self.on_appended(shares)
+        if trimmed:
             self.on_trimmed()

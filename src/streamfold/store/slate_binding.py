@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from slatedb.uniffi._slatedb_uniffi import slatedb as binding
@@ -39,7 +40,6 @@ _CALLS = (
 )
 
 _LENGTH = struct.Struct(">i")
-_CHARS = ctypes.POINTER(ctypes.c_char)
 
 
 def _missing() -> list[str]:
@@ -67,29 +67,39 @@ if MISSING:
 _UNLOCK_FROM = 16 << 10
 
 
-def _quick_library() -> Any:
-    """The same library, called with the interpreter's lock held: for calls of a microsecond."""
-    library = ctypes.PyDLL(binding._UniffiLib._name)
+class _View(ctypes.Structure):
+    """The binding's ForeignBytes, with a pointer that takes a byte string as it is."""
+
+    _fields_ = (("len", ctypes.c_int32), ("data", ctypes.c_char_p))
+
+
+def _library(load: Callable[[str], Any]) -> Any:
+    """SlateDB's library once more, with calls that take our view of bytes."""
+    library = load(binding._UniffiLib._name)
     for name in _CALLS:
         call = getattr(binding._UniffiLib, name)
         getattr(library, name).argtypes = call.argtypes
         getattr(library, name).restype = call.restype
+    status = ctypes.POINTER(binding._UniffiRustCallStatus)
+    library.ffi_slatedb_uniffi_rustbuffer_from_bytes.argtypes = (_View, status)
     return library
 
 
-_QUICK: Any = None if MISSING else _quick_library()
+#: Keeps the interpreter's lock: for calls of a microsecond.
+_QUICK: Any = None if MISSING else _library(ctypes.PyDLL)
+#: Gives it up: for calls that copy much.
+_SLOW: Any = None if MISSING else _library(ctypes.CDLL)
 
 
 def _rust_bytes(library: Any, data: bytes, status: Any) -> Any:
     """`data` as the length-prefixed buffer in which the binding passes byte strings to Rust."""
     framed = _LENGTH.pack(len(data)) + data
-    view = binding._UniffiForeignBytes(len(framed), ctypes.cast(ctypes.c_char_p(framed), _CHARS))
-    return library.ffi_slatedb_uniffi_rustbuffer_from_bytes(view, status)
+    return library.ffi_slatedb_uniffi_rustbuffer_from_bytes(_View(len(framed), framed), status)
 
 
 def _fill_fast(batch: Any, ops: list[Op]) -> None:
     large = any(value is not None and len(value) >= _UNLOCK_FROM for _, value in ops)
-    lib = binding._UniffiLib if large else _QUICK
+    lib = _SLOW if large else _QUICK
     clone = lib.uniffi_slatedb_uniffi_fn_clone_writebatch
     put = lib.uniffi_slatedb_uniffi_fn_method_writebatch_put
     delete = lib.uniffi_slatedb_uniffi_fn_method_writebatch_delete

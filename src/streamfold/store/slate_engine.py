@@ -60,7 +60,7 @@ class SlateEngine:
         With `disk`, a commit is synced to the device before it counts as durable.
         """
         builder = binding.DbBuilder(location.path, location.store)
-        builder.with_settings(_settings(collects=disk is None))
+        builder.with_settings(_settings(collects=disk is None, in_memory=location.url == "memory:"))
         builder.with_sst_block_size(binding.SstBlockSize.BLOCK64_KIB)
         cache = binding.FoyerCacheOptions(max_capacity=_CACHE_BYTES, shards=4)
         builder.with_db_cache(binding.DbCache.new_foyer_cache(cache), 0)
@@ -121,19 +121,29 @@ class SlateEngine:
         if start >= end:
             return  # SlateDB refuses an empty range
         span = binding.KeyRange(start=start, start_inclusive=True, end=end, end_inclusive=False)
-        most = first
+        most, ahead = first, None
         try:
             rows = await self._db.scan_with_options(span, _DESCENDING if descending else _ASCENDING)
-            while True:
-                page = await slate_binding.next_rows(rows, most)
-                if page:
-                    yield page
-                if len(page) < most:
+            page = await slate_binding.next_rows(rows, most)
+            while page:
+                # From the second page on the next one is fetched while this one is used.
+                wanted = len(page) == most
+                if wanted and most != first:
+                    most = _page_rows(page)
+                    ahead = asyncio.ensure_future(slate_binding.next_rows(rows, most))
+                yield page
+                if not wanted:
                     return
-                size = sum(len(value) for _, value in page) + 1
-                most = max(1, min(_PAGE_ROWS, _PAGE_BYTES * len(page) // size))
+                if ahead is None:
+                    most = _page_rows(page)
+                    page = await slate_binding.next_rows(rows, most)
+                else:
+                    page, ahead = await ahead, None
         except binding.Error as error:
             raise _translated(error) from error
+        finally:
+            if ahead is not None:
+                ahead.cancel()
 
     async def check(self) -> None:
         try:
@@ -147,7 +157,7 @@ class SlateEngine:
         """Make a restore point on local disk; elsewhere SlateDB collects by itself."""
         if self._disk is not None:
             try:
-                await self._disk.make_restore_point(self._admin)
+                await self._disk.collect(self._admin)
             except (binding.Error, OSError) as error:
                 raise _translated(error) from error
 
@@ -176,16 +186,27 @@ async def _check_answers(admin: Any, location: Location) -> None:
         ) from None
 
 
+def _page_rows(page: list[Row]) -> int:
+    """How many rows like these make a page."""
+    size = sum(len(value) for _, value in page) + 1
+    return max(1, min(_PAGE_ROWS, _PAGE_BYTES * len(page) // size))
+
+
 async def _batch_of(ops: list[Op]) -> Any:
     if any(value is not None and len(value) >= _THREAD_FROM_BYTES for _, value in ops):
         return await asyncio.to_thread(slate_binding.write_batch, ops)
     return slate_binding.write_batch(ops)
 
 
-def _settings(*, collects: bool) -> Any:
+def _settings(*, collects: bool, in_memory: bool) -> Any:
     settings = binding.Settings.default()
     if not collects:
         settings.set("garbage_collector_options", "null")
+    elif in_memory:
+        # Nothing else can hold on to what is garbage here, and it is memory: let go of it soon.
+        for folder in ("manifest", "wal", "compacted", "compactions"):
+            option = f"garbage_collector_options.{folder}_options"
+            settings.set(option, '{"interval": "10s", "min_age": "10s", "dry_run": false}')
     # No timer: a commit flushes when it is complete, so an ack waits for one write and no tick.
     settings.set("flush_interval", "null")
     settings.set("l0_sst_size_bytes", str(_TABLE_BYTES))

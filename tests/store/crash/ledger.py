@@ -95,6 +95,8 @@ class Verified(msgspec.Struct, frozen=True, tag=True):
 
     #: First seq_num that each stream still has.
     heads: dict[str, int]
+    #: The fencing token in force in each, and the seq_num of the latest command known to have set one.
+    fences: dict[str, tuple[int, str]]
 
 
 Event: TypeAlias = Tried | Placed | Refused | Doubted | Verified
@@ -133,6 +135,7 @@ class Ledger(msgspec.Struct):
         elif isinstance(event, Verified):
             for name, stream in self.streams.items():
                 _forget(stream, event.heads[name])
+                stream.fence = event.fences[name]
 
     def _place(self, stream: StreamLedger, event: Placed) -> None:
         plan = stream.unknown.pop(event.batch)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import Final
 
 from streamfold.errors import DataCorruptError
+from streamfold.model.configs import StorageClass
 from streamfold.store import keys, rows
 from streamfold.store.engine import Op
 from streamfold.store.log import Share
@@ -37,12 +38,17 @@ class UsageKeeper:
         self._counting = True
         self._forgotten = 0
 
-    def appended(self, share: Share) -> None:
-        """What `share` carries for its stream has become durable; it has chunks."""
-        log = share.log
-        kind = log.row.config.storage_class
-        self.recorder.record_appends(log.basin, kind, len(share.batches), share.metered)
-        self.held.appended(share)
+    def appended(self, shares: Sequence[Share]) -> None:
+        """What a commit carried for these streams has become durable."""
+        amounts: dict[tuple[str, StorageClass], tuple[int, int]] = {}
+        for share in shares:
+            if share.chunks:
+                place = share.log.basin, share.log.row.config.storage_class
+                batches, metered = amounts.get(place, (0, 0))
+                amounts[place] = batches + len(share.batches), metered + share.metered
+                self.held.appended(share)
+        for (basin, kind), (batches, metered) in amounts.items():
+            self.recorder.record_appends(basin, kind, batches, metered)
 
     # A round through all streams, which upkeep makes anyway.
 
