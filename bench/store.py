@@ -211,7 +211,7 @@ def print_table(results: list[dict[str, Any]]) -> None:
         ("rss_after_bulk_mib", "resident MiB after the bulk append and read"),
         (
             "plain_python_us",
-            "sum(range(1000)) in plain Python, us (12 on a quiet core of this kind)",
+            "sum(range(1000)) in plain Python, us: the speed of the machine just then",
         ),
         ("stolen", "part of the processors' time that the host gave to others"),
     ):
