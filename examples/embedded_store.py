@@ -20,10 +20,8 @@ async def show_append_and_read(store: StreamStore) -> None:
     began = time.perf_counter()
     ack = await store.append(BASIN, STREAM, [Record(b"order 1: 2 apples"), Record(b"order 2: tea")])
     spent = (time.perf_counter() - began) * 1000
-    print(
-        f"appended 2 records in one batch: seq_num {ack.start.seq_num} to {ack.end.seq_num - 1}, "
-    )
-    print(f"  on the device before the ack, after {spent:.1f} ms")
+    print(f"appended seq_num {ack.start.seq_num} to {ack.end.seq_num - 1} as one batch;")
+    print(f"  it was on the device {spent:.1f} ms later, and only then acknowledged")
     batch = await store.read(BASIN, STREAM, ReadRequest(from_seq_num(0)))
     for record in batch.records():
         print(f"read {record.seq_num}: {record.body.decode()}")
