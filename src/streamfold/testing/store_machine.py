@@ -26,7 +26,13 @@ from streamfold.errors import (
     StreamfoldError,
     WriterFencedError,
 )
-from streamfold.model.configs import StreamConfigLayer, TimestampMode, resolve
+from streamfold.model.configs import (
+    StreamConfigLayer,
+    StreamReconfiguration,
+    TimestampMode,
+    reconfigure_stream,
+    resolve,
+)
 from streamfold.model.positions import SeqNum
 from streamfold.model.records import (
     Header,
@@ -37,7 +43,7 @@ from streamfold.model.records import (
 )
 from streamfold.store.engine import Engine, EngineOpener
 from streamfold.store.log import AppendAck
-from streamfold.store.reads import ReadRequest, from_seq_num
+from streamfold.store.reads import ReadRequest, from_seq_num, from_tail, from_timestamp
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore, open_store
 from streamfold.testing.engine_faults import CommitFault, FaultyEngine
@@ -227,6 +233,34 @@ class StoreMachine(RuleBasedStateMachine):
                 return [record async for batch in session for record in batch.records()]
         except PositionUnwrittenError:
             return []
+
+    @rule(stream=streams, timestamp=st.integers(0, 5_000_000))
+    def read_from_timestamp(self, stream: str, timestamp: int) -> None:
+        model = self.models[stream]
+        request = ReadRequest(from_timestamp(timestamp), count=_PLENTY)
+        expected = [record for record in model.visible() if record.timestamp >= timestamp]
+        assert self.run(self._read_all(stream, request)) == expected
+
+    @rule(stream=streams, offset=st.integers(0, 20))
+    def read_before_the_tail(self, stream: str, offset: int) -> None:
+        model = self.models[stream]
+        request = ReadRequest(from_tail(offset), count=_PLENTY)
+        start = max(len(model.records) - offset, model.trim_point)
+        assert self.run(self._read_all(stream, request)) == model.records[start:]
+
+    @rule(prefix=st.sampled_from(["", "s", "th", "x"]), after=st.sampled_from(["", *STREAMS]))
+    def list_streams(self, prefix: str, after: str) -> None:
+        page = self.run(self.store.list_streams(BASIN, prefix=prefix, start_after=after))
+        expected = [name for name in sorted(STREAMS) if name.startswith(prefix) and name > after]
+        assert [stream.name for stream in page.items] == expected
+
+    @rule(stream=streams, uncapped=st.sampled_from([True, False, None]))
+    def reconfigure(self, stream: str, uncapped: bool | None) -> None:
+        change = StreamReconfiguration(timestamp_uncapped=uncapped)
+        config = self.run(self.store.reconfigure_stream(BASIN, stream, change))
+        model = self.models[stream]
+        model.config = reconfigure_stream(model.config, change, StreamConfigLayer())
+        assert config == model.config == self.run(self.store.stream_config(BASIN, stream))
 
     @rule(stream=streams, retention=st.sampled_from([1, 50, 100, "infinite"]))
     def change_retention(self, stream: str, retention: Any) -> None:
