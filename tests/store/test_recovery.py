@@ -16,6 +16,7 @@ from streamfold.errors import (
     StoreRecoveringError,
     StreamfoldError,
 )
+from streamfold.records.batch import RecordBatch
 from streamfold.store.local_disk import LocalDisk, sync_path
 from streamfold.store.location import open_location
 from streamfold.store.reads import ReadRequest, from_seq_num
@@ -218,3 +219,20 @@ async def test_a_device_that_fails_to_sync_stops_the_store_for_good(tmp_path: Pa
             await store.append(BASIN, STREAM, bodies("c"))
         with pytest.raises(DeviceFailedError):
             await store.read(BASIN, STREAM, EVERYTHING)
+
+
+async def test_work_that_comes_after_a_session_was_given_up_is_refused_not_left_waiting(
+    store: StreamStore,
+) -> None:
+    opening = store._supervisor.current
+    assert opening is not None
+    session = opening.session
+    log = await session.open_log(BASIN, STREAM)
+    session.committer.fail(StoreClosingError())
+    ack = log.accept(RecordBatch.of(bodies("late")), None, None, None, 0)
+    session.committer.touch(log)
+    async with asyncio.timeout(5):
+        with pytest.raises(StoreClosingError):
+            await ack
+        with pytest.raises(StoreClosingError):
+            await session.committer.write([(b"late", b"row")])

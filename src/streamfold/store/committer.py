@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from streamfold.errors import (
     DeviceFailedError,
     OutcomeUnknownError,
+    RetryLaterError,
     StoreRecoveringError,
     StreamfoldError,
     WriterFencedError,
@@ -60,14 +61,21 @@ class Committer:
         self._wake = asyncio.Event()
         self._started = asyncio.Event()
         self._settled = asyncio.Event()
+        #: Why nothing is committed any more: what comes late must hear it, not wait for ever.
+        self._refusal: StreamfoldError | None = None
 
     def touch(self, log: StreamLog) -> None:
         """`log` has something pending."""
+        if self._refusal is not None:
+            self._admission.release(log.fail((), self._refusal, self._refusal))
+            return
         self._dirty[log.id] = log
         self._wake.set()
 
     async def write(self, ops: Sequence[Op]) -> None:
         """Commit `ops` after everything accepted before; durable when this returns."""
+        if self._refusal is not None:
+            raise self._refusal
         done = asyncio.get_running_loop().create_future()
         self._rows.append(_Rows(ops, done))
         self._wake.set()
@@ -89,7 +97,7 @@ class Committer:
             await self._settled.wait()
 
     def fail(self, cause: StreamfoldError) -> None:
-        """Fail all that is outstanding: written as unknown, unwritten as not done."""
+        """Fail all that is outstanding, written as unknown, unwritten as not done; take no more."""
         final = isinstance(cause, WriterFencedError | DeviceFailedError)
         unknown = (
             cause
@@ -98,7 +106,9 @@ class Committer:
                 f"storage failed while this was being written, it may or may not be there: {cause}"
             )
         )
-        unsent = cause if final else StoreRecoveringError(str(cause))
+        known = final or isinstance(cause, RetryLaterError)
+        unsent = cause if known else StoreRecoveringError(str(cause))
+        self._refusal = self._refusal or unsent
         logs = dict(self._dirty)
         written: dict[int, list[Share]] = {}
         for commit, _ in self._under_way:
