@@ -1,0 +1,1 @@
+"""The Durable Streams protocol, with snapshots, retention and bootstrap."""

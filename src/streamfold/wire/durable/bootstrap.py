@@ -1,0 +1,52 @@
+"""The answer to a bootstrap: a snapshot and what came after it, as parts of one multipart body.
+
+    part_head(...)  snapshot, or nothing  PART_END
+    part_head(...)  one update            PART_END      as often as there are updates
+    closing(...)
+
+The pieces go out one by one, so that no snapshot has to be in memory as a whole.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from streamfold.errors import InvalidError
+
+#: Bytes: a writer who could guess the boundary could forge parts.
+BOUNDARY_RANDOM_MIN: Final = 16
+#: Bytes: in hex, with the prefix, the 70 characters that RFC 2046 allows.
+BOUNDARY_RANDOM_MAX: Final = 29
+
+PART_END: Final = b"\r\n"
+
+_PREFIX = "streamfold-"
+_FIELD_VALUE = re.compile(r"[\t\x20-\x7e]*")
+
+
+def boundary(random_bytes: bytes) -> str:
+    """What separates the parts: as hard to guess as `random_bytes`, which must be fresh."""
+    if not BOUNDARY_RANDOM_MIN <= len(random_bytes) <= BOUNDARY_RANDOM_MAX:
+        raise InvalidError(
+            f"a boundary of {len(random_bytes)} random bytes: "
+            f"give {BOUNDARY_RANDOM_MIN} to {BOUNDARY_RANDOM_MAX}"
+        )
+    return _PREFIX + random_bytes.hex()
+
+
+def multipart_type(separator: str) -> str:
+    """The content type of the whole answer."""
+    return f"multipart/mixed; boundary={separator}"
+
+
+def part_head(separator: str, content_type: str) -> bytes:
+    """What goes before the bytes of a part; a type that would add headers of its own is refused."""
+    if not _FIELD_VALUE.fullmatch(content_type):
+        raise InvalidError(f"content type {content_type[:60]!r} cannot stand in a header")
+    return f"--{separator}\r\nContent-Type: {content_type}\r\n\r\n".encode()
+
+
+def closing(separator: str) -> bytes:
+    """What goes after the end of the last part; a body without it was cut off."""
+    return f"--{separator}--\r\n".encode()

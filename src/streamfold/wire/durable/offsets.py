@@ -1,0 +1,85 @@
+"""Offsets: the tokens by which clients of Durable Streams name a position.
+
+To a client an offset is opaque and sorts as text. Here it is the seq_num of the next record, in the
+layout that the protocol's reference servers use and its conformance suite writes out:
+
+    0000000000000042_0000000000000000
+    seq_num          byte within the record, always 0: reads start and end between records
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
+
+from streamfold.errors import InvalidError
+from streamfold.model.positions import U64_MAX, SeqNum
+
+#: With more than 16 digits tokens would no longer sort as text.
+OFFSET_SEQ_NUM_MAX: Final = 10**16 - 1
+
+#: Characters of a refused value that a message repeats.
+_SHOWN = 60
+
+_OFFSET = re.compile(r"([0-9]{16})_([0-9]{16})")
+_SEQ_NUM = re.compile(r"[0-9]{1,20}")
+
+
+class Sentinel(enum.Enum):
+    """Where a read starts when it names no position; never sent to a client."""
+
+    #: No offset was given: as START, where an offset is not mandatory.
+    ABSENT = None
+    START = "-1"
+    NOW = "now"
+
+
+ReadFrom: TypeAlias = SeqNum | Sentinel
+
+_SENTINELS: Final = {"-1": Sentinel.START, "now": Sentinel.NOW}
+
+
+def format_offset(seq_num: int) -> str:
+    """The token of a position; tokens sort as text in the order of their positions."""
+    if not 0 <= seq_num <= OFFSET_SEQ_NUM_MAX:
+        raise InvalidError(
+            f"seq_num {seq_num} has no offset token: they go from 0 to {OFFSET_SEQ_NUM_MAX}; "
+            "read this stream by seq_num"
+        )
+    return f"{seq_num:016d}_0000000000000000"
+
+
+def parse_offset(text: str) -> SeqNum:
+    """The position that a token names; anything that `format_offset` does not make is refused."""
+    match = _OFFSET.fullmatch(text)
+    if match is None or int(match[2]):
+        raise InvalidError(
+            f"offset {text[:_SHOWN]!r} was not given out by this server: offsets are opaque, "
+            "send one exactly as it was received"
+        )
+    return SeqNum(int(match[1]))
+
+
+def parse_position(text: str) -> SeqNum:
+    """The position that a token or a plain decimal seq_num names."""
+    if not _SEQ_NUM.fullmatch(text):
+        return parse_offset(text)
+    if int(text) > U64_MAX:
+        raise InvalidError(f"offset {text} is too large: at most {U64_MAX}")
+    return SeqNum(int(text))
+
+
+def parse_read_offset(
+    values: Sequence[str], parse: Callable[[str], SeqNum] = parse_offset
+) -> ReadFrom:
+    """Where a read starts, by all values that its query has for `offset`."""
+    if not values:
+        return Sentinel.ABSENT
+    if len(values) > 1:
+        raise InvalidError(f"the query has offset {len(values)} times: give it once")
+    [text] = values
+    if not text:
+        raise InvalidError("offset is empty: give an offset, -1 for the start, or leave it out")
+    return _SENTINELS.get(text) or parse(text)

@@ -1,0 +1,51 @@
+"""Server-sent events of a live read: data, and after each the control event that says where it is.
+
+What a writer put into a stream can never become an event, or a field of one: every line break that
+an event-stream parser knows (CRLF, CR, LF) starts a new `data:` line.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from typing import Final
+
+import msgspec
+
+#: Of binary streams; events of text streams go without it.
+DATA_ENCODING_HEADER: Final = "stream-sse-data-encoding"
+BASE64: Final = "base64"
+
+_LINE_BREAK = re.compile(rb"\r\n|\r|\n")
+
+
+class _Control(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+    stream_next_offset: str
+    stream_cursor: str | None = None
+    up_to_date: bool = False
+    stream_closed: bool = False
+
+
+def data_event(payload: bytes) -> bytes:
+    """Text as one event; a parser gives it back with LF for every line break."""
+    if b"\n" in payload or b"\r" in payload:
+        lines = b"\ndata:".join(map(_shielded, _LINE_BREAK.split(payload)))
+    else:
+        lines = _shielded(payload)
+    return b"event: data\ndata:%b\n\n" % lines
+
+
+def base64_event(payload: bytes) -> bytes:
+    """Bytes as one event that decodes on its own."""
+    return b"event: data\ndata:%b\n\n" % base64.b64encode(payload)
+
+
+def control_event(next_offset: str, cursor: str | None, up_to_date: bool, closed: bool) -> bytes:
+    """Where the next read starts; once the stream has ended there is no cursor to come back with."""
+    control = _Control(next_offset, None if closed else cursor, up_to_date, closed)
+    return b"event: control\ndata:%b\n\n" % msgspec.json.encode(control)
+
+
+def _shielded(line: bytes) -> bytes:
+    """A parser takes one space after the colon for its own: a line that begins with one gets two."""
+    return b" " + line if line.startswith(b" ") else line

@@ -1,0 +1,244 @@
+"""Bodies of the subscription calls.
+
+A request decodes into a struct whose rules all hold, or is refused; members that are not known are
+ignored, as the protocol's servers do. An answer leaves out what it has no value for.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated, Final, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from streamfold.errors import InvalidError
+
+#: Milliseconds that a worker keeps a wake without a sign of life.
+LEASE_TTL_MIN_MS: Final = 1_000
+LEASE_TTL_MAX_MS: Final = 600_000
+LEASE_TTL_DEFAULT_MS: Final = 30_000
+
+Text: TypeAlias = Annotated[str, Meta(min_length=1)]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**53 - 1)]
+LeaseTtl: TypeAlias = Annotated[int, Meta(ge=LEASE_TTL_MIN_MS, le=LEASE_TTL_MAX_MS)]
+
+T = TypeVar("T")
+
+
+class SubscriptionType(enum.StrEnum):
+    WEBHOOK = "webhook"
+    PULL_WAKE = "pull-wake"
+
+
+class SubscriptionStatus(enum.StrEnum):
+    ACTIVE = "active"
+    FAILED = "failed"
+
+
+class LinkType(enum.StrEnum):
+    """Why a stream belongs to a subscription; explicit where it is both."""
+
+    GLOB = "glob"
+    EXPLICIT = "explicit"
+
+
+class WebhookTarget(Struct, frozen=True):
+    url: Text
+
+
+class SubscriptionRequest(Struct, frozen=True):
+    """`PUT …/subscriptions/{id}`: which streams, and how to wake a worker."""
+
+    type: SubscriptionType
+    pattern: Text | None = None
+    streams: tuple[Text, ...] = ()
+    webhook: WebhookTarget | None = None
+    wake_stream: Text | None = None
+    lease_ttl_ms: LeaseTtl = LEASE_TTL_DEFAULT_MS
+    description: str | None = None
+
+
+class StreamsRequest(Struct, frozen=True):
+    """`POST …/streams`: streams to link."""
+
+    streams: Annotated[tuple[Text, ...], Meta(min_length=1)]
+
+
+class ClaimRequest(Struct, frozen=True):
+    """`POST …/claim`: who wants to work."""
+
+    worker: Text
+
+
+class Ack(Struct, frozen=True):
+    """Everything of `stream` before `offset` is processed."""
+
+    stream: Text
+    offset: Text
+
+
+class AckRequest(Struct, frozen=True):
+    """`POST …/ack` and `…/callback`."""
+
+    wake_id: Text
+    generation: Count
+    acks: tuple[Ack, ...] = ()
+    done: bool = False
+
+
+class ReleaseRequest(Struct, frozen=True):
+    """`POST …/release`."""
+
+    wake_id: Text
+    generation: Count
+
+
+class WebhookReply(Struct, frozen=True):
+    """What a webhook's receiver answers; done acknowledges everything it was told of."""
+
+    done: bool = False
+
+
+class LinkView(Struct, frozen=True):
+    path: str
+    link_type: LinkType
+    acked_offset: str
+
+
+class PendingView(Struct, frozen=True):
+    """A linked stream, as a worker is told of it."""
+
+    path: str
+    link_type: LinkType
+    acked_offset: str
+    tail_offset: str
+    has_pending: bool
+
+
+class SigningView(Struct, frozen=True):
+    alg: str
+    kid: str
+    jwks_url: str
+
+
+class WebhookView(Struct, frozen=True):
+    url: str
+    signing: SigningView
+
+
+class SubscriptionView(Struct, frozen=True, omit_defaults=True):
+    """A subscription as it is shown; `id` and `subscription_id` are the same."""
+
+    id: str
+    subscription_id: str
+    type: SubscriptionType
+    streams: tuple[LinkView, ...]
+    lease_ttl_ms: int
+    #: RFC 3339.
+    created_at: str
+    status: SubscriptionStatus
+    pattern: str | None = None
+    webhook: WebhookView | None = None
+    wake_stream: str | None = None
+    description: str | None = None
+
+
+class ClaimView(Struct, frozen=True):
+    """What a worker that got the wake is given."""
+
+    wake_id: str
+    generation: int
+    token: str
+    streams: tuple[PendingView, ...]
+    lease_ttl_ms: int
+
+
+class AckView(Struct, frozen=True):
+    next_wake: bool
+    ok: bool = True
+
+
+class WebhookCall(Struct, frozen=True):
+    """The body that is sent to a webhook, and signed."""
+
+    subscription_id: str
+    wake_id: str
+    generation: int
+    streams: tuple[PendingView, ...]
+    callback_url: str
+    callback_token: str
+
+
+class WakeMessage(Struct, frozen=True, tag="wake", tag_field="type"):
+    """What is appended to a wake stream."""
+
+    subscription_id: str
+    stream: str
+    generation: int
+    #: Milliseconds since the Unix epoch.
+    ts: int
+
+
+class Refusal(Struct, frozen=True, omit_defaults=True):
+    code: str
+    message: str
+    #: Only where another worker holds the wake.
+    current_holder: str | None = None
+    generation: int | None = None
+
+
+class RefusalBody(Struct, frozen=True):
+    error: Refusal
+
+
+_SUBSCRIPTION: Final = msgspec.json.Decoder(SubscriptionRequest)
+_STREAMS: Final = msgspec.json.Decoder(StreamsRequest)
+_CLAIM: Final = msgspec.json.Decoder(ClaimRequest)
+_ACK: Final = msgspec.json.Decoder(AckRequest)
+_RELEASE: Final = msgspec.json.Decoder(ReleaseRequest)
+_REPLY: Final = msgspec.json.Decoder(WebhookReply)
+
+
+def decode_subscription(body: bytes) -> SubscriptionRequest:
+    """A subscription that names streams, and the one target that its type needs."""
+    asked = _decode(_SUBSCRIPTION, body)
+    if asked.pattern is None and not asked.streams:
+        raise InvalidError("the subscription has no streams: give pattern, streams, or both")
+    if asked.type is SubscriptionType.WEBHOOK and asked.webhook is None:
+        raise InvalidError("a webhook subscription needs webhook.url: give the URL to call")
+    if asked.type is SubscriptionType.PULL_WAKE and asked.wake_stream is None:
+        raise InvalidError("a pull-wake subscription needs wake_stream: name a stream for wakes")
+    return asked
+
+
+def decode_streams(body: bytes) -> tuple[str, ...]:
+    return _decode(_STREAMS, body).streams
+
+
+def decode_claim(body: bytes) -> ClaimRequest:
+    return _decode(_CLAIM, body)
+
+
+def decode_ack(body: bytes) -> AckRequest:
+    return _decode(_ACK, body)
+
+
+def decode_release(body: bytes) -> ReleaseRequest:
+    return _decode(_RELEASE, body)
+
+
+def decode_webhook_reply(body: bytes) -> WebhookReply:
+    """What the receiver said; a body that says nothing acknowledges nothing."""
+    return _decode(_REPLY, body) if body.strip() else WebhookReply()
+
+
+def _decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    try:
+        return decoder.decode(body)
+    except msgspec.MsgspecError as error:
+        raise InvalidError(f"the body does not fit the request: {error}") from None
+    except UnicodeDecodeError:
+        raise InvalidError("the body is not valid UTF-8") from None
+    except RecursionError:
+        raise InvalidError("the body is nested too deeply") from None
