@@ -6,21 +6,33 @@ Classes are grouped by what a caller does next; `code` is stable and goes over t
     StreamfoldError
     ├── InvalidError                      fix the request
     │   ├── MalformedError
-    │   └── KeyRequiredError
+    │   ├── KeyRequiredError
+    │   └── TooLargeError
     ├── NotFoundError                     name something that exists, or create it
     │   ├── BasinNotFoundError
     │   ├── StreamNotFoundError
     │   ├── AccessTokenNotFoundError
+    │   ├── SnapshotNotFoundError
     │   └── BlobNotFoundError
     ├── ConflictError                     look at what is there, then decide
     │   ├── AlreadyExistsError
     │   ├── BasinDeletingError
     │   ├── StreamDeletingError
-    │   └── BlobExistsError
+    │   ├── StreamForkedError
+    │   ├── SnapshotConflictError
+    │   ├── BlobExistsError
+    │   └── TermsError                    the stream's own terms do not allow this append
+    │       ├── StreamClosedError
+    │       ├── ContentTypeMismatchError
+    │       ├── StreamSeqError
+    │       ├── ProducerStaleError
+    │       ├── ProducerGapError
+    │       └── ProducersExhaustedError
     ├── ConditionFailedError              the condition did not hold: re-read, then decide
     │   ├── FencingTokenMismatchError
     │   └── SeqNumMismatchError
     ├── PositionUnwrittenError            wait, or read from before the tail
+    ├── PositionTrimmedError              start from a snapshot, or from the first record kept
     ├── DecryptionFailedError             read with the key that the records were written with
     ├── UnauthenticatedError              show a token that is known and has not expired
     ├── PermissionDeniedError             use a token that allows this
@@ -76,6 +88,12 @@ class KeyRequiredError(InvalidError):
         self.cipher = cipher
 
 
+class TooLargeError(InvalidError):
+    """More bytes than one request may bring."""
+
+    code = "too_large"
+
+
 class NotFoundError(StreamfoldError):
     """Something that was named does not exist."""
 
@@ -104,6 +122,10 @@ class AccessTokenNotFoundError(NotFoundError):
 
     def __init__(self, token_id: str) -> None:
         super().__init__(f"access token {token_id!r} does not exist: list the tokens to see which")
+
+
+class SnapshotNotFoundError(NotFoundError):
+    code = "snapshot_not_found"
 
 
 class BlobNotFoundError(NotFoundError):
@@ -145,8 +167,82 @@ class StreamDeletingError(ConflictError):
         )
 
 
+class StreamForkedError(ConflictError):
+    """The stream is deleted, but forks of it still need its records."""
+
+    code = "stream_forked"
+
+    def __init__(self, basin: str, stream: str) -> None:
+        super().__init__(
+            f"stream {stream!r} in basin {basin!r} is deleted, and kept for its forks only: use "
+            "another name, or delete the forks first"
+        )
+
+
+class SnapshotConflictError(ConflictError):
+    code = "snapshot_conflict"
+
+
 class BlobExistsError(ConflictError):
     code = "blob_exists"
+
+
+class TermsError(ConflictError):
+    """The stream's own terms do not allow the append; nothing was appended."""
+
+    code = "terms"
+
+
+class StreamClosedError(TermsError):
+    code = "stream_closed"
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(f"stream {stream!r} is closed: it takes no more records")
+
+
+class ContentTypeMismatchError(TermsError):
+    code = "content_type_mismatch"
+
+    def __init__(self, given: str, held: str) -> None:
+        super().__init__(f"content type {given!r} is not the stream's, which is {held!r}")
+
+
+class StreamSeqError(TermsError):
+    code = "stream_seq_conflict"
+
+    def __init__(self, given: str, last: str) -> None:
+        super().__init__(f"Stream-Seq {given!r} is not greater than the last one, {last!r}")
+
+
+class ProducerStaleError(TermsError):
+    """A newer instance of the producer has taken over."""
+
+    code = "producer_stale"
+
+    def __init__(self, producer: str, given: int, current: int) -> None:
+        super().__init__(
+            f"epoch {given} of producer {producer!r} is over, the current one is {current}: "
+            "another instance took over; claim the next epoch to go on"
+        )
+        self.current_epoch = current
+
+
+class ProducerGapError(TermsError):
+    """Something that the producer sent before is missing."""
+
+    code = "producer_gap"
+
+    def __init__(self, producer: str, expected: int, received: int) -> None:
+        super().__init__(
+            f"producer {producer!r} must send {expected} next, this is {received}: send what is "
+            "missing first"
+        )
+        self.expected = expected
+        self.received = received
+
+
+class ProducersExhaustedError(TermsError):
+    code = "producers_exhausted"
 
 
 class ConditionFailedError(StreamfoldError):
@@ -189,6 +285,19 @@ class PositionUnwrittenError(StreamfoldError):
         )
         self.tail_seq_num = tail_seq_num
         self.tail_timestamp = tail_timestamp
+
+
+class PositionTrimmedError(StreamfoldError):
+    """The read starts before the first record that is kept."""
+
+    code = "position_trimmed"
+
+    def __init__(self, seq_num: int, first_seq_num: int) -> None:
+        super().__init__(
+            f"records before {first_seq_num} are no longer kept, this starts at {seq_num}: start "
+            "from a snapshot (bootstrap gives it with all that follows), or from there"
+        )
+        self.first_seq_num = first_seq_num
 
 
 class DecryptionFailedError(StreamfoldError):

@@ -238,10 +238,10 @@ async def test_many_who_create_one_stream_by_appending_all_succeed(store: Stream
 
 
 @pytest.mark.parametrize(
-    "basin", ["short", "UPPER-CASE", "-leading-hyphen", "trailing-", "a" * 49, "with_underscore"]
+    "basin", ["abc", "UPPER-CASE", "a" * 65, "with space", "with.dot", ""]
 )
 async def test_bad_basin_names_are_refused(store: StreamStore, basin: str) -> None:
-    with pytest.raises(InvalidError, match="basin name"):
+    with pytest.raises(InvalidError, match="bucket name"):
         await store.create_basin(basin)
 
 

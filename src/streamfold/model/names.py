@@ -12,12 +12,15 @@ StreamName = NewType("StreamName", str)
 
 #: Bytes; the bounds that S2 gives basin names, so that its clients' own checks agree with ours.
 BASIN_NAME_MIN, BASIN_NAME_MAX = 8, 48
+#: Bytes; a basin is also a bucket of Durable Streams, and those may be named more freely.
+BUCKET_NAME_MIN, BUCKET_NAME_MAX = 4, 64
 #: Bytes of UTF-8.
 STREAM_NAME_MAX = 512
 #: Bytes of UTF-8: a fencing token, or the idempotency token of a creation.
 TOKEN_MAX = 36
 
 _BASIN = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")
+_BUCKET = re.compile(rf"[a-z0-9_-]{{{BUCKET_NAME_MIN},{BUCKET_NAME_MAX}}}")
 _BASIN_PREFIX = re.compile(r"[a-z0-9-]*")
 
 
@@ -32,6 +35,16 @@ def parse_basin_name(text: str) -> BasinName:
         raise InvalidError(
             f"basin name {text!r} must consist of lower-case letters, digits and hyphens, "
             "and begin and end with a letter or a digit"
+        )
+    return BasinName(text)
+
+
+def parse_bucket_name(text: str) -> BasinName:
+    """Return `text` as the name of a basin by the wider rule that buckets have."""
+    if not _BUCKET.fullmatch(text):
+        raise InvalidError(
+            f"bucket name {text!r} must consist of {BUCKET_NAME_MIN} to {BUCKET_NAME_MAX} "
+            "lower-case letters, digits, hyphens and underscores"
         )
     return BasinName(text)
 

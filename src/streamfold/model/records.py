@@ -60,3 +60,13 @@ def fence_record(token: str) -> Record:
 def trim_record(seq_num: int) -> Record:
     """A command that lets the stream forget everything below `seq_num`."""
     return Record(seq_num.to_bytes(8, "big"), (Header(b"", TRIM_COMMAND),))
+
+
+#: On a record that is not the last of its append: boundaries of appends survive by it. It is there only
+#: where an append has several records that came in by a protocol whose appends are units.
+CONTINUED = Header(b"ds-more", b"")
+
+
+def is_command(record: SequencedRecord) -> bool:
+    """Whether the record is an order to the stream, not content."""
+    return bool(record.headers) and not record.headers[0].name

@@ -8,7 +8,8 @@ from typing import Protocol
 
 from streamfold.model.configs import TimestampMode
 from streamfold.model.positions import SeqNum, Timestamp
-from streamfold.model.records import RECORD_OVERHEAD, Record, metered_size
+from streamfold.model.records import RECORD_OVERHEAD, Record, is_command, metered_size
+from streamfold.records.chunk import decode
 from streamfold.records.plain import PlainRecords, encode_rest
 from streamfold.records.rules import (
     Command,
@@ -66,6 +67,17 @@ class RecordBatch:
         Changes nothing, so that it may be called again with another place.
         """
         return self._records.sequence(Place(first, mode, uncapped, now, floor))
+
+    def bodies(self) -> list[bytes]:
+        """The body of every record that is not a command; for those who must look inside."""
+        sequenced = self.sequence(
+            SeqNum(0),
+            mode=TimestampMode.ARRIVAL,
+            uncapped=True,
+            now=Timestamp(0),
+            floor=Timestamp(0),
+        )
+        return [record.body for record in decode(sequenced.payload) if not is_command(record)]
 
 
 def validate(records: Sequence[Record]) -> RecordBatch:

@@ -54,10 +54,7 @@ def _finished(change: Change[P, R]) -> Change[P, R]:
 
     @functools.wraps(change)
     async def finish(self: Catalog, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        task = asyncio.create_task(change(self, *args, **kwargs))
-        self.under_way.add(task)
-        task.add_done_callback(self.leave)
-        return await asyncio.shield(task)
+        return await self.finish(change(self, *args, **kwargs))
 
     return finish
 
@@ -71,7 +68,14 @@ class Catalog:
     now: Callable[[], int]
     under_way: set[asyncio.Task[Any]] = field(default_factory=set)
 
-    def leave(self, task: asyncio.Task[Any]) -> None:
+    async def finish(self, change: Coroutine[Any, Any, R]) -> R:
+        """Have `change` go on to its end when its caller is cancelled."""
+        task = asyncio.create_task(change)
+        self.under_way.add(task)
+        task.add_done_callback(self._leave)
+        return await asyncio.shield(task)
+
+    def _leave(self, task: asyncio.Task[Any]) -> None:
         self.under_way.discard(task)
         if not task.cancelled():
             task.exception()  # marks it as seen: whoever asked may have gone
@@ -91,6 +95,14 @@ class Catalog:
             if creation is None or creation != row.creation:
                 raise AlreadyExistsError("basin", name)
             return basin_info(name, row), Provision.NOOP
+
+    @_finished
+    async def open_basin(self, name: BasinName, config: BasinConfig) -> None:
+        """Create the basin unless somebody else just did."""
+        async with self.locks.hold(name):
+            if await self.session.basin(name) is None:
+                row = BasinRow(created_at=self.now(), config=config)
+                await self._write((keys.basin(name), rows.encode(row)))
 
     @_finished
     async def ensure_basin(
@@ -160,7 +172,7 @@ class Catalog:
             resolved = resolve(config, defaults)
             if resolved == row.config:
                 return stream_info(name, row), Provision.NOOP
-            await self._replace_stream(basin, name, msgspec.structs.replace(row, config=resolved))
+            await self.replace_stream(basin, name, msgspec.structs.replace(row, config=resolved))
             return stream_info(name, row), Provision.UPDATED
 
     @_finished
@@ -186,7 +198,7 @@ class Catalog:
             row = await self._stream_row(basin, name)
             _check_stream_active(basin, name, row)
             config = reconfigure_stream(row.config, change, defaults)
-            await self._replace_stream(basin, name, msgspec.structs.replace(row, config=config))
+            await self.replace_stream(basin, name, msgspec.structs.replace(row, config=config))
             return config
 
     @_finished
@@ -198,7 +210,7 @@ class Catalog:
             row = msgspec.structs.replace(log.row, deleted_at=self.now())
             log.deleting = True  # from here on the log refuses appends
             await log.settled()  # what it accepted before is acknowledged before
-            purge = CleanupRow(basin, name, purge=True)
+            purge = CleanupRow(basin, name, purge=True, ancestors=row.ancestors)
             await self._write(
                 (keys.stream(basin, name), rows.encode(row)),
                 (keys.cleanup(row.id), rows.encode(purge)),
@@ -223,13 +235,19 @@ class Catalog:
             cipher=parent.config.stream_cipher,
             creation=creation,
         )
+        await self.insert(basin, name, row)
+        return row
+
+    async def insert(self, basin: BasinName, name: StreamName, row: StreamRow, *ops: Op) -> None:
+        """Commit a stream with a new id, together with `ops`; the caller holds its lock."""
         await self._write(
             (keys.stream(basin, name), rows.encode(row)),
             (keys.STREAM_IDS, rows.encode(CounterRow(row.id + 1))),
+            *ops,
         )
-        return row
 
-    async def _replace_stream(self, basin: BasinName, name: StreamName, row: StreamRow) -> None:
+    async def replace_stream(self, basin: BasinName, name: StreamName, row: StreamRow) -> None:
+        """Commit a changed row; the caller holds the stream's lock."""
         await self._write((keys.stream(basin, name), rows.encode(row)))
         if log := self.session.cached_log(basin, name):
             log.row = row

@@ -21,9 +21,10 @@ import struct
 
 import msgspec
 
-from streamfold.errors import DataCorruptError, FormatUnsupportedError
+from streamfold.errors import DataCorruptError, FormatUnsupportedError, KeyRequiredError
 from streamfold.model.positions import SeqNum, StreamPosition, Timestamp
 from streamfold.model.records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
+from streamfold.records.chunk import measure
 from streamfold.store.sealing import Sealing, SealingKey
 
 _HEADER = struct.Struct(">BBHIQQQQ")
@@ -83,6 +84,31 @@ def unseal(chunk: Chunk, stream_id: int, key: SealingKey) -> Chunk:
     context = _header(chunk, chunk.sealing) + stream_id.to_bytes(8, "big")
     payload = key.unseal(chunk.sealing, chunk.payload, context)
     return msgspec.structs.replace(chunk, payload=payload, sealing=Sealing.CLEAR)
+
+
+def clear(chunk: Chunk, stream_id: int, key: SealingKey | None) -> Chunk:
+    """`chunk` in the clear; DecryptionFailedError if it was sealed with another key."""
+    if chunk.sealing is Sealing.CLEAR:
+        return chunk
+    if key is None:
+        raise KeyRequiredError(chunk.sealing.name.lower().replace("_", "-"))
+    return unseal(chunk, stream_id, key)
+
+
+def below(chunk: Chunk, end: int) -> Chunk:
+    """The part of a clear `chunk` before the record `end`; there is at least one."""
+    if chunk.last_seq_num < end:
+        return chunk
+    index, count = measure(chunk.payload), end - chunk.first_seq_num
+    return Chunk(
+        chunk.first_seq_num,
+        count,
+        int(index.metered[count]),
+        chunk.first_timestamp,
+        int(index.timestamps[count - 1]),
+        chunk.arrived_at,
+        memoryview(chunk.payload)[: int(index.offsets[count])],
+    )
 
 
 def decode(value: bytes) -> Chunk:

@@ -7,11 +7,12 @@ from collections.abc import AsyncGenerator
 
 from streamfold.errors import DataCorruptError
 from streamfold.records import chunk as payloads
-from streamfold.store import chunks, keys
+from streamfold.store import chunks, keys, lineage
 from streamfold.store.chunks import Chunk
 from streamfold.store.engine import Row
 from streamfold.store.log import StreamLog
 from streamfold.store.reads import Allowance, ReadBatch
+from streamfold.store.rows import Segment
 from streamfold.store.sealing import Sealing, SealingKey
 from streamfold.store.session import Session
 
@@ -40,6 +41,8 @@ class Cursor:
         self._key = key
         self._ahead: deque[Chunk] = deque()
         self._scan: AsyncGenerator[list[Row]] | None = None
+        #: What `_scan` reads of, if it is not the stream itself.
+        self._segment: Segment | None = None
 
     @property
     def at_tail(self) -> bool:
@@ -132,7 +135,7 @@ class Cursor:
                 self._ahead.popleft()
             if self._ahead:
                 self._check_no_hole(self._ahead[0])
-                self._ahead[0] = self._log.unsealed(self._ahead[0], self._key)
+                self._ahead[0] = lineage.own(self._ahead[0], self._log.row, self._key)
                 return self._ahead[0]
             if self.at_tail:
                 await self.close()
@@ -155,15 +158,22 @@ class Cursor:
             await self.close()
             self._ahead.extend(recent)
             return
+        segment = lineage.segment_of(self._log.row, self.seq_num)
+        if segment is not self._segment:
+            await self.close()
+            self._segment = segment
         fresh = self._scan is None
         durable = self._log.durable.seq_num
         if self._scan is None:
-            self._scan = self._session.engine.scan(
-                keys.chunk(self._log.id, self.seq_num), keys.chunk(self._log.id, durable)
-            )
+            start, end = lineage.span_from(self._log.row, self.seq_num)
+            if segment is None:
+                end = keys.chunk(self._log.id, durable)
+            self._scan = self._session.engine.scan(start, end)
         page = await anext(self._scan, None)
         if page is not None:
-            self._ahead.extend(chunks.decode(value) for _, value in page)
+            parts = [chunks.decode(value) for _, value in page]
+            limit = durable if segment is None else segment.end
+            self._ahead.extend(part for part in parts if part.first_seq_num < limit)
             return
         await self.close()
         if fresh and self.seq_num >= self._log.durable_trim_point:

@@ -13,6 +13,10 @@
     0x08  stream id (8)                         HeldRow: bytes of records held, this hour by minute
     0x09  stream id (8), hour (4)               LevelRow: the same, in an hour that is over
     0x0a  basin NUL hour (4)                    UsageRow: what was used; the account's has no basin
+    0x0b  stream id (8), fork's stream id (8)   ForkRow: the fork needs records of the stream
+    0x0c  stream id (8), producer id            ProducerRow: how far the producer has come
+    0x0d  stream id (8), seq_num (8)            SnapshotRow: what stands for all records before it
+    0x0e  kind NUL id                           a document of those who use the store
 
 The last seq_num of a chunk is its key, so the chunk that holds seq_num n is the first with a key of n
 or more: one seek, no index. Names contain no NUL, so listings sort as names do. A stream id is used
@@ -36,6 +40,10 @@ _TOKEN = b"\x07"
 _HELD = b"\x08"
 _LEVEL = b"\x09"
 _USAGE = b"\x0a"
+_FORK = b"\x0b"
+_PRODUCER = b"\x0c"
+_SNAPSHOT = b"\x0d"
+_DOCUMENT = b"\x0e"
 
 _HOUR_MAX = 2**32 - 1
 #: Bytes before the seq_num in a chunk's key.
@@ -156,3 +164,52 @@ def usage_end(basin_name: str) -> bytes:
 def hour(key: bytes) -> int:
     """The hour that the key of a LevelRow or UsageRow ends with."""
     return int.from_bytes(key[-4:], "big")
+
+
+def fork(stream_id: int, fork_id: int) -> bytes:
+    return _FORK + stream_id.to_bytes(8, "big") + fork_id.to_bytes(8, "big")
+
+
+def fork_id(key: bytes) -> int:
+    return int.from_bytes(key[-8:], "big")
+
+
+def forks_span(stream_id: int) -> tuple[bytes, bytes]:
+    return fork(stream_id, 0), fork(stream_id, U64_MAX) + b"\x00"
+
+
+def producer(stream_id: int, producer_id: str) -> bytes:
+    return _PRODUCER + stream_id.to_bytes(8, "big") + producer_id.encode()
+
+
+def producers_span(stream_id: int) -> tuple[bytes, bytes]:
+    start = producer(stream_id, "")
+    return start, start + b"\xff"  # no byte of UTF-8 is 0xff
+
+
+def producer_id(key: bytes) -> str:
+    return key[_CHUNK_PREFIX:].decode()
+
+
+def snapshot(stream_id: int, seq_num: int) -> bytes:
+    return _SNAPSHOT + stream_id.to_bytes(8, "big") + seq_num.to_bytes(8, "big")
+
+
+def snapshot_seq_num(key: bytes) -> int:
+    return int.from_bytes(key[_CHUNK_PREFIX:], "big")
+
+
+def snapshots_span(stream_id: int, start: int = 0) -> tuple[bytes, bytes]:
+    return snapshot(stream_id, start), snapshot(stream_id, U64_MAX) + b"\x00"
+
+
+def document(kind: str, document_id: str) -> bytes:
+    return _DOCUMENT + kind.encode() + b"\x00" + document_id.encode()
+
+
+def documents_span(kind: str) -> tuple[bytes, bytes]:
+    return document(kind, ""), _DOCUMENT + kind.encode() + b"\x01"
+
+
+def document_id(key: bytes) -> str:
+    return key[1:].partition(b"\x00")[2].decode()

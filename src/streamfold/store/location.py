@@ -11,10 +11,11 @@ from urllib.parse import unquote, urlsplit
 
 from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 
+from streamfold.blob import BlobStore, LocalBlobStore, open_blob_store
 from streamfold.errors import InvalidError
 
-#: Folder below the location in which SlateDB keeps its files; snapshots will lie beside it.
-DATABASE = "db"
+#: Folders below the location in which SlateDB keeps its files, and the store its snapshots.
+DATABASE, SNAPSHOTS = "db", "snapshots"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class Location:
     #: Folder of the database on local disk, if that is where it is.
     folder: Path | None
     store: Any = field(repr=False)
+    #: Where the bytes of snapshots are.
+    snapshots: BlobStore = field(repr=False)
 
 
 def open_location(url: str, environment: Mapping[str, str] = os.environ) -> Location:
@@ -36,7 +39,8 @@ def open_location(url: str, environment: Mapping[str, str] = os.environ) -> Loca
     """
     parts = urlsplit(url)
     if parts.scheme == "memory":
-        return Location(url, DATABASE, None, binding.ObjectStore.resolve("memory:///"))
+        database = binding.ObjectStore.resolve("memory:///")
+        return Location(url, DATABASE, None, database, open_blob_store("memory:"))
     if parts.scheme == "file":
         return _local(url, Path(unquote(parts.path)))
     if parts.scheme == "s3" and parts.netloc:
@@ -53,12 +57,14 @@ def _local(url: str, folder: Path) -> Location:
     folder.mkdir(parents=True, exist_ok=True)
     builder = binding.ObjectStoreBuilder(binding.ObjectStoreType.LOCAL)
     builder.with_config("local_path", str(folder))
-    return Location(url, DATABASE, folder / DATABASE, builder.build())
+    snapshots = LocalBlobStore(folder / SNAPSHOTS)
+    return Location(url, DATABASE, folder / DATABASE, builder.build(), snapshots)
 
 
 def _s3(url: str, bucket: str, prefix: str, environment: Mapping[str, str]) -> Location:
     builder = binding.ObjectStoreBuilder(binding.ObjectStoreType.S3)
     builder.with_config("bucket", bucket)
+    options: dict[str, str] = {}
     for key, names in {
         "access_key_id": ("AWS_ACCESS_KEY_ID",),
         "secret_access_key": ("AWS_SECRET_ACCESS_KEY",),
@@ -72,7 +78,10 @@ def _s3(url: str, bucket: str, prefix: str, environment: Mapping[str, str]) -> L
         value = next((environment[name] for name in names if environment.get(name)), None)
         if value is not None:
             builder.with_config(key, value)
+            options[key] = value
             if key == "endpoint" and value.startswith("http://"):
                 builder.with_config("allow_http", "true")
     path = f"{prefix}/{DATABASE}" if prefix else DATABASE
-    return Location(url, path, None, builder.build())
+    snapshots = "/".join(part for part in (f"s3://{bucket}", prefix, SNAPSHOTS) if part)
+    blobs = open_blob_store(snapshots, **options)
+    return Location(url, path, None, builder.build(), blobs)

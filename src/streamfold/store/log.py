@@ -7,7 +7,7 @@ pending ones in the same step, so that no lock is needed and order is the order 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -21,15 +21,19 @@ from streamfold.errors import (
     SeqNumMismatchError,
     StreamDeletingError,
     StreamfoldError,
+    StreamNotFoundError,
 )
 from streamfold.model.configs import Cipher
 from streamfold.model.positions import U64_MAX, SeqNum, StreamPosition, Timestamp
+from streamfold.model.traits import Claim
 from streamfold.records.batch import Fence, RecordBatch
 from streamfold.store import chunks, keys, rows
 from streamfold.store.chunks import Chunk
 from streamfold.store.engine import Op
-from streamfold.store.rows import CleanupRow, StateRow, StreamRow
-from streamfold.store.sealing import GCM_SEQ_NUM_MAX, SEALING_OF, Sealing, SealingKey
+from streamfold.store.lifetime import Lifetime
+from streamfold.store.rows import CleanupRow, ProducerRow, StateRow, StreamRow
+from streamfold.store.sealing import GCM_SEQ_NUM_MAX, SEALING_OF, SealingKey
+from streamfold.store.terms import Terms
 
 
 class AppendAck(msgspec.Struct, frozen=True, gc=False):
@@ -57,6 +61,7 @@ class Share:
     chunks: list[Chunk]
     trim_point: int
     trimmed: bool
+    closed: bool
     ops: list[Op]
     metered: int
 
@@ -72,6 +77,8 @@ class StreamLog:
         state: StateRow,
         tail: StreamPosition,
         arrived_at: int,
+        now: Callable[[], int],
+        producers: dict[str, ProducerRow] | None = None,
     ) -> None:
         self.basin = basin
         self.name = name
@@ -81,6 +88,11 @@ class StreamLog:
         #: When the last record arrived, or the stream was created; ms since the Unix epoch.
         self.arrived_at = arrived_at
         self.deleting = row.deleted_at is not None
+        #: Whether readers may be told that nothing follows.
+        self.durable_closed = state.closed
+        self.terms = Terms(name, row.traits, state, producers or {})
+        self.lifetime = Lifetime(row.traits, state.lease_until)
+        self._now = now
         #: Calls that hold on to this object; it stays in memory while there are any.
         self.users = 0
         #: Set once this object no longer speaks for the stream.
@@ -135,12 +147,47 @@ class StreamLog:
         """
         self.check_alive()
         self.check_key(key)
+        self.terms.check_open()
         if fencing_token is not None and fencing_token != self._fencing_token:
             raise FencingTokenMismatchError(fencing_token, self._fencing_token)
         first = self._next_seq_num
         if match_seq_num is not None and match_seq_num != first:
             raise SeqNumMismatchError(match_seq_num, first)
         self._check_sealable(first + batch.count)
+        return self._place(batch, key, now)
+
+    def repeats(self, claim: Claim, key: SealingKey | None, now: int) -> bool:
+        """Whether an append on the terms of `claim` was accepted before; raises if it may not be."""
+        self.check_alive()
+        self.check_key(key)
+        return self.terms.repeats(claim, now)
+
+    def accept_claimed(
+        self, batches: Sequence[RecordBatch], claim: Claim, key: SealingKey | None, now: int
+    ) -> asyncio.Future[AppendAck] | None:
+        """Give `batches` their place, as one append that `repeats` has judged in the same step.
+
+        They become durable together; without any, only the terms change, with the next commit.
+        """
+        self._check_sealable(self._next_seq_num + sum(batch.count for batch in batches))
+        ack = None
+        for batch in batches:
+            ack = self._place(batch, key, now)
+        self.terms.apply(claim, now)
+        self._state_changed = True
+        return ack
+
+    def renew(self, now: int) -> bool:
+        """The stream is used: it lives on. True when a commit is to write that down."""
+        if not self.lifetime.renew(now):
+            return False
+        self._state_changed = True
+        return True
+
+    def _place(
+        self, batch: RecordBatch, key: SealingKey | None, now: int
+    ) -> asyncio.Future[AppendAck]:
+        first = self._next_seq_num
         config = self.row.config
         payload, first_timestamp, last_timestamp = batch.sequence(
             SeqNum(first),
@@ -165,14 +212,6 @@ class StreamLog:
         """Raise if the stream is encrypted and there is no key."""
         if self.row.cipher is not None and key is None:
             raise KeyRequiredError(self.row.cipher)
-
-    def unsealed(self, chunk: Chunk, key: SealingKey | None) -> Chunk:
-        """`chunk` in the clear; DecryptionFailedError if it was sealed with another key."""
-        if chunk.sealing is Sealing.CLEAR:
-            return chunk
-        if key is None:
-            raise KeyRequiredError(chunk.sealing.name.lower().replace("_", "-"))
-        return chunks.unseal(chunk, self.id, key)
 
     def _check_sealable(self, end: int) -> None:
         limit = GCM_SEQ_NUM_MAX if self.row.cipher is Cipher.AES_256_GCM else U64_MAX
@@ -207,12 +246,20 @@ class StreamLog:
             self._bare = self.durable
             self._state_changed = True
 
+    @property
+    def over(self) -> bool:
+        """Whether the stream is deleted, or its time is over."""
+        deadline = self.lifetime.deadline
+        return self.deleting or (deadline is not None and deadline <= self._now())
+
     def check_alive(self) -> None:
         """Raise unless this object speaks for a stream that takes appends and reads."""
         if self.failure is not None:
             raise self.failure
         if self.deleting:
             raise StreamDeletingError(self.basin, self.name)
+        if self.lifetime.deadline is not None and self.over:
+            raise StreamNotFoundError(self.basin, self.name)
 
     async def settled(self) -> None:
         """Return once everything accepted so far is durable; raise if that failed."""
@@ -222,9 +269,12 @@ class StreamLog:
             await settler
 
     async def advanced(self, seq_num: int, patience: float | None) -> bool:
-        """Wait until there are durable records at or after `seq_num`; False when time ran out."""
+        """Wait until there are durable records at or after `seq_num`; False when time ran out.
+
+        Of a closed stream nothing more can come: this returns True at once, as when it is closed.
+        """
         self.check_alive()
-        if self.durable.seq_num > seq_num:
+        if self.durable.seq_num > seq_num or self.durable_closed:
             return True
         waiter: asyncio.Future[bool] = self._loop.create_future()
         self._followers.append(waiter)
@@ -251,10 +301,20 @@ class StreamLog:
         ]
         if self._state_changed:
             ops.append((keys.state(self.id), rows.encode(self._state_row())))
+        ops += self.terms.take_changes(self.id)
         if self._trim_changed:
             ops.append((keys.cleanup(self.id), rows.encode(CleanupRow(self.basin, self.name))))
         metered = sum([chunk.metered for chunk in merged])
-        share = Share(self, taken, merged, self._trim_point, self._trim_changed, ops, metered)
+        share = Share(
+            self,
+            taken,
+            merged,
+            self._trim_point,
+            self._trim_changed,
+            self.terms.closed,
+            ops,
+            metered,
+        )
         self._state_changed = self._trim_changed = False
         return share
 
@@ -278,6 +338,11 @@ class StreamLog:
             bare_seq_num=self._bare.seq_num,
             bare_timestamp=self._bare.timestamp,
             bare_arrived_at=self.arrived_at,
+            closed=self.terms.closed,
+            closed_by=self.terms.closed_by,
+            stream_seq=self.terms.stream_seq,
+            producers=self.terms.has_producers,
+            lease_until=self.lifetime.lease_until,
         )
 
     def settle(self, share: Share) -> None:
@@ -293,7 +358,8 @@ class StreamLog:
                 accepted.ack.set_result(_ack(accepted.chunk, self.durable))
         if not self._unsettled:
             _resolve(self._settlers)
-        if share.chunks:
+        if share.chunks or (share.closed and not self.durable_closed):
+            self.durable_closed = share.closed
             for waiter in self._followers:
                 if not waiter.done():
                     waiter.set_result(True)

@@ -12,7 +12,8 @@ from streamfold.errors import PositionUnwrittenError
 from streamfold.model.positions import StreamPosition
 from streamfold.model.records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
 from streamfold.records import chunk as payloads
-from streamfold.store import chunks, keys
+from streamfold.store import chunks, lineage
+from streamfold.store.chunks import Chunk
 from streamfold.store.cursor import Cursor
 from streamfold.store.engine import first_row
 from streamfold.store.log import StreamLog
@@ -40,7 +41,7 @@ async def read_once(
         while await log.advanced(cursor.seq_num, deadline - asyncio.get_running_loop().time()):
             if batch := await cursor.next(fill=True):
                 return msgspec.structs.replace(batch, tail=log.durable)
-            if cursor.ended:
+            if cursor.ended or log.durable_closed:
                 break
         return _empty(cursor.seq_num, log.durable)
     finally:
@@ -83,7 +84,7 @@ class ReadSession:
                 if not self._live:
                     return batch
                 return msgspec.structs.replace(batch, tail=self._log.durable)
-            if self._cursor.ended or not self._request.may_follow:
+            if self._cursor.ended or not self._request.may_follow or self._log.durable_closed:
                 return None
             if self._deadline is None and self._request.wait is not None:
                 self._deadline = _now() + self._request.wait
@@ -148,9 +149,8 @@ async def _seek_timestamp(
     low, high, found = log.durable_trim_point, tail, None
     while low < high:
         middle = (low + high) // 2
-        row = await first_row(session.engine, keys.chunk(log.id, middle), keys.chunk(log.id, tail))
-        chunk = chunks.decode(row[1]) if row else None
-        if chunk is None:
+        chunk = await chunk_from(session, log, middle, key)
+        if chunk is None or chunk.first_seq_num >= tail:
             high = middle
         elif chunk.last_timestamp >= timestamp:
             found, high = chunk, min(middle, chunk.first_seq_num)
@@ -158,8 +158,23 @@ async def _seek_timestamp(
             low = chunk.last_seq_num + 1
     if found is None:
         return tail
-    within = payloads.measure(log.unsealed(found, key).payload).index_of_timestamp(timestamp)
+    clear = lineage.own(found, log.row, key)
+    within = payloads.measure(clear.payload).index_of_timestamp(timestamp)
     return max(found.first_seq_num + within, log.durable_trim_point)
+
+
+async def chunk_from(
+    session: Session, log: StreamLog, seq_num: int, key: SealingKey | None
+) -> Chunk | None:
+    """The chunk that holds `seq_num`, with timestamps that are right for this stream."""
+    row = await first_row(session.engine, *lineage.span_from(log.row, seq_num))
+    if row is None:
+        return None
+    chunk = chunks.decode(row[1])
+    segment = lineage.segment_of(log.row, seq_num)
+    if segment is None or chunk.last_seq_num < segment.end:
+        return chunk
+    return lineage.own(chunk, log.row, key)
 
 
 def _empty(seq_num: int, tail: StreamPosition | None) -> ReadBatch:

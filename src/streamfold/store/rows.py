@@ -10,6 +10,7 @@ from streamfold.errors import DataCorruptError
 from streamfold.model.access import AccessToken
 from streamfold.model.configs import BasinConfig, Cipher, StreamConfig
 from streamfold.model.positions import SeqNum, StreamPosition, Timestamp
+from streamfold.model.traits import StreamTraits
 
 
 class FormatRow(msgspec.Struct, frozen=True):
@@ -30,6 +31,13 @@ class BasinRow(msgspec.Struct, frozen=True, omit_defaults=True):
     deleted_at: int | None = None
 
 
+class Segment(msgspec.Struct, frozen=True, array_like=True):
+    """Records below `end` that a fork has from another stream."""
+
+    stream_id: int
+    end: int
+
+
 class StreamRow(msgspec.Struct, frozen=True, omit_defaults=True):
     id: int
     created_at: int
@@ -37,6 +45,18 @@ class StreamRow(msgspec.Struct, frozen=True, omit_defaults=True):
     cipher: Cipher | None = None
     creation: bytes | None = None
     deleted_at: int | None = None
+    traits: StreamTraits | None = None
+    #: Of a fork: where its records are that it has not written itself, in order of their ends.
+    lineage: tuple[Segment, ...] = ()
+    #: Of a fork: the stream that it is one of.
+    forked_from: int | None = None
+
+    @property
+    def ancestors(self) -> tuple[int, ...]:
+        """Streams that stay as long as this one."""
+        if self.forked_from is None:
+            return ()
+        return (*{self.forked_from, *(segment.stream_id for segment in self.lineage)},)
 
 
 class StateRow(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -49,6 +69,16 @@ class StateRow(msgspec.Struct, frozen=True, omit_defaults=True):
     bare_seq_num: int = 0
     bare_timestamp: int = 0
     bare_arrived_at: int = 0
+    #: No record comes any more.
+    closed: bool = False
+    #: Producer, epoch and sequence of the append that closed the stream.
+    closed_by: tuple[str, int, int] | None = None
+    #: The last Stream-Seq.
+    stream_seq: str | None = None
+    #: Whether there are rows of producers.
+    producers: bool = False
+    #: The stream does not expire before this, ms since the Unix epoch.
+    lease_until: int = 0
 
     @property
     def bare_tail(self) -> StreamPosition:
@@ -62,6 +92,34 @@ class CleanupRow(msgspec.Struct, frozen=True, omit_defaults=True):
     stream: str
     #: The stream is deleted: everything of it is to go, its name last.
     purge: bool = False
+    #: Of a deleted fork: the streams that it does not need any more.
+    ancestors: tuple[int, ...] = ()
+
+
+class ProducerRow(msgspec.Struct, frozen=True):
+    """The newest epoch of a producer and the last number that it sent in it."""
+
+    epoch: int
+    seq: int
+    #: When that was, ms since the Unix epoch.
+    at: int
+
+
+class ForkRow(msgspec.Struct, frozen=True):
+    """Where a fork is: it needs records of the stream that the row is about."""
+
+    basin: str
+    stream: str
+
+
+class SnapshotRow(msgspec.Struct, frozen=True):
+    """A snapshot: its bytes are a blob, this row makes them one."""
+
+    content_type: str
+    digest: str
+    size: int
+    created_at: int
+    blob: str
 
 
 class TokenRow(msgspec.Struct, frozen=True):

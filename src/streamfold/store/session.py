@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 from streamfold.errors import StoreClosingError, StreamfoldError, StreamNotFoundError
 from streamfold.store import chunks, keys, rows
@@ -18,7 +18,7 @@ from streamfold.store.committer import Committer
 from streamfold.store.engine import Engine, first_row
 from streamfold.store.log import Share, StreamLog
 from streamfold.store.recent import RecentChunks
-from streamfold.store.rows import BasinRow, CounterRow, StateRow, StreamRow
+from streamfold.store.rows import BasinRow, CounterRow, ProducerRow, StateRow, StreamRow
 from streamfold.store.settings import StoreSettings
 
 #: Seconds, far more than a hand-over takes, for which a log is kept for those who asked for it.
@@ -29,9 +29,15 @@ class Session:
     """Everything that is known of the storage since it was opened."""
 
     def __init__(
-        self, engine: Engine, settings: StoreSettings, admission: Admission, next_stream_id: int
+        self,
+        engine: Engine,
+        settings: StoreSettings,
+        admission: Admission,
+        now: Callable[[], int],
+        next_stream_id: int,
     ) -> None:
         self.engine = engine
+        self.now = now
         self.recent = RecentChunks(settings.recent_bytes)
         self.committer = Committer(engine, settings, admission, self._on_durable)
         #: Called when a trim has become durable: there is something to delete.
@@ -44,11 +50,17 @@ class Session:
         self._loading: dict[tuple[str, str], asyncio.Task[StreamLog]] = {}
 
     @classmethod
-    async def start(cls, engine: Engine, settings: StoreSettings, admission: Admission) -> Session:
+    async def start(
+        cls,
+        engine: Engine,
+        settings: StoreSettings,
+        admission: Admission,
+        now: Callable[[], int],
+    ) -> Session:
         """Take up what `engine` holds; it was opened for this session alone."""
         counter = await engine.get(keys.STREAM_IDS)
         following = rows.decode(counter, CounterRow).following if counter else 1
-        return cls(engine, settings, admission, following)
+        return cls(engine, settings, admission, now, following)
 
     def new_stream_id(self) -> int:
         """An id that no stream has had; commit `CounterRow(id + 1)` together with its first use."""
@@ -121,7 +133,8 @@ class Session:
         if found := await first_row(self.engine, *span, descending=True):
             last = chunks.decode(found[1])
             tail, arrived_at = last.end, last.arrived_at
-        log = StreamLog(basin, name, row, state, tail, arrived_at)
+        producers = await self._producers(row.id) if state.producers else None
+        log = StreamLog(basin, name, row, state, tail, arrived_at, self.now, producers)
         # There must never be two logs of one stream. Those who asked for this one take hold of it
         # some turns of the event loop later: until then it must not be dropped.
         hold = log.in_use()
@@ -130,6 +143,14 @@ class Session:
         self._logs[(basin, name)] = log
         self._shrink()
         return log
+
+    async def _producers(self, stream_id: int) -> dict[str, ProducerRow]:
+        found = {}
+        async with aclosing(self.engine.scan(*keys.producers_span(stream_id), first=100)) as pages:
+            async for page in pages:
+                for key, value in page:
+                    found[keys.producer_id(key)] = rows.decode(value, ProducerRow)
+        return found
 
     def _shrink(self) -> None:
         """Drop the streams that were used longest ago and that nobody uses now."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import TypeAlias
 
 from streamfold.errors import (
     BasinDeletingError,
@@ -19,7 +20,9 @@ from streamfold.errors import (
     ConditionFailedError,
     InvalidError,
     StreamDeletingError,
+    StreamfoldError,
     StreamNotFoundError,
+    TermsError,
 )
 from streamfold.model import names
 from streamfold.model.configs import (
@@ -38,6 +41,8 @@ from streamfold.records.batch import RecordBatch
 from streamfold.store import listing, reader
 from streamfold.store.account import Account
 from streamfold.store.catalog import Catalog
+from streamfold.store.documents import Documents
+from streamfold.store.durable import DurableStreams
 from streamfold.store.engine import EngineOpener
 from streamfold.store.local_disk import LocalDisk
 from streamfold.store.location import Location, open_location
@@ -50,6 +55,8 @@ from streamfold.store.slate_engine import SlateEngine
 from streamfold.store.supervisor import Supervisor
 
 _NO_LAYER = StreamConfigLayer()
+#: Told the content type of a stream and a batch that is to be appended to it; raises if they disagree.
+ContentCheck: TypeAlias = Callable[[str, RecordBatch], None]
 
 
 def wall_clock() -> int:
@@ -69,6 +76,8 @@ class StreamStore:
         self._admission = supervisor.admission
         self._now = now
         self.account = Account(supervisor, now)
+        self.durable = DurableStreams(supervisor, now)
+        self.documents = Documents(supervisor)
         #: Counts what the store is used for; whoever carries out an operation records it here.
         self.usage = supervisor.usage
 
@@ -78,7 +87,7 @@ class StreamStore:
         self, basin: str, config: BasinConfig | None = None, *, request_token: str | None = None
     ) -> tuple[BasinInfo, Provision]:
         """Create a basin; a repetition with the same token and configuration succeeds as NOOP."""
-        name, token = names.parse_basin_name(basin), _request_token(request_token)
+        name, token = names.parse_bucket_name(basin), _request_token(request_token)
         opening = await self._supervisor.opening()
         return await opening.catalog.create_basin(name, config or BasinConfig(), token)
 
@@ -86,21 +95,21 @@ class StreamStore:
         self, basin: str, config: BasinConfig | None = None
     ) -> tuple[BasinInfo, Provision]:
         """Create the basin, or replace its configuration; members not given get their default."""
-        name = names.parse_basin_name(basin)
+        name = names.parse_bucket_name(basin)
         opening = await self._supervisor.opening()
         return await opening.catalog.ensure_basin(name, config or BasinConfig())
 
     async def basin_config(self, basin: str) -> BasinConfig:
-        name = names.parse_basin_name(basin)
+        name = names.parse_bucket_name(basin)
         return await (await self._supervisor.opening()).catalog.basin_config(name)
 
     async def reconfigure_basin(self, basin: str, change: BasinReconfiguration) -> BasinConfig:
-        name = names.parse_basin_name(basin)
+        name = names.parse_bucket_name(basin)
         return await (await self._supervisor.opening()).catalog.reconfigure_basin(name, change)
 
     async def delete_basin(self, basin: str) -> None:
         """Start deleting the basin and all its streams; repeating it is fine."""
-        name = names.parse_basin_name(basin)
+        name = names.parse_bucket_name(basin)
         opening = await self._supervisor.opening()
         await opening.catalog.delete_basin(name)
         opening.upkeep.poke()
@@ -163,7 +172,7 @@ class StreamStore:
         limit: int = listing.LIST_MAX,
     ) -> Page[StreamInfo]:
         """Streams in byte order of their names; a limit of 0 or more than 1000 means 1000."""
-        name = names.parse_basin_name(basin)
+        name = names.parse_bucket_name(basin)
         prefix = names.parse_stream_prefix(prefix)
         start_after = names.parse_stream_prefix(start_after)
         session = (await self._supervisor.opening()).session
@@ -206,13 +215,14 @@ class StreamStore:
         fencing_token: str | None = None,
         create_with: StreamConfigLayer = _NO_LAYER,
         key: SealingKey | None = None,
+        check: ContentCheck | None = None,
     ) -> asyncio.Future[AppendAck]:
         """Take a place in the stream for a batch, and return a future for its ack.
 
         Batches that one caller submits one after the other are appended in that order. This waits
         for room if too much is unacknowledged, and raises if the batch is refused. `create_with` is
         the configuration of the stream if this very call creates it; `key` seals the records of a
-        stream that has a cipher.
+        stream that has a cipher; `check` raises if the batch is not of the stream's content type.
         """
         batch = records if isinstance(records, RecordBatch) else RecordBatch.of(records)
         if fencing_token is not None:
@@ -221,6 +231,8 @@ class StreamStore:
         log = opening.session.cached_log(basin, stream) or await self._log_for(
             opening.session, _place(basin, stream), create_with, on_append=True
         )
+        if check is not None and log.row.traits is not None:
+            check(log.terms.content_type, batch)
         with log.in_use():
             await self._admission.acquire(batch.metered)
             try:
@@ -229,6 +241,7 @@ class StreamStore:
                 self._admission.release(batch.metered)
                 await _settle_refusal(error, log, opening.catalog)
                 raise
+            log.renew(self._now())
         opening.session.committer.touch(log)
         return ack
 
@@ -306,6 +319,20 @@ class StreamStore:
             finally:
                 await reading.close()
 
+    def on_append(self, listener: Callable[[str, str, int, int], None]) -> None:
+        """Have `listener` called when records have become durable: basin, stream, first, next.
+
+        It is called in the middle of a commit, hence it must be quick and must not raise.
+        """
+        self._supervisor.listeners.append(listener)
+
+    async def stopped(self) -> StreamfoldError:
+        """Why the store cannot go on in this process; waits for as long as it can.
+
+        Another process took it over, or the device failed: everything else is recovered from.
+        """
+        return await self._supervisor.stopped()
+
     async def upkeep(self) -> None:
         """Do one pass of the background work now, instead of waiting for its turn."""
         await (await self._supervisor.opening()).upkeep.run_once()
@@ -355,21 +382,21 @@ async def open_store(
         disk = LocalDisk(location.folder) if location.folder and settings.fsync else None
         return await SlateEngine.open(location, disk)
 
-    supervisor = Supervisor(opener or open_slate, settings, now)
+    supervisor = Supervisor(opener or open_slate, settings, now, location.snapshots)
     async with supervisor.running():
         yield StreamStore(supervisor, now)
 
 
 async def _settle_refusal(error: BaseException, log: StreamLog, catalog: Catalog) -> None:
     """Wait until the state that a refusal rests on is durable: it must not be told and then lost."""
-    if isinstance(error, ConditionFailedError):
+    if isinstance(error, ConditionFailedError | TermsError):
         await log.settled()
     elif isinstance(error, StreamDeletingError):
         await catalog.deletion(log.basin, log.name)
 
 
 def _place(basin: str, stream: str) -> tuple[BasinName, StreamName]:
-    return names.parse_basin_name(basin), names.parse_stream_name(stream)
+    return names.parse_bucket_name(basin), names.parse_stream_name(stream)
 
 
 def _request_token(token: str | None) -> str | None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import NoReturn
 
+from streamfold.blob import BlobStore
 from streamfold.errors import (
     DeviceFailedError,
     FormatUnsupportedError,
@@ -23,9 +26,11 @@ from streamfold.store.admission import Admission
 from streamfold.store.catalog import Catalog
 from streamfold.store.engine import Engine, EngineOpener
 from streamfold.store.locks import NamedLocks
+from streamfold.store.log import Share
 from streamfold.store.rows import FormatRow
 from streamfold.store.session import Session
 from streamfold.store.settings import StoreSettings
+from streamfold.store.snapshot_shelf import SnapshotBlobs, SnapshotShelf
 from streamfold.store.upkeep import Upkeep
 from streamfold.store.usage.keeper import UsageKeeper
 from streamfold.store.usage.recorder import UsageRecorder
@@ -40,6 +45,9 @@ FORMAT_VERSION = 1
 _REOPEN_FIRST, _REOPEN_LAST = 0.05, 5.0
 #: Seconds for which a failed engine may take to close.
 _CLOSE_PATIENCE = 5.0
+#: Seconds between looks whether another process took over: one that was replaced would go on
+#: answering reads with what it knew. A look costs one small read of storage.
+_LOOK_INTERVAL = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +58,7 @@ class Opening:
     catalog: Catalog
     tokens: AccessTokens
     usage: UsageKeeper
+    snapshots: SnapshotShelf
     upkeep: Upkeep
 
 
@@ -57,13 +66,21 @@ class Supervisor:
     """Hands out the current session while there is one."""
 
     def __init__(
-        self, opener: EngineOpener, settings: StoreSettings, now: Callable[[], int]
+        self,
+        opener: EngineOpener,
+        settings: StoreSettings,
+        now: Callable[[], int],
+        snapshots: BlobStore,
     ) -> None:
         self._opener = opener
+        self._snapshots = SnapshotBlobs(snapshots)
         self._settings = settings
         self._now = now
         self.admission = Admission(settings.inflight_bytes)
         self.usage = UsageRecorder(now)
+        #: Called when records of a stream have become durable, with its basin and name, their first
+        #: number and the number after their last.
+        self.listeners: list[Callable[[str, str, int, int], None]] = []
         #: The session of the moment; `opening` waits for one if there is none.
         self.current: Opening | None = None
         self._changed = asyncio.Event()
@@ -85,6 +102,13 @@ class Supervisor:
         if self.current is None:
             raise self._refusal
         return self.current
+
+    async def stopped(self) -> StreamfoldError:
+        """Why no session will come any more; waits for as long as one may."""
+        while not self._final:
+            self._changed.clear()
+            await self._changed.wait()
+        return self._refusal
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -127,6 +151,7 @@ class Supervisor:
             async with asyncio.TaskGroup() as group:
                 group.create_task(opening.session.committer.run())
                 group.create_task(opening.upkeep.run(self._settings.upkeep_interval))
+                group.create_task(_look_for_successor(opening.session.engine))
         except BaseExceptionGroup as errors:
             failure = _cause(errors)
             if isinstance(failure, FINAL):
@@ -157,17 +182,28 @@ class Supervisor:
         engine = await self._opener()
         try:
             await _check_format(engine)
-            session = await Session.start(engine, self._settings, self.admission)
+            session = await Session.start(engine, self._settings, self.admission, self._now)
         except BaseException:
             await _close(engine, flush=False)
             raise
         catalog = Catalog(session, NamedLocks(), self._now)
         tokens = AccessTokens(session, self._now)
         usage = UsageKeeper(session, self.usage, self._now)
-        upkeep = Upkeep(session, catalog, tokens, usage, self._now)
+        snapshots = SnapshotShelf(session, catalog, self._snapshots)
+        upkeep = Upkeep(session, catalog, tokens, usage, snapshots, self._now)
         session.on_trimmed = upkeep.poke
-        session.on_appended = usage.appended
-        return Opening(session, catalog, tokens, usage, upkeep)
+        session.on_appended = partial(self._on_appended, usage)
+        return Opening(session, catalog, tokens, usage, snapshots, upkeep)
+
+    def _on_appended(self, usage: UsageKeeper, shares: Sequence[Share]) -> None:
+        usage.appended(shares)
+        if not self.listeners:
+            return
+        for share in shares:
+            if share.chunks:
+                first, end = share.chunks[0].first_seq_num, share.chunks[-1].last_seq_num + 1
+                for listener in self.listeners:
+                    listener(share.log.basin, share.log.name, first, end)
 
     async def _drain(self) -> None:
         """Take nothing new, and wait until everything accepted is settled or has failed."""
@@ -181,6 +217,19 @@ class Supervisor:
         self._final = True
         self.current = None
         self._changed.set()
+
+
+async def _look_for_successor(engine: Engine) -> NoReturn:
+    """Raise WriterFencedError soon after another process took over, even if nothing is written."""
+    while True:
+        await asyncio.sleep(_LOOK_INTERVAL)
+        try:
+            await engine.check()
+        except WriterFencedError:
+            raise
+        except StreamfoldError as error:
+            # Commits notice by themselves that storage fails, and reads need not stop for it.
+            logger.warning("storage did not tell whether another process took over: %s", error)
 
 
 async def _check_format(engine: Engine) -> None:

@@ -18,9 +18,11 @@ from streamfold.model.names import BasinName, StreamName
 from streamfold.store import chunks, keys, rows
 from streamfold.store.access_tokens import AccessTokens
 from streamfold.store.catalog import Catalog
+from streamfold.store.engine import Op, first_row
 from streamfold.store.log import StreamLog
-from streamfold.store.rows import BasinRow, CleanupRow, StreamRow
+from streamfold.store.rows import BasinRow, CleanupRow, StateRow, StreamRow
 from streamfold.store.session import Session
+from streamfold.store.snapshot_shelf import SnapshotShelf
 from streamfold.store.usage.keeper import UsageKeeper
 
 logger = logging.getLogger(__name__)
@@ -37,6 +39,7 @@ class Upkeep:
     catalog: Catalog
     tokens: AccessTokens
     usage: UsageKeeper
+    snapshots: SnapshotShelf
     now: Callable[[], int]
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     #: One pass at a time, whoever asks for it.
@@ -50,6 +53,8 @@ class Upkeep:
 
     async def run(self, interval: float) -> None:
         """Work until cancelled: everything every `interval` seconds, clean-up also when poked."""
+        with _going_on():
+            await self.snapshots.sweep()
         with _going_on():
             await self._pass()  # usage is to gather for an interval before it is written
         while True:
@@ -134,6 +139,8 @@ class Upkeep:
 
     async def _sweep(self, basin: BasinName, stream: StreamName, row: StreamRow) -> None:
         config = row.config
+        if row.traits is not None and (row.traits.ttl is not None or row.traits.expires_at):
+            await self._delete_if_over(basin, stream)
         if config.retention != INFINITE:
             age = int(config.retention) * 1000
             if self._oldest.get(row.id, 0) < self.now() - age:
@@ -172,6 +179,12 @@ class Upkeep:
         if empty:
             await self._delete_stream(basin, stream)
 
+    async def _delete_if_over(self, basin: BasinName, stream: StreamName) -> None:
+        async with self.session.log(basin, stream) as log:
+            over = log.over
+        if over:
+            await self._delete_stream(basin, stream)
+
     async def _clean_up(self) -> None:
         """Delete trimmed chunks and purge deleted streams, as the clean-up rows say."""
         span = keys.CLEANUPS_START, keys.CLEANUPS_END
@@ -181,24 +194,55 @@ class Upkeep:
                     row = rows.decode(value, CleanupRow)
                     with _skipping(row.basin, row.stream):
                         if row.purge:
-                            await self._purge(keys.cleanup_stream_id(key), row.basin, row.stream)
+                            await self._purge(keys.cleanup_stream_id(key), row)
                         else:
                             await self._delete_trimmed(row.basin, row.stream)
 
-    async def _purge(self, stream_id: int, basin: str, stream: str) -> None:
-        """Remove all that is left of a deleted stream, its name last."""
+    async def _purge(self, stream_id: int, cleanup: CleanupRow) -> None:
+        """Remove all that is left of a deleted stream, its name last; not while forks need it."""
+        basin, stream = cleanup.basin, cleanup.stream
+        if await first_row(self.session.engine, *keys.forks_span(stream_id)) is not None:
+            return
         await self._delete_chunks(basin, stream_id, keys.chunks_end(stream_id))
+        await self.snapshots.forget(stream_id)
         async with self.catalog.locks.hold(basin, stream):
+            # Another stream may have the name by now.
+            row = await self.session.stream(basin, stream)
+            named = row is not None and row.id == stream_id
             await self.session.committer.write(
                 [
                     (keys.state(stream_id), None),
                     (keys.cleanup(stream_id), None),
-                    (keys.stream(basin, stream), None),
+                    *([(keys.stream(basin, stream), None)] if named else []),
+                    *[(keys.fork(ancestor, stream_id), None) for ancestor in cleanup.ancestors],
+                    *await self._producers_of(stream_id),
                     *await self.usage.forget_stream(stream_id),
                 ]
             )
-            if log := self.session.cached_log(basin, stream):
+            log = self.session.cached_log(basin, stream)
+            if log is not None and log.id == stream_id:
                 self.session.forget(log)
+        if cleanup.ancestors:
+            self.poke()  # those it came from may go now
+
+    async def _producers_of(self, stream_id: int) -> list[Op]:
+        ops: list[Op] = []
+        span = keys.producers_span(stream_id)
+        async with aclosing(self.session.engine.scan(*span, first=100)) as pages:
+            async for page in pages:
+                ops += [(key, None) for key, _ in page]
+        return ops
+
+    async def _needed_from(self, stream_id: int, trim_point: int) -> int:
+        """The first record below `trim_point` that a fork still needs, or `trim_point`."""
+        span = keys.forks_span(stream_id)
+        async with aclosing(self.session.engine.scan(*span, first=100)) as pages:
+            async for page in pages:
+                for key, _ in page:
+                    value = await self.session.engine.get(keys.state(keys.fork_id(key)))
+                    state = rows.decode(value, StateRow) if value else StateRow()
+                    trim_point = min(trim_point, state.trim_point)
+        return trim_point
 
     async def _delete_trimmed(self, basin: str, stream: str) -> None:
         """Remove the chunks that lie wholly below the trim point, and write down the tail first."""
@@ -206,10 +250,12 @@ class Upkeep:
             if log.deleting:
                 return  # a purge has taken the place of this row
             trim_point = log.durable_trim_point
+            needed = await self._needed_from(log.id, trim_point)
             log.remember_tail()
             await self._commit(log)
-            await self._delete_chunks(basin, log.id, keys.chunk(log.id, trim_point))
-            if log.durable_trim_point == trim_point and not log.trim_pending:
+            await self._delete_chunks(basin, log.id, keys.chunk(log.id, needed))
+            await self.snapshots.prune(log)
+            if log.durable_trim_point == needed and not log.trim_pending:
                 await self.session.committer.write([(keys.cleanup(log.id), None)])
 
     async def _delete_chunks(self, basin: str, stream_id: int, end: bytes) -> None:

@@ -142,6 +142,18 @@ CODES: Final[dict[str, _Code]] = {
     "upstream_timeout": _Code(504, False),
 }
 
+#: Codes of Streamfold's own, for what S2 has not: snapshots, streams that are closed or typed, forks.
+OWN_CODES: Final[dict[str, _Code]] = {
+    "snapshot_not_found": _Code(404, True),
+    "stream_closed": _Code(409, True),
+    "stream_forked": _Code(409, True),
+    "snapshot_conflict": _Code(409, True),
+    "position_trimmed": _Code(410, True),
+    "too_large": _Code(413, True),
+}
+
+_KNOWN: Final = CODES | OWN_CODES
+
 #: For errors whose own code the protocol does not know: the first class that matches decides.
 _BY_CLASS: Final[tuple[tuple[type[StreamfoldError], str], ...]] = (
     (WriterFencedError, "unavailable"),
@@ -181,8 +193,8 @@ def describe_failure(error: Exception) -> Failure:
 
 def code_of(error: StreamfoldError) -> str:
     """The protocol's code for `error`: never a clean one unless the error is definite."""
-    code = error.code if error.code in CODES else _code_by_class(error)
-    if CODES[code].clean and not error.definite:
+    code = error.code if error.code in _KNOWN else _code_by_class(error)
+    if _KNOWN[code].clean and not error.definite:
         return "storage"
     return code
 
@@ -197,7 +209,7 @@ def _code_by_class(error: StreamfoldError) -> str:
 def _coded(code: str, message: str) -> Failure:
     # A message may quote text that is not valid Unicode; the answer must go out all the same.
     text = message.encode(errors="replace").decode()
-    return Failure(CODES[code].status, _json({"code": code, "message": text}))
+    return Failure(_KNOWN[code].status, _json({"code": code, "message": text}))
 
 
 def _json(body: dict[str, object]) -> bytes:

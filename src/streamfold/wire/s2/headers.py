@@ -8,7 +8,7 @@ from typing import Final
 
 from streamfold.errors import InvalidError
 from streamfold.model.configs import Cipher, StreamConfigLayer
-from streamfold.model.names import BasinName, parse_basin_name, parse_token
+from streamfold.model.names import BasinName, parse_bucket_name, parse_token
 from streamfold.wire.compression import Compression
 from streamfold.wire.s2.configs import decode_stream_config
 from streamfold.wire.s2.failures import BadHeaderError, BadJsonError
@@ -62,11 +62,11 @@ class EncryptionKey:
 
 
 def parse_basin(value: str | None) -> BasinName:
-    """The basin that a request is about."""
+    """The basin that a request is about; by the rule of buckets, for every bucket is a basin."""
     if value is None:
         raise BadHeaderError(f"header {BASIN} is missing: it names the basin")
     try:
-        return parse_basin_name(value)
+        return parse_bucket_name(value)
     except InvalidError as error:
         raise BadHeaderError(f"{BASIN}: {error.message}") from None
 

@@ -1,0 +1,46 @@
+"""Small durable documents of those who use the store: they lie beside the streams, by kind and id."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from streamfold.errors import InvalidError
+from streamfold.store import keys
+from streamfold.store.supervisor import Supervisor
+
+#: Bytes: larger things are blobs.
+DOCUMENT_MAX = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """Whole documents, replaced as one; a change is durable when the call returns."""
+
+    supervisor: Supervisor
+
+    async def put(self, kind: str, document_id: str, content: bytes) -> None:
+        if len(content) > DOCUMENT_MAX:
+            raise InvalidError(
+                f"{kind} {document_id!r} has {len(content)} bytes: at most {DOCUMENT_MAX}"
+            )
+        opening = await self.supervisor.opening()
+        await opening.session.committer.write([(keys.document(kind, document_id), content)])
+
+    async def get(self, kind: str, document_id: str) -> bytes | None:
+        opening = await self.supervisor.opening()
+        return await opening.session.engine.get(keys.document(kind, document_id))
+
+    async def delete(self, kind: str, document_id: str) -> None:
+        opening = await self.supervisor.opening()
+        await opening.session.committer.write([(keys.document(kind, document_id), None)])
+
+    async def all(self, kind: str) -> dict[str, bytes]:
+        """Every document of a kind, by id."""
+        opening = await self.supervisor.opening()
+        found: dict[str, bytes] = {}
+        span = keys.documents_span(kind)
+        async with aclosing(opening.session.engine.scan(*span, first=100)) as pages:
+            async for page in pages:
+                found.update((keys.document_id(key), bytes(value)) for key, value in page)
+        return found

@@ -1,0 +1,92 @@
+"""Where exactly a fork leaves its source."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+from streamfold.errors import InvalidError
+from streamfold.model.positions import SeqNum, StreamPosition, Timestamp
+from streamfold.model.records import CONTINUED, SequencedRecord, is_command
+from streamfold.records import chunk as payloads
+from streamfold.store import lineage
+from streamfold.store.cursor import Cursor
+from streamfold.store.log import StreamLog
+from streamfold.store.reader import chunk_from
+from streamfold.store.reads import Allowance
+from streamfold.store.sealing import SealingKey
+from streamfold.store.session import Session
+
+
+class ForkPoint(NamedTuple):
+    """What a fork has from its source, and what it begins with itself."""
+
+    #: After the last record that is inherited.
+    end: StreamPosition
+    #: The position from which `end` was counted.
+    anchor: int
+    #: The beginning of the record at `end`, if the fork leaves in the middle of it.
+    part: bytes | None
+
+
+async def find_fork_point(
+    session: Session,
+    source: StreamLog,
+    anchor: int,
+    sub_offset: int,
+    key: SealingKey | None,
+    *,
+    in_records: bool,
+) -> ForkPoint:
+    """The point `sub_offset` records or bytes into the append at `anchor`."""
+    end, left, part = anchor, sub_offset, None
+    async for record in _append_at(session, source, anchor if sub_offset else None, key):
+        size = 1 if in_records else len(record.body)
+        if size > left:
+            part = record.body[:left] if left else None
+            left = 0
+            break
+        left -= size
+        end = record.seq_num + 1
+        if not left:
+            break
+    if left:
+        what = "messages" if in_records else "bytes"
+        raise InvalidError(
+            f"fork sub-offset {sub_offset} is {left} {what} more than the append at its offset has"
+        )
+    return ForkPoint(await _position(session, source, end, key), anchor, part)
+
+
+async def _append_at(
+    session: Session, source: StreamLog, seq_num: int | None, key: SealingKey | None
+) -> AsyncIterator[SequencedRecord]:
+    """The records of the append that begins at `seq_num`."""
+    if seq_num is None:
+        return
+    cursor = Cursor(session, source, seq_num, Allowance(None, None, None), key)
+    try:
+        while batch := await cursor.next(fill=False):
+            for record in batch.records():
+                if not is_command(record):
+                    yield record
+                    if CONTINUED not in record.headers:
+                        return
+    finally:
+        await cursor.close()
+
+
+async def _position(
+    session: Session, source: StreamLog, end: int, key: SealingKey | None
+) -> StreamPosition:
+    """The position `end` with the timestamp of the record before it."""
+    if end == source.durable.seq_num:
+        return source.durable
+    if end <= source.durable_trim_point:
+        return StreamPosition(SeqNum(end), Timestamp(0))
+    chunk = await chunk_from(session, source, end - 1, key)
+    if chunk is None:
+        return StreamPosition(SeqNum(end), Timestamp(0))
+    index = payloads.measure(lineage.own(chunk, source.row, key).payload)
+    stamp = int(index.timestamps[end - 1 - chunk.first_seq_num])
+    return StreamPosition(SeqNum(end), Timestamp(stamp))

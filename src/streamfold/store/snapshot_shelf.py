@@ -1,0 +1,287 @@
+"""Snapshots of streams: what stands for everything before a position.
+
+The bytes of a snapshot are a blob, written first; its row in the store makes them a snapshot. A blob
+without a row is nobody's, and is collected unless somebody is writing or reading it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from streamfold.blob.base import BlobStore
+from streamfold.errors import (
+    InvalidError,
+    PositionTrimmedError,
+    SnapshotConflictError,
+    SnapshotNotFoundError,
+)
+from streamfold.model.records import CONTINUED
+from streamfold.store import keys, rows
+from streamfold.store.catalog import Catalog
+from streamfold.store.cursor import Cursor
+from streamfold.store.engine import Op
+from streamfold.store.log import StreamLog
+from streamfold.store.reads import Allowance
+from streamfold.store.rows import SnapshotRow
+from streamfold.store.sealing import SealingKey
+from streamfold.store.session import Session
+
+#: Snapshots of one stream that are kept: the newest ones.
+SNAPSHOTS_KEPT = 16
+
+
+class Digest(Protocol):
+    """Tells snapshots apart by what is in them."""
+
+    def update(self, data: bytes) -> None: ...
+    def hexdigest(self) -> str: ...
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """A snapshot that is published; it never changes."""
+
+    #: The first record that it does not cover.
+    seq_num: int
+    content_type: str
+    digest: str
+    #: Bytes.
+    size: int
+    #: Milliseconds since the Unix epoch.
+    created_at: int
+    blob: str
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A snapshot as somebody publishes it."""
+
+    seq_num: int
+    content_type: str
+    pieces: AsyncIterator[bytes]
+    digest: Digest
+    #: The digest that the newest snapshot must have.
+    match: str | None
+    #: Whether it may only stand where an append ends.
+    whole_appends: bool
+    key: SealingKey | None
+
+
+@dataclass(slots=True)
+class SnapshotBlobs:
+    """Where the bytes are, and who uses them now."""
+
+    store: BlobStore
+    _used: Counter[str] = field(default_factory=Counter)
+
+    @contextmanager
+    def using(self, blob: str) -> Iterator[None]:
+        """Keep a blob from being collected."""
+        self._used[blob] += 1
+        try:
+            yield
+        finally:
+            self._used[blob] -= 1
+            if not self._used[blob]:
+                del self._used[blob]
+
+    async def read(self, snapshot: Snapshot) -> AsyncGenerator[bytes]:
+        with self.using(snapshot.blob):
+            async for piece in self.store.stream(snapshot.blob):
+                yield piece
+
+    async def collect(self, stream_id: int, kept: set[str]) -> None:
+        """Delete the stream's blobs that are neither in `kept` nor in use."""
+        await self._delete([blob async for blob in self._blobs(_folder(stream_id))], kept)
+
+    async def streams(self) -> set[int]:
+        """Streams that have blobs."""
+        return {int(blob.partition("/")[0], 16) async for blob in self._blobs("")}
+
+    async def _blobs(self, prefix: str) -> AsyncIterator[str]:
+        async for meta in self.store.list(prefix):
+            yield meta.key
+
+    async def _delete(self, blobs: list[str], kept: set[str]) -> None:
+        for blob in blobs:
+            if blob not in kept and blob not in self._used:
+                await self.store.delete(blob)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotShelf:
+    """The snapshots of all streams within one session."""
+
+    session: Session
+    catalog: Catalog
+    blobs: SnapshotBlobs
+
+    async def all(self, log: StreamLog) -> list[Snapshot]:
+        """Every snapshot from which the stream can be followed, oldest first."""
+        return await self._rows(log.id, log.durable_trim_point)
+
+    async def newest(self, log: StreamLog) -> Snapshot | None:
+        found = await self.all(log)
+        return found[-1] if found else None
+
+    async def at(self, log: StreamLog, seq_num: int) -> Snapshot:
+        """The snapshot at that position; SnapshotNotFoundError if there is none."""
+        found = next((s for s in await self.all(log) if s.seq_num == seq_num), None)
+        if found is None:
+            raise SnapshotNotFoundError(
+                f"stream {log.name!r} has no snapshot at {seq_num}: list them to see which"
+            )
+        return found
+
+    async def publish(self, log: StreamLog, new: Publication) -> Snapshot:
+        """Store a snapshot; the same one again changes nothing."""
+        await self._check(log, new)
+        blob = f"{_folder(log.id)}{new.seq_num:020d}-{uuid.uuid4().hex}"
+        with self.blobs.using(blob):
+            counted = _Counted(new.pieces, new.digest)
+            await self.blobs.store.put(blob, counted.pieces())
+            row = SnapshotRow(
+                new.content_type, new.digest.hexdigest(), counted.size, self.session.now(), blob
+            )
+            snapshot = await self.catalog.finish(self._commit(log, new, row))
+        await self.prune(log)
+        return snapshot
+
+    async def retain(
+        self, log: StreamLog, seq_num: int, *, whole_appends: bool, key: SealingKey | None
+    ) -> None:
+        """Let go of the records before `seq_num`: a snapshot must stand for them."""
+        async with self.catalog.locks.hold(log.basin, log.name):
+            if seq_num < log.durable_trim_point:
+                raise SnapshotConflictError(
+                    f"records before {log.durable_trim_point} are gone already, {seq_num} would "
+                    "bring some back"
+                )
+            newest = await self.newest(log)
+            if newest is None or newest.seq_num < seq_num:
+                raise SnapshotConflictError(
+                    f"no snapshot of stream {log.name!r} covers the records before {seq_num}: "
+                    "publish one first"
+                )
+            if whole_appends:
+                await self._check_boundary(log, seq_num, key)
+            log.trim(seq_num)
+            self.session.committer.touch(log)
+            await self.session.committer.write([])
+
+    async def prune(self, log: StreamLog) -> None:
+        """Forget snapshots that nothing can be followed from, and the oldest of too many."""
+        known = await self._rows(log.id, 0)
+        usable = [s for s in known if s.seq_num >= log.durable_trim_point]
+        kept = usable[-SNAPSHOTS_KEPT:]
+        gone = [s for s in known if s not in kept]
+        if gone:
+            ops: list[Op] = [(keys.snapshot(log.id, s.seq_num), None) for s in gone]
+            await self.session.committer.write(ops)
+            await self.blobs.collect(log.id, {s.blob for s in kept})
+
+    async def forget(self, stream_id: int) -> None:
+        """Remove everything of a stream that is deleted."""
+        known = await self._rows(stream_id, 0)
+        if known:
+            ops: list[Op] = [(keys.snapshot(stream_id, s.seq_num), None) for s in known]
+            await self.session.committer.write(ops)
+            await self.blobs.collect(stream_id, set())
+
+    async def sweep(self) -> None:
+        """Delete blobs that a crash has left behind."""
+        for stream_id in await self.blobs.streams():
+            kept = {snapshot.blob for snapshot in await self._rows(stream_id, 0)}
+            await self.blobs.collect(stream_id, kept)
+
+    async def _commit(self, log: StreamLog, new: Publication, row: SnapshotRow) -> Snapshot:
+        async with self.catalog.locks.hold(log.basin, log.name):
+            # Again, now that nobody else can publish: much may have happened during the upload.
+            log.check_alive()
+            await self._check(log, new)
+            newest = await self.newest(log)
+            if newest is not None and newest.seq_num == new.seq_num:
+                if newest.digest == row.digest:
+                    return newest
+                raise SnapshotConflictError(
+                    f"stream {log.name!r} has another snapshot at {new.seq_num}, with digest "
+                    f"{newest.digest}: snapshots do not change, publish one at a later position"
+                )
+            if log.row.traits is not None and log.row.traits.trim_on_snapshot:
+                log.trim(new.seq_num)
+                self.session.committer.touch(log)
+            op = keys.snapshot(log.id, new.seq_num), rows.encode(row)
+            await self.session.committer.write([op])
+            return _snapshot(new.seq_num, row)
+
+    async def _check(self, log: StreamLog, new: Publication) -> None:
+        first, tail = log.durable_trim_point, int(log.durable.seq_num)
+        if new.seq_num < first:
+            raise PositionTrimmedError(new.seq_num, first)
+        if new.seq_num > tail:
+            raise SnapshotConflictError(
+                f"stream {log.name!r} ends at {tail}: a snapshot cannot cover more, up to "
+                f"{new.seq_num}"
+            )
+        newest = await self.newest(log)
+        if new.match is not None and (newest is None or newest.digest != new.match):
+            there = "none" if newest is None else newest.digest
+            raise SnapshotConflictError(
+                f"the newest snapshot is {there}, not {new.match}: read it, then decide"
+            )
+        if newest is not None and new.seq_num < newest.seq_num:
+            raise SnapshotConflictError(
+                f"stream {log.name!r} has a newer snapshot, at {newest.seq_num}"
+            )
+        if new.whole_appends:
+            await self._check_boundary(log, new.seq_num, new.key)
+
+    async def _check_boundary(self, log: StreamLog, seq_num: int, key: SealingKey | None) -> None:
+        if seq_num in (log.durable_trim_point, int(log.durable.seq_num)):
+            return
+        cursor = Cursor(self.session, log, seq_num - 1, Allowance(1, None, None), key)
+        try:
+            batch = await cursor.next(fill=True)
+        finally:
+            await cursor.close()
+        if batch is not None and CONTINUED in batch.records()[0].headers:
+            raise InvalidError(f"position {seq_num} lies within an append: give one where it ends")
+
+    async def _rows(self, stream_id: int, start: int) -> list[Snapshot]:
+        found = []
+        span = keys.snapshots_span(stream_id, start)
+        async with aclosing(self.session.engine.scan(*span, first=SNAPSHOTS_KEPT + 1)) as pages:
+            async for page in pages:
+                for key, value in page:
+                    row = rows.decode(value, SnapshotRow)
+                    found.append(_snapshot(keys.snapshot_seq_num(key), row))
+        return found
+
+
+class _Counted:
+    """Passes pieces on, counted and digested."""
+
+    def __init__(self, pieces: AsyncIterator[bytes], digest: Digest) -> None:
+        self._pieces = pieces
+        self._digest = digest
+        self.size = 0
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        async for piece in self._pieces:
+            self._digest.update(piece)
+            self.size += len(piece)
+            yield piece
+
+
+def _folder(stream_id: int) -> str:
+    return f"{stream_id:016x}/"
+
+
+def _snapshot(seq_num: int, row: SnapshotRow) -> Snapshot:
+    return Snapshot(seq_num, row.content_type, row.digest, row.size, row.created_at, row.blob)
