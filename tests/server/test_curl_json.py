@@ -127,7 +127,7 @@ async def test_a_stream_is_ensured_with_and_without_a_body(server: Server) -> No
         ("POST", RECORDS, (*TO_RECORDS, "-H", "content-encoding: gzip", *ONE), 400, "bad_json"),
         ("POST", RECORDS, (*TO_RECORDS, "-H", "s2-encryption-key: short", *ONE), 400, "bad_header"),
         ("POST", RECORDS, (*TO_RECORDS, "-H", "s2-stream-config: {", *ONE), 400, "bad_header"),
-        ("GET", "/nowhere", (), 404, "not_found"),
+        ("GET", "/v1/nowhere", (), 404, "not_found"),
         ("GET", "/v1/streams/a/b/records", IN_BASIN, 404, "not_found"),
         ("DELETE", "/v1/basins", (), 405, "method_not_allowed"),
     ],
@@ -168,5 +168,5 @@ async def test_a_page_of_another_origin_is_let_in(server: Server) -> None:
     answer = await curl(url(server, "/v1/basins"), *origin)
     assert answer.headers["access-control-allow-origin"] == "https://app.example"
     assert "s2-provision-result" in answer.headers["access-control-expose-headers"]
-    refused = await curl(url(server, "/nowhere"), *origin)
+    refused = await curl(url(server, "/v1/nowhere"), *origin)
     assert refused.headers["access-control-allow-origin"] == "https://app.example"

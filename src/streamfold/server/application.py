@@ -12,6 +12,7 @@ import msgspec
 from streamfold.errors import StoreClosingError
 from streamfold.server import cors
 from streamfold.server.access_log import AccessLog
+from streamfold.server.durable.routes import Durable
 from streamfold.server.gate import Gate
 from streamfold.server.http import Request
 from streamfold.server.router import Router
@@ -30,9 +31,16 @@ class Application:
     """Answers requests; whatever happens, each gets one answer or sees its response break off."""
 
     def __init__(
-        self, router: Router, gate: Gate, access_log: AccessLog | None, *, allow_origins: bool
+        self,
+        router: Router,
+        durable: Durable,
+        gate: Gate,
+        access_log: AccessLog | None,
+        *,
+        allow_origins: bool,
     ) -> None:
         self._router = router
+        self._durable = durable
         self._gate = gate
         self._access_log = access_log
         self._allow_origins = allow_origins
@@ -59,15 +67,18 @@ class Application:
             self._access_log.record(request, perf_counter() - started)
 
     async def _answer(self, request: Request) -> None:
+        path = request.raw_path
+        match = self._router.match(path)
+        if match is None and self._durable.serves(path) and not self._gate.draining.is_set():
+            await self._durable.handle(request)
+            return
         if self._allow_origins and (origin := request.header("origin")) is not None:
             cors.allow_origin(request, origin)
             if cors.is_preflight(request):
                 await cors.answer_preflight(request)
                 return
-        path = request.raw_path
         if self._gate.draining.is_set() and path not in _ALWAYS_OPEN:
             raise StoreClosingError
-        match = self._router.match(path)
         if match is None:
             await _refuse(request, 404, "not_found", f"there is nothing at {path[:200]!r}")
             return

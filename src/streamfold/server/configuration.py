@@ -42,6 +42,10 @@ class Configuration:
     body_patience: float = BODY_PATIENCE
     #: Seconds between the heartbeats of a session at the tail, at least and at most.
     heartbeat: tuple[float, float] = HEARTBEAT
+    #: The basin of streams below /v1/stream/.
+    default_basin: str = "durable-streams"
+    #: Seconds that a long-poll of a Durable Stream waits for something to come.
+    long_poll: float = 30.0
     #: Seconds that a stop may take; sessions are ended after half of them.
     drain_patience: float = 10.0
     #: Seconds from the last answer to the first goodbye. granian does not tell when an answer has left,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, MutableMapping
+from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 from streamfold.server.patience import Patience
@@ -32,6 +33,10 @@ PIECE: Final = 64 << 10
 
 _DISCONNECT = "http.disconnect"
 _BODY = "http.response.body"
+
+
+#: Names of headers as bytes: the same few dozen, again and again.
+_encoded = lru_cache(maxsize=256)(str.encode)
 
 
 class Request:
@@ -99,14 +104,19 @@ class Request:
     def http_version(self) -> str:
         return str(self._scope["http_version"])
 
+    def url_of(self, path: str) -> str:
+        """The address of a path on this server, as the client reaches it."""
+        host = self.header("host") or self.header(":authority") or ""
+        return f"{self._scope['scheme']}://{host}{path}" if host else path
+
     def header(self, name: str) -> str | None:
         """The value of a header, by its name in lower case; the last one where there are several."""
-        value = self._headers.get(name.encode())
+        value = self._headers.get(_encoded(name))
         return None if value is None else value.decode(errors="surrogateescape")
 
     async def body(self, limit: int) -> bytes | None:
         """The whole body, or None as soon as it is known to have more than `limit` bytes."""
-        declared = self._declared_size()
+        declared = -1 if (size := self.declared_size) is None else size
         if declared > limit:
             return None
         self._patience.begin(self.task)
@@ -158,9 +168,11 @@ class Request:
             raise _hung_up()
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _declared_size(self) -> int:
+    @property
+    def declared_size(self) -> int | None:
+        """Bytes of the body, if the client said how many there are."""
         declared = self._headers.get(b"content-length")
-        return int(declared) if declared is not None else -1
+        return int(declared) if declared is not None else None
 
     @property
     def end_is_certain(self) -> bool:

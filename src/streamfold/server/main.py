@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -13,19 +14,25 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
+from streamfold.errors import StreamfoldError
+from streamfold.model.names import parse_bucket_name
 from streamfold.records import warm_up
 from streamfold.server.access_log import AccessLog
 from streamfold.server.application import Application
 from streamfold.server.certificates import write_self_signed
 from streamfold.server.configuration import Configuration
+from streamfold.server.durable.routes import Durable
 from streamfold.server.gate import Gate
 from streamfold.server.init_file import apply_spec, read_init_file
 from streamfold.server.instruments import AppendInstruments
 from streamfold.server.listener import Listener, TlsFiles, bind
 from streamfold.server.ops import Operations
 from streamfold.server.router import Router
+from streamfold.server.s2.access import Access
 from streamfold.server.s2.routes import add_s2
 from streamfold.store.store import StreamStore, open_store
+
+logger = logging.getLogger(__name__)
 
 #: Seconds that connections get to close after their last answer.
 _CLOSE_PATIENCE: Final = 2.0
@@ -93,28 +100,56 @@ def _application(
     configuration: Configuration, store: StreamStore, gate: Gate, access_log: AccessLog | None
 ) -> Application:
     router, instruments = Router(), AppendInstruments()
+    access = Access(store.account, configuration.root_token)
     add_s2(
         router,
         store,
         gate,
         instruments,
         configuration.heartbeat,
-        configuration.root_token,
+        access,
         configuration.location_name,
     )
     Operations(store, gate, instruments).add_to(router)
-    return Application(router, gate, access_log, allow_origins=configuration.cors)
+    durable = Durable(
+        store,
+        gate,
+        access,
+        parse_bucket_name(configuration.default_basin),
+        configuration.long_poll,
+        cors=configuration.cors,
+        private=configuration.root_token is not None,
+    )
+    return Application(router, durable, gate, access_log, allow_origins=configuration.cors)
 
 
 async def serve(configuration: Configuration, announce: Callable[[Server], None]) -> None:
-    """Run a server until the process is asked to stop, and then until it has stopped well."""
+    """Run a server until the process is asked to stop, and then until it has stopped well.
+
+    A store that cannot go on in this process stops the server, too, and is then raised as an error.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with running_server(configuration) as server:
         announce(server)
-        await stop.wait()
+        failure = await _failure_before(stop, server.store)
+        if failure is not None:
+            logger.error("the server stops: %s", failure)
+    if failure is not None:
+        raise failure
+
+
+async def _failure_before(stop: asyncio.Event, store: StreamStore) -> StreamfoldError | None:
+    """Why the store cannot go on; None if the process was asked to stop before."""
+    stopping, failing = asyncio.create_task(stop.wait()), asyncio.create_task(store.stopped())
+    try:
+        await asyncio.wait({stopping, failing}, return_when=asyncio.FIRST_COMPLETED)
+        return None if stopping.done() else failing.result()
+    finally:
+        stopping.cancel()
+        failing.cancel()
 
 
 def run(configuration: Configuration, announce: Callable[[Server], None]) -> None:

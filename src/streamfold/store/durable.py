@@ -5,7 +5,7 @@ that may repeat themselves, forked, gone when their time is over.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -116,7 +116,7 @@ class DurableStreams:
             try:
                 repeated, ack = await self._accept(log, claim, content, key)
             except (ConditionFailedError, TermsError):
-                await log.settled()  # a refusal must not be told and then be lost
+                await _settle(opening, log)
                 raise
             except StreamDeletingError:
                 await opening.catalog.deletion(log.basin, log.name)
@@ -173,7 +173,7 @@ class DurableStreams:
                 return await opening.snapshots.newest(log)
             return await opening.snapshots.at(log, seq_num)
 
-    async def snapshot_pieces(self, snapshot: Snapshot) -> AsyncIterator[bytes]:
+    async def snapshot_pieces(self, snapshot: Snapshot) -> AsyncGenerator[bytes]:
         """The bytes of a snapshot, in pieces; it stays whatever is published meanwhile."""
         opening = await self.supervisor.opening()
         async with aclosing(opening.snapshots.blobs.read(snapshot)) as pieces:
@@ -202,6 +202,7 @@ class DurableStreams:
             log.check_key(key)
             if log.renew(self.now()):
                 opening.session.committer.touch(log)
+                await opening.session.committer.write([])  # else a crash now could end it early
             start = int(log.durable.seq_num) if seq_num is None else seq_num
             if start < log.durable_trim_point:
                 raise PositionTrimmedError(start, log.durable_trim_point)
@@ -283,6 +284,13 @@ async def _load(opening: Opening, basin: BasinName, stream: StreamName) -> Strea
         if await opening.session.basin(basin) is None:
             raise BasinNotFoundError(basin) from None
         raise
+
+
+async def _settle(opening: Opening, log: StreamLog) -> None:
+    """Return once what a refusal rests on is durable: it must not be told and then be lost."""
+    await log.settled()
+    if log.terms.closed and not log.durable_closed:
+        await opening.session.committer.write([])  # closed without a record: nothing else tells
 
 
 def _creator(opening: Opening) -> Creator:

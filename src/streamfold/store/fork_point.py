@@ -70,7 +70,8 @@ async def _append_at(
             for record in batch.records():
                 if not is_command(record):
                     yield record
-                    if CONTINUED not in record.headers:
+                    end = record.seq_num + 1
+                    if CONTINUED not in record.headers or lineage.ends_at(source.row, end):
                         return
     finally:
         await cursor.close()

@@ -16,6 +16,11 @@ def segment_of(row: StreamRow, seq_num: int) -> Segment | None:
     return None
 
 
+def ends_at(row: StreamRow, seq_num: int) -> bool:
+    """Whether what a fork has from another stream ends there: the append that it was in ends, too."""
+    return any(segment.end == seq_num for segment in row.lineage)
+
+
 def fork_at(row: StreamRow, end: int) -> tuple[Segment, ...]:
     """The lineage of a fork that has everything of `row`'s stream below `end`."""
     lineage = [segment for segment in row.lineage if segment.end < end]

@@ -7,6 +7,7 @@ pending ones in the same step, so that no lock is needed and order is the order 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -34,6 +35,9 @@ from streamfold.store.lifetime import Lifetime
 from streamfold.store.rows import CleanupRow, ProducerRow, StateRow, StreamRow
 from streamfold.store.sealing import GCM_SEQ_NUM_MAX, SEALING_OF, SealingKey
 from streamfold.store.terms import Terms
+
+#: Followers that are woken in one turn of the event loop.
+_WOKEN_AT_ONCE = 64
 
 
 class AppendAck(msgspec.Struct, frozen=True, gc=False):
@@ -113,6 +117,9 @@ class StreamLog:
         self._unsettled = 0
         self._settlers: list[asyncio.Future[None]] = []
         self._followers: list[asyncio.Future[bool]] = []
+        #: Followers that are to be told that there is more, and whether that is under way.
+        self._woken: deque[asyncio.Future[bool]] = deque()
+        self._waking = False
 
     @property
     def id(self) -> int:
@@ -121,7 +128,9 @@ class StreamLog:
     @property
     def idle(self) -> bool:
         """Whether nobody would notice if this object were dropped and read from storage again."""
-        return not (self.users or self._unsettled or self._state_changed or self._followers)
+        return not (
+            self.users or self._unsettled or self._state_changed or self._followers or self._woken
+        )
 
     @property
     def empty(self) -> bool:
@@ -360,10 +369,32 @@ class StreamLog:
             _resolve(self._settlers)
         if share.chunks or (share.closed and not self.durable_closed):
             self.durable_closed = share.closed
-            for waiter in self._followers:
-                if not waiter.done():
-                    waiter.set_result(True)
+            self._wake_followers()
+
+    def _wake_followers(self) -> None:
+        """Let followers see what has become durable, a few in each turn of the event loop.
+
+        To serve thousands takes longer than the next records take to come. If all were woken at once,
+        nothing else could happen until all were served, and each record would cost them a round of
+        their own. As it is, those who come last find more to take along.
+        """
+        if self._followers:
+            self._woken.extend(self._followers)
             self._followers.clear()
+            if len(self._woken) <= _WOKEN_AT_ONCE:
+                self._wake_some()
+            elif not self._waking:
+                self._waking = True
+                self._loop.call_soon(self._wake_some)
+
+    def _wake_some(self) -> None:
+        for _ in range(min(_WOKEN_AT_ONCE, len(self._woken))):
+            waiter = self._woken.popleft()
+            if not waiter.done():
+                waiter.set_result(True)
+        self._waking = bool(self._woken)
+        if self._waking:
+            self._loop.call_soon(self._wake_some)
 
     def fail(
         self, written: Sequence[Accepted], unknown: StreamfoldError, unsent: StreamfoldError
@@ -387,9 +418,10 @@ class StreamLog:
 
     def dismiss(self, error: StreamfoldError) -> None:
         """Wake those who follow the stream: nothing more will come."""
-        for waiter in self._followers:
+        for waiter in (*self._followers, *self._woken):
             _reject(waiter, error)
         self._followers.clear()
+        self._woken.clear()
 
 
 class _Hold:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -23,7 +23,7 @@ from streamfold.errors import (
     SnapshotNotFoundError,
 )
 from streamfold.model.records import CONTINUED
-from streamfold.store import keys, rows
+from streamfold.store import keys, lineage, rows
 from streamfold.store.catalog import Catalog
 from streamfold.store.cursor import Cursor
 from streamfold.store.engine import Op
@@ -96,9 +96,15 @@ class SnapshotBlobs:
             async for piece in self.store.stream(snapshot.blob):
                 yield piece
 
-    async def collect(self, stream_id: int, kept: set[str]) -> None:
-        """Delete the stream's blobs that are neither in `kept` nor in use."""
-        await self._delete([blob async for blob in self._blobs(_folder(stream_id))], kept)
+    async def idle(self, stream_id: int) -> list[str]:
+        """The stream's blobs that nobody is writing or reading."""
+        return [blob async for blob in self._blobs(_folder(stream_id)) if blob not in self._used]
+
+    async def delete(self, blobs: Iterable[str]) -> None:
+        """Delete those of `blobs` that nobody has begun to read."""
+        for blob in blobs:
+            if blob not in self._used:
+                await self.store.delete(blob)
 
     async def streams(self) -> set[int]:
         """Streams that have blobs."""
@@ -107,11 +113,6 @@ class SnapshotBlobs:
     async def _blobs(self, prefix: str) -> AsyncIterator[str]:
         async for meta in self.store.list(prefix):
             yield meta.key
-
-    async def _delete(self, blobs: list[str], kept: set[str]) -> None:
-        for blob in blobs:
-            if blob not in kept and blob not in self._used:
-                await self.store.delete(blob)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +185,7 @@ class SnapshotShelf:
         if gone:
             ops: list[Op] = [(keys.snapshot(log.id, s.seq_num), None) for s in gone]
             await self.session.committer.write(ops)
-            await self.blobs.collect(log.id, {s.blob for s in kept})
+            await self._collect(log.id)
 
     async def forget(self, stream_id: int) -> None:
         """Remove everything of a stream that is deleted."""
@@ -192,13 +193,21 @@ class SnapshotShelf:
         if known:
             ops: list[Op] = [(keys.snapshot(stream_id, s.seq_num), None) for s in known]
             await self.session.committer.write(ops)
-            await self.blobs.collect(stream_id, set())
+            await self._collect(stream_id)
 
     async def sweep(self) -> None:
         """Delete blobs that a crash has left behind."""
         for stream_id in await self.blobs.streams():
-            kept = {snapshot.blob for snapshot in await self._rows(stream_id, 0)}
-            await self.blobs.collect(stream_id, kept)
+            await self._collect(stream_id)
+
+    async def _collect(self, stream_id: int) -> None:
+        """Delete the stream's blobs that have no row.
+
+        In this order: whoever wrote a blob that is idle has committed its row by then, or has failed.
+        """
+        idle = await self.blobs.idle(stream_id)
+        kept = {snapshot.blob for snapshot in await self._rows(stream_id, 0)}
+        await self.blobs.delete(blob for blob in idle if blob not in kept)
 
     async def _commit(self, log: StreamLog, new: Publication, row: SnapshotRow) -> Snapshot:
         async with self.catalog.locks.hold(log.basin, log.name):
@@ -244,6 +253,8 @@ class SnapshotShelf:
 
     async def _check_boundary(self, log: StreamLog, seq_num: int, key: SealingKey | None) -> None:
         if seq_num in (log.durable_trim_point, int(log.durable.seq_num)):
+            return
+        if lineage.ends_at(log.row, seq_num):
             return
         cursor = Cursor(self.session, log, seq_num - 1, Allowance(1, None, None), key)
         try:

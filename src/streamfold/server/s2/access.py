@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
-from typing import Final
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, TypeVar
 
-from streamfold.errors import UnauthenticatedError
+from streamfold.errors import StreamfoldError, UnauthenticatedError
 from streamfold.model.access import Operation, Secret
 from streamfold.model.grants import ROOT, Grant
 from streamfold.records.batch import Fence, RecordBatch
 from streamfold.server.http import Request
 from streamfold.store.account import Account
 
+logger = logging.getLogger(__name__)
+
 _SCHEME: Final = "bearer "
+
+
+#: Seconds between looks whether the token of a quiet session is still good.
+_LOOK_INTERVAL: Final = 1.0
+
+Result = TypeVar("Result")
 
 
 class Access:
@@ -21,12 +35,16 @@ class Access:
     def __init__(self, account: Account, root: Secret | None) -> None:
         self._account = account
         self._root = root
+        #: What waits for a token to become worthless, by the header that shows it.
+        self._lapses: dict[str, _Lapse] = {}
 
     async def grant(self, request: Request) -> Grant:
         """The rights of the caller; UnauthenticatedError if it cannot prove that it has any."""
+        return await self._grant_of(request.header("authorization") or "")
+
+    async def _grant_of(self, header: str) -> Grant:
         if self._root is None:
             return ROOT
-        header = request.header("authorization") or ""
         if header[: len(_SCHEME)].lower() != _SCHEME:
             raise UnauthenticatedError(
                 "no access token was shown: send the header 'authorization: Bearer <token>'"
@@ -51,6 +69,82 @@ class Access:
         grant.require(operation, basin, stream, token_id)
         return grant
 
+    @asynccontextmanager
+    async def standing(self, request: Request, grant: Grant) -> AsyncIterator[Standing]:
+        """What tells a session, while the context lasts, that its token has become worthless."""
+        if grant is ROOT:
+            yield Standing(None, None)
+            return
+        header = request.header("authorization") or ""
+        lapse = self._lapses.get(header)
+        if lapse is None:
+            lapse = self._lapses[header] = _Lapse(asyncio.create_task(self._lapsed(header)))
+        lapse.sessions += 1
+        try:
+            yield Standing(lapse.task, partial(self._grant_of, header))
+        finally:
+            lapse.sessions -= 1
+            if not lapse.sessions:
+                lapse.task.cancel()
+                del self._lapses[header]
+
+    async def _lapsed(self, header: str) -> UnauthenticatedError:
+        """Return why a token is worth nothing any more, soon after it became so."""
+        while True:
+            try:
+                await self._grant_of(header)
+            except UnauthenticatedError as error:
+                return error
+            except StreamfoldError as error:
+                # A session notices by itself that the store fails.
+                logger.debug("an access token cannot be looked up: %s", error)
+            await asyncio.sleep(_LOOK_INTERVAL)
+
+
+class Standing:
+    """Whether the caller of a session may go on: its token has not expired, nor was it revoked."""
+
+    def __init__(
+        self,
+        lapse: asyncio.Task[UnauthenticatedError] | None,
+        look_up: Callable[[], Awaitable[Grant]] | None,
+    ) -> None:
+        self._lapse = lapse
+        self._look_up = look_up
+
+    async def require(self) -> None:
+        """Raise UnauthenticatedError if the token is worth nothing at this moment."""
+        if self._look_up is not None:
+            await self._look_up()
+
+    async def lost(self) -> UnauthenticatedError:
+        """Return why the token is worth nothing any more; waits for as long as it is good."""
+        if self._lapse is None:
+            await asyncio.Event().wait()
+            raise AssertionError("nobody sets this event")
+        return await asyncio.shield(self._lapse)
+
+    async def during(self, work: Coroutine[object, object, Result]) -> Result:
+        """The result of `work`, unless the token becomes worthless before it is there."""
+        if self._lapse is None:
+            return await work
+        working = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait({working, self._lapse}, return_when=asyncio.FIRST_COMPLETED)
+            if self._lapse.done():
+                raise self._lapse.result()
+            return working.result()
+        finally:
+            working.cancel()
+
+
+@dataclass(slots=True)
+class _Lapse:
+    """One look-out for all sessions with the same token."""
+
+    task: asyncio.Task[UnauthenticatedError]
+    sessions: int = 0
+
 
 def require_append(grant: Grant, basin: str, stream: str, batch: RecordBatch) -> None:
     """Raise unless the caller may append this: records, and each kind of command among them."""
@@ -65,6 +159,8 @@ def require_append(grant: Grant, basin: str, stream: str, batch: RecordBatch) ->
 
 def require_append_session(grant: Grant, basin: str, stream: str) -> None:
     """Raise unless the caller may append something; what exactly is looked at batch by batch."""
+    if grant is ROOT:
+        return
     if not any(
         grant.allows(operation, basin, stream)
         for operation in (Operation.APPEND, Operation.FENCE, Operation.TRIM)

@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 from streamfold.errors import StoreClosingError
 from streamfold.server.gate import Gate
 from streamfold.server.http import Request, ResponseStream
+from streamfold.server.s2.access import Standing
 from streamfold.server.s2.appends import Appends, Ticket
 from streamfold.server.s2.failures import end_frames
 from streamfold.server.s2.targets import Target
@@ -32,9 +33,12 @@ _End: TypeAlias = Exception | None
 class AppendSession:
     """One session, from the first frame to the end of the response."""
 
-    def __init__(self, request: Request, target: Target, appends: Appends, gate: Gate) -> None:
+    def __init__(
+        self, request: Request, target: Target, standing: Standing, appends: Appends, gate: Gate
+    ) -> None:
         self._request = request
         self._target = target
+        self._standing = standing
         self._appends = appends
         self._gate = gate
         #: What there is to do, in order; an end is the last.
@@ -47,9 +51,10 @@ class AppendSession:
         async with asyncio.TaskGroup() as group:
             reader = group.create_task(self._read())
             closer = group.create_task(self._close_when_draining(reader))
+            guard = group.create_task(self._close_when_unauthenticated(reader))
             end = await self._acknowledge(stream)
-            reader.cancel()
-            closer.cancel()
+            for task in (reader, closer, guard):
+                task.cancel()
         if isinstance(end, ClientHangupError):
             raise end
         if end is None:
@@ -72,6 +77,7 @@ class AppendSession:
             while (frame := decoder.next_frame()) is not None:
                 wanted = decode_append_frame(frame)
                 await self._room.acquire()
+                await self._standing.require()
                 ticket = await self._appends.submit(self._target, wanted)
                 # In the same step as its acceptance: whatever is accepted is acknowledged.
                 self._steps.put_nowait(ticket)
@@ -89,6 +95,12 @@ class AppendSession:
             await self._gate.expired.wait()
         if reader.cancel():
             self._steps.put_nowait(StoreClosingError())
+
+    async def _close_when_unauthenticated(self, reader: asyncio.Task[None]) -> None:
+        """End the session when its token becomes worthless; what was accepted is acknowledged."""
+        error = await self._standing.lost()
+        if reader.cancel():
+            self._steps.put_nowait(error)
 
     async def _acknowledge(self, stream: ResponseStream) -> _End:
         """Acknowledge batches in order until there is an end; those that can go together do."""

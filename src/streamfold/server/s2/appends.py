@@ -7,11 +7,14 @@ from collections.abc import Awaitable
 from time import perf_counter
 
 from streamfold.records import AppendInput
+from streamfold.records.batch import RecordBatch
 from streamfold.server.instruments import AppendInstruments
 from streamfold.server.s2.access import require_append
 from streamfold.server.s2.targets import Target
 from streamfold.store.log import AppendAck
 from streamfold.store.store import StreamStore
+from streamfold.wire.durable.content_types import is_json
+from streamfold.wire.durable.json_mode import check_message
 
 
 class Ticket:
@@ -54,9 +57,17 @@ class Appends:
             fencing_token=wanted.fencing_token,
             create_with=target.create_with,
             key=target.sealing_key,
+            check=check_content,
         )
         instruments = self._instruments
         instruments.permit_latency.observe(perf_counter() - started)
         instruments.batch_records.observe(wanted.batch.count)
         instruments.batch_bytes.observe(wanted.batch.metered)
         return Ticket(ack, instruments)
+
+
+def check_content(content_type: str, batch: RecordBatch) -> None:
+    """Raise if a stream of that type cannot hold the batch: JSON stays JSON on every face."""
+    if is_json(content_type):
+        for body in batch.bodies():
+            check_message(body)

@@ -8,6 +8,7 @@ from typing import Final, Protocol
 from streamfold.errors import StoreClosingError
 from streamfold.server.gate import Gate
 from streamfold.server.http import Headers, Request, ResponseStream
+from streamfold.server.s2.access import Standing
 from streamfold.server.s2.targets import Target
 from streamfold.server.watch import Watch
 from streamfold.store.reader import ReadSession
@@ -44,7 +45,12 @@ class Followers:
         self._heartbeat = heartbeat
 
     async def serve(
-        self, request: Request, target: Target, wanted: ReadRequest, presentation: Presentation
+        self,
+        request: Request,
+        target: Target,
+        standing: Standing,
+        wanted: ReadRequest,
+        presentation: Presentation,
     ) -> None:
         """Answer with a session; what is wrong before it opens is raised, what is later is sent."""
         async with self._store.follow(
@@ -57,7 +63,7 @@ class Followers:
             stream = await request.open(200, presentation.headers)
             try:
                 async with Watch(request, self._gate) as watch:
-                    await self._deliver(reading, stream, watch, presentation)
+                    await self._deliver(reading, stream, watch, standing, presentation)
             except ClientHangupError:
                 raise
             except Exception as error:
@@ -70,13 +76,16 @@ class Followers:
         reading: ReadSession,
         stream: ResponseStream,
         watch: Watch,
+        standing: Standing,
         presentation: Presentation,
     ) -> None:
         while not self._gate.draining.is_set():
             watch.interruptible = True
-            batch = await reading.next(random.uniform(*self._heartbeat))  # noqa: S311
+            patience = random.uniform(*self._heartbeat)  # noqa: S311
+            batch = await standing.during(reading.next(patience))
             watch.interruptible = False
             if batch is None:
                 return
+            await standing.require()
             await stream.send(await presentation.encode(batch))
         raise StoreClosingError

@@ -72,8 +72,9 @@ class Records:
 
     async def _open_append_session(self, request: Request, target: Target) -> None:
         await open_target(self._store, target, on_append=True)
-        session = AppendSession(request, target, self._appends, self._gate)
-        await session.run(await request.open(200, FRAME_HEADERS))
+        async with self._access.standing(request, target.grant) as standing:
+            session = AppendSession(request, target, standing, self._appends, self._gate)
+            await session.run(await request.open(200, FRAME_HEADERS))
 
     async def read(self, request: Request, segment: str) -> None:
         negotiated = negotiate_read(request.header("content-type"), request.header("accept"))
@@ -136,7 +137,8 @@ class Records:
         self, request: Request, target: Target, query: ReadQuery, presentation: Presentation
     ) -> None:
         await open_target(self._store, target, on_append=False)
-        await self._followers.serve(request, target, _wanted(query), presentation)
+        async with self._access.standing(request, target.grant) as standing:
+            await self._followers.serve(request, target, standing, _wanted(query), presentation)
 
 
 async def _read_append(request: Request, encoding: Encoding | None) -> AppendInput:

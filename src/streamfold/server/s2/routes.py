@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streamfold.model.access import Operation, Secret
+from streamfold.model.access import Operation
 from streamfold.server.gate import Gate
 from streamfold.server.http import Request
 from streamfold.server.instruments import AppendInstruments
@@ -14,6 +14,7 @@ from streamfold.server.s2.basins import Basins
 from streamfold.server.s2.locations import Locations
 from streamfold.server.s2.read_session import Followers
 from streamfold.server.s2.records import Records
+from streamfold.server.s2.snapshots import StreamSnapshots
 from streamfold.server.s2.streams import Streams
 from streamfold.store.store import StreamStore
 from streamfold.store.usage.recorder import UsageRecorder
@@ -26,14 +27,15 @@ def add_s2(
     gate: Gate,
     instruments: AppendInstruments,
     heartbeat: tuple[float, float],
-    root_token: Secret | None,
+    access: Access,
     location: str,
 ) -> None:
     """Route everything below /v1."""
     appends, followers = Appends(store, instruments), Followers(store, gate, heartbeat)
-    access, locations = Access(store.account, root_token), Locations(location)
+    locations = Locations(location)
     _add_records(router, Records(store, access, gate, appends, followers), store.usage)
     _add_streams(router, Streams(store, access), store.usage)
+    StreamSnapshots(store, access).add_to(router)
     _add_basins(router, Basins(store, access, locations), store.usage)
     _add_account(router, Account(store.account, access, locations), store.usage)
 

@@ -1,0 +1,1 @@
+"""The face of Durable Streams, with snapshots, retention and bootstrap."""

@@ -1,0 +1,141 @@
+"""Headers of answers, and failures as clients of Durable Streams see them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from streamfold.errors import (
+    InvalidError,
+    NotFoundError,
+    OutcomeUnknownError,
+    PositionTrimmedError,
+    ProducerGapError,
+    ProducersExhaustedError,
+    ProducerStaleError,
+    RetryLaterError,
+    StreamDeletingError,
+    StreamfoldError,
+    StreamForkedError,
+    TermsError,
+    TooLargeError,
+)
+from streamfold.server.http import Headers, Request
+from streamfold.server.s2.answers import JSON
+from streamfold.wire.durable.offsets import format_offset
+from streamfold.wire.s2.failures import WireError, describe_failure
+
+logger = logging.getLogger(__name__)
+
+NEXT_OFFSET: Final = b"stream-next-offset"
+UP_TO_DATE: Final = (b"stream-up-to-date", b"true")
+CLOSED: Final = (b"stream-closed", b"true")
+NO_STORE: Final = (b"cache-control", b"no-store")
+
+#: On every answer: what is in a stream is untrusted, and pages of other origins may read it.
+SAFETY: Final = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"cross-origin-resource-policy", b"cross-origin"),
+)
+#: What pages of other origins may see of an answer.
+CORS: Final = (
+    (b"access-control-allow-origin", b"*"),
+    (
+        b"access-control-expose-headers",
+        b"stream-next-offset, stream-cursor, stream-up-to-date, stream-closed, producer-epoch, "
+        b"producer-seq, producer-expected-seq, producer-received-seq, stream-snapshot-offset, "
+        b"stream-snapshot-digest, stream-retained-offset, stream-sse-data-encoding, etag, "
+        b"content-type, content-encoding, location, vary, retry-after",
+    ),
+)
+#: And what they may send, which browsers ask first.
+PREFLIGHT: Final = (
+    (b"access-control-allow-methods", b"GET, POST, PUT, DELETE, HEAD, OPTIONS"),
+    (
+        b"access-control-allow-headers",
+        b"content-type, authorization, if-none-match, stream-seq, stream-ttl, stream-expires-at, "
+        b"stream-closed, producer-id, producer-epoch, producer-seq, stream-forked-from, "
+        b"stream-fork-offset, stream-fork-sub-offset, stream-trim-on-snapshot, "
+        b"stream-snapshot-match, s2-encryption-key",
+    ),
+    (b"access-control-max-age", b"86400"),
+)
+
+
+def offset_header(seq_num: int) -> tuple[bytes, bytes]:
+    return NEXT_OFFSET, format_offset(seq_num).encode()
+
+
+async def refuse_method(request: Request, allowed: Iterable[str]) -> None:
+    """Answer a request whose method is not possible where it went."""
+    listed = ", ".join(("OPTIONS", *sorted(allowed)))
+    message = f"{request.method[:20]} is not possible here, only {listed}"
+    body = msgspec.json.encode({"code": "method_not_allowed", "message": message})
+    await request.respond(405, (JSON, (b"allow", listed.encode())), body)
+
+
+async def answer_failure(request: Request, error: Exception, path: str) -> None:
+    """Answer a request that failed before its answer began."""
+    if not isinstance(error, StreamfoldError):
+        logger.error("a request failed in a way that nobody expected", exc_info=error)
+    status = _status(error, request.method)
+    if isinstance(error, StreamfoldError) and status is not None:
+        text = error.message.encode(errors="replace").decode()
+        body = msgspec.json.encode({"code": error.code, "message": text})
+    else:
+        status, body = describe_failure(error)
+    await request.respond(status, (JSON, NO_STORE, *_details(error, path)), body)
+
+
+def _status(error: Exception, method: str) -> int | None:
+    """The status for an error; None if it is the same on all faces."""
+    match error:
+        case WireError():
+            return None
+        case TooLargeError():
+            return 413
+        case InvalidError():
+            return 400
+        case PositionTrimmedError():
+            return 410
+        case StreamForkedError():
+            return 409 if method == "PUT" else 410
+        case ProducerStaleError():
+            return 403
+        case ProducersExhaustedError():
+            return 429
+        case TermsError():
+            return 409
+        case NotFoundError() | StreamDeletingError():
+            return 404
+        case OutcomeUnknownError():
+            return 500
+        case StreamfoldError() if error.code in _CONFLICTS:
+            return 409
+        case RetryLaterError():
+            return 503
+    return None
+
+
+_CONFLICTS: Final = ("resource_already_exists", "snapshot_conflict", "basin_deletion_pending")
+
+
+def _details(error: Exception, path: str) -> Headers:
+    """What a client needs to go on, in headers."""
+    match error:
+        case PositionTrimmedError():
+            bootstrap = f'<{path}/bootstrap>; rel="bootstrap"'.encode(errors="replace")
+            return (offset_header(error.first_seq_num), (b"link", bootstrap))
+        case ProducerStaleError():
+            return ((b"producer-epoch", str(error.current_epoch).encode()),)
+        case ProducerGapError():
+            return (
+                (b"producer-expected-seq", str(error.expected).encode()),
+                (b"producer-received-seq", str(error.received).encode()),
+            )
+        case RetryLaterError():
+            return ((b"retry-after", b"1"),)
+    return ()

@@ -1,0 +1,79 @@
+"""Buckets: a basin is one, and here it can be made, looked at and listed."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from streamfold.errors import BasinNotFoundError, InvalidError
+from streamfold.model.access import Operation
+from streamfold.model.names import BasinName
+from streamfold.model.resources import Page, StreamInfo
+from streamfold.server.durable import answers
+from streamfold.server.http import Request
+from streamfold.server.s2.access import Access
+from streamfold.server.s2.answers import JSON
+from streamfold.store.listing import LIST_MAX
+from streamfold.store.store import StreamStore
+
+
+class StreamItem(msgspec.Struct, frozen=True):
+    stream_id: str
+    created_at_ms: int
+
+
+class StreamList(msgspec.Struct, frozen=True):
+    bucket_id: str
+    prefix: str
+    stream_count: int
+    streams: list[StreamItem]
+    next_cursor: str | None
+    has_more: bool
+
+
+class Buckets:
+    """Handlers of what is done to a bucket as a whole."""
+
+    def __init__(self, store: StreamStore, access: Access) -> None:
+        self._store = store
+        self._access = access
+
+    async def handle(self, request: Request, basin: BasinName) -> None:
+        """Answer a request for the bucket itself."""
+        match request.method:
+            case "PUT":
+                await self._access.allow(request, Operation.CREATE_BASIN, basin)
+                await self._store.durable.ensure_basin(basin)
+                await request.respond(201)
+            case "GET" | "HEAD":
+                await self._access.allow(request, Operation.GET_BASIN_CONFIG, basin)
+                await self._store.basin_config(basin)
+                body = msgspec.json.encode({"bucket_id": basin})
+                await request.respond(200, (JSON, answers.NO_STORE), body)
+            case _:
+                await answers.refuse_method(request, ("GET", "HEAD", "PUT"))
+
+    async def list(self, request: Request, basin: BasinName) -> None:
+        """The streams of a bucket in byte order of their names, a page of them."""
+        grant = await self._access.allow(request, Operation.LIST_STREAMS, basin)
+        query = dict(parse_qsl(request.query, keep_blank_values=True))
+        prefix, after = query.get("prefix", ""), query.get("after", "")
+        seen = grant.list_streams(prefix, after, _limit(query.get("limit", str(LIST_MAX))))
+        page: Page[StreamInfo] = Page((), has_more=False)
+        if seen is not None:
+            page = grant.show_streams(await self._store.list_streams(basin, **seen._asdict()))
+        streams = [StreamItem(item.name, item.created_at) for item in page.items]
+        last = streams[-1].stream_id if streams and page.has_more else None
+        found = StreamList(basin, prefix, len(streams), streams, last, page.has_more)
+        await request.respond(200, (JSON, answers.NO_STORE), msgspec.json.encode(found))
+
+
+def missing(raw_path: str) -> BasinNotFoundError:
+    return BasinNotFoundError(raw_path.strip("/")[:200])
+
+
+def _limit(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= LIST_MAX):
+        raise InvalidError(f"limit {text[:20]!r} must be 1 to {LIST_MAX}")
+    return int(text)

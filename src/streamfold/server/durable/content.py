@@ -1,0 +1,134 @@
+"""Bodies as records, and records as bodies.
+
+A message of a JSON stream is one record; so is an append to any other, if it fits into one. Records of
+one append carry a mark, all but the last, so that its boundaries can be told later.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from streamfold.errors import InvalidError, TooLargeError
+from streamfold.model.records import (
+    BATCH_BYTES_MAX,
+    BATCH_RECORDS_MAX,
+    CONTINUED,
+    HEADER_OVERHEAD,
+    RECORD_OVERHEAD,
+    Record,
+    SequencedRecord,
+    is_command,
+)
+from streamfold.records.append_input import parse_append_input
+from streamfold.records.batch import RecordBatch
+from streamfold.records.plain import encode_rest
+from streamfold.records.protobuf import varint
+from streamfold.wire.durable.content_types import is_json
+from streamfold.wire.durable.json_mode import join_messages, split_messages
+
+#: Metered bytes that a record of an append of several costs beyond its body.
+_OVERHEAD: Final = RECORD_OVERHEAD + HEADER_OVERHEAD + len(CONTINUED.name) + len(CONTINUED.value)
+#: Bytes of body that fit into one record.
+PIECE_MAX: Final = BATCH_BYTES_MAX - _OVERHEAD
+#: Messages in one append: to take more apart would keep all others waiting for too long.
+MESSAGES_MAX: Final = 100_000
+
+_STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+#: What each byte adds to the depth of nesting.
+_STEPS: Final = np.zeros(256, np.int8)
+_STEPS[list(b"[{")] = 1
+_STEPS[list(b"]}")] = -1
+#: What a record of several begins with: the mark, in the form of an append.
+_MARK: Final = b"\x12" + encode_rest(Record(b"", (CONTINUED,)))[1:]
+
+
+class Update(NamedTuple):
+    """A message, or an append: what is handed over as a unit."""
+
+    body: bytes
+    #: The position after it.
+    end: int
+
+
+def to_batches(body: bytes, content_type: str, *, allow_empty: bool) -> Sequence[RecordBatch]:
+    """The records of one append, in batches to be appended together."""
+    if is_json(content_type):
+        _check_count(body)
+        pieces = split_messages(body, allow_empty=allow_empty) if body else []
+        for piece in pieces:
+            if len(piece) > PIECE_MAX:
+                raise TooLargeError(
+                    f"a message of {len(piece)} bytes is too large: at most {PIECE_MAX}"
+                )
+    else:
+        pieces = [body[at : at + PIECE_MAX] for at in range(0, len(body), PIECE_MAX)]
+    if not pieces:
+        if allow_empty:
+            return []
+        raise InvalidError("the body is empty: send content, or Stream-Closed: true to close")
+    if len(pieces) == 1:
+        return [RecordBatch.of([Record(pieces[0])])]
+    return list(_batches(pieces))
+
+
+def _check_count(body: bytes) -> None:
+    """Raise if an array has too many elements; before it is taken apart, which costs memory."""
+    if body.count(b",") < MESSAGES_MAX:
+        return
+    bare = np.frombuffer(_STRING.sub(b"", body), np.uint8)
+    depth = np.cumsum(_STEPS[bare], dtype=np.int32)
+    if np.count_nonzero((bare == ord(",")) & (depth == 1)) >= MESSAGES_MAX:
+        raise TooLargeError(f"the body has more than {MESSAGES_MAX} messages: send fewer at once")
+
+
+def _batches(pieces: Sequence[bytes]) -> Iterator[RecordBatch]:
+    """Batches in the form in which an append arrives by another protocol: there is none quicker."""
+    group: list[bytes] = []
+    metered, last = 0, len(pieces) - 1
+    for index, piece in enumerate(pieces):
+        size = len(piece) + _OVERHEAD
+        if group and (len(group) == BATCH_RECORDS_MAX or metered + size > BATCH_BYTES_MAX):
+            yield parse_append_input(b"".join(group)).batch
+            group, metered = [], 0
+        group.append(_encoded(piece, _MARK if index < last else b""))
+        metered += size
+    yield parse_append_input(b"".join(group)).batch
+
+
+def _encoded(piece: bytes, mark: bytes) -> bytes:
+    """One record as a field of an AppendInput."""
+    content = b"%b\x1a%b%b" % (mark, varint(len(piece)), piece)
+    return b"\x0a%b%b" % (varint(len(content)), content)
+
+
+def bodies(records: Sequence[SequencedRecord]) -> list[bytes]:
+    """What readers get of `records`: orders to the stream are not content."""
+    return [record.body for record in records if not record.headers or not is_command(record)]
+
+
+def join(parts: Sequence[bytes], content_type: str) -> bytes:
+    """The body of a read."""
+    return join_messages(parts) if is_json(content_type) else b"".join(parts)
+
+
+def updates(
+    records: Sequence[SequencedRecord], content_type: str, *, whole: bool = True
+) -> list[Update]:
+    """Messages, or appends; if `whole`, the beginning of an append that goes on is left out."""
+    found: list[Update] = []
+    single = is_json(content_type)
+    parts: list[bytes] = []
+    for record in records:
+        if is_command(record):
+            continue
+        parts.append(record.body)
+        if single or CONTINUED not in record.headers:
+            found.append(Update(b"".join(parts), record.seq_num + 1))
+            parts = []
+    if parts and not whole:
+        found.append(Update(b"".join(parts), records[-1].seq_num + 1))
+    return found

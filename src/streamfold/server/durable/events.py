@@ -1,0 +1,135 @@
+"""Live reads as server-sent events: data, and after each where it is."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Final
+
+from streamfold.errors import (
+    PositionTrimmedError,
+    StoreClosingError,
+    StreamDeletingError,
+    StreamNotFoundError,
+)
+from streamfold.server.durable.content import bodies, join
+from streamfold.server.durable.places import Place
+from streamfold.server.durable.reads import Query, check_start, start_of
+from streamfold.server.gate import Gate
+from streamfold.server.http import Request, ResponseStream
+from streamfold.server.s2.shared import SharedEncodings
+from streamfold.server.watch import Watch
+from streamfold.store.durable import Reading
+from streamfold.store.reads import ReadBatch
+from streamfold.store.sealing import SealingKey
+from streamfold.store.store import StreamStore, wall_clock
+from streamfold.wire.durable import caching, sse
+from streamfold.wire.durable.content_types import is_text
+from streamfold.wire.durable.offsets import format_offset
+
+#: Seconds after which a connection ends: clients come back at once, and caches may join them then.
+LIFETIME: Final = 60.0
+#: Seconds of silence after which something is said: proxies drop connections that are idle.
+KEEP_ALIVE: Final = 15.0
+_COMMENT: Final = b":\n\n"
+#: Ends that need no word: the client comes back to where it was, and is told then.
+_TOLD_LATER: Final = (
+    PositionTrimmedError,
+    StoreClosingError,
+    StreamDeletingError,
+    StreamNotFoundError,
+)
+
+
+class Events:
+    """Serves live reads."""
+
+    def __init__(self, store: StreamStore, gate: Gate) -> None:
+        self._store = store
+        self._gate = gate
+        self._shared: SharedEncodings[bytes] = SharedEncodings()
+
+    async def serve(
+        self, request: Request, place: Place, query: Query, key: SealingKey | None
+    ) -> None:
+        """Answer with events until the stream or the connection ends."""
+        start = start_of(query.start)
+        async with self._store.durable.reading(place.basin, place.stream, start, key) as reading:
+            check_start(reading, start)
+            content_type = reading.status.traits.content_type
+            headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
+            headers.append((b"x-accel-buffering", b"no"))
+            if not is_text(content_type):
+                encoding = sse.BASE64.encode()
+                headers.append((sse.DATA_ENCODING_HEADER.encode(), encoding))
+            stream = await request.open(200, headers)
+            connection = _Connection(reading, stream, content_type, query.cursor, self._shared)
+            try:
+                async with Watch(request, self._gate) as watch:
+                    await connection.run(watch)
+            except _TOLD_LATER:
+                pass
+            await stream.close()
+
+
+class _Connection:
+    def __init__(
+        self,
+        reading: Reading,
+        stream: ResponseStream,
+        content_type: str,
+        cursor: str | None,
+        shared: SharedEncodings[bytes],
+    ) -> None:
+        self._reading = reading
+        self._stream = stream
+        self._content_type = content_type
+        self._cursor = cursor
+        self._shared = shared
+        self._told: tuple[int, bool] | None = None
+
+    async def run(self, watch: Watch) -> None:
+        """Send what is there and what comes, until the end of the stream or of this connection."""
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + LIFETIME
+        while True:
+            watch.interruptible = False
+            while batch := await self._reading.next():
+                await self._send_data(batch)
+            await self._send_position()
+            if self._reading.closed or loop.time() >= ends:
+                return
+            watch.interruptible = True
+            if not await self._reading.wait(min(KEEP_ALIVE, max(0.0, ends - loop.time()))):
+                watch.interruptible = False
+                await self._stream.send(_COMMENT)
+
+    async def _send_data(self, batch: ReadBatch) -> None:
+        data = self._shared.get(batch, self._content_type, self._data)
+        if data:
+            await self._stream.send(data + self._control())
+
+    async def _send_position(self) -> None:
+        """Tell a client that is at the tail so, unless the last data did."""
+        if self._told != self._position():
+            await self._stream.send(self._control())
+
+    def _position(self) -> tuple[int, bool]:
+        return self._reading.seq_num, self._reading.closed
+
+    def _control(self) -> bytes:
+        self._told = self._position() if self._reading.at_tail else None
+        cursor = caching.next_cursor(self._cursor, wall_clock(), random.randint)
+        return sse.control_event(
+            format_offset(self._reading.seq_num),
+            cursor,
+            self._reading.at_tail,
+            self._reading.closed,
+        )
+
+    def _data(self, batch: ReadBatch) -> bytes:
+        parts = bodies(batch.records())
+        if not parts:
+            return b""
+        body = join(parts, self._content_type)
+        return sse.data_event(body) if is_text(self._content_type) else sse.base64_event(body)

@@ -1,0 +1,176 @@
+"""Reads that end: catch-up, and long-poll."""
+
+from __future__ import annotations
+
+import random
+from typing import Final, NamedTuple
+from urllib.parse import parse_qsl
+
+from streamfold.errors import InvalidError, StreamfoldError
+from streamfold.model.positions import SeqNum
+from streamfold.server.durable import answers
+from streamfold.server.durable.content import bodies, join
+from streamfold.server.durable.places import Place
+from streamfold.server.gate import Gate
+from streamfold.server.http import Request
+from streamfold.server.s2.answers import answer
+from streamfold.server.watch import Watch
+from streamfold.store.durable import Reading
+from streamfold.store.sealing import SealingKey
+from streamfold.store.store import StreamStore, wall_clock
+from streamfold.wire.durable import caching
+from streamfold.wire.durable.offsets import ReadFrom, Sentinel, parse_position, parse_read_offset
+
+#: Bytes after which a page ends; the record that reaches it is still part of it.
+PAGE_BYTES: Final = 8 << 20
+#: Clients and proxies may keep what can no longer change; what ends at the tail they ask for again.
+_IMMUTABLE: Final = b"max-age=60, stale-while-revalidate=300"
+
+
+class Query(NamedTuple):
+    """The query of a read."""
+
+    start: ReadFrom
+    live: str | None
+    cursor: str | None
+
+
+def parse_parameters(query: str) -> dict[str, list[str]]:
+    """All values of each parameter of a query."""
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=100)
+    except ValueError as error:
+        raise InvalidError(f"the query cannot be decoded: {error}") from None
+    given: dict[str, list[str]] = {}
+    for name, value in pairs:
+        given.setdefault(name, []).append(value)
+    return given
+
+
+def parse_query(query: str) -> Query:
+    """What a read asks for; parameters that nobody knows are of no interest."""
+    given = parse_parameters(query)
+    start = parse_read_offset(given.get("offset", []), parse_position)
+    live = given.get("live", [None])[-1]
+    if live not in (None, "long-poll", "sse"):
+        raise InvalidError(f"live {live!r} is not known: give long-poll or sse, or leave it out")
+    if live is not None and start is Sentinel.ABSENT:
+        raise InvalidError(f"a live read ({live}) needs an offset: -1 for the start, or now")
+    return Query(start, live, given.get("cursor", [None])[-1])
+
+
+def start_of(start: ReadFrom) -> int | None:
+    """The position to read from; None for the tail."""
+    if start is Sentinel.NOW:
+        return None
+    return 0 if isinstance(start, Sentinel) else int(start)
+
+
+class BeyondTailError(StreamfoldError):
+    """The read starts where the stream has not been yet."""
+
+    code = "offset_beyond_tail"
+
+    def __init__(self, seq_num: int, tail: int) -> None:
+        super().__init__(
+            f"the stream ends at {tail}, the read starts at {seq_num}: it never was there"
+        )
+        self.tail = tail
+
+
+class Page(NamedTuple):
+    body: bytes
+    start: int
+    end: int
+    up_to_date: bool
+    closed: bool
+
+
+async def read_page(reading: Reading, content_type: str) -> Page:
+    """What can be read now, up to a page."""
+    start, size, parts = reading.seq_num, 0, []
+    while size < PAGE_BYTES and (batch := await reading.next()):
+        found = bodies(batch.records())
+        size += sum(map(len, found))
+        parts += found
+    body = join(parts, content_type)
+    return Page(body, start, reading.seq_num, reading.at_tail, reading.closed)
+
+
+class Reads:
+    """Answers reads that end."""
+
+    def __init__(self, store: StreamStore, gate: Gate, long_poll: float, *, private: bool) -> None:
+        self._store = store
+        self._gate = gate
+        self._long_poll = long_poll
+        self._kept = (b"private, " if private else b"public, ") + _IMMUTABLE
+
+    async def catch_up(
+        self, request: Request, place: Place, query: Query, key: SealingKey | None
+    ) -> None:
+        start = start_of(query.start)
+        async with self._store.durable.reading(place.basin, place.stream, start, key) as reading:
+            check_start(reading, start)
+            status = reading.status
+            page = await read_page(reading, status.traits.content_type)
+        headers = [
+            (b"content-type", status.traits.content_type.encode()),
+            *_position_headers(page),
+        ]
+        if query.start is Sentinel.NOW:
+            await request.respond(200, (*headers, answers.NO_STORE), page.body)
+            return
+        tag = caching.etag(status.id, page.start, page.end, page.closed)
+        headers.append((b"etag", tag.encode()))
+        headers.append(self._caching(page, key))
+        if caching.matches(request.header("if-none-match"), tag):
+            await request.respond(304, headers[1:])
+            return
+        await answer(request, page.body, headers=headers)
+
+    def _caching(self, page: Page, key: SealingKey | None) -> tuple[bytes, bytes]:
+        if key is not None:
+            return answers.NO_STORE  # a cache would give it to those who have no key
+        return (b"cache-control", b"no-cache" if page.up_to_date else self._kept)
+
+    async def long_poll(
+        self, request: Request, place: Place, query: Query, key: SealingKey | None
+    ) -> None:
+        start = start_of(query.start)
+        async with (
+            Watch(request, self._gate),
+            self._store.durable.reading(place.basin, place.stream, start, key) as reading,
+        ):
+            check_start(reading, start)
+            content_type = reading.status.traits.content_type
+            page = await read_page(reading, content_type)
+            if page.end == page.start and not page.closed:
+                await reading.wait(self._long_poll)
+                page = await read_page(reading, content_type)
+        cursor = caching.next_cursor(query.cursor, wall_clock(), random.randint)
+        headers = [*_position_headers(page), answers.NO_STORE]
+        if not page.closed:
+            headers.append((b"stream-cursor", cursor.encode()))
+        if page.end == page.start:
+            await request.respond(204, headers)
+            return
+        await answer(
+            request, page.body, headers=((b"content-type", content_type.encode()), *headers)
+        )
+
+
+def check_start(reading: Reading, start: int | None) -> None:
+    """Raise if the read starts beyond the tail."""
+    tail = reading.status.tail
+    if start is not None and start > tail:
+        raise BeyondTailError(start, tail)
+
+
+def _position_headers(page: Page) -> list[tuple[bytes, bytes]]:
+    headers = [answers.offset_header(SeqNum(page.end))]
+    if page.up_to_date:
+        headers.append(answers.UP_TO_DATE)
+    if page.closed:
+        headers.append(answers.CLOSED)
+    return headers

@@ -1,0 +1,169 @@
+"""The map of the Durable Streams face."""
+
+from __future__ import annotations
+
+from streamfold.model.access import Operation
+from streamfold.model.names import BasinName, StreamName
+from streamfold.server.durable import answers
+from streamfold.server.durable.answers import answer_failure
+from streamfold.server.durable.bodies import Bodies
+from streamfold.server.durable.buckets import Buckets, missing
+from streamfold.server.durable.events import Events
+from streamfold.server.durable.places import CONTROL, ROOT, Part, Place, parse_bucket, parse_place
+from streamfold.server.durable.reads import BeyondTailError, Reads, parse_query
+from streamfold.server.durable.snapshots import Snapshots
+from streamfold.server.durable.streams import Streams, source_of
+from streamfold.server.gate import Gate
+from streamfold.server.http import Request
+from streamfold.server.s2.access import Access
+from streamfold.server.s2.answers import JSON
+from streamfold.store.sealing import SealingKey
+from streamfold.store.store import StreamStore
+from streamfold.wire.s2 import headers as s2_headers
+from streamfold.wire.s2.failures import ClientHangupError
+
+#: What it takes to be allowed to use a part of a stream, by method.
+_NEEDED = {
+    (None, "PUT"): Operation.CREATE_STREAM,
+    (None, "POST"): Operation.APPEND,
+    (None, "GET"): Operation.READ,
+    (None, "HEAD"): Operation.CHECK_TAIL,
+    (None, "DELETE"): Operation.DELETE_STREAM,
+    (Part.SNAPSHOT, "PUT"): Operation.APPEND,
+    (Part.SNAPSHOT, "GET"): Operation.READ,
+    (Part.SNAPSHOT, "DELETE"): Operation.TRIM,
+    (Part.SNAPSHOTS, "GET"): Operation.READ,
+    (Part.RETENTION, "PUT"): Operation.TRIM,
+    (Part.BOOTSTRAP, "GET"): Operation.READ,
+}
+
+
+class Durable:
+    """Answers every request that names a stream by its URL."""
+
+    def __init__(
+        self,
+        store: StreamStore,
+        gate: Gate,
+        access: Access,
+        default_basin: BasinName,
+        long_poll: float,
+        *,
+        cors: bool,
+        private: bool,
+    ) -> None:
+        self._store = store
+        self._access = access
+        self._default_basin = default_basin
+        self._streams = Streams(store, Bodies())
+        self._reads = Reads(store, gate, long_poll, private=private)
+        self._events = Events(store, gate)
+        self._snapshots = Snapshots(store)
+        self._buckets = Buckets(store, access)
+        self._added = (*answers.SAFETY, *(answers.CORS if cors else ()))
+        self._preflight = answers.PREFLIGHT if cors else ()
+
+    def serves(self, raw_path: str) -> bool:
+        """Whether a path that nothing else is at may be a stream's, or a bucket's."""
+        return raw_path.startswith(ROOT) or not raw_path.startswith("/v1/")
+
+    async def handle(self, request: Request) -> None:
+        """Answer a request; a failure before the answer begins is answered as well."""
+        request.added_headers = self._added
+        if request.method == "OPTIONS":
+            await request.respond(204, self._preflight)
+            return
+        path = request.raw_path
+        try:
+            place = parse_place(path, self._default_basin)
+            if place is not None:
+                path = place.path
+                await self._dispatch(request, place)
+            else:
+                await self._handle_bucket(request)
+        except ClientHangupError:
+            raise
+        except BeyondTailError as error:
+            body = b'{"code":"offset_beyond_tail","message":"%b"}' % error.message.encode()
+            await request.respond(416, (JSON, answers.offset_header(error.tail)), body)
+        except Exception as error:
+            if request.status:
+                raise
+            await answer_failure(request, error, path)
+
+    async def _handle_bucket(self, request: Request) -> None:
+        found = parse_bucket(request.raw_path)
+        if found is None:
+            raise missing(request.raw_path)
+        basin, listed = found
+        if not listed:
+            await self._buckets.handle(request, basin)
+        elif request.method == "GET":
+            await self._buckets.list(request, basin)
+        else:
+            await answers.refuse_method(request, ("GET",))
+
+    async def _dispatch(self, request: Request, place: Place) -> None:
+        method = request.method
+        needed = _NEEDED.get((place.part, method))
+        if needed is None:
+            allowed = (verb for part, verb in _NEEDED if part is place.part)
+            await answers.refuse_method(request, allowed)
+            return
+        place, source = await self._allowed(request, place, needed)
+        key = _key(request)
+        match place.part, method:
+            case None, "PUT":
+                await self._streams.create(request, place, source, key)
+            case None, "POST":
+                await self._streams.append(request, place, key)
+            case None, "GET":
+                await self._read(request, place, key)
+            case None, "HEAD":
+                await self._streams.head(request, place)
+            case None, _:
+                await self._streams.delete(request, place)
+            case Part.SNAPSHOT, "PUT":
+                await self._snapshots.publish(request, place, key)
+            case Part.SNAPSHOT, "DELETE":
+                await self._snapshots.refuse_deletion(request, place, key)
+            case Part.SNAPSHOT, _ if place.position is None:
+                await self._snapshots.newest(request, place, key)
+            case Part.SNAPSHOT, _:
+                await self._snapshots.read(request, place, key)
+            case Part.SNAPSHOTS, _:
+                await self._snapshots.list(request, place, key)
+            case Part.RETENTION, _:
+                await self._snapshots.retain(request, place, key)
+            case _:
+                await self._snapshots.bootstrap(request, place, key)
+
+    async def _allowed(
+        self, request: Request, place: Place, needed: Operation
+    ) -> tuple[Place, StreamName | None]:
+        """The place with the stream's whole name, and that of a fork's source, if all is allowed."""
+        grant = await self._access.allow(request, needed, place.basin, place.stream)
+        source = None
+        named = request.header("stream-forked-from")
+        if needed is Operation.CREATE_STREAM and named is not None:
+            source = grant.full_stream_name(source_of(named, place.basin))
+            grant.require(Operation.READ, place.basin, source)
+        return place._replace(stream=grant.full_stream_name(place.stream)), source
+
+    async def _read(self, request: Request, place: Place, key: SealingKey | None) -> None:
+        query = parse_query(request.query)
+        if query.live == "sse":
+            await self._events.serve(request, place, query, key)
+        elif query.live is None:
+            await self._reads.catch_up(request, place, query, key)
+        else:
+            await self._reads.long_poll(request, place, query, key)
+
+
+def _key(request: Request) -> SealingKey | None:
+    given = request.header(s2_headers.ENCRYPTION_KEY)
+    key = s2_headers.parse_encryption_key(given) if given else None
+    return None if key is None else SealingKey(key.reveal())
+
+
+__all__ = ["CONTROL", "Durable"]

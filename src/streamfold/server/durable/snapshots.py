@@ -1,0 +1,229 @@
+"""Snapshots, retention, and bootstrap: the newest snapshot with everything that came after it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from streamfold.errors import InvalidError, SnapshotConflictError, SnapshotNotFoundError
+from streamfold.model.traits import OCTETS
+from streamfold.server.durable import answers
+from streamfold.server.durable.bodies import SNAPSHOT_MAX, limited_chunks
+from streamfold.server.durable.content import updates
+from streamfold.server.durable.places import Place
+from streamfold.server.durable.reads import parse_parameters
+from streamfold.server.http import Headers, Request
+from streamfold.server.s2.answers import JSON
+from streamfold.store.durable import StreamStatus
+from streamfold.store.reads import ReadBatch
+from streamfold.store.sealing import SealingKey
+from streamfold.store.snapshot_shelf import Publication, Snapshot
+from streamfold.store.store import StreamStore
+from streamfold.wire.durable import bootstrap
+from streamfold.wire.durable.content_types import is_json, parse_stream_type
+from streamfold.wire.durable.offsets import format_offset, parse_position
+from streamfold.wire.durable.snapshot_digest import SnapshotDigest
+
+#: Bytes of updates that a bootstrap brings with its snapshot; what is left is read as ever.
+BOOTSTRAP_BYTES: Final = 8 << 20
+_MATCH: Final = "stream-snapshot-match"
+
+
+class SnapshotItem(msgspec.Struct, frozen=True):
+    """A snapshot in a list."""
+
+    offset: str
+    content_type: str
+    digest: str
+    size_bytes: int
+    #: Milliseconds since the Unix epoch.
+    created_at: int
+
+
+class Parts(NamedTuple):
+    """Updates as parts of a bootstrap: their content types and bytes, and where they end."""
+
+    parts: list[tuple[str, bytes]]
+    #: None while there is not even one whole update.
+    end: int | None
+
+
+#: Makes parts of records: of a request, the stream and what was read of it.
+Presentation: TypeAlias = Callable[[Request, StreamStatus, list[ReadBatch]], Parts]
+
+
+def whole_updates(request: Request, status: StreamStatus, batches: list[ReadBatch]) -> Parts:
+    """Each message, or each append, as a part of its own."""
+    content_type = status.traits.content_type
+    records = [record for batch in batches for record in batch.records()]
+    at_tail = bool(records) and records[-1].seq_num + 1 >= status.tail
+    found = updates(records, content_type, whole=not at_tail)
+    return Parts(
+        [(content_type, update.body) for update in found], found[-1].end if found else None
+    )
+
+
+class Snapshots:
+    """Handlers of what lies below a stream; positions are shown by `show`, updates by `present`."""
+
+    def __init__(
+        self,
+        store: StreamStore,
+        show: Callable[[int], str] = format_offset,
+        present: Presentation = whole_updates,
+    ) -> None:
+        self._store = store
+        self._show = show
+        self._present = present
+
+    async def publish(self, request: Request, place: Place, key: SealingKey | None) -> None:
+        seq_num = _position(place)
+        content_type = parse_stream_type(request.header("content-type")) or OCTETS
+        status = await self._store.durable.status(place.basin, place.stream)
+        new = Publication(
+            seq_num,
+            content_type,
+            limited_chunks(request, SNAPSHOT_MAX),
+            SnapshotDigest(content_type),
+            request.header(_MATCH),
+            not is_json(status.traits.content_type),
+            key,
+        )
+        snapshot = await self._store.durable.publish(place.basin, place.stream, new)
+        await request.respond(204, self._headers(snapshot))
+
+    async def newest(self, request: Request, place: Place, key: SealingKey | None) -> None:
+        """Lead to the newest snapshot: its own address never changes what it gives."""
+        snapshot = await self._store.durable.snapshot(place.basin, place.stream, None)
+        if snapshot is None:
+            raise SnapshotNotFoundError(f"stream {place.stream!r} has no snapshot: publish one")
+        where = request.url_of(f"{place.path}/snapshot/{self._show(snapshot.seq_num)}")
+        headers = [(b"location", where.encode()), answers.NO_STORE, *self._headers(snapshot)]
+        await request.respond(307, headers)
+
+    async def read(self, request: Request, place: Place, key: SealingKey | None) -> None:
+        durable, seq_num = self._store.durable, _position(place)
+        snapshot = await durable.snapshot(place.basin, place.stream, seq_num)
+        status = await durable.status(place.basin, place.stream)
+        if snapshot is None:
+            raise SnapshotNotFoundError(f"stream {place.stream!r} has no snapshot at {seq_num}")
+        headers = [
+            (b"content-type", snapshot.content_type.encode()),
+            (b"content-length", str(snapshot.size).encode()),
+            (answers.NEXT_OFFSET, self._show(snapshot.seq_num).encode()),
+            (b"etag", f'"{snapshot.digest}"'.encode()),
+            *self._headers(snapshot),
+            *([answers.UP_TO_DATE] if snapshot.seq_num == status.tail else []),
+        ]
+        async with aclosing(durable.snapshot_pieces(snapshot)) as pieces:
+            # Before the head: a snapshot that is collected at this moment is missing, not broken.
+            first = await anext(pieces, b"")
+            stream = await request.open(200, headers)
+            await stream.send(first)
+            async for piece in pieces:
+                await stream.send(piece)
+        await stream.close()
+
+    async def list(self, request: Request, place: Place, key: SealingKey | None) -> None:
+        found = await self._store.durable.snapshots(place.basin, place.stream)
+        items = [
+            SnapshotItem(self._show(s.seq_num), s.content_type, s.digest, s.size, s.created_at)
+            for s in reversed(found)
+        ]
+        body = msgspec.json.encode({"snapshots": items})
+        await request.respond(200, (JSON, answers.NO_STORE), body)
+
+    async def refuse_deletion(self, request: Request, place: Place, key: SealingKey | None) -> None:
+        """The newest snapshot stays, and there is no other way to it than a newer one."""
+        seq_num = _position(place)
+        newest = await self._store.durable.snapshot(place.basin, place.stream, None)
+        if newest is None or newest.seq_num != seq_num:
+            await self._store.durable.snapshot(place.basin, place.stream, seq_num)
+        raise SnapshotConflictError(
+            f"the snapshot at {seq_num} cannot be deleted: publish a newer one and set retention"
+        )
+
+    async def retain(self, request: Request, place: Place, key: SealingKey | None) -> None:
+        seq_num, durable = _position(place), self._store.durable
+        status = await durable.status(place.basin, place.stream)
+        whole = not is_json(status.traits.content_type)
+        await durable.retain(place.basin, place.stream, seq_num, whole_appends=whole, key=key)
+        kept = (b"stream-retained-offset", self._show(seq_num).encode())
+        await request.respond(204, (kept,))
+
+    async def bootstrap(self, request: Request, place: Place, key: SealingKey | None) -> None:
+        if "live" in parse_parameters(request.query):
+            raise InvalidError("a bootstrap is not live: read on from its Stream-Next-Offset")
+        durable = self._store.durable
+        snapshot = await durable.snapshot(place.basin, place.stream, None)
+        status = await durable.status(place.basin, place.stream)
+        start = status.first if snapshot is None else snapshot.seq_num
+        parts, end, closed = await self._updates(request, place, start, key)
+        separator = bootstrap.boundary(os.urandom(bootstrap.BOUNDARY_RANDOM_MIN))
+        at = "-1" if snapshot is None else self._show(snapshot.seq_num)
+        headers = [
+            (b"content-type", bootstrap.multipart_type(separator).encode()),
+            (b"stream-snapshot-offset", at.encode()),
+            (answers.NEXT_OFFSET, self._show(end).encode()),
+            answers.NO_STORE,
+        ]
+        if snapshot is not None:
+            headers.append((b"stream-snapshot-digest", snapshot.digest.encode()))
+        if closed is not None:
+            headers.append(answers.UP_TO_DATE)
+        if closed:
+            headers.append(answers.CLOSED)
+        async with aclosing(self._pieces(snapshot)) as pieces:
+            first = await anext(pieces, b"")
+            stream = await request.open(200, headers)
+            kind = OCTETS if snapshot is None else snapshot.content_type
+            await stream.send(bootstrap.part_head(separator, kind) + first)
+            async for piece in pieces:
+                await stream.send(piece)
+        for content_type, body in parts:
+            head = bootstrap.part_head(separator, content_type)
+            await stream.send(bootstrap.PART_END + head + body)
+        await stream.send(bootstrap.PART_END + bootstrap.closing(separator))
+        await stream.close()
+
+    async def _pieces(self, snapshot: Snapshot | None) -> AsyncGenerator[bytes]:
+        if snapshot is not None:
+            async with aclosing(self._store.durable.snapshot_pieces(snapshot)) as pieces:
+                async for piece in pieces:
+                    yield piece
+
+    async def _updates(
+        self,
+        request: Request,
+        place: Place,
+        start: int,
+        key: SealingKey | None,
+    ) -> tuple[Sequence[tuple[str, bytes]], int, bool | None]:
+        """Whole updates from `start` on, where they end, and if that is the tail, whether closed."""
+        batches, size = [], 0
+        async with self._store.durable.reading(place.basin, place.stream, start, key) as reading:
+            while batch := await reading.next():
+                batches.append(batch)
+                size += batch.metered
+                if size >= BOOTSTRAP_BYTES:
+                    found = self._present(request, reading.status, batches)
+                    if found.end is not None and found.end < reading.status.tail:
+                        return found.parts, found.end, None
+            parts = self._present(request, reading.status, batches).parts
+            return parts, reading.seq_num, reading.closed
+
+    def _headers(self, snapshot: Snapshot) -> Headers:
+        return [
+            (b"stream-snapshot-offset", self._show(snapshot.seq_num).encode()),
+            (b"stream-snapshot-digest", snapshot.digest.encode()),
+        ]
+
+
+def _position(place: Place) -> int:
+    if place.position is None:
+        raise InvalidError("the position is missing: it is the last part of the path")
+    return int(parse_position(place.position))

@@ -1,0 +1,154 @@
+"""Streams: create, append, close, look at, delete."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from streamfold.errors import InvalidError, StreamClosedError, StreamNotFoundError
+from streamfold.model.names import BasinName, StreamName
+from streamfold.model.traits import Claim, Producer, media_type
+from streamfold.records.batch import RecordBatch
+from streamfold.server.durable import answers
+from streamfold.server.durable.bodies import Bodies
+from streamfold.server.durable.content import to_batches
+from streamfold.server.durable.places import Place, parse_place
+from streamfold.server.http import Headers, Request
+from streamfold.store.durable import Appended, ForkWish, StreamStatus, Wish
+from streamfold.store.sealing import SealingKey
+from streamfold.store.store import StreamStore
+from streamfold.wire.durable import caching
+from streamfold.wire.durable.content_types import is_json
+from streamfold.wire.durable.headers import AppendOptions, CreateOptions, parse_append, parse_create
+from streamfold.wire.durable.lifetimes import format_expires_at
+from streamfold.wire.durable.offsets import format_offset
+
+
+class Streams:
+    """Handlers of everything that is done to a stream as a whole."""
+
+    def __init__(self, store: StreamStore, bodies: Bodies) -> None:
+        self._store = store
+        self._bodies = bodies
+
+    async def create(
+        self, request: Request, place: Place, source: StreamName | None, key: SealingKey | None
+    ) -> None:
+        """Create a stream; `source` is the whole name of the stream that it is a fork of."""
+        options = parse_create(request.header)
+        body = await self._bodies.read(request)
+        wish = _wish(options, source, body, key)
+        await self._store.durable.ensure_basin(place.basin)
+        status, created = await self._store.durable.create(place.basin, place.stream, wish)
+        headers = [
+            (b"content-type", status.traits.content_type.encode()),
+            answers.offset_header(status.tail),
+            *([answers.CLOSED] if status.closed else []),
+        ]
+        if created:
+            headers.append((b"location", request.url_of(place.path).encode()))
+        await request.respond(201 if created else 200, headers)
+
+    async def append(self, request: Request, place: Place, key: SealingKey | None) -> None:
+        options = parse_append(request.header)
+        body = await self._bodies.read(request)
+        if not body and not options.closed:
+            raise InvalidError("the body is empty: send content, or Stream-Closed: true to close")
+        if body and options.content_type is None:
+            raise InvalidError("content-type is missing: an append names the type of its content")
+        claim = _claim(options, has_content=bool(body))
+        content = partial(_content, body)
+        durable = self._store.durable
+        try:
+            done = await durable.append(place.basin, place.stream, claim, content, key)
+        except StreamClosedError:
+            status = await durable.status(place.basin, place.stream)
+            headers = (answers.offset_header(status.tail), answers.CLOSED, answers.NO_STORE)
+            await request.respond(409, headers)
+            return
+        fresh = bool(body) and claim.producer is not None and not done.repeated
+        await request.respond(200 if fresh else 204, _append_headers(done))
+
+    async def head(self, request: Request, place: Place) -> None:
+        status = await self._store.durable.status(place.basin, place.stream)
+        newest = await self._store.durable.snapshot(place.basin, place.stream, None)
+        tag = caching.etag(status.id, status.first, status.tail, status.closed)
+        headers = [
+            (b"content-type", status.traits.content_type.encode()),
+            answers.offset_header(status.tail),
+            answers.NO_STORE,
+            (b"etag", tag.encode()),
+            (b"stream-retained-offset", format_offset(status.first).encode()),
+            *_lifetime_headers(status),
+            *([answers.CLOSED] if status.closed else []),
+        ]
+        if newest is not None:
+            headers.append((b"stream-snapshot-offset", format_offset(newest.seq_num).encode()))
+            headers.append((b"stream-snapshot-digest", newest.digest.encode()))
+        await request.respond(200, headers)
+
+    async def delete(self, request: Request, place: Place) -> None:
+        await self._store.durable.delete(place.basin, place.stream)
+        await request.respond(204)
+
+
+def _content(body: bytes, content_type: str) -> list[RecordBatch]:
+    return list(to_batches(body, content_type, allow_empty=False)) if body else []
+
+
+def _wish(
+    options: CreateOptions, source: StreamName | None, body: bytes, key: SealingKey | None
+) -> Wish:
+    return Wish(
+        content_type=options.content_type,
+        ttl=options.ttl,
+        expires_at=options.expires_at,
+        trim_on_snapshot=options.trim_on_snapshot,
+        closed=options.closed,
+        fork=_fork(options, source),
+        content=partial(to_batches, body, allow_empty=True),
+        key=key,
+    )
+
+
+def _fork(options: CreateOptions, source: StreamName | None) -> ForkWish | None:
+    if source is None:
+        return None
+    return ForkWish(source, options.fork_offset, options.fork_sub_offset, is_json)
+
+
+def source_of(path: str, basin: BasinName) -> StreamName:
+    """The stream that a fork names as its source; it must be in the basin of the fork."""
+    source = parse_place(path, basin)
+    if source is None or source.part is not None:
+        raise StreamNotFoundError(basin, path)
+    if source.basin != basin:
+        raise InvalidError(f"a fork stays in its bucket {basin!r}: {path!r} is in another")
+    return source.stream
+
+
+def _claim(options: AppendOptions, *, has_content: bool) -> Claim:
+    given = options.producer
+    return Claim(
+        content_type=media_type(options.content_type or "") if has_content else None,
+        producer=Producer(given.id, given.epoch, given.seq) if given else None,
+        stream_seq=options.stream_seq,
+        close=options.closed,
+    )
+
+
+def _append_headers(done: Appended) -> Headers:
+    headers = [answers.offset_header(done.tail)]
+    if done.closed:
+        headers.append(answers.CLOSED)
+    if done.producer is not None:
+        headers.append((b"producer-epoch", str(done.producer.epoch).encode()))
+        headers.append((b"producer-seq", str(done.producer.seq).encode()))
+    return headers
+
+
+def _lifetime_headers(status: StreamStatus) -> Headers:
+    if status.traits.ttl is not None:
+        return ((b"stream-ttl", str(status.traits.ttl).encode()),)
+    if status.traits.expires_at is not None:
+        return ((b"stream-expires-at", format_expires_at(status.traits.expires_at).encode()),)
+    return ()

@@ -1,0 +1,64 @@
+"""Snapshots, retention and bootstrap of streams that are used through S2: positions are seq_nums.
+
+This is Streamfold's own: S2 has nothing like it.
+"""
+
+from __future__ import annotations
+
+from streamfold.model.access import Operation
+from streamfold.server.durable.places import Part, Place
+from streamfold.server.durable.snapshots import Parts, Snapshots
+from streamfold.server.http import Request
+from streamfold.server.router import Handler, Router
+from streamfold.server.s2.access import Access
+from streamfold.server.s2.targets import target_of
+from streamfold.store.durable import StreamStatus
+from streamfold.store.reads import ReadBatch
+from streamfold.store.store import StreamStore
+from streamfold.wire.s2 import headers, records_json, records_proto
+from streamfold.wire.s2.negotiation import Encoding, negotiate_read
+
+
+class StreamSnapshots:
+    """Handlers below /v1/streams/{stream}."""
+
+    def __init__(self, store: StreamStore, access: Access) -> None:
+        self._access = access
+        self._snapshots = Snapshots(store, str, _read_batch)
+
+    def add_to(self, router: Router) -> None:
+        path, snapshots = "/v1/streams/{}", self._snapshots
+        for method, part, operation, handler in (
+            ("GET", "snapshots", Operation.READ, snapshots.list),
+            ("GET", "snapshot", Operation.READ, snapshots.newest),
+            ("GET", "snapshot/{}", Operation.READ, snapshots.read),
+            ("PUT", "snapshot/{}", Operation.APPEND, snapshots.publish),
+            ("DELETE", "snapshot/{}", Operation.TRIM, snapshots.refuse_deletion),
+            ("PUT", "retention/{}", Operation.TRIM, snapshots.retain),
+            ("GET", "bootstrap", Operation.READ, snapshots.bootstrap),
+        ):
+            router.add(method, f"{path}/{part}", self._guarded(operation, handler))
+
+    def _guarded(self, operation: Operation, handler: Handler) -> Handler:
+        async def handle(request: Request, segment: str, position: str | None = None) -> None:
+            target = target_of(request, segment, await self._access.grant(request))
+            target.grant.require(operation, target.basin, target.stream)
+            path = f"/v1/streams/{segment}"
+            place = Place(target.basin, target.stream, path, Part.SNAPSHOT, position)
+            await handler(request, place, target.sealing_key)
+
+        return handle
+
+
+def _read_batch(request: Request, status: StreamStatus, batches: list[ReadBatch]) -> Parts:
+    """All records as one batch, as a read of S2 would have it."""
+    if not batches:
+        return Parts([], None)
+    payload = b"".join(batch.payload() for batch in batches)
+    accept = request.header("accept")
+    if negotiate_read(None, accept).response is Encoding.PROTO:
+        part = "application/protobuf", records_proto.encode_read_batch(payload, None)
+    else:
+        record_format = headers.parse_format(request.header(headers.FORMAT))
+        part = "application/json", records_json.encode_read_batch(payload, record_format, None)
+    return Parts([part], batches[-1].end_seq_num)

@@ -1,0 +1,136 @@
+"""A server that lost its store says so and ends, and acknowledged nothing that is not there."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from s2_sdk import S2, AppendInput, AppendRetryPolicy, Endpoints, Record, Retry, S2Error, SeqNum
+
+from streamfold.errors import DeviceFailedError
+from streamfold.model.records import Record as StoredRecord
+from streamfold.server.main import Server, serve
+from tests.cli.commands import Outcome, Shell, ending_of, line_of
+from tests.s3 import S3Server, run_s3_server
+from tests.server.conftest import configuration
+
+BASIN, STREAM = "test-basin", "orders"
+
+
+@pytest.fixture(scope="module")
+def s3_server() -> Iterator[S3Server]:
+    with run_s3_server() as server:
+        yield server
+
+
+@pytest.fixture(params=["local", "s3"])
+def shared_store(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Shell, tuple[str, ...]]:
+    """A shell, and the options by which every server of a test finds the same store."""
+    if request.param == "local":
+        return Shell({}), ("--local-root", str(tmp_path))
+    s3: S3Server = request.getfixturevalue("s3_server")
+    return Shell(s3.environment()), ("--bucket", s3.bucket, "--path", request.node.name)
+
+
+@asynccontextmanager
+async def a_server(
+    shared_store: tuple[Shell, tuple[str, ...]],
+) -> AsyncIterator[tuple[Process, S2]]:
+    shell, options = shared_store
+    here = ("--host", "127.0.0.1", "--port", "0", "--json", "--no-access-log")
+    async with shell.running("serve", *here, *options) as process:
+        url = json.loads(await line_of(process))["url"]
+        retry = Retry(max_attempts=1, append_retry_policy=AppendRetryPolicy.NO_SIDE_EFFECTS)
+        async with S2(
+            "ignored", endpoints=Endpoints(account=url, basin=url), retry=retry
+        ) as client:
+            yield process, client
+
+
+async def test_a_server_that_was_replaced_ends_although_nothing_is_asked_of_it(
+    shared_store: tuple[Shell, tuple[str, ...]],
+) -> None:
+    async with a_server(shared_store) as (first, _), a_server(shared_store) as (second, s2):
+        ended = await ending_of(first)
+        assert_fenced(ended)
+        await s2.create_basin(BASIN)
+        assert second.returncode is None
+
+
+async def test_a_server_that_was_replaced_under_load_acknowledged_only_what_is_there(
+    shared_store: tuple[Shell, tuple[str, ...]],
+) -> None:
+    async with a_server(shared_store) as (first, writer):
+        await writer.create_basin(BASIN)
+        await writer.basin(BASIN).create_stream(STREAM)
+        acked: dict[int, bytes] = {}
+        writing = asyncio.create_task(write_until_it_fails(writer, acked))
+        async with asyncio.timeout(30):
+            while len(acked) < 20:  # noqa: ASYNC110 - as long as it takes to be under load
+                await asyncio.sleep(0.01)
+        async with a_server(shared_store) as (_, s2):
+            ended = await ending_of(first)
+            assert_fenced(ended)
+            sent = await writing
+            records = []
+            async with (
+                s2.basin(BASIN).stream(STREAM).read_session(start=SeqNum(0), wait=0) as reading
+            ):
+                async for batch in reading:
+                    records.extend(batch.records)
+    found = {record.seq_num: record.body for record in records}
+    assert acked.items() <= found.items()
+    assert [found[seq_num] for seq_num in sorted(found)] == [b"%d" % n for n in range(len(found))]
+    assert len(found) <= sent
+
+
+def assert_fenced(ended: Outcome) -> None:
+    """The server failed, and its last words say why."""
+    assert ended.status == 1, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "the server stops: another process opened this store" in ended.stderr
+    *_, last = ended.stderr.splitlines()
+    assert json.loads(last)["error"]["code"] == "writer_fenced"
+
+
+async def write_until_it_fails(s2: S2, acked: dict[int, bytes]) -> int:
+    """Append numbers, one after the other; return how many were sent."""
+    stream = s2.basin(BASIN).stream(STREAM)
+    number = 0
+    while True:
+        body = b"%d" % number
+        number += 1
+        try:
+            ack = await stream.append(AppendInput([Record(body)]))
+        except S2Error:
+            return number
+        acked[ack.start.seq_num] = body
+
+
+async def test_a_server_whose_device_failed_ends_with_that_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process, since no process can be given a device that fails on demand."""
+    up: asyncio.Future[Server] = asyncio.get_running_loop().create_future()
+    serving = asyncio.create_task(serve(configuration(location=tmp_path.as_uri()), up.set_result))
+    server = await up
+    await server.store.create_basin(BASIN)
+    await server.store.create_stream(BASIN, STREAM)
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", fail)
+        with pytest.raises(DeviceFailedError):
+            await server.store.append(BASIN, STREAM, [StoredRecord(b"x")])
+    async with asyncio.timeout(30):
+        with pytest.raises(DeviceFailedError, match="Input/output error"):
+            await serving
