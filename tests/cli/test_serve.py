@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from streamfold.cli.main import main, streamfold
-from streamfold.cli.serve import ByteSize
+from streamfold.cli.parameters import ByteSize
 from tests.server.frames import PATH, SESSION, append_frame, frames_in
 from tests.server.raw_h2 import h2_client
 
@@ -80,14 +80,14 @@ async def test_an_address_that_is_taken_is_refused_in_one_line() -> None:
         async with process("serve", "--host", "127.0.0.1", "--port", str(port)) as second:
             _, errors = await second.communicate()
             assert second.returncode == 1
-            assert errors.decode().startswith(f"streamfold: cannot listen at 127.0.0.1 port {port}")
+            assert errors.decode().startswith(f"error: cannot listen at 127.0.0.1 port {port}")
             assert b"Traceback" not in errors
 
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--bucket", "b", "--local-root", "/tmp/x"], "choose one"),
+        (["--bucket", "b", "--local-root", "/tmp/no-such-folder"], "choose one"),
         (["--tls-cert", __file__], "belong together"),
         (["--append-inflight-bytes", "1KiB"], "at least 1048576"),
         (["--append-inflight-bytes", "lots"], "64MiB"),

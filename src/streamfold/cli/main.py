@@ -5,35 +5,66 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-import click
-
 from streamfold import __version__
-from streamfold.cli.serve import serve
+from streamfold.cli.failures import (
+    ExitStatus,
+    OutputClosedError,
+    VerbFailedError,
+    failure_line,
+    needing_extra,
+)
 from streamfold.errors import StreamfoldError
 
+try:
+    with needing_extra("client"):
+        import click
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+        from streamfold.cli.menu import Menu
+except VerbFailedError as error:
+    sys.exit(failure_line(error.reason, error.message, as_json=False))
+
+
+@click.group(cls=Menu, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="streamfold")
 def streamfold() -> None:
-    """A durable stream store that knows about snapshots."""
+    """A durable stream store that knows about snapshots.
 
-
-streamfold.add_command(serve, "serve")
-streamfold.add_command(serve, "lite")
+    Verbs other than serve talk to a server: Streamfold, or any other with the S2 API. They find it by
+    S2_ACCOUNT_ENDPOINT, S2_BASIN_ENDPOINT and S2_ACCESS_TOKEN, which serve prints. All of them know
+    --json and --help.
+    """
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; a failure is one line on standard error and exit status 1."""
+    """Run the command line; a failure is one line on standard error and an exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    as_json = "--json" in given
     try:
-        streamfold.main(args=arguments, prog_name="streamfold", standalone_mode=False)
+        streamfold.main(args=given, prog_name="streamfold", standalone_mode=False)
     except click.exceptions.Abort:
-        sys.exit(130)
-    except click.ClickException as error:
+        sys.exit(ExitStatus.INTERRUPTED)
+    except OutputClosedError:
+        sys.exit(ExitStatus.OUTPUT_CLOSED)
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
-        sys.exit(error.exit_code)
+        sys.exit(ExitStatus.USAGE)
+    except click.ClickException as error:
+        _fail("usage", _usage_message(error), as_json, ExitStatus.USAGE)
+    except VerbFailedError as error:
+        _fail(error.reason, error.message, as_json, error.status)
     except StreamfoldError as error:
-        click.echo(f"streamfold: {error.message}", err=True)
-        sys.exit(1)
+        _fail(error.code, error.message, as_json, ExitStatus.FAILURE)
+
+
+def _fail(reason: str, message: str, as_json: bool, status: ExitStatus) -> None:
+    click.echo(failure_line(reason, message, as_json=as_json), err=True)
+    sys.exit(status)
+
+
+def _usage_message(error: click.ClickException) -> str:
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        return f"{error.format_message()} (see '{error.ctx.command_path} --help')"
+    return error.format_message()
 
 
 if __name__ == "__main__":

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 from pathlib import Path
 
 import click
 
+from streamfold.cli.parameters import ByteSize
 from streamfold.errors import InvalidError
 from streamfold.model.access import Secret
 from streamfold.server.configuration import PORT, TLS_PORT, Configuration, store_location
@@ -21,24 +21,6 @@ _ROOT_TOKEN = "STREAMFOLD_ROOT_TOKEN"  # noqa: S105 - where it is, not what it i
 #: Characters: one that is shorter could be guessed.
 _ROOT_TOKEN_MIN = 16
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-_UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30,
-          "kb": 10**3, "mb": 10**6, "gb": 10**9}  # fmt: skip
-
-
-class ByteSize(click.ParamType[int]):
-    """A number of bytes, written like 67108864 or 64MiB."""
-
-    name = "size"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        if isinstance(value, int):
-            return value
-        match = re.fullmatch(r"([0-9]+)\s*([a-z]*)", str(value).strip().lower())
-        if match is None or match[2] not in _UNITS:
-            self.fail(f"{value!r} is not a size: write it like 64MiB", param, ctx)
-        return int(match[1]) * _UNITS[match[2]]
 
 
 @click.command()
@@ -91,6 +73,19 @@ class ByteSize(click.ParamType[int]):
     help="Ask for access tokens; the root token is in STREAMFOLD_ROOT_TOKEN, or in a file.",
 )
 @click.option("--root-token-file", type=_FILE, help="File with the root token; implies --auth.")
+@click.option(
+    "--default-basin",
+    default=Configuration().default_basin,
+    show_default=True,
+    help="Basin of the Durable Streams below /v1/stream/.",
+)
+@click.option(
+    "--long-poll",
+    type=click.FloatRange(min=0.01, max=300),
+    default=Configuration().long_poll,
+    show_default=True,
+    help="Seconds that a long-poll of a Durable Stream waits.",
+)
 @click.option("--no-access-log", is_flag=True, help="Do not log requests to standard error.")
 @click.option("--json", "as_json", is_flag=True, help="Announce the server as JSON.")
 def serve(
@@ -109,6 +104,8 @@ def serve(
     no_fsync: bool,
     auth: bool,
     root_token_file: Path | None,
+    default_basin: str,
+    long_poll: float,
     no_access_log: bool,
     as_json: bool,
 ) -> None:
@@ -131,6 +128,8 @@ def serve(
         init_file=init_file,
         root_token=_root_token(root_token_file) if auth or root_token_file else None,
         access_log=not no_access_log,
+        default_basin=default_basin,
+        long_poll=long_poll,
     )
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"

@@ -1,0 +1,43 @@
+"""Options that several verbs on records share: conditions of appends, the key to what is encrypted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from streamfold.cli.connection import FILE
+from streamfold.cli.parameters import Place
+
+if TYPE_CHECKING:
+    from s2_sdk import S2, S2Stream
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+encryption_option = click.option(
+    "--encryption-key-file",
+    type=FILE,
+    help="File with the stream's encryption key, 32 bytes in base64.",
+)
+
+
+def condition_options(function: Function) -> Function:
+    """Conditions without which nothing is to be appended."""
+    fencing = click.option(
+        "--fencing-token", metavar="TOKEN", help="Append only if this is the stream's token."
+    )
+    matching = click.option(
+        "--match-seq-num",
+        type=click.IntRange(min=0),
+        metavar="SEQ_NUM",
+        help="Append only if the first record gets this seq_num.",
+    )
+    return matching(fencing(function))
+
+
+def open_stream(s2: S2, place: Place, key_file: Path | None) -> S2Stream:
+    """The stream, with the key to its records if it has one."""
+    key = key_file.read_text().strip() if key_file else None
+    return s2.basin(place.basin).stream(place.stream, encryption_key=key)

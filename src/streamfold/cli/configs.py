@@ -1,0 +1,112 @@
+"""Options that say how a stream or a basin is to be configured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from streamfold.cli.parameters import Duration, Retention
+
+if TYPE_CHECKING:
+    from s2_sdk import BasinConfig, StreamConfig
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_STREAM_OPTIONS = (
+    click.option("--storage-class", metavar="NAME", help="Storage class for recent appends."),
+    click.option(
+        "--retention-policy",
+        type=Retention(),
+        metavar="AGE",
+        help="How long records are kept: 7d, 12h, infinite.",
+    ),
+    click.option(
+        "--timestamping-mode",
+        type=click.Choice(["client-prefer", "client-require", "arrival"]),
+        help="Whose timestamps records get.",
+    ),
+    click.option(
+        "--timestamping-uncapped/--timestamping-capped",
+        default=None,
+        help="Whether a record's timestamp may lie in the future.",
+    ),
+    click.option(
+        "--delete-on-empty-min-age",
+        type=Duration(),
+        metavar="AGE",
+        help="Delete a stream that was empty for so long; 0 for never.",
+    ),
+)
+_BASIN_OPTIONS = (
+    click.option(
+        "--create-stream-on-append/--no-create-stream-on-append",
+        default=None,
+        help="Whether an append to a missing stream creates it.",
+    ),
+    click.option(
+        "--create-stream-on-read/--no-create-stream-on-read",
+        default=None,
+        help="Whether a read of a missing stream creates it.",
+    ),
+    click.option(
+        "--stream-cipher",
+        type=click.Choice(["aegis-256", "aes-256-gcm"]),
+        help="Encrypt streams that are created from now on.",
+    ),
+)
+_BASIN_NAMES = ("create_stream_on_append", "create_stream_on_read", "stream_cipher")
+
+
+def stream_config_options(function: Function) -> Function:
+    for option in reversed(_STREAM_OPTIONS):
+        function = option(function)
+    return function
+
+
+def basin_config_options(function: Function) -> Function:
+    """Options of the basin itself, and of the configuration that its streams start from."""
+    for option in reversed(_BASIN_OPTIONS):
+        function = option(function)
+    return stream_config_options(function)
+
+
+def stream_config(given: dict[str, Any]) -> StreamConfig | None:
+    """The configuration that options ask for; None if they ask for nothing."""
+    from s2_sdk import StreamConfig, Timestamping, TimestampingMode
+
+    if all(value is None for value in given.values()):
+        return None
+    mode, uncapped = given["timestamping_mode"], given["timestamping_uncapped"]
+    timestamping = None
+    if mode is not None or uncapped is not None:
+        timestamping = Timestamping(None if mode is None else TimestampingMode(mode), uncapped)
+    return StreamConfig(
+        storage_class=given["storage_class"],
+        retention_policy=given["retention_policy"],
+        timestamping=timestamping,
+        delete_on_empty_min_age=given["delete_on_empty_min_age"],
+    )
+
+
+def basin_config(given: dict[str, Any]) -> BasinConfig | None:
+    """The configuration that options ask for; None if they ask for nothing."""
+    from s2_sdk import BasinConfig, Encryption
+
+    own = {name: given[name] for name in _BASIN_NAMES}
+    default = stream_config({name: value for name, value in given.items() if name not in own})
+    if default is None and all(value is None for value in own.values()):
+        return None
+    cipher = own.pop("stream_cipher")
+    return BasinConfig(
+        default_stream_config=default,
+        stream_cipher=None if cipher is None else Encryption(cipher),
+        **own,
+    )
+
+
+def require_some(config: object) -> None:
+    """Refuse a reconfiguration that would change nothing."""
+    if config is None:
+        raise click.UsageError("nothing to change was given: name at least one option to set")

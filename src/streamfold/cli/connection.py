@@ -1,0 +1,114 @@
+"""How verbs find a server and talk to it: any S2 endpoint, through the official SDK."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from streamfold.cli.failures import ExitStatus, VerbFailedError, needing_extra
+from streamfold.cli.output import Output
+
+if TYPE_CHECKING:
+    from s2_sdk import S2, Endpoints
+
+_ACCOUNT, _BASIN, _TOKEN = "S2_ACCOUNT_ENDPOINT", "S2_BASIN_ENDPOINT", "S2_ACCESS_TOKEN"
+#: Seconds that one request may take, and one acknowledgement: remote storage may be slow.
+_PATIENCE = 30
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+Verb = Callable[..., Awaitable[None]]
+
+_EVERY_VERB = (
+    click.Option(
+        ["--endpoint"], metavar="URL", help="Where the server is, instead of S2_*_ENDPOINT."
+    ),
+    click.Option(
+        ["--token-file"], type=FILE, help="File with the token, instead of S2_ACCESS_TOKEN."
+    ),
+    click.Option(["--json", "as_json"], is_flag=True, help="Print JSON lines."),
+)
+
+
+def verb(name: str, *, changes: bool = False) -> Callable[[Verb], click.Command]:
+    """Make a command of a coroutine function, which gets a client and an output first.
+
+    `changes` says that an attempt may have an effect although it failed, so that its outcome may be
+    unknown. An append that may have had one is not repeated, unless the verb is called so that
+    `at_least_once` will do.
+    """
+
+    def command_of(function: Verb) -> click.Command:
+        @wraps(function)
+        def run(endpoint: str | None, token_file: Path | None, as_json: bool, **given: Any) -> None:
+            output = Output(as_json=as_json)
+            at_least_once = bool(given.get("at_least_once"))
+            with needing_extra("client"):
+                from s2_sdk import S2Error
+
+                from streamfold.cli.refusals import describe_refusal
+
+                client = open_client(endpoint, token_file, at_least_once=at_least_once)
+            try:
+                asyncio.run(_talk(client, function(client, output, **given)))
+            except S2Error as error:
+                raise describe_refusal(error, changes=changes) from error
+
+        command = click.command(name)(run)
+        command.params.extend(_EVERY_VERB)
+        return command
+
+    return command_of
+
+
+async def _talk(client: S2, work: Awaitable[None]) -> None:
+    async with client:
+        await work
+
+
+def open_client(endpoint: str | None, token_file: Path | None, *, at_least_once: bool) -> S2:
+    """A client of the server that options or variables name; nothing is sent yet."""
+    from datetime import timedelta
+
+    from s2_sdk import S2, AppendRetryPolicy, Retry, Timeout
+
+    policy = AppendRetryPolicy.ALL if at_least_once else AppendRetryPolicy.NO_SIDE_EFFECTS
+    return S2(
+        _token(token_file),
+        endpoints=_endpoints(endpoint),
+        timeout=Timeout(request=timedelta(seconds=_PATIENCE)),
+        retry=Retry(append_retry_policy=policy),
+    )
+
+
+def _endpoints(endpoint: str | None) -> Endpoints:
+    from s2_sdk import Endpoints
+
+    account, basin = (endpoint or os.environ.get(name) for name in (_ACCOUNT, _BASIN))
+    for name, value in ((_ACCOUNT, account), (_BASIN, basin)):
+        if not value:
+            raise VerbFailedError(
+                "endpoint_missing",
+                f"{name} is not set: set the variables that `streamfold serve` prints, "
+                "or give --endpoint http://host:port",
+                ExitStatus.USAGE,
+            )
+    return Endpoints(account=account, basin=basin)
+
+
+def _token(file: Path | None) -> str:
+    token = (file.read_text() if file else os.environ.get(_TOKEN, "")).strip()
+    if not token:
+        where = f"{file} is empty" if file else f"{_TOKEN} is not set"
+        raise VerbFailedError(
+            "token_missing",
+            f"{where}: set {_TOKEN} to an access token or give --token-file; "
+            "a server that asks for none takes any text",
+            ExitStatus.USAGE,
+        )
+    return token

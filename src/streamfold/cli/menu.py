@@ -1,0 +1,84 @@
+"""The verbs by sections, each loaded only when it is called: starting one does not load the others."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Final, NamedTuple
+
+import click
+
+from streamfold.cli.failures import needing_extra
+
+
+class Entry(NamedTuple):
+    """Where a verb is, and what the menu says of it."""
+
+    module: str
+    summary: str
+    #: What has to be installed for it.
+    extra: str = "client"
+
+
+SECTIONS: Final[dict[str, dict[str, Entry]]] = {
+    "Server": {
+        "serve": Entry("serve", "Run a server.", "server"),
+        "lite": Entry("serve", "The same, by the name that S2 has for it.", "server"),
+    },
+    "Records": {
+        "append": Entry("append", "Append the lines of standard input."),
+        "read": Entry("read", "Print records, from the first or from anywhere."),
+        "tail": Entry("read", "Print the last records."),
+        "check-tail": Entry("positions", "Show where the next record goes."),
+        "trim": Entry("positions", "Remove all records before a seq_num."),
+        "fence": Entry("positions", "Set the token that appends must show."),
+    },
+    "Streams": {
+        "ls": Entry("streams", "List basins, or the streams of one."),
+        "list-streams": Entry("streams", "List the streams of a basin."),
+        "create-stream": Entry("streams", "Create a stream, or ensure it."),
+        "get-stream-config": Entry("streams", "Show a stream's configuration."),
+        "reconfigure-stream": Entry("streams", "Change a stream's configuration."),
+        "delete-stream": Entry("streams", "Delete a stream."),
+    },
+    "Basins": {
+        "list-basins": Entry("basins", "List basins."),
+        "create-basin": Entry("basins", "Create a basin, or ensure it."),
+        "get-basin-config": Entry("basins", "Show a basin's configuration."),
+        "reconfigure-basin": Entry("basins", "Change a basin's configuration."),
+        "delete-basin": Entry("basins", "Delete a basin and its streams."),
+    },
+    "Account": {
+        "issue-access-token": Entry("tokens", "Issue an access token."),
+        "list-access-tokens": Entry("tokens", "List access tokens."),
+        "revoke-access-token": Entry("tokens", "Revoke an access token."),
+        "get-account-metrics": Entry("metrics", "Show the usage of the account."),
+        "get-basin-metrics": Entry("metrics", "Show the usage of a basin."),
+        "get-stream-metrics": Entry("metrics", "Show the usage of a stream."),
+    },
+}
+_ENTRIES: Final = {name: entry for verbs in SECTIONS.values() for name, entry in verbs.items()}
+
+
+class Menu(click.Group):
+    """A group whose verbs are in modules of their own."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_ENTRIES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        entry = _ENTRIES.get(cmd_name)
+        if entry is None:
+            return None
+        with needing_extra(entry.extra):
+            module = import_module(f"streamfold.cli.{entry.module}")
+        attribute = "serve" if entry.module == "serve" else cmd_name.replace("-", "_")
+        command: click.Command = getattr(module, attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, _ENTRIES))
+        for title, verbs in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(f"{name:<{width}}", entry.summary) for name, entry in verbs.items()]
+                )

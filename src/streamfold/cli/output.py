@@ -1,0 +1,71 @@
+"""What verbs print: JSON lines for programs, text for people, both on standard output."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import sys
+from collections.abc import Iterable
+
+import click
+import msgspec
+
+from streamfold.cli.failures import OutputClosedError
+from streamfold.cli.shapes import Shape
+
+
+class Output:
+    """Prints what a verb found, in the form that was asked for."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+        self._encoder = msgspec.json.Encoder()
+
+    def show(self, shape: Shape, text: str) -> None:
+        """Print `shape` as a line of JSON, or `text`."""
+        self.write(self._encoder.encode(shape) if self.as_json else text.encode(), b"\n")
+
+    def show_objects(self, shapes: Iterable[Shape]) -> None:
+        """Print JSON lines, whatever was asked for."""
+        self.write(*(self._encoder.encode(shape) + b"\n" for shape in shapes))
+
+    def write(self, *parts: bytes) -> None:
+        """Write bytes and flush them; OutputClosedError if nobody reads any more."""
+        try:
+            sys.stdout.buffer.write(b"".join(parts))
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:
+            _discard_the_rest()
+            raise OutputClosedError("the output was closed") from None
+
+    def note(self, text: str) -> None:
+        """Tell people, on standard error, what no program needs to know."""
+        if not self.as_json:
+            click.echo(text, err=True)
+
+
+async def output_closed() -> None:
+    """Return when whoever reads standard output closes it, even if nothing is being written.
+
+    Only a pipe tells; for anything else this waits for ever.
+    """
+    closed = asyncio.Event()
+    descriptor = sys.stdout.fileno()
+    if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+        await closed.wait()
+    loop = asyncio.get_running_loop()
+    # The writing end of a pipe is never readable: it becomes so by the error of being closed.
+    loop.add_reader(descriptor, closed.set)
+    try:
+        await closed.wait()
+    finally:
+        loop.remove_reader(descriptor)
+    _discard_the_rest()
+
+
+def _discard_the_rest() -> None:
+    """Lead standard output nowhere, so that the interpreter's last flush does not fail."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

@@ -1,0 +1,131 @@
+"""What people write on the command line: places, durations, moments, sizes."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import click
+
+_SIZES = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30,
+          "kb": 10**3, "mb": 10**6, "gb": 10**9}  # fmt: skip
+#: Seconds.
+_SPANS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_SCHEME = "s2://"
+
+
+class ByteSize(click.ParamType[int]):
+    """A number of bytes, written like 67108864 or 64MiB."""
+
+    name = "size"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"([0-9]+)\s*([a-z]*)", str(value).strip().lower())
+        if match is None or match[2] not in _SIZES:
+            self.fail(f"{value!r} is not a size: write it like 64MiB", param, ctx)
+        return int(match[1]) * _SIZES[match[2]]
+
+
+class Duration(click.ParamType[int]):
+    """Whole seconds, written like 90, 15m, 7d or 1h30m."""
+
+    name = "duration"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        text = str(value).strip().lower()
+        if text.isascii() and text.isdigit():
+            return int(text)
+        if not re.fullmatch(r"([0-9]+[smhdw])+", text):
+            self.fail(f"{value!r} is not a duration: write it like 90s, 15m, 7d", param, ctx)
+        return sum(
+            int(number) * _SPANS[unit] for number, unit in re.findall(r"([0-9]+)([smhdw])", text)
+        )
+
+
+class Retention(Duration):
+    """How long records are kept: a duration, or infinite."""
+
+    name = "duration|infinite"
+
+    def convert(  # type: ignore[override]  # the SDK has a word among its numbers, too
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | str:
+        if value == "infinite":
+            return "infinite"
+        return super().convert(value, param, ctx)
+
+
+class Moment(click.ParamType[int]):
+    """Milliseconds since the Unix epoch, written so or in RFC 3339."""
+
+    name = "time"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        text = str(value).strip()
+        if text.isascii() and text.isdigit():
+            return int(text)
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            self.fail(
+                f"{value!r} is not a time: write milliseconds since 1970, or 2026-01-31T12:00:00Z",
+                param,
+                ctx,
+            )
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC)
+        return round(moment.timestamp() * 1000)
+
+
+class Place(NamedTuple):
+    """A stream in a basin."""
+
+    basin: str
+    stream: str
+
+    def __str__(self) -> str:
+        return f"{_SCHEME}{self.basin}/{self.stream}"
+
+
+class PlaceType(click.ParamType[Place]):
+    """A stream, written s2://basin/stream or basin/stream."""
+
+    name = "s2://basin/stream"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Place:
+        if isinstance(value, Place):
+            return value
+        basin, slash, stream = str(value).removeprefix(_SCHEME).partition("/")
+        if not (basin and slash and stream):
+            self.fail(f"{value!r} names no stream: write s2://basin/stream", param, ctx)
+        return Place(basin, stream)
+
+
+class BasinType(click.ParamType[str]):
+    """A basin, written s2://basin or basin."""
+
+    name = "basin"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        basin = str(value).removeprefix(_SCHEME).removesuffix("/")
+        if not basin or "/" in basin:
+            self.fail(f"{value!r} names no basin: write it like s2://basin", param, ctx)
+        return basin
+
+
+#: The one argument of verbs that work on a stream, and on a basin.
+place_argument = click.argument("place", type=PlaceType(), metavar="S2://BASIN/STREAM")
+basin_argument = click.argument("basin", type=BasinType(), metavar="BASIN")

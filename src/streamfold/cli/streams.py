@@ -1,0 +1,88 @@
+"""Verbs on streams, apart from their records."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from streamfold.cli import configs, shapes
+from streamfold.cli.connection import verb
+from streamfold.cli.listings import config_text, show_basins, show_streams, stream_text
+from streamfold.cli.output import Output
+from streamfold.cli.parameters import Place, basin_argument, place_argument
+
+if TYPE_CHECKING:
+    from s2_sdk import S2
+
+
+@verb("create-stream", changes=True)
+@place_argument
+@click.option(
+    "--ensure", is_flag=True, help="If it is there, give it this configuration, and succeed."
+)
+@configs.stream_config_options
+async def create_stream(s2: S2, output: Output, place: Place, ensure: bool, **given: Any) -> None:
+    """Create a stream; what is not configured comes from its basin."""
+    config, status = configs.stream_config(given), "created"
+    basin = s2.basin(place.basin)
+    if ensure:
+        ensured = await basin.ensure_stream(place.stream, config=config)
+        info, status = ensured.stream, ensured.status.value
+    else:
+        info = await basin.create_stream(place.stream, config=config)
+    output.show({**shapes.stream(info), "status": status}, f"{stream_text(info)}  {status}")
+
+
+@verb("list-streams")
+@basin_argument
+@click.option("--prefix", default="", help="Only names that begin with this.")
+@click.option("--start-after", default="", metavar="NAME", help="Only names after this one.")
+@click.option("--limit", type=click.IntRange(min=1), help="At most so many.")
+async def list_streams(
+    s2: S2, output: Output, basin: str, prefix: str, start_after: str, limit: int | None
+) -> None:
+    """List streams, in the order of their names, those being deleted too."""
+    await show_streams(s2, output, basin, prefix, start_after, limit)
+
+
+@verb("ls")
+@click.argument("where", default="", metavar="[S2://BASIN[/PREFIX]]")
+async def ls(s2: S2, output: Output, where: str) -> None:
+    """List basins, or the streams of one whose names begin with a prefix."""
+    basin, _, prefix = where.removeprefix("s2://").partition("/")
+    if basin:
+        await show_streams(s2, output, basin, prefix)
+    else:
+        await show_basins(s2, output)
+
+
+@verb("delete-stream", changes=True)
+@place_argument
+async def delete_stream(s2: S2, output: Output, place: Place) -> None:
+    """Delete a stream.
+
+    This stops it at once; cleaning up goes on in the background.
+    """
+    await s2.basin(place.basin).delete_stream(place.stream)
+    output.show({"name": place.stream, "status": "deleting"}, f"{place.stream}  deleting")
+
+
+@verb("get-stream-config")
+@place_argument
+async def get_stream_config(s2: S2, output: Output, place: Place) -> None:
+    """Show the configuration of a stream."""
+    shape = shapes.stream_config(await s2.basin(place.basin).get_stream_config(place.stream))
+    output.show(shape, config_text(shape))
+
+
+@verb("reconfigure-stream", changes=True)
+@place_argument
+@configs.stream_config_options
+async def reconfigure_stream(s2: S2, output: Output, place: Place, **given: Any) -> None:
+    """Change the configuration of a stream; what is not named stays as it is."""
+    config = configs.stream_config(given)
+    configs.require_some(config)
+    changed = await s2.basin(place.basin).reconfigure_stream(place.stream, config=config)
+    shape = shapes.stream_config(changed)
+    output.show(shape, config_text(shape))

@@ -1,0 +1,143 @@
+"""How verbs fail: one line, a code, an exit status, and never a false word about what happened."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from streamfold.cli.main import streamfold
+from streamfold.cli.menu import SECTIONS
+from tests.cli.commands import Outcome, Shell
+from tests.cli.cut_line import cut_line
+
+VERBS = [name for verbs in SECTIONS.values() for name in verbs]
+
+
+@pytest.mark.parametrize("missing", ["S2_ACCOUNT_ENDPOINT", "S2_BASIN_ENDPOINT", "S2_ACCESS_TOKEN"])
+def test_a_variable_that_is_not_set_is_named_with_the_way_out(shell: Shell, missing: str) -> None:
+    other = Shell({})
+    other.environment = {**shell.environment, missing: ""}
+    failed = other("ls")
+    assert failed.status == 2
+    assert failed.stderr.startswith(f"error: {missing} is not set: ")
+    assert failed.stderr.count("\n") == 1
+
+
+def test_an_endpoint_may_be_given_instead_of_variables(shell: Shell, place: str) -> None:
+    other = Shell({})
+    other.environment = {
+        name: value for name, value in shell.environment.items() if "ENDPOINT" not in name
+    }
+    url = shell.environment["S2_BASIN_ENDPOINT"]
+    assert other.json("check-tail", place, "--endpoint", url)["seq_num"] == 0
+
+
+def test_a_server_that_is_not_there_is_no_unknown_outcome(shell: Shell) -> None:
+    nowhere = ("--endpoint", "http://127.0.0.1:1", "--json")
+    for verb in (("ls",), ("create-basin", "some-basin"), ("append", "some-basin/s")):
+        failed = shell(*verb, *nowhere, stdin=b"x\n")
+        assert (failed.status, failed.error["code"]) == (1, "unreachable")
+
+
+async def test_an_append_whose_answer_is_lost_is_of_unknown_outcome_and_not_repeated(
+    shell: Shell, place: str
+) -> None:
+    async with cut_line(shell.environment["S2_BASIN_ENDPOINT"], b"the-marker") as (url, line):
+        failed = await _in_thread(shell, "append", place, "--endpoint", url, "--json")
+        await _until_tail(shell, place, line.cuts)
+    assert (failed.status, failed.error["code"]) == (5, "outcome_unknown")
+    assert failed.objects[0]["records"] == 0
+    assert line.cuts == 1
+    assert shell.ok("read", place).stdout == b"the-marker\n"
+
+
+async def test_at_least_once_repeats_an_append_whose_answer_is_lost(
+    shell: Shell, place: str
+) -> None:
+    async with cut_line(shell.environment["S2_BASIN_ENDPOINT"], b"the-marker") as (url, line):
+        failed = await _in_thread(shell, "append", place, "--endpoint", url, "--at-least-once")
+        await _until_tail(shell, place, line.cuts)
+    assert failed.status == 5
+    assert line.cuts > 1
+    assert shell.ok("read", place).stdout == b"the-marker\n" * line.cuts
+
+
+async def _until_tail(shell: Shell, place: str, seq_num: int) -> None:
+    """Wait until the server has appended what it was sent, of which it cannot tell us."""
+    async with asyncio.timeout(30):
+        while (await asyncio.to_thread(shell.json, "check-tail", place))["seq_num"] < seq_num:
+            pass
+
+
+async def _in_thread(shell: Shell, *arguments: str) -> Outcome:
+    return await asyncio.to_thread(shell, *arguments, stdin=b"the-marker\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["nonsense"], "No such command 'nonsense'"),
+        (["append"], "Missing argument"),
+        (["read", "no-stream"], "'no-stream' names no stream: write s2://basin/stream"),
+        (["create-basin", "a/b"], "names no basin"),
+        (["read", "b/s", "--ago", "soon"], "write it like 90s, 15m, 7d"),
+        (["read", "b/s", "--timestamp", "noon"], "2026-01-31T12:00:00Z"),
+        (["append", "b/s", "--header", "x"], "NAME=VALUE"),
+        (["issue-access-token", "t", "--op-group-perms", "stream=x"], "stream=rw,basin=r"),
+        (["issue-access-token", "t", "--ops", "fly"], "choose from"),
+        (["issue-access-token", "t", "--expires-in", "1d", "--expires-at", "1"], "exclude"),
+    ],
+)
+def test_usage_errors_are_one_line_and_status_2(
+    shell: Shell, arguments: list[str], complaint: str
+) -> None:
+    failed = shell(*arguments)
+    assert failed.status == 2
+    assert failed.stderr.startswith("error: ")
+    assert complaint in failed.stderr
+    assert failed.stderr.count("\n") == 1
+    as_json = shell(*arguments, "--json")
+    assert (as_json.status, as_json.error["code"]) == (2, "usage")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_and_knows_json(verb: str) -> None:
+    output = CliRunner().invoke(streamfold, [verb, "--help"]).output
+    assert output.startswith(f"Usage: streamfold {verb}")
+    assert "--json" in output
+
+
+def test_a_missing_extra_is_named() -> None:
+    for package, extra, verb in (("s2_sdk", "client", "ls"), ("granian", "server", "serve"),
+                                 ("click", "client", "ls")):  # fmt: skip
+        script = (
+            f"import sys; sys.modules[{package!r}] = None; "
+            f"from streamfold.cli.main import main; main([{verb!r}])"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60
+        )
+        assert done.returncode == 1
+        assert done.stderr.startswith("error: ")
+        assert f"pip install 'streamfold[{extra}]'" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_verb_loads_only_what_it_needs() -> None:
+    script = (
+        "import sys; from streamfold.cli.main import main, streamfold\n"
+        "import click\n"
+        "context = click.Context(streamfold)\n"
+        "streamfold.get_command(context, {verb!r})\n"
+        "print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
+    )
+    for verb, absent in (("serve", "s2_sdk"), ("append", "granian"), ("append", "slatedb")):
+        done = subprocess.run(
+            [sys.executable, "-c", script.format(verb=verb)],
+            capture_output=True, text=True, check=True, timeout=60,
+        )  # fmt: skip
+        assert absent not in done.stdout.split()

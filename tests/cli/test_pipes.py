@@ -1,0 +1,102 @@
+"""Verbs among other commands: much input, input that trickles, output that closes, Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+from asyncio.subprocess import Process
+
+from tests.cli.commands import COMMAND, Shell, ending_of, line_of
+
+
+def test_much_input_is_appended_whole_and_in_order(shell: Shell, place: str) -> None:
+    lines = b"".join(b"%d\n" % number for number in range(200_000))
+    told = shell.json("append", place, stdin=lines)
+    assert told["records"] == 200_000
+    assert told["batches"] < 1000
+    assert shell.ok("read", place).stdout == lines
+
+
+def test_long_lines_fill_batches_by_their_bytes(shell: Shell, place: str) -> None:
+    lines = b"".join(b"%d" % digit * 700_000 + b"\n" for digit in range(8))
+    assert shell.json("append", place, stdin=lines)["batches"] == 8
+    assert shell.ok("read", place).stdout == lines
+
+
+def test_a_reader_that_has_had_enough_ends_the_read_quietly(shell: Shell, place: str) -> None:
+    shell.ok("append", place, stdin=b"a line of some length, many times\n" * 50_000)
+    done = subprocess.run(
+        ["bash", "-c", '"$@" | head -n 1; echo "${PIPESTATUS[0]}"', "-", *COMMAND, "read", place],
+        env=shell.environment, capture_output=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stdout == b"a line of some length, many times\n141\n"
+    assert done.stderr == b""
+
+
+async def test_a_closed_output_ends_a_follower_that_has_nothing_to_print(
+    shell: Shell, place: str
+) -> None:
+    shell.ok("append", place, stdin=b"only\n")
+    script = '"$@" | head -n 1; echo "${PIPESTATUS[0]}"'
+    process = await asyncio.create_subprocess_exec(
+        "bash", "-c", script, "-", *COMMAND, "tail", "-f", place,
+        env=shell.environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    ended = await ending_of(process)
+    assert (ended.stdout, ended.stderr) == (b"only\n141\n", "")
+
+
+async def test_a_follower_prints_what_comes_until_it_is_interrupted(
+    shell: Shell, place: str
+) -> None:
+    shell.ok("append", place, stdin=b"before\n")
+    for verb in (("read", "--follow"), ("tail", "-n", "5", "-f")):
+        async with shell.running(*verb, "--json", place) as follower:
+            assert json.loads(await line_of(follower))["body"] == "before"
+            tail = (await asyncio.to_thread(shell.json, "check-tail", place))["seq_num"]
+            for _ in range(tail - 1):
+                await line_of(follower)
+            await asyncio.to_thread(shell.ok, "append", place, stdin=b"after\n")
+            assert json.loads(await line_of(follower))["body"] == "after"
+            follower.send_signal(signal.SIGINT)
+            ended = await ending_of(follower)
+        assert (ended.status, ended.stdout, ended.stderr.strip()) == (130, b"", "")
+
+
+async def test_input_that_trickles_is_sent_as_it_comes_and_an_interruption_tells_how_far(
+    shell: Shell, place: str
+) -> None:
+    async with (
+        shell.running("tail", "-f", place) as follower,
+        shell.running("append", place) as appender,
+    ):
+        for line in (b"one\n", b"two\n"):
+            await _type(appender, line)
+            assert await line_of(follower) == line.decode()
+        appender.send_signal(signal.SIGINT)
+        assert appender.stderr is not None
+        told = (await appender.stderr.readline()).decode()
+        assert told.startswith("acknowledged: 2 records in 2 batches, seq_num 0 to 1")
+        assert (await ending_of(appender)).status == 130
+    assert shell.ok("read", place).stdout == b"one\ntwo\n"
+
+
+async def test_an_append_that_is_refused_ends_although_input_is_still_open(
+    shell: Shell, place: str
+) -> None:
+    async with shell.running("append", place, "--fencing-token", "wrong") as appender:
+        await _type(appender, b"one\n")
+        assert appender.stderr is not None
+        async with asyncio.timeout(30):
+            errors = (await appender.stderr.read()).decode()
+            status = await appender.wait()
+        assert status == 3
+        assert errors.startswith("acknowledged: nothing\nerror: the stream's fencing token is ''")
+
+
+async def _type(process: Process, line: bytes) -> None:
+    assert process.stdin is not None
+    process.stdin.write(line)
+    await process.stdin.drain()

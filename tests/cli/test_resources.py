@@ -1,0 +1,143 @@
+"""Basins, streams, access tokens and usage through the command line; the JSON is a contract."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.cli.commands import Shell
+from tests.interop.serving import serving
+
+STREAM_CONFIG = {
+    "storage_class": "express",
+    "retention_policy": 604800,
+    "timestamping": {"mode": "client-prefer", "uncapped": False},
+    "delete_on_empty_min_age": 0,
+}
+
+
+def test_a_basin_from_its_creation_to_its_deletion(shell: Shell) -> None:
+    name = "a-basin-for-its-verbs"
+    created = shell.json(
+        "create-basin", name, "--create-stream-on-append", "--retention-policy", "1d"
+    )
+    assert created["created_at"].endswith("Z")
+    assert {**created, "created_at": "", "location": ""} == {
+        "name": name, "location": "", "created_at": "", "deleted_at": None, "status": "created",
+    }  # fmt: skip
+
+    config = shell.json("get-basin-config", f"s2://{name}")
+    assert config["create_stream_on_append"] is True
+    assert config["default_stream_config"]["retention_policy"] == 86400
+    again = shell("create-basin", name, "--json")
+    assert (again.status, again.error["code"]) == (1, "resource_already_exists")
+    assert shell.json("create-basin", name, "--ensure")["status"] == "config-updated"
+    assert shell.json("create-basin", name, "--ensure")["status"] == "config-unchanged"
+    changed = shell.json("reconfigure-basin", name, "--create-stream-on-read",
+                         "--stream-cipher", "aes-256-gcm")  # fmt: skip
+    assert changed == {
+        "default_stream_config": None, "stream_cipher": "aes-256-gcm",
+        "create_stream_on_append": False, "create_stream_on_read": True,
+    }  # fmt: skip
+    assert "stream_cipher = aes-256-gcm" in shell.ok("get-basin-config", name).text
+
+    listed = shell.ok("list-basins", "--prefix", "a-basin-for", "--json").objects
+    assert [(info["name"], info["deleted_at"]) for info in listed] == [(name, None)]
+    assert name in shell.ok("ls").text
+    assert shell.json("delete-basin", name) == {"name": name, "status": "deleting"}
+    missing = shell("get-basin-config", "no-such-basin", "--json")
+    assert (missing.status, missing.error["code"]) == (4, "basin_not_found")
+
+
+def test_a_stream_from_its_creation_to_its_deletion(shell: Shell, basin: str) -> None:
+    place = f"s2://{basin}/orders/eu"
+    created = shell.json("create-stream", place)
+    assert {**created, "created_at": ""} == {
+        "name": "orders/eu", "created_at": "", "deleted_at": None, "cipher": None,
+        "status": "created",
+    }  # fmt: skip
+    assert shell.json("get-stream-config", place) == STREAM_CONFIG
+    changed = shell.json(
+        "reconfigure-stream", place, "--retention-policy", "infinite", "--timestamping-mode",
+        "arrival", "--timestamping-uncapped", "--delete-on-empty-min-age", "1h30m",
+    )  # fmt: skip
+    assert changed == {
+        "storage_class": "express", "retention_policy": "infinite",
+        "timestamping": {"mode": "arrival", "uncapped": True}, "delete_on_empty_min_age": 5400,
+    }  # fmt: skip
+    assert shell.json("create-stream", place, "--ensure")["status"] == "config-updated"
+    nothing = shell("reconfigure-stream", place)
+    assert (nothing.status, nothing.stderr.count("\n")) == (2, 1)
+
+    for name in ("a", "b", "orders/us"):
+        shell.ok("create-stream", f"{basin}/{name}")
+    names = [info["name"] for info in shell.ok("list-streams", basin, "--json").objects]
+    assert names == ["a", "b", "orders/eu", "orders/us"]
+    some = shell.ok("list-streams", basin, "--start-after", "a", "--limit", "2", "--json").objects
+    assert [info["name"] for info in some] == ["b", "orders/eu"]
+    below = shell.ok("ls", f"s2://{basin}/orders/").text
+    assert [line.split()[0] for line in below.splitlines()] == ["orders/eu", "orders/us"]
+
+    assert shell.json("delete-stream", place) == {"name": "orders/eu", "status": "deleting"}
+    gone = shell("check-tail", place, "--json")
+    assert (gone.status, gone.error["code"]) in (
+        (1, "stream_deletion_pending"),
+        (4, "stream_not_found"),
+    )
+
+
+def test_usage_is_told_by_account_basin_and_stream(shell: Shell, place: str) -> None:
+    basin = place.split("/")[2]
+    shell.ok("append", place, stdin=b"a\nb\n")
+    active = shell.json("get-account-metrics", "active-basins")
+    assert (active["kind"], active["name"]) == ("label", "active-basins")
+    assert basin in active["values"]
+    appends = shell.ok("get-basin-metrics", basin, "append-ops", "--json").objects
+    assert all(series["unit"] == "operations" for series in appends)
+    assert sum(value for series in appends for _, value in series["values"]) == 1
+    storage = shell.json("get-stream-metrics", place, "storage")
+    assert (storage["kind"], storage["unit"]) == ("gauge", "bytes")
+    assert "storage (bytes)" in shell.ok("get-stream-metrics", place, "storage").text
+    assert shell("get-basin-metrics", basin, "nonsense").status == 2
+
+
+def test_access_tokens_are_issued_used_listed_and_revoked(tmp_path: Path) -> None:
+    root_file, token_file = tmp_path / "root", tmp_path / "token"
+    root_file.write_text("a-root-token-of-this-test\n")
+    with serving(
+        "--host", "127.0.0.1", "--no-access-log", "--root-token-file", str(root_file)
+    ) as exports:
+        root = Shell({**exports, "S2_ACCESS_TOKEN": root_file.read_text()})
+        root.ok("create-basin", "guarded-basin", "--create-stream-on-append")
+        issued = root.json(
+            "issue-access-token", "ci", "--basins", "", "--streams", "=orders",
+            "--op-group-perms", "stream=rw,basin=r", "--ops", "list-basins", "--expires-in", "1d",
+        )  # fmt: skip
+        assert issued["id"] == "ci"
+        token_file.write_text(issued["access_token"])
+        plain = root.ok("issue-access-token", "ro", "--basins", "=guarded-basin",
+                        "--op-group-perms", "basin=r").text  # fmt: skip
+        assert plain.startswith("sf_")
+
+        caller = Shell(exports)
+        shown = ("--token-file", str(token_file))
+        assert caller("ls", "--json").error["code"] == "authn"
+        assert "guarded-basin" in caller.ok("ls", *shown).text
+        caller.ok("append", "guarded-basin/orders", *shown, stdin=b"x\n")
+        denied = caller("append", "guarded-basin/other", *shown, "--json", stdin=b"x\n")
+        assert (denied.status, denied.error["code"]) == (1, "permission_denied")
+
+        ci, ro = root.ok("list-access-tokens", "--json").objects
+        assert ci.pop("expires_at").endswith("Z")
+        assert ci == {
+            "id": "ci", "auto_prefix_streams": False,
+            "scope": {
+                "basins": {"prefix": ""}, "streams": {"exact": "orders"}, "access_tokens": None,
+                "op_groups": {"account": None, "basin": "read", "stream": "read-write"},
+                "ops": ["list-basins"],
+            },
+        }  # fmt: skip
+        assert (ro["id"], ro["expires_at"]) == ("ro", None)
+        assert "does not expire" in root.ok("list-access-tokens", "--prefix", "r").text
+        assert root.json("revoke-access-token", "ci") == {"id": "ci", "status": "revoked"}
+        assert caller("ls", *shown, "--json").error["code"] == "authn"
+        assert root("revoke-access-token", "ci").status == 4
