@@ -86,6 +86,9 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     show_default=True,
     help="Seconds that a long-poll of a Durable Stream waits.",
 )
+@click.option(
+    "--local-webhooks", is_flag=True, help="Let webhooks go to http://localhost: for development."
+)
 @click.option("--no-access-log", is_flag=True, help="Do not log requests to standard error.")
 @click.option("--json", "as_json", is_flag=True, help="Announce the server as JSON.")
 def serve(
@@ -106,6 +109,7 @@ def serve(
     root_token_file: Path | None,
     default_basin: str,
     long_poll: float,
+    local_webhooks: bool,
     no_access_log: bool,
     as_json: bool,
 ) -> None:
@@ -130,6 +134,7 @@ def serve(
         access_log=not no_access_log,
         default_basin=default_basin,
         long_poll=long_poll,
+        local_webhooks=local_webhooks,
     )
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"

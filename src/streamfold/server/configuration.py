@@ -46,6 +46,8 @@ class Configuration:
     default_basin: str = "durable-streams"
     #: Seconds that a long-poll of a Durable Stream waits for something to come.
     long_poll: float = 30.0
+    #: Let webhooks go to plain HTTP on this machine: for development.
+    local_webhooks: bool = False
     #: Seconds that a stop may take; sessions are ended after half of them.
     drain_patience: float = 10.0
     #: Seconds from the last answer to the first goodbye. granian does not tell when an answer has left,

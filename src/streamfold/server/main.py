@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from streamfold.errors import StreamfoldError
+from streamfold.model.access import Operation
 from streamfold.model.names import parse_bucket_name
 from streamfold.records import warm_up
 from streamfold.server.access_log import AccessLog
@@ -22,7 +23,9 @@ from streamfold.server.application import Application
 from streamfold.server.certificates import write_self_signed
 from streamfold.server.configuration import Configuration
 from streamfold.server.durable.routes import Durable
+from streamfold.server.durable.subscriptions import Subscriptions
 from streamfold.server.gate import Gate
+from streamfold.server.http import Request
 from streamfold.server.init_file import apply_spec, read_init_file
 from streamfold.server.instruments import AppendInstruments
 from streamfold.server.listener import Listener, TlsFiles, bind
@@ -84,7 +87,10 @@ async def running_server(configuration: Configuration) -> AsyncIterator[Server]:
         if access_log is not None:
             await stack.enter_async_context(access_log.running())
         gate = Gate()
-        application = _application(configuration, store, gate, access_log)
+        access = Access(store.account, configuration.root_token)
+        subscriptions = _subscriptions(configuration, store, access)
+        await stack.enter_async_context(subscriptions.running())
+        application = _application(configuration, store, gate, access, subscriptions, access_log)
         listener = Listener(bound, application, tls, configuration.body_patience)
         listener.start()
         try:
@@ -96,11 +102,33 @@ async def running_server(configuration: Configuration) -> AsyncIterator[Server]:
             await listener.stop(_CLOSE_PATIENCE)
 
 
+def _subscriptions(
+    configuration: Configuration, store: StreamStore, access: Access
+) -> Subscriptions:
+    basin = parse_bucket_name(configuration.default_basin)
+
+    async def authorise(request: Request) -> None:
+        # A subscription may match any stream of the basin: it takes a right over all of it.
+        await access.allow(request, Operation.RECONFIGURE_BASIN, basin)
+
+    return Subscriptions(
+        store,
+        basin,
+        public_url=lambda request: request.url_of(""),
+        authorise=authorise,
+        local_webhooks=configuration.local_webhooks,
+    )
+
+
 def _application(
-    configuration: Configuration, store: StreamStore, gate: Gate, access_log: AccessLog | None
+    configuration: Configuration,
+    store: StreamStore,
+    gate: Gate,
+    access: Access,
+    subscriptions: Subscriptions,
+    access_log: AccessLog | None,
 ) -> Application:
     router, instruments = Router(), AppendInstruments()
-    access = Access(store.account, configuration.root_token)
     add_s2(
         router,
         store,
@@ -115,6 +143,7 @@ def _application(
         store,
         gate,
         access,
+        subscriptions,
         parse_bucket_name(configuration.default_basin),
         configuration.long_poll,
         cors=configuration.cors,

@@ -77,7 +77,10 @@ class Creator:
     ) -> tuple[StreamLog, bool]:
         """The stream, and whether this created it; raises if it is there and is another."""
         created = await self.catalog.finish(self._create(basin, name, wish))
-        return await self.session.open_log(basin, name), created
+        log = await self.session.open_log(basin, name)
+        if created:
+            log.lifetime.renew(self.session.now())  # by itself it would live as long as its lease
+        return log, created
 
     async def forked(self, stream_id: int) -> bool:
         """Whether there are forks that need records of the stream."""

@@ -87,6 +87,9 @@ class DurableStreams:
         place = _place(basin, stream)
         opening = await self.supervisor.opening()
         log, created = await _creator(opening).create(*place, wish)
+        begins = log.row.lineage[-1].end if log.row.lineage else 0
+        if created and log.durable.seq_num > begins:
+            self.supervisor.tell_listeners(basin, stream, begins, int(log.durable.seq_num))
         return _status(log), created
 
     async def status(self, basin: str, stream: str) -> StreamStatus:
@@ -121,14 +124,14 @@ class DurableStreams:
             except StreamDeletingError:
                 await opening.catalog.deletion(log.basin, log.name)
                 raise
+            # As it is now: what others append meanwhile may not be durable when this is.
+            producer = log.terms.producer(claim.producer.id) if claim.producer else None
             log.renew(self.now())
             opening.session.committer.touch(log)
             if ack is not None:
-                await ack
-            else:
-                # Only the terms changed, or nothing did: what that rests on may not be durable yet.
-                await opening.session.committer.write([])
-            producer = log.terms.producer(claim.producer.id) if claim.producer else None
+                return Appended(False, int((await ack).end.seq_num), claim.close, producer)
+            # Only the terms changed, or nothing did: what that rests on may not be durable yet.
+            await opening.session.committer.write([])
             return Appended(repeated, *_tail(log), producer)
 
     async def _accept(

@@ -40,7 +40,8 @@ async def find_fork_point(
 ) -> ForkPoint:
     """The point `sub_offset` records or bytes into the append at `anchor`."""
     end, left, part = anchor, sub_offset, None
-    async for record in _append_at(session, source, anchor if sub_offset else None, key):
+    begin = anchor if sub_offset else None
+    async for record in _append_at(session, source, begin, key, in_records=in_records):
         size = 1 if in_records else len(record.body)
         if size > left:
             part = record.body[:left] if left else None
@@ -59,9 +60,14 @@ async def find_fork_point(
 
 
 async def _append_at(
-    session: Session, source: StreamLog, seq_num: int | None, key: SealingKey | None
+    session: Session,
+    source: StreamLog,
+    seq_num: int | None,
+    key: SealingKey | None,
+    *,
+    in_records: bool,
 ) -> AsyncIterator[SequencedRecord]:
-    """The records of the append that begins at `seq_num`."""
+    """The records of the append that begins at `seq_num`; of a fork, what it has of that append."""
     if seq_num is None:
         return
     cursor = Cursor(session, source, seq_num, Allowance(None, None, None), key)
@@ -71,7 +77,8 @@ async def _append_at(
                 if not is_command(record):
                     yield record
                     end = record.seq_num + 1
-                    if CONTINUED not in record.headers or lineage.ends_at(source.row, end):
+                    cut = in_records and lineage.ends_at(source.row, end)
+                    if cut or CONTINUED not in record.headers:
                         return
     finally:
         await cursor.close()

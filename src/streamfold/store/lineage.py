@@ -17,7 +17,7 @@ def segment_of(row: StreamRow, seq_num: int) -> Segment | None:
 
 
 def ends_at(row: StreamRow, seq_num: int) -> bool:
-    """Whether what a fork has from another stream ends there: the append that it was in ends, too."""
+    """Whether what a fork has from another stream ends there."""
     return any(segment.end == seq_num for segment in row.lineage)
 
 

@@ -23,7 +23,7 @@ from streamfold.errors import (
     SnapshotNotFoundError,
 )
 from streamfold.model.records import CONTINUED
-from streamfold.store import keys, lineage, rows
+from streamfold.store import keys, rows
 from streamfold.store.catalog import Catalog
 from streamfold.store.cursor import Cursor
 from streamfold.store.engine import Op
@@ -253,8 +253,6 @@ class SnapshotShelf:
 
     async def _check_boundary(self, log: StreamLog, seq_num: int, key: SealingKey | None) -> None:
         if seq_num in (log.durable_trim_point, int(log.durable.seq_num)):
-            return
-        if lineage.ends_at(log.row, seq_num):
             return
         cursor = Cursor(self.session, log, seq_num - 1, Allowance(1, None, None), key)
         try:

@@ -202,8 +202,11 @@ class Supervisor:
         for share in shares:
             if share.chunks:
                 first, end = share.chunks[0].first_seq_num, share.chunks[-1].last_seq_num + 1
-                for listener in self.listeners:
-                    listener(share.log.basin, share.log.name, first, end)
+                self.tell_listeners(share.log.basin, share.log.name, first, end)
+
+    def tell_listeners(self, basin: str, stream: str, first: int, end: int) -> None:
+        for listener in self.listeners:
+            listener(basin, stream, first, end)
 
     async def _drain(self) -> None:
         """Take nothing new, and wait until everything accepted is settled or has failed."""

@@ -69,12 +69,17 @@ def offset_header(seq_num: int) -> tuple[bytes, bytes]:
     return NEXT_OFFSET, format_offset(seq_num).encode()
 
 
+async def respond(request: Request, status: int, headers: Headers, body: bytes) -> None:
+    """Answer with a body, unless the request is a HEAD: over HTTP/2 nothing below takes it away."""
+    await request.respond(status, headers, b"" if request.method == "HEAD" else body)
+
+
 async def refuse_method(request: Request, allowed: Iterable[str]) -> None:
     """Answer a request whose method is not possible where it went."""
     listed = ", ".join(("OPTIONS", *sorted(allowed)))
     message = f"{request.method[:20]} is not possible here, only {listed}"
     body = msgspec.json.encode({"code": "method_not_allowed", "message": message})
-    await request.respond(405, (JSON, (b"allow", listed.encode())), body)
+    await respond(request, 405, (JSON, (b"allow", listed.encode())), body)
 
 
 async def answer_failure(request: Request, error: Exception, path: str) -> None:
@@ -87,7 +92,7 @@ async def answer_failure(request: Request, error: Exception, path: str) -> None:
         body = msgspec.json.encode({"code": error.code, "message": text})
     else:
         status, body = describe_failure(error)
-    await request.respond(status, (JSON, NO_STORE, *_details(error, path)), body)
+    await respond(request, status, (JSON, NO_STORE, *_details(error, path)), body)
 
 
 def _status(error: Exception, method: str) -> int | None:

@@ -50,7 +50,7 @@ class Buckets:
                 await self._access.allow(request, Operation.GET_BASIN_CONFIG, basin)
                 await self._store.basin_config(basin)
                 body = msgspec.json.encode({"bucket_id": basin})
-                await request.respond(200, (JSON, answers.NO_STORE), body)
+                await answers.respond(request, 200, (JSON, answers.NO_STORE), body)
             case _:
                 await answers.refuse_method(request, ("GET", "HEAD", "PUT"))
 

@@ -13,6 +13,7 @@ from streamfold.server.durable.places import CONTROL, ROOT, Part, Place, parse_b
 from streamfold.server.durable.reads import BeyondTailError, Reads, parse_query
 from streamfold.server.durable.snapshots import Snapshots
 from streamfold.server.durable.streams import Streams, source_of
+from streamfold.server.durable.subscriptions import Subscriptions
 from streamfold.server.gate import Gate
 from streamfold.server.http import Request
 from streamfold.server.s2.access import Access
@@ -22,6 +23,8 @@ from streamfold.store.store import StreamStore
 from streamfold.wire.s2 import headers as s2_headers
 from streamfold.wire.s2.failures import ClientHangupError
 
+#: Below this, everything is about subscriptions.
+_CONTROLS = f"{ROOT}{CONTROL}/"
 #: What it takes to be allowed to use a part of a stream, by method.
 _NEEDED = {
     (None, "PUT"): Operation.CREATE_STREAM,
@@ -46,6 +49,7 @@ class Durable:
         store: StreamStore,
         gate: Gate,
         access: Access,
+        subscriptions: Subscriptions,
         default_basin: BasinName,
         long_poll: float,
         *,
@@ -60,6 +64,7 @@ class Durable:
         self._events = Events(store, gate)
         self._snapshots = Snapshots(store)
         self._buckets = Buckets(store, access)
+        self._subscriptions = subscriptions
         self._added = (*answers.SAFETY, *(answers.CORS if cors else ()))
         self._preflight = answers.PREFLIGHT if cors else ()
 
@@ -75,6 +80,9 @@ class Durable:
             return
         path = request.raw_path
         try:
+            if path.startswith(_CONTROLS):
+                await self._subscriptions.handle(request, path[len(_CONTROLS) :].split("/"))
+                return
             place = parse_place(path, self._default_basin)
             if place is not None:
                 path = place.path
@@ -164,6 +172,3 @@ def _key(request: Request) -> SealingKey | None:
     given = request.header(s2_headers.ENCRYPTION_KEY)
     key = s2_headers.parse_encryption_key(given) if given else None
     return None if key is None else SealingKey(key.reveal())
-
-
-__all__ = ["CONTROL", "Durable"]

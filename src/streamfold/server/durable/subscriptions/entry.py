@@ -1,0 +1,114 @@
+"""One subscription in memory: the durable state, changed by one at a time, and what is known beside."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+from streamfold.server.durable.subscriptions.refusals import SubscriptionNotFoundError
+from streamfold.server.durable.subscriptions.state import Subscription, decode, encode
+from streamfold.store.documents import Documents
+from streamfold.wire.durable.patterns import Pattern
+
+
+class Entry:
+    """`state` is what storage holds; nothing is answered, sent or done that goes beyond it."""
+
+    def __init__(self, documents: Documents, kind: str, id_: str, state: Subscription) -> None:
+        self.id = id_
+        self.state = state
+        pattern = state.config.pattern
+        self.pattern = Pattern(pattern) if pattern is not None else None
+        #: Streams to look at again: something was appended, or may have been.
+        self.noticed = set(state.links)
+        #: Where linked streams end, as far as they were looked at.
+        self.tails: dict[str, int] = {}
+        #: Set when there may be something to do.
+        self.poked = asyncio.Event()
+        #: The wake whose token is known in the clear, and that token: storage has only its hash.
+        self.token: tuple[str, str] | None = None
+        #: The wake that was announced in the wake stream, as far as this process knows.
+        self.announced: str | None = None
+        #: Streams fit the pattern that there is no room for.
+        self.full = False
+        self.gone = False
+        #: That sees to it.
+        self.task: asyncio.Task[None] | None = None
+        self._documents = documents
+        self._kind = kind
+        self._lock = asyncio.Lock()
+        #: A write that is under way, or did not end well: what storage holds is not known until it is
+        #: looked at again.
+        self._write: asyncio.Task[None] | None = None
+
+    def wants(self, stream: str) -> bool:
+        """Whether the stream belongs to the subscription, or should."""
+        if stream in self.state.links:
+            return True
+        # Its own wake stream would wake it for ever.
+        own = stream == self.state.config.wake_stream
+        return self.pattern is not None and not own and self.pattern.matches(stream)
+
+    def notice(self, *streams: str) -> None:
+        """Have streams looked at soon."""
+        self.noticed.update(streams)
+        self.poked.set()
+
+    @asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        """Nobody else changes the subscription, and `state` is what storage holds."""
+        async with self._lock:
+            if self._write is not None:
+                await self._look_again()
+            if self.gone:
+                raise SubscriptionNotFoundError(self.id)
+            yield
+
+    async def write(self, state: Subscription) -> None:
+        """Make `state` durable; only while alone."""
+        await self._finish(self._documents.put(self._kind, self.id, encode(state)))
+        self.state = state
+        self.poked.set()
+
+    async def erase(self) -> None:
+        """Make it durable that there is no such subscription any more; only while alone."""
+        await self._finish(self._documents.delete(self._kind, self.id))
+        self.gone = True
+        self.poked.set()
+
+    async def wait(self, seconds: float | None) -> None:
+        """Return when there may be something to do, after so many seconds at the latest."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self.poked.wait()
+        except TimeoutError:
+            return
+
+    async def settled(self) -> None:
+        """Return when no write is under way."""
+        if self._write is not None:
+            await asyncio.wait((self._write,))
+
+    async def _finish(self, write: Coroutine[Any, Any, None]) -> None:
+        # Whoever asked for it may be cancelled; the write goes on, and the next one waits for it.
+        self._write = asyncio.create_task(write)
+        try:
+            await asyncio.shield(self._write)
+        except BaseException:
+            self.poked.set()  # somebody must find out what storage holds now, and go on from there
+            raise
+        self._write = None
+
+    async def _look_again(self) -> None:
+        await self.settled()
+        if self._write is not None and not self._write.cancelled():
+            self._write.exception()  # whoever asked for the write was told, if still there
+        content = await self._documents.get(self._kind, self.id)
+        self._write = None
+        if content is None:
+            self.gone = True
+            return
+        self.state = decode(self.id, content)
+        self.notice(*self.state.links)

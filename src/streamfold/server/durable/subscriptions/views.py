@@ -1,0 +1,52 @@
+"""Subscriptions as they are shown."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from streamfold.server.durable.subscriptions.entry import Entry
+from streamfold.wire.durable.offsets import format_offset
+from streamfold.wire.durable.signing import ALGORITHM
+from streamfold.wire.durable.subscription_bodies import (
+    LinkType,
+    LinkView,
+    SigningView,
+    SubscriptionStatus,
+    SubscriptionView,
+    WebhookView,
+)
+
+
+def show(entry: Entry, kid: str | None, base_url: str) -> SubscriptionView:
+    """What is durable of a subscription, without anything secret; `kid` if it has a webhook."""
+    state, config = entry.state, entry.state.config
+    webhook = None
+    if config.url is not None and kid is not None:
+        signing = SigningView(ALGORITHM, kid, f"{base_url}/jwks.json")
+        webhook = WebhookView(config.url, signing)
+    failed = state.failures > 0 or entry.full
+    created = datetime.fromtimestamp(state.created_at / 1000, UTC)
+    return SubscriptionView(
+        id=entry.id,
+        subscription_id=entry.id,
+        type=config.type,
+        streams=_links(entry),
+        lease_ttl_ms=config.lease_ttl_ms,
+        created_at=created.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        status=SubscriptionStatus.FAILED if failed else SubscriptionStatus.ACTIVE,
+        pattern=config.pattern,
+        webhook=webhook,
+        wake_stream=config.wake_stream,
+        description=config.description,
+    )
+
+
+def _links(entry: Entry) -> tuple[LinkView, ...]:
+    return tuple(
+        LinkView(
+            path,
+            LinkType.EXPLICIT if link.explicit else LinkType.GLOB,
+            format_offset(link.acked),
+        )
+        for path, link in entry.state.links.items()
+    )
