@@ -21,8 +21,10 @@ from streamfold.errors import (
     InvalidError,
     StreamfoldError,
 )
-from streamfold.testing.blob_calls import CALLS, keys_of
+from streamfold.testing.blob_calls import CALLS, Call, keys_of, swap
 
+#: As `CALLS`, with a swap of what is there.
+WORKING: dict[str, Call] = CALLS | {"put_if_match": swap}
 BEFORE, AFTER = Fault(FaultKind.BEFORE), Fault(FaultKind.AFTER)
 
 
@@ -36,11 +38,20 @@ async def inner() -> BlobStore:
 @pytest.mark.parametrize("call", CALLS)
 async def test_a_fault_before_hits_one_call_and_has_no_effect(inner: BlobStore, call: str) -> None:
     store = FaultyBlobStore(inner, ScriptedFaults({Operation(call): [BEFORE]}))
-    key = "new" if call.startswith("put") else "there"
+    key = "new" if call in ("put", "put_if_absent") else "there"
     with pytest.raises(BlobUnavailableError, match=f"injected: {call} of"):
-        await CALLS[call](store, key)
-    assert await keys_of(inner) == ["there"]
-    await CALLS[call](store, key)
+        await WORKING[call](store, key)
+    assert [(key, await inner.get(key)) for key in await keys_of(inner)] == [
+        ("there", b"0123456789")
+    ]
+    await WORKING[call](store, key)
+
+
+async def test_a_fault_after_leaves_the_swap_in_effect(inner: BlobStore) -> None:
+    store = FaultyBlobStore(inner, ScriptedFaults({Operation.PUT_IF_MATCH: [AFTER]}))
+    with pytest.raises(BlobOutcomeUnknownError, match="injected"):
+        await swap(store, "there", b"new")
+    assert await inner.get("there") == b"new"
 
 
 @pytest.mark.parametrize("call", ["put", "put_if_absent", "delete"])

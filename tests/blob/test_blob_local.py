@@ -59,6 +59,48 @@ async def test_bytes_folders_and_name_are_synced_in_that_order(tmp_path: Path, c
     ]
 
 
+async def test_a_swap_syncs_its_bytes_then_its_name(tmp_path: Path) -> None:
+    disk = RecordingDisk(tmp_path)
+    store = LocalBlobStore(tmp_path, fsync=disk.fsync)
+    etag = await store.put_if_absent("a/blob", b"old")
+    disk.synced.clear()
+    await store.put_if_match("a/blob", b"new", etag)
+    assert [name for name, _ in disk.synced] == ["draft", "root/a"]
+
+
+async def test_a_swap_on_a_disk_that_fails_is_refused_or_unknown(tmp_path: Path) -> None:
+    disk = RecordingDisk(tmp_path)
+    store = LocalBlobStore(tmp_path, fsync=disk.fsync)
+    etag = await store.put_if_absent("blob", b"old")
+    disk.broken = {"draft"}
+    with pytest.raises(BlobUnavailableError, match="not written"):
+        await store.put_if_match("blob", b"new", etag)
+    assert await store.get("blob") == b"old"
+    disk.broken = {"root"}
+    with pytest.raises(BlobOutcomeUnknownError, match="power cut"):
+        await store.put_if_match("blob", b"new", etag)
+
+
+async def test_what_is_read_to_be_swapped_is_on_disk_first(tmp_path: Path) -> None:
+    disk = RecordingDisk(tmp_path)
+    store = LocalBlobStore(tmp_path, fsync=disk.fsync)
+    (tmp_path / "blob").write_bytes(b"another process, not synced yet")
+    disk.synced.clear()
+    await store.get_with_etag("blob")
+    assert [name for name, _ in disk.synced] == ["root"]
+    disk.broken = {"root"}
+    with pytest.raises(BlobUnavailableError, match="Input/output error"):
+        await store.get_with_etag("blob")
+
+
+async def test_equal_bytes_in_quick_succession_have_different_etags(tmp_path: Path) -> None:
+    store = LocalBlobStore(tmp_path, fsync=lambda descriptor: None)
+    etags = [await store.put_if_absent("blob", b"same")]
+    for _ in range(200):
+        etags.append(await store.put_if_match("blob", b"same", etags[-1]))
+    assert len(set(etags)) == len(etags)
+
+
 async def test_known_folders_are_not_synced_again(tmp_path: Path) -> None:
     disk = RecordingDisk(tmp_path)
     store = LocalBlobStore(tmp_path, fsync=disk.fsync)
@@ -219,3 +261,34 @@ def test_two_processes_never_both_win_a_conditional_put(tmp_path: Path) -> None:
         for number in numbers:
             assert (root / f"folder-{number % 7}" / str(number)).read_text() == name
     assert files_below(root / ".streamfold-drafts") == []
+
+
+STEPS = 200
+
+COUNTER = """
+import asyncio, sys
+from contextlib import suppress
+from pathlib import Path
+from streamfold.blob import BlobChangedError, LocalBlobStore
+
+async def main(root, steps):
+    store = LocalBlobStore(Path(root), fsync=lambda descriptor: None)
+    left = int(steps)
+    while left:
+        data, etag = await store.get_with_etag("blob")
+        with suppress(BlobChangedError):
+            await store.put_if_match("blob", b"%d" % (int(data) + 1), etag)
+            left -= 1
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def test_two_processes_that_swap_lose_no_step(tmp_path: Path) -> None:
+    (tmp_path / "blob").write_bytes(b"0")
+    counters = [
+        subprocess.Popen([sys.executable, "-c", COUNTER, str(tmp_path), str(STEPS)])
+        for _ in range(2)
+    ]
+    assert [counter.wait(timeout=60) for counter in counters] == [0, 0]
+    assert (tmp_path / "blob").read_bytes() == b"%d" % (2 * STEPS)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from streamfold.blob import BlobStore, LocalBlobStore, open_blob_store
 from streamfold.errors import BlobExistsError, BlobNotFoundError
+from streamfold.testing.blob_calls import STALE, swap
 
 KEYS = st.sampled_from(["a", "a-", "b/c", "b/c-d", "b/d/e", "b/d.", "b0"])
 DATA = st.binary(max_size=20)
@@ -19,6 +20,7 @@ PREFIXES = st.sampled_from(["", "a", "b", "b/", "b/c", "b/d", "b/d/", "c"])
 CALLS = st.one_of(
     st.tuples(st.just("put"), KEYS, DATA),
     st.tuples(st.just("put_if_absent"), KEYS, DATA),
+    st.tuples(st.just("put_if_match"), KEYS, DATA),
     st.tuples(st.just("delete"), KEYS, st.just(b"")),
     st.tuples(st.just("get"), KEYS, st.just(b"")),
     st.tuples(st.just("list"), PREFIXES, st.just(b"")),
@@ -49,6 +51,13 @@ async def check(
     elif call == "delete":
         await store.delete(key)
         model.pop(key, None)
+    elif call == "put_if_match" and key not in model:
+        with pytest.raises(BlobNotFoundError):
+            await store.put_if_match(key, data, STALE)
+    elif call == "put_if_match":
+        etag = await swap(store, key, data)
+        assert await store.get_with_etag(key) == (data, etag)
+        model[key] = data
     elif call == "put_if_absent" and key in model:
         with pytest.raises(BlobExistsError):
             await store.put_if_absent(key, data)

@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from streamfold.blob import BlobStore, open_blob_store
+from streamfold.blob import BlobChangedError, BlobStore, open_blob_store
 from streamfold.errors import (
     BlobExistsError,
     BlobNotFoundError,
     BlobOutcomeUnknownError,
     BlobUnavailableError,
     StorageError,
+    StreamfoldError,
 )
 from streamfold.testing.blob_calls import CALLS, keys_of, pieces_of
 from tests.blob.bad_network import LossyProxy, answer, run_lossy_proxy, run_scripted_server
@@ -106,6 +107,80 @@ async def test_a_conditional_write_that_cannot_be_read_back_has_an_unknown_outco
         await lossy.put_if_absent("blob", b"x")
 
 
+async def test_a_swap_whose_answer_was_lost_once_succeeds(
+    proxy: LossyProxy, lossy: BlobStore, direct: BlobStore
+) -> None:
+    etag = await direct.put_if_absent("blob", b"old")
+    proxy.lose("PUT", 1)
+    new = await lossy.put_if_match("blob", b"new", etag)
+    assert proxy.lost == 1
+    assert await direct.get_with_etag("blob") == (b"new", new)
+
+
+async def test_a_swap_that_was_refused_twice_without_a_word_is_not_called_a_success(
+    proxy: LossyProxy, lossy: BlobStore, direct: BlobStore
+) -> None:
+    etag = await direct.put_if_absent("blob", b"old")
+    await direct.put_if_match("blob", b"another", etag)
+    proxy.lose("PUT", 1)
+    with pytest.raises(BlobOutcomeUnknownError, match="this call or by another"):
+        await lossy.put_if_match("blob", b"mine", etag)
+    assert await direct.get("blob") == b"another"
+
+
+async def test_a_swap_that_never_gets_an_answer_has_an_unknown_outcome(
+    proxy: LossyProxy, lossy: BlobStore, direct: BlobStore
+) -> None:
+    etag = await direct.put_if_absent("blob", b"old")
+    proxy.lose("PUT", 9)
+    with pytest.raises(BlobOutcomeUnknownError, match="read it back"):
+        await lossy.put_if_match("blob", b"new", etag)
+
+
+async def test_a_swap_that_cannot_be_read_back_has_an_unknown_outcome(
+    proxy: LossyProxy, lossy: BlobStore, direct: BlobStore
+) -> None:
+    etag = await direct.put_if_absent("blob", b"old")
+    proxy.lose("PUT", 1)
+    proxy.lose("HEAD", 9)
+    with pytest.raises(BlobOutcomeUnknownError):
+        await lossy.put_if_match("blob", b"new", etag)
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        ("412 Precondition Failed", BlobChangedError),
+        ("404 Not Found", BlobNotFoundError),
+        ("409 Conflict", BlobUnavailableError),
+        ("403 Forbidden", BlobUnavailableError),
+        ("503 Slow Down", BlobOutcomeUnknownError),
+    ],
+)
+async def test_each_refusal_of_a_swap_has_its_own_meaning(
+    status: str, error: type[StreamfoldError]
+) -> None:
+    puts = 0
+
+    def respond(method: str, headers: dict[str, str]) -> bytes:
+        nonlocal puts
+        puts += 1
+        assert (method, headers["if-match"]) == ("PUT", '"e"')
+        return answer(status)
+
+    async with run_scripted_server(respond) as endpoint:
+        with pytest.raises(error):
+            await open_at(endpoint).put_if_match("blob", b"x", '"e"')
+    assert puts == (2 if status[:3] in ("409", "503") else 1)
+
+
+async def test_a_conflict_of_swaps_under_way_is_repeated() -> None:
+    puts = iter([answer("409 Conflict"), answer("200 OK", etag="new")])
+
+    async with run_scripted_server(lambda *_: next(puts)) as endpoint:
+        assert await open_at(endpoint).put_if_match("blob", b"x", '"e"') == '"new"'
+
+
 async def test_a_lost_answer_to_the_end_of_an_upload_is_never_called_a_failure(
     proxy: LossyProxy, lossy: BlobStore, direct: BlobStore
 ) -> None:
@@ -165,7 +240,7 @@ async def test_an_upload_whose_parts_fail_wrote_nothing_and_leaves_no_parts(
 
 async def test_a_missing_bucket_is_not_a_missing_blob(s3_server: S3Server) -> None:
     store = open_blob_store("s3://no-such-bucket", **s3_server.options())
-    for call in ("get", "put", "put_if_absent"):
+    for call in ("get", "put", "put_if_absent", "put_if_match", "get_with_etag"):
         with pytest.raises(BlobUnavailableError, match="NoSuchBucket"):
             await CALLS[call](store, "blob")
 

@@ -1,6 +1,6 @@
 """Object storage behind one small interface: memory, local disk, S3-compatible services."""
 
-from streamfold.blob.base import DEFAULT_CHUNK_SIZE, BlobMeta, BlobStore
+from streamfold.blob.base import DEFAULT_CHUNK_SIZE, BlobChangedError, BlobMeta, BlobStore
 from streamfold.blob.faults import (
     Fault,
     FaultKind,
@@ -16,6 +16,7 @@ from streamfold.blob.object_store import ObstoreBlobStore
 from streamfold.blob.opening import open_blob_store
 
 __all__ = [
+    "BlobChangedError",
     "BlobMeta",
     "BlobStore",
     "DEFAULT_CHUNK_SIZE",

@@ -5,7 +5,7 @@ A backend of your own subclasses `BlobStore` and runs `streamfold.testing.BlobSt
 Errors, the same for all backends:
 
 - `InvalidError`: the key, prefix or range breaks a rule; nothing was asked of storage.
-- `BlobNotFoundError`, `BlobExistsError`: what storage said about that key.
+- `BlobNotFoundError`, `BlobExistsError`, `BlobChangedError`: what storage said about that key.
 - `BlobUnavailableError`: storage did not answer or refused; a write certainly had no effect.
 - `BlobOutcomeUnknownError`: a write may or may not have had its effect; read back before repeating.
 """
@@ -17,8 +17,16 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import datetime
 
+from streamfold.errors import ConflictError
+
 #: Bytes per piece of a streamed read: few enough requests, little enough memory.
 DEFAULT_CHUNK_SIZE = 8 * 1024 * 1024
+
+
+class BlobChangedError(ConflictError):
+    """Another write came in between: the blob is not the one that was read."""
+
+    code = "blob_changed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +57,28 @@ class BlobStore(ABC):
         """
 
     @abstractmethod
-    async def put_if_absent(self, key: str, data: bytes) -> None:
-        """Write the blob durably only if nothing is there; of any number of racing callers,
-        in one process or many, at most one succeeds.
+    async def put_if_absent(self, key: str, data: bytes) -> str:
+        """Write the blob durably only if nothing is there, and return its etag; of any number of
+        racing callers, in one process or many, at most one succeeds.
 
         Raises `BlobExistsError` when a blob is there already, even one with the same bytes.
         A backend that loses an answer finds out whose write it was before it says so.
+        """
+
+    @abstractmethod
+    async def put_if_match(self, key: str, data: bytes, etag: str) -> str:
+        """Replace the blob durably only if its etag is `etag`, and return the new one; of any
+        number of racing callers with one etag, in one process or many, at most one succeeds.
+
+        Raises `BlobChangedError` when the blob is another one by now, `BlobNotFoundError` when
+        there is none. An etag may depend on the bytes alone, so bytes that never repeat are the
+        caller's business, and so is to write such a blob by conditional calls only.
+        """
+
+    @abstractmethod
+    async def get_with_etag(self, key: str) -> tuple[bytes, str]:
+        """Return the whole blob, durable by now, and the etag of just these bytes for
+        `put_if_match`: whoever builds on them does not build on what a power cut may undo.
         """
 
     @abstractmethod

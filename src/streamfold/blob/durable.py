@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 import uuid
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from streamfold.errors import BlobOutcomeUnknownError
@@ -29,6 +30,8 @@ Fsync = Callable[[int], None]
 
 #: Folder under the root that holds files not yet published; no key may begin with it.
 DRAFTS = ".streamfold-drafts"
+#: File in `DRAFTS` that compare-and-swap locks.
+LOCK = "lock"
 #: How many folders are remembered as being on disk: a bound on memory, not on folders.
 KNOWN_FOLDERS_MAX = 10_000
 
@@ -57,6 +60,10 @@ class DurableTree:
         Raises `FileExistsError` if the name is taken and `replace` is not set, once that name is
         itself on disk; `BlobOutcomeUnknownError` if the name is given but may not be on disk.
         """
+        # The kernel's own stamp is coarse: two files that follow each other within a tick, the
+        # second in the first one's inode, could not be told apart.
+        stamp = time.time_ns()
+        os.utime(draft.descriptor, ns=(stamp, stamp))
         self._fsync(draft.descriptor)
         self._secure_folder(target.parent)
         if replace:
@@ -64,6 +71,30 @@ class DurableTree:
         else:
             self._link(draft.path, target)
         self._sync_effect(target)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep every other holder out, in this process and in others; a kill lets go of it."""
+        import fcntl  # Windows has none: other stores of this package must import there all the same
+
+        folder = self._root / DRAFTS
+        folder.mkdir(exist_ok=True)
+        # Each call opens the file anew: a lock belongs to the opening, so threads exclude each
+        # other too. The file stays, or a third one could lock a file that is not there any more.
+        descriptor = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def secure_name(self, target: Path) -> None:
+        """Return when the name of `target` is on disk, whoever gave it."""
+        try:
+            self._sync_folder(target.parent)
+        except OSError as error:
+            if error.errno not in (errno.EROFS, errno.EINVAL):
+                raise  # these two: a read-only file system, on which nothing is pending
 
     def remove(self, target: Path) -> None:
         """Remove the file at `target`, if there is one, on disk when this returns."""

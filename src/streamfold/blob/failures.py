@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import parse_qs, urlsplit
 
-from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
 from streamfold.errors import (
     BlobNotFoundError,
@@ -34,6 +34,7 @@ class FailureKind(enum.Enum):
 
     NOT_FOUND = "not found"
     EXISTS = "exists"
+    CHANGED = "changed"
     NOT_SENT = "not sent"
     REFUSED = "refused"
     BEYOND_END = "beyond end"
@@ -93,9 +94,13 @@ def write_error(store: str, key: str, failure: Failure, *, doubtful: bool) -> St
 def _kind(error: Exception, dump: str, status: int | None, code: str | None) -> FailureKind:
     if isinstance(error, AlreadyExistsError):
         return FailureKind.EXISTS
-    if isinstance(error, FileNotFoundError):
+    if code == "NoSuchBucket":
         # A missing bucket is not a missing blob: a reader must not take it for an empty store.
-        return FailureKind.REFUSED if code == "NoSuchBucket" else FailureKind.NOT_FOUND
+        return FailureKind.REFUSED
+    if isinstance(error, PreconditionError):
+        return FailureKind.CHANGED
+    if isinstance(error, FileNotFoundError):
+        return FailureKind.NOT_FOUND
     if status == 416 or re.search(r"^\s+source: StartTooLarge \{$", dump, re.MULTILINE):
         return FailureKind.BEYOND_END
     if status is not None:

@@ -21,7 +21,9 @@ class Operation(enum.StrEnum):
 
     PUT = "put"
     PUT_IF_ABSENT = "put_if_absent"
+    PUT_IF_MATCH = "put_if_match"
     GET = "get"
+    GET_WITH_ETAG = "get_with_etag"
     GET_RANGE = "get_range"
     STREAM = "stream"
     HEAD = "head"
@@ -40,7 +42,9 @@ class FaultKind(enum.StrEnum):
     CUT = "cut"
 
 
-WRITES = frozenset({Operation.PUT, Operation.PUT_IF_ABSENT, Operation.DELETE})
+WRITES = frozenset(
+    {Operation.PUT, Operation.PUT_IF_ABSENT, Operation.PUT_IF_MATCH, Operation.DELETE}
+)
 CUTTABLE = frozenset({Operation.STREAM, Operation.LIST})
 
 
@@ -125,8 +129,20 @@ class FaultyBlobStore(BlobStore):
     async def put(self, key: str, data: bytes | AsyncIterator[bytes]) -> None:
         await self._call(Operation.PUT, key, lambda: self._inner.put(key, data))
 
-    async def put_if_absent(self, key: str, data: bytes) -> None:
-        await self._call(Operation.PUT_IF_ABSENT, key, lambda: self._inner.put_if_absent(key, data))
+    async def put_if_absent(self, key: str, data: bytes) -> str:
+        return await self._call(
+            Operation.PUT_IF_ABSENT, key, lambda: self._inner.put_if_absent(key, data)
+        )
+
+    async def put_if_match(self, key: str, data: bytes, etag: str) -> str:
+        return await self._call(
+            Operation.PUT_IF_MATCH, key, lambda: self._inner.put_if_match(key, data, etag)
+        )
+
+    async def get_with_etag(self, key: str) -> tuple[bytes, str]:
+        return await self._call(
+            Operation.GET_WITH_ETAG, key, lambda: self._inner.get_with_etag(key)
+        )
 
     async def get(self, key: str) -> bytes:
         return await self._call(Operation.GET, key, lambda: self._inner.get(key))

@@ -12,14 +12,16 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from streamfold.blob.base import DEFAULT_CHUNK_SIZE, BlobMeta, BlobStore
+from streamfold.blob.base import DEFAULT_CHUNK_SIZE, BlobChangedError, BlobMeta, BlobStore
 from streamfold.blob.durable import DRAFTS, Draft, DurableTree, Fsync
 from streamfold.blob.keys import check_chunk_size, check_key, check_prefix, check_range
 from streamfold.blob.local_files import (
+    etag_of,
     finish,
     open_file,
     read_full,
     read_range,
+    read_with_etag,
     scan_folder,
     stat_blob,
 )
@@ -43,7 +45,7 @@ class LocalBlobStore(BlobStore):
 
     A listing holds the names of one folder per level in memory. Folders stay when their last blob
     is deleted, and a name that is a folder cannot be a blob (`InvalidError`). Symbolic links are
-    not listed.
+    not listed. Swaps exclude each other by `flock`, so a network file system must support that.
     """
 
     def __init__(self, root: Path, *, fsync: Fsync = os.fsync) -> None:
@@ -60,9 +62,15 @@ class LocalBlobStore(BlobStore):
         else:
             await self._put_pieces(key, target, data)
 
-    async def put_if_absent(self, key: str, data: bytes) -> None:
+    async def put_if_absent(self, key: str, data: bytes) -> str:
         target = self._path(key)
-        await self._change(key, self._write, target, data, False)
+        return await self._change(key, self._write, target, data, False)
+
+    async def put_if_match(self, key: str, data: bytes, etag: str) -> str:
+        return await self._change(key, self._swap, key, self._path(key), data, etag)
+
+    async def get_with_etag(self, key: str) -> tuple[bytes, str]:
+        return await self._read(key, self._read_version, self._path(key))
 
     async def get(self, key: str) -> bytes:
         return await self._read(key, self._path(key).read_bytes)
@@ -99,13 +107,37 @@ class LocalBlobStore(BlobStore):
             raise InvalidError(f"blob key {key!r} begins with {DRAFTS!r}, which the store uses")
         return self._root / key
 
-    def _write(self, target: Path, data: bytes, replace: bool) -> None:
+    def _write(self, target: Path, data: bytes, replace: bool) -> str:
         draft = self._tree.open_draft()
         try:
             draft.write(data)
             self._tree.publish(draft, target, replace=replace)
+            return etag_of(os.fstat(draft.descriptor))
         finally:
             draft.close()
+
+    def _read_version(self, path: Path) -> tuple[bytes, str]:
+        version = read_with_etag(path)
+        self._tree.secure_name(path)
+        return version
+
+    def _swap(self, key: str, target: Path, data: bytes, etag: str) -> str:
+        # The kernel has no rename that compares first, so swaps exclude each other by a lock.
+        with self._tree.locked():
+            try:
+                found = etag_of(target.stat()) if target.is_file() else None
+            except FileNotFoundError:
+                found = None
+            if found is None:
+                raise BlobNotFoundError(
+                    f"blob {key!r} does not exist in {self._root}: not replaced"
+                )
+            if found != etag:
+                raise BlobChangedError(
+                    f"blob {key!r} in {self._root} is no longer the one that was read: it was not "
+                    "replaced; read it again"
+                )
+            return self._write(target, data, True)
 
     async def _put_pieces(self, key: str, target: Path, pieces: AsyncIterator[bytes]) -> None:
         draft = await self._change(key, self._tree.open_draft)

@@ -46,6 +46,18 @@ def stat_blob(path: Path, key: str) -> BlobMeta:
     return _to_meta(key, path.stat())
 
 
+def read_with_etag(path: Path) -> tuple[bytes, str]:
+    """Return the bytes of the file at `path` and the etag of just these."""
+    with path.open("rb") as file:
+        etag = etag_of(os.fstat(file.fileno()))
+        return file.read(), etag
+
+
+def etag_of(status: os.stat_result) -> str:
+    """Return what differs between any two files that had one name: `durable` sets their times."""
+    return f'"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"'
+
+
 def open_file(path: Path) -> int:
     """Return a descriptor for reading."""
     return os.open(path, os.O_RDONLY)
@@ -106,7 +118,6 @@ def _to_meta(key: str, status: os.stat_result) -> BlobMeta:
     return BlobMeta(
         key=key,
         size=status.st_size,
-        # A replaced blob is a new file, so the inode or the time differs.
-        etag=f'"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"',
+        etag=etag_of(status),
         last_modified=datetime.fromtimestamp(status.st_mtime_ns / 1e9, UTC),
     )

@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
+from streamfold.blob.attempts import Sleep
 from streamfold.blob.base import DEFAULT_CHUNK_SIZE, BlobMeta, BlobStore
+from streamfold.blob.conditions import SwapField
 from streamfold.blob.failures import OBSTORE_ERRORS, FailureKind, read_error, read_failure
 from streamfold.blob.keys import check_chunk_size, check_key, check_prefix, check_range
 from streamfold.blob.limits import RequestLimits
-from streamfold.blob.writes import ObjectWriter, Sleep, new_write_id
+from streamfold.blob.writes import ObjectWriter, new_write_id
 from streamfold.errors import BlobNotFoundError, StorageError
 
 if TYPE_CHECKING:  # these exist only in obstore's stubs
@@ -30,7 +32,7 @@ class ObstoreBlobStore(BlobStore):
     namespace do not: `list` stops with `StorageError` at the first key out of order.
 
     `name` stands for the store in messages. `repeating` repeats failed requests, `single` sends
-    each once; both reach the same bucket and prefix.
+    each once; both reach the same bucket and prefix. `swap_field` is what the service compares.
     """
 
     def __init__(
@@ -42,9 +44,11 @@ class ObstoreBlobStore(BlobStore):
         limits: RequestLimits,
         sleep: Sleep = asyncio.sleep,
         new_write_id: Callable[[], str] = new_write_id,
+        swap_field: SwapField = "e_tag",
     ) -> None:
         self._name = name
         self._client = repeating
+        self._swap_field = swap_field
         self._writer = ObjectWriter(
             name,
             repeating=repeating,
@@ -52,6 +56,7 @@ class ObstoreBlobStore(BlobStore):
             limits=limits,
             sleep=sleep,
             new_write_id=new_write_id,
+            swap_field=swap_field,
         )
 
     def __repr__(self) -> str:
@@ -64,9 +69,20 @@ class ObstoreBlobStore(BlobStore):
         else:
             await self._writer.put_pieces(key, data)
 
-    async def put_if_absent(self, key: str, data: bytes) -> None:
+    async def put_if_absent(self, key: str, data: bytes) -> str:
         check_key(key)
-        await self._writer.put_if_absent(key, data)
+        return await self._writer.conditional.put_if_absent(key, data)
+
+    async def put_if_match(self, key: str, data: bytes, etag: str) -> str:
+        check_key(key)
+        return await self._writer.conditional.put_if_match(key, data, etag)
+
+    async def get_with_etag(self, key: str) -> tuple[bytes, str]:
+        check_key(key)
+        data, etag = await self._read(key, self._fetch_version(key))
+        if etag is None:
+            raise StorageError(f"{self._name} gives no etag for {key!r}: it cannot be swapped")
+        return data, etag
 
     async def get(self, key: str) -> bytes:
         check_key(key)
@@ -138,6 +154,10 @@ class ObstoreBlobStore(BlobStore):
                     )
                 previous = meta.key
                 yield meta
+
+    async def _fetch_version(self, key: str) -> tuple[bytes, str | None]:
+        result = await self._client.get_async(key)
+        return bytes(await result.bytes_async()), result.meta[self._swap_field]
 
     async def _fetch(self, key: str, options: GetOptions | None = None) -> bytes:
         result = await self._client.get_async(key, options=options)

@@ -79,6 +79,7 @@ def _open_service(parts: SplitResult, options: Mapping[str, str]) -> BlobStore:
         repeating=_connect(name, config, limits, retries=limits.attempts - 1),
         single=_connect(name, config, limits, retries=0),
         limits=limits,
+        swap_field="version" if parts.scheme == "gs" else "e_tag",
     )
 
 

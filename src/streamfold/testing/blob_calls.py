@@ -14,24 +14,35 @@ BAD_PREFIXES = ["/", "/a", "a//", "../", "a/../b", "a\0"]
 #: Bytes; more than one part of any service's multipart upload.
 SEVERAL_PARTS = 20 * 1024 * 1024 + 7
 
+#: An etag that no blob has.
+STALE = '"stale"'
+
 Call = Callable[[BlobStore, str], Coroutine[Any, Any, object]]
 
 CALLS: dict[str, Call] = {
     "put": lambda store, key: store.put(key, b"x"),
     "put_if_absent": lambda store, key: store.put_if_absent(key, b"x"),
+    "put_if_match": lambda store, key: store.put_if_match(key, b"x", STALE),
     "get": lambda store, key: store.get(key),
+    "get_with_etag": lambda store, key: store.get_with_etag(key),
     "get_range": lambda store, key: store.get_range(key, 0, 1),
     "stream": lambda store, key: collect(store.stream(key)),
     "head": lambda store, key: store.head(key),
     "delete": lambda store, key: store.delete(key),
 }
-READS = ["get", "get_range", "stream", "head"]
+READS = ["get", "get_with_etag", "get_range", "stream", "head"]
 
 
 async def pieces_of(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
     """Yield `pieces` as an upload gets them."""
     for piece in pieces:
         yield piece
+
+
+async def swap(store: BlobStore, key: str, data: bytes = b"x") -> str:
+    """Replace the blob that is there now."""
+    _, etag = await store.get_with_etag(key)
+    return await store.put_if_match(key, data, etag)
 
 
 async def collect(stream: AsyncIterator[bytes]) -> bytes:

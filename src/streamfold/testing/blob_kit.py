@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from streamfold.blob import BlobStore
+from streamfold.blob import BlobChangedError, BlobStore
 from streamfold.errors import BlobExistsError, BlobNotFoundError, InvalidError
 from streamfold.testing.blob_calls import (
     BAD_KEYS,
@@ -25,6 +25,7 @@ from streamfold.testing.blob_calls import (
     CALLS,
     READS,
     SEVERAL_PARTS,
+    STALE,
     collect,
     keys_of,
     pieces_of,
@@ -138,6 +139,64 @@ class BlobStoreConformance:
         await store.delete("blob")
         await store.put_if_absent("blob", b"second")
         assert await store.get("blob") == b"second"
+
+    async def test_each_etag_is_good_for_one_swap(self, store: BlobStore) -> None:
+        first = await store.put_if_absent("folder/blob", b"first")
+        second = await store.put_if_match("folder/blob", b"second", first)
+        with pytest.raises(BlobChangedError, match="folder/blob"):
+            await store.put_if_match("folder/blob", b"stale", first)
+        third = await store.put_if_match("folder/blob", b"third", second)
+        assert await store.get_with_etag("folder/blob") == (b"third", third)
+        assert len({first, second, third}) == 3
+
+    async def test_the_etag_read_is_the_etag_to_swap_with(self, store: BlobStore) -> None:
+        await store.put("blob", b"put")
+        data, etag = await store.get_with_etag("blob")
+        assert data == b"put"
+        await store.put_if_match("blob", b"swapped", etag)
+        assert await store.get("blob") == b"swapped"
+
+    async def test_a_swap_of_a_blob_that_was_replaced_fails(self, store: BlobStore) -> None:
+        etag = await store.put_if_absent("blob", b"first")
+        await store.put("blob", b"other")
+        with pytest.raises(BlobChangedError):
+            await store.put_if_match("blob", b"mine", etag)
+        assert await store.get("blob") == b"other"
+
+    async def test_a_swap_creates_nothing(self, store: BlobStore) -> None:
+        with pytest.raises(BlobNotFoundError, match="absent"):
+            await store.put_if_match("absent", b"x", STALE)
+        etag = await store.put_if_absent("blob", b"first")
+        await store.delete("blob")
+        with pytest.raises(BlobNotFoundError, match="blob"):
+            await store.put_if_match("blob", b"second", etag)
+        assert await keys_of(store) == []
+
+    async def test_of_racing_swaps_one_wins_per_etag(self, store: BlobStore) -> None:
+        async def swap_from(etag: str, number: int) -> tuple[int, str] | None:
+            with suppress(BlobChangedError):
+                return number, await store.put_if_match("blob", b"%d" % number, etag)
+            return None
+
+        etag = await store.put_if_absent("blob", b"start")
+        for turn in range(4):
+            numbers = range(100 + 8 * turn, 108 + 8 * turn)
+            results = await asyncio.gather(*(swap_from(etag, number) for number in numbers))
+            [(winner, etag)] = [result for result in results if result]
+            assert await store.get_with_etag("blob") == (b"%d" % winner, etag)
+
+    async def test_racing_counters_lose_no_step(self, store: BlobStore) -> None:
+        await store.put_if_absent("blob", b"0")
+
+        async def count_to(steps: int) -> None:
+            while steps:
+                data, etag = await store.get_with_etag("blob")
+                with suppress(BlobChangedError):
+                    await store.put_if_match("blob", b"%d" % (int(data) + 1), etag)
+                    steps -= 1
+
+        await asyncio.gather(*(count_to(6) for _ in range(4)))
+        assert await store.get("blob") == b"24"
 
     @pytest.mark.parametrize(
         ("start", "length"), [(0, 3), (2, 5), (0, 10), (7, 100), (9, 1), (3, 0), (10, 1), (99, 9)]
