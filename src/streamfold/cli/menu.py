@@ -40,6 +40,9 @@ SECTIONS: Final[dict[str, dict[str, Entry]]] = {
         "reconfigure-stream": Entry("streams", "Change a stream's configuration."),
         "delete-stream": Entry("streams", "Delete a stream."),
     },
+    "Snapshots": {
+        "snapshot": Entry("snapshot", "Take, restore, list and prune snapshots of a state."),
+    },
     "Basins": {
         "list-basins": Entry("basins", "List basins."),
         "create-basin": Entry("basins", "Create a basin, or ensure it."),

@@ -1,0 +1,85 @@
+"""An agent's session log: it crashes, starts again, and has its conversation back in one read.
+
+The stream holds every step. Snapshots live in the stream as well, so that nothing but the stream is
+needed to resume, and the log stays short.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+from s2_sdk import S2, AppendInput, Endpoints, Record, S2Stream
+
+from streamfold.follow import JsonCodec, Snapshotter, StreamRecord, follow, in_stream
+from streamfold.server.configuration import Configuration
+from streamfold.server.main import running_server
+
+BASIN, STREAM = "example-basin", "session/42"
+
+
+class Step(msgspec.Struct):
+    """One entry of the log."""
+
+    role: str
+    text: str
+    tokens: int = 0
+
+
+class Session(msgspec.Struct):
+    """What the agent needs to go on: the last messages, and what it has spent."""
+
+    messages: list[Step] = msgspec.field(default_factory=list)
+    steps: int = 0
+    tokens: int = 0
+
+
+#: Messages that fit into the agent's context.
+CONTEXT = 4
+SNAPSHOTS = in_stream(codec=JsonCodec[Session](Session))
+
+
+def remember(session: Session, record: StreamRecord) -> Session:
+    step = msgspec.json.decode(record.body, type=Step)
+    session.messages = [*session.messages, step][-CONTEXT:]
+    session.steps += 1
+    session.tokens += step.tokens
+    return session
+
+
+async def log(stream: S2Stream, step: Step) -> None:
+    await stream.append(AppendInput([Record(msgspec.json.encode(step))]))
+
+
+async def work(stream: S2Stream, turns: int) -> None:
+    """Answer some questions; whatever happened before is there."""
+    async with follow(stream, fold=remember, initial=Session, snapshots=SNAPSHOTS) as state:
+        before = state.value
+        print(f"the agent begins with {before.steps} steps behind it, {before.tokens} tokens spent")
+        print(f"  it read {state.plan.records} records to know that")
+        for turn in range(before.steps // 2, before.steps // 2 + turns):
+            await log(stream, Step("user", f"question {turn}"))
+            await log(stream, Step("agent", f"answer {turn}", tokens=100 + turn))
+        await state.catch_up()
+        print(f"  and ends with {state.value.steps}; last: {state.value.messages[-1].text!r}")
+
+
+async def main() -> None:
+    quiet = Configuration(host="127.0.0.1", port=0, access_log=False)
+    async with running_server(quiet) as server:
+        url = f"http://127.0.0.1:{server.port}"
+        async with S2("ignored", endpoints=Endpoints(url, url)) as s2:
+            await s2.create_basin(BASIN)
+            await s2.basin(BASIN).create_stream(STREAM)
+            stream = s2.basin(BASIN).stream(STREAM)
+            await work(stream, turns=30)
+            async with Snapshotter(
+                stream, fold=remember, initial=Session, snapshots=SNAPSHOTS
+            ) as snapshotter:
+                taken = await snapshotter.take()
+                print(f"a snapshot in the stream covers everything before {taken.cursor}")
+            await work(stream, turns=2)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

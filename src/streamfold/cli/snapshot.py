@@ -1,0 +1,362 @@
+"""`streamfold snapshot`: take, restore, list, prune and plan snapshots of a stream's state."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from streamfold.cli.connection import verb
+from streamfold.cli.failures import ExitStatus, VerbFailedError
+from streamfold.cli.output import Output
+from streamfold.cli.parameters import ByteSize, Duration, Place, place_argument
+from streamfold.cli.shapes import Shape
+from streamfold.errors import (
+    ConditionFailedError,
+    InvalidError,
+    NotFoundError,
+    OutcomeUnknownError,
+    StreamfoldError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from s2_sdk import S2
+
+    from streamfold.follow import RestorePlan, SnapshotInfo, Snapshots, SnapshotStore, Taken
+    from streamfold.follow.intake import Folding
+    from streamfold.follow.s2 import S2Client
+
+F = TypeVar("F", bound=Callable[..., Any])
+Work = Callable[..., Coroutine[Any, Any, None]]
+
+#: Attempts in a row before a verb gives up on a server that does not answer.
+_ATTEMPTS = 5
+_STATUSES: tuple[tuple[type[StreamfoldError], ExitStatus], ...] = (
+    (ConditionFailedError, ExitStatus.CONDITION_FAILED),
+    (NotFoundError, ExitStatus.NOT_FOUND),
+    (OutcomeUnknownError, ExitStatus.OUTCOME_UNKNOWN),
+)
+
+
+def _options(*options: Callable[[F], F]) -> Callable[[F], F]:
+    def add(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add
+
+
+_where = _options(
+    click.option(
+        "--snapshots",
+        "where",
+        default="auto",
+        show_default=True,
+        metavar="auto[:URL]|in-stream|URL",
+        help="Where snapshots live: outside at a URL (s3://, gs://, az://, file:///), in the stream, "
+        "or in the stream while they fit one record and then at the URL.",
+    ),
+    click.option(
+        "--codec",
+        type=click.Choice(["json", "msgpack"]),
+        default="json",
+        show_default=True,
+        help="How states are written.",
+    ),
+)
+_folding = _options(
+    click.option(
+        "--fold",
+        required=True,
+        metavar="NAME",
+        help="last-value, merge-patch, counter, or one of yours as module:function.",
+    ),
+    click.option(
+        "--key-field", default="key", show_default=True, help="last-value: field of the key."
+    ),
+    click.option("--key-header", help="last-value: header of the key, instead of a field."),
+    click.option("--initial", metavar="JSON", help="First state, for a fold of yours."),
+)
+_keeping = _options(
+    click.option("--trim", is_flag=True, help="Trim the stream to an external snapshot's cursor."),
+    click.option("--keep", type=click.IntRange(min=1), help="External snapshots to keep."),
+    click.option("--max-age", type=Duration(), help="Delete external snapshots older than this."),
+    click.option("--fencing-token", help="Token to show with every append."),
+    click.option("--fence", is_flag=True, help="Set that token first."),
+)
+
+
+def _telling(work: Work) -> Work:
+    """Failures of following and snapshotting, with the exit status that other verbs have."""
+
+    @wraps(work)
+    async def run(*args: Any, **given: Any) -> None:
+        with _exit_statuses():
+            await work(*args, **given)
+
+    return run
+
+
+@contextmanager
+def _exit_statuses() -> Iterator[None]:
+    try:
+        yield
+    except VerbFailedError:
+        raise
+    except StreamfoldError as error:
+        fitting = [status for kind, status in _STATUSES if isinstance(error, kind)]
+        status = fitting[0] if fitting else ExitStatus.FAILURE
+        raise VerbFailedError(error.code, error.message, status) from error
+
+
+@click.group()
+def snapshot() -> None:
+    """Bound how long a restore takes: snapshots of the state that a stream folds to."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)  # for folds as module:function
+
+
+@verb("take", changes=True)
+@place_argument
+@_where
+@_folding
+@_keeping
+@_telling
+async def take(s2: S2, output: Output, place: Place, where: str, codec: str, **given: Any) -> None:
+    """Take one snapshot now, of everything up to the tail.
+
+    If another was appended or saved in between it tries again, or says so.
+    """
+    from streamfold.follow import Backoff, Snapshotter
+
+    folding = _fold(given)
+    async with Snapshotter(
+        _client(s2, place),
+        fold=folding.fold,
+        initial=folding.initial,
+        snapshots=_snapshots(where, codec),
+        keeping=_keep(given),
+        backoff=Backoff(attempts=_ATTEMPTS),
+    ) as snapshotter:
+        _show_taken(output, await snapshotter.take())
+
+
+@verb("run", changes=True)
+@place_argument
+@_where
+@_folding
+@_keeping
+@click.option("--records", type=click.IntRange(min=1), help="One after so many records.")
+@click.option("--bytes", "size", type=ByteSize(), help="One after so many bytes of records.")
+@click.option("--age", type=Duration(), help="One after so long, if anything came.")
+@click.option("--replay", type=Duration(), help="One when a replay would take so long.")
+@_telling
+async def run(
+    s2: S2,
+    output: Output,
+    place: Place,
+    where: str,
+    codec: str,
+    records: int | None,
+    size: int | None,
+    age: int | None,
+    replay: int | None,
+    **given: Any,
+) -> None:
+    """Keep taking snapshots, until interrupted; without limits, every 10,000 records."""
+    from streamfold.follow import Policy, Snapshotter
+
+    limits = (records, size, age, replay)
+    policy = Policy(records, size, age, replay) if any(limits) else Policy()
+    folding = _fold(given)
+    async with Snapshotter(
+        _client(s2, place),
+        fold=folding.fold,
+        initial=folding.initial,
+        snapshots=_snapshots(where, codec),
+        policy=policy,
+        keeping=_keep(given),
+        on_taken=lambda taken: _show_taken(output, taken),
+    ) as snapshotter:
+        output.note(f"follows {place} from {snapshotter.state.cursor}")
+        await snapshotter.run()
+
+
+@verb("restore")
+@place_argument
+@_where
+@_folding
+@click.option(
+    "--output",
+    "file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the state to this file instead of standard output.",
+)
+@_telling
+async def restore(
+    s2: S2, output: Output, place: Place, where: str, codec: str, file: Path | None, **given: Any
+) -> None:
+    """Restore the state as of now, and print it as JSON."""
+    import msgspec
+
+    from streamfold.follow import Backoff, follow
+
+    folding = _fold(given)
+    async with follow(
+        _client(s2, place),
+        fold=folding.fold,
+        initial=folding.initial,
+        snapshots=_snapshots(where, codec),
+        backoff=Backoff(attempts=_ATTEMPTS),
+    ) as state:
+        shape: Shape = {"cursor": state.cursor, "plan": _plan_shape(state.plan)}
+        encoded = msgspec.json.encode(state.value)
+    if file is not None:
+        await asyncio.to_thread(file.write_bytes, encoded)
+        output.show({**shape, "file": str(file)}, f"{file}  state before {shape['cursor']}")
+    elif output.as_json:
+        output.show({**shape, "state": msgspec.Raw(encoded)}, "")
+    else:
+        output.write(encoded, b"\n")
+
+
+@verb("plan")
+@place_argument
+@_where
+@_telling
+async def plan(s2: S2, output: Output, place: Place, where: str, codec: str) -> None:
+    """Show what a restore would load, and how much it would replay."""
+    from streamfold.follow import make_plan
+
+    found = await make_plan(_client(s2, place), _snapshots(where, codec))
+    output.show(_plan_shape(found), str(found))
+
+
+@verb("list")
+@place_argument
+@_where
+@_telling
+async def list_(s2: S2, output: Output, place: Place, where: str, codec: str) -> None:
+    """List snapshots, the newest first; those in the stream are found by reading it."""
+    from streamfold.follow.listing import list_snapshots
+
+    for info in await list_snapshots(_client(s2, place), _snapshots(where, codec)):
+        size = "-" if info.size is None else str(info.size)
+        text = f"{info.cursor:>20}  {info.place:8}  {info.codec:8}  {size:>12}  {info.name}"
+        output.show(_info_shape(info), text)
+
+
+@verb("prune", changes=True)
+@place_argument
+@_where
+@click.option("--keep", type=click.IntRange(min=1), help="Snapshots to keep.")
+@click.option("--max-age", type=Duration(), help="Delete those older than this.")
+@_telling
+async def prune(
+    s2: S2,
+    output: Output,
+    place: Place,
+    where: str,
+    codec: str,
+    keep: int | None,
+    max_age: int | None,
+) -> None:
+    """Delete external snapshots by number and age, but never the newest whole one."""
+    from streamfold import follow
+
+    if keep is None and max_age is None:
+        raise click.UsageError("say what may go: --keep N, --max-age DURATION, or both")
+    store = _store(_snapshots(where, codec))
+    now = int(time.time() * 1000)
+    for info in await follow.prune(store, keep=keep, max_age=max_age, now=now):
+        output.show(_info_shape(info), f"deleted {info.name}")
+
+
+for command in (take, run, restore, plan, list_, prune):
+    snapshot.add_command(command)
+
+
+def _client(s2: S2, place: Place) -> S2Client:
+    from streamfold.follow.s2 import S2Client
+
+    return S2Client(s2.basin(place.basin).stream(place.stream))
+
+
+def _fold(given: dict[str, Any]) -> Folding[Any]:
+    from streamfold.follow.folds import find_fold
+
+    return find_fold(
+        given["fold"],
+        key_field=given["key_field"],
+        key_header=given["key_header"],
+        initial=given["initial"],
+    )
+
+
+def _keep(given: dict[str, Any]) -> Any:
+    from streamfold.follow import Keeping
+
+    return Keeping(
+        given["trim"], given["keep"], given["max_age"], given["fencing_token"], given["fence"]
+    )
+
+
+def _snapshots(where: str, codec: str) -> Snapshots[Any]:
+    from streamfold.follow import JsonCodec, MsgpackCodec, auto, external, in_stream
+
+    chosen = JsonCodec[Any]() if codec == "json" else MsgpackCodec[Any]()
+    if where == "in-stream":
+        return in_stream(codec=chosen)
+    if where == "auto" or where.startswith("auto:"):
+        return auto(where.removeprefix("auto").removeprefix(":") or None, codec=chosen)
+    return external(where, codec=chosen)
+
+
+def _store(snapshots: Snapshots[Any]) -> SnapshotStore:
+    if snapshots.store is None:
+        raise InvalidError(
+            "only external snapshots are pruned, those in the stream are trimmed: "
+            "give --snapshots the URL where they are"
+        )
+    return snapshots.store
+
+
+def _show_taken(output: Output, taken: Taken) -> None:
+    shape: Shape = {"outcome": taken.outcome, "cursor": taken.cursor, "place": taken.place}
+    where = f"  {taken.place}" if taken.place else ""
+    output.show(shape, f"{taken.outcome}  {taken.cursor}{where}")
+
+
+def _info_shape(info: SnapshotInfo) -> Shape:
+    return {
+        "place": info.place,
+        "name": info.name,
+        "cursor": info.cursor,
+        "codec": info.codec,
+        "bytes": info.size,
+        "created_at": info.created_at,
+    }
+
+
+def _plan_shape(found: RestorePlan) -> Shape:
+    return {
+        "stream": found.stream,
+        "snapshot": _info_shape(found.snapshot) if found.snapshot else None,
+        "first": found.first,
+        "read_from": found.read_from,
+        "tail": found.tail,
+        "records": found.records,
+        "estimated_bytes": found.estimated_bytes,
+        "skipped": [str(skipped.error) for skipped in found.skipped],
+    }

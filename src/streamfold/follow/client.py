@@ -1,0 +1,84 @@
+"""The seam to a stream: what following and snapshotting need of any client.
+
+A client of your own runs `streamfold.testing.stream_client_kit.StreamClientConformance`.
+
+Errors, the same for all clients:
+
+- `RetryLaterError`: nothing happened, the same call may succeed later; ends a read, too.
+- `OutcomeUnknownError`: only from `append`, which may or may not have had its effect.
+- `SeqNumMismatchError`, `FencingTokenMismatchError`: a condition of an append did not hold.
+- `PositionUnwrittenError`: a read starts beyond the tail.
+- `InvalidError`, `NotFoundError`, `UnauthenticatedError`, `PermissionDeniedError`: as they say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from streamfold.model.positions import StreamPosition
+from streamfold.model.records import Record
+
+
+class StreamRecord(Protocol):
+    """A record in its place; every client may bring a class of its own, so that none is copied."""
+
+    @property
+    def seq_num(self) -> int: ...
+
+    @property
+    def timestamp(self) -> int: ...
+
+    @property
+    def headers(self) -> Sequence[tuple[bytes, bytes]]: ...
+
+    @property
+    def body(self) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Where a batch went: half-open range of seq_nums."""
+
+    start: int
+    end: int
+
+
+@runtime_checkable
+class StreamClient(Protocol):
+    """One stream, for reading and appending; safe to share between tasks."""
+
+    @property
+    def name(self) -> str:
+        """What messages call the stream."""
+        ...
+
+    async def check_tail(self) -> StreamPosition:
+        """The position after the last durable record; linearizable with appends."""
+        ...
+
+    async def peek(self, seq_num: int, count: int) -> Sequence[StreamRecord]:
+        """Up to `count` records at or after `seq_num`, without waiting; none at the tail.
+
+        Below the first record that is still there, it starts at that one.
+        """
+        ...
+
+    def read(self, seq_num: int) -> AsyncGenerator[Sequence[StreamRecord]]:
+        """Yield all records from `seq_num` on in batches that are never empty, and wait for more.
+
+        Where records were trimmed the seq_nums jump: it is for the caller to notice. The caller
+        closes the generator, which ends the session.
+        """
+        ...
+
+    async def append(
+        self,
+        records: Sequence[Record],
+        *,
+        match_seq_num: int | None = None,
+        fencing_token: str | None = None,
+    ) -> Appended:
+        """Append 1 to 1000 records of at most 1 MiB together, all or nothing, durably."""
+        ...

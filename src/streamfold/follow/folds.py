@@ -1,0 +1,135 @@
+"""Folds that many streams need: last value by key, JSON merge patch, counter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import msgspec
+
+from streamfold.errors import InvalidError
+from streamfold.follow.client import StreamRecord
+from streamfold.follow.intake import Folding
+
+_decode = msgspec.json.Decoder().decode
+
+
+def last_value(
+    field: str = "key", *, header: str | None = None
+) -> Callable[[dict[str, Any], StreamRecord], dict[str, Any]]:
+    """The newest record of each key; the key is a field of the JSON body, or a header.
+
+    By field, the state has the objects as they were appended, and an object with nothing but its key
+    removes it. By header, the state has the JSON bodies, and an empty body removes the key.
+    """
+    wanted = header.encode() if header is not None else None
+
+    def by_field(state: dict[str, Any], record: StreamRecord) -> dict[str, Any]:
+        value = _object(record)
+        if field not in value:
+            raise InvalidError(
+                f"record {record.seq_num} has no field {field!r}: name the field with the key"
+            )
+        key = str(value[field])
+        if len(value) == 1:
+            state.pop(key, None)
+        else:
+            state[key] = value
+        return state
+
+    def by_header(state: dict[str, Any], record: StreamRecord) -> dict[str, Any]:
+        found = [value for name, value in record.headers if name == wanted]
+        if not found:
+            raise InvalidError(
+                f"record {record.seq_num} has no header {header!r}: name the header with the key"
+            )
+        key = found[0].decode("utf-8", "replace")
+        if record.body:
+            state[key] = _json(record)
+        else:
+            state.pop(key, None)
+        return state
+
+    return by_field if header is None else by_header
+
+
+def merge_patch(state: Any, record: StreamRecord) -> Any:
+    """The document after every patch of RFC 7396: objects merge, null removes, others replace."""
+    return _merge(state, _json(record))
+
+
+def counter(state: int, record: StreamRecord) -> int:
+    """The sum of all bodies, which are whole numbers; an empty body counts 1."""
+    if not record.body:
+        return state + 1
+    try:
+        return state + int(record.body)
+    except ValueError:
+        raise InvalidError(
+            f"record {record.seq_num} has the body {record.body[:40]!r}: a counter takes whole numbers"
+        ) from None
+
+
+def _merge(target: Any, patch: Any) -> Any:
+    if not isinstance(patch, dict):
+        return patch
+    result = target if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = _merge(result.get(key), value)
+    return result
+
+
+def _json(record: StreamRecord) -> Any:
+    try:
+        return _decode(record.body)
+    except msgspec.DecodeError as error:
+        raise InvalidError(
+            f"record {record.seq_num} is not JSON ({error}): use a fold that knows its form"
+        ) from None
+
+
+def _object(record: StreamRecord) -> dict[str, Any]:
+    value = _json(record)
+    if not isinstance(value, dict):
+        raise InvalidError(f"record {record.seq_num} is not a JSON object: it has no fields")
+    return value
+
+
+def find_fold(
+    name: str, *, key_field: str = "key", key_header: str | None = None, initial: str | None = None
+) -> Folding[Any]:
+    """The fold that a command line names: `last-value`, `merge-patch`, `counter`, or one of yours
+    as `module:function`.
+
+    `initial` is the first state as JSON. Without it the built-in ones know theirs, and yours begins
+    with its attribute `initial`, a function, or with an empty object.
+    """
+    fold, first = _named(name, key_field, key_header)
+    if initial is not None:
+        return Folding(fold, lambda: _decode(initial))
+    return Folding(fold, first)
+
+
+def _named(name: str, key_field: str, key_header: str | None) -> tuple[Any, Callable[[], Any]]:
+    if name == "last-value":
+        return last_value(key_field, header=key_header), dict
+    if name == "merge-patch":
+        return merge_patch, dict
+    if name == "counter":
+        return counter, int
+    module, colon, function = name.partition(":")
+    if not (module and colon and function):
+        raise InvalidError(
+            f"fold {name!r} is unknown: use last-value, merge-patch, counter, or module:function"
+        )
+    try:
+        fold = getattr(import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise InvalidError(
+            f"fold {name!r} cannot be loaded ({error}): its module must be importable from here"
+        ) from error
+    return fold, getattr(fold, "initial", dict)

@@ -1,0 +1,202 @@
+"""Follow: restore the state, then keep it current, change by change."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+import msgspec
+
+from streamfold.errors import InvalidError
+from streamfold.follow.client import StreamClient, StreamRecord
+from streamfold.follow.intake import BUFFER_BYTES, Folding, Intake
+from streamfold.follow.places import in_stream
+from streamfold.follow.plan import RestorePlan
+from streamfold.follow.progress import ProgressCallback, TerminalBar
+from streamfold.follow.reading import Backoff, Feed, retrying
+from streamfold.follow.restore import Restorer
+from streamfold.follow.snapshots import Snapshots
+
+S = TypeVar("S")
+
+#: Failures in a row after which the first restore gives up, unless its backoff says otherwise: a server
+#: that was never there is more likely a mistake than an outage. Once it follows, it goes on trying.
+_FIRST_ATTEMPTS = 6
+
+
+class Change(msgspec.Struct, frozen=True, gc=False):
+    """A delta that the state has already; or, with `restored`, that the state was replaced.
+
+    The latter happens when records were trimmed before they could be read: the state then
+    comes from a snapshot, and the changes in between are not to be had one by one.
+    """
+
+    seq_num: int
+    timestamp: int
+    headers: Sequence[tuple[bytes, bytes]]
+    body: bytes
+    restored: bool = False
+
+
+class Follower(Generic[S]):
+    """A state that follows its stream; for one task at a time."""
+
+    def __init__(
+        self,
+        client: StreamClient,
+        folding: Folding[S],
+        snapshots: Snapshots[S],
+        *,
+        backoff: Backoff | None = None,
+        progress: ProgressCallback | None = None,
+        buffer_bytes: int = BUFFER_BYTES,
+    ) -> None:
+        self._client = client
+        self._backoff = backoff or Backoff()
+        self._intake = Intake(folding, snapshots.codec, buffer_bytes=buffer_bytes)
+        self._restorer = Restorer(client, snapshots, self._intake, progress or TerminalBar())
+        self._ready: deque[StreamRecord] = deque()
+        self._jumped = False
+        self._feed: Feed | None = None
+        self._plan: RestorePlan | None = None
+
+    @property
+    def value(self) -> S:
+        """The state, with everything before `cursor`."""
+        return self._intake.value
+
+    @property
+    def cursor(self) -> int:
+        """First seq_num that the state does not have."""
+        return self._ready[0].seq_num if self._ready else self._intake.position
+
+    @property
+    def plan(self) -> RestorePlan:
+        """How the state was restored, the last time that it was."""
+        if self._plan is None:
+            raise InvalidError("the state is not restored yet: enter it with `async with` first")
+        return self._plan
+
+    @property
+    def intake(self) -> Intake[S]:
+        """What is known about the state and the snapshots of it; for snapshotters."""
+        return self._intake
+
+    @property
+    def speed(self) -> float | None:
+        """Records per second of the last long replay."""
+        return self._restorer.speed
+
+    async def __aenter__(self) -> Self:
+        limit = self._backoff.attempts or _FIRST_ATTEMPTS
+        self._plan, self._feed = await self._restorer.restore(
+            replace(self._backoff, attempts=limit)
+        )
+        self._feed.backoff = self._backoff
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        feed, self._feed = self._feed, None
+        if feed is not None:
+            await feed.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Change:
+        while True:
+            if self._jumped:
+                self._jumped = False
+                return Change(self.cursor, 0, (), b"", restored=True)
+            if self._ready:
+                record = self._ready[0]
+                self._intake.apply_one(record)
+                self._ready.popleft()
+                return Change(record.seq_num, record.timestamp, record.headers, record.body)
+            await self._fill()
+
+    async def advance(self, patience: float | None = None) -> bool:
+        """Apply whatever comes next, all at once; False when nothing came in so many seconds."""
+        if not self._ready and not await self._fill(patience):
+            return False
+        deltas = list(self._ready)
+        self._ready.clear()
+        self._intake.apply(deltas)
+        return True
+
+    async def catch_up(self) -> None:
+        """Apply everything that is in the stream at this moment; iterating does not show it again."""
+        tail = (await retrying(self._backoff, self._client.check_tail)).seq_num
+        while self.cursor < tail or self._ready:
+            await self.advance()
+
+    async def pause(self) -> None:
+        """End the session until the next change is asked for; nothing is lost by it.
+
+        For whoever appends much while following: what is not read fills the connection, and
+        acknowledgements of the same client wait behind it.
+        """
+        if self._feed is not None:
+            await self._feed.seek(self._intake.position)
+
+    async def _fill(self, patience: float | None = None) -> bool:
+        if self._feed is None:
+            raise InvalidError("the state is not followed any more: its `async with` block is over")
+        batch = await self._feed.next(patience)
+        if batch is None:
+            return False
+        if self._intake.is_gap(batch):
+            await self._feed.close()
+            self._feed = None
+            self._plan, self._feed = await self._restorer.restore(self._backoff)
+            self._jumped = True
+        else:
+            self._ready.extend(self._intake.sift(batch))
+        return True
+
+
+def follow(
+    stream: StreamClient | Any,
+    *,
+    fold: Callable[[S, StreamRecord], S],
+    initial: Callable[[], S],
+    snapshots: Snapshots[S] | None = None,
+    fold_batch: Callable[[S, Sequence[StreamRecord]], S] | None = None,
+    progress: ProgressCallback | None = None,
+    backoff: Backoff | None = None,
+) -> Follower[S]:
+    """Restore a state in bounded time, then follow it live.
+
+        async with follow(stream, fold=apply, initial=dict, snapshots=external("s3://…")) as state:
+            print(state.plan, state.value, state.cursor)
+            async for change in state:
+                ...
+
+    `stream` is a `StreamClient`, or a stream of the S2 SDK. `fold` gets the state and a record and
+    returns the state; it may change the one that it got. Entering loads the newest snapshot and
+    replays what came after it; disconnects are survived by reconnecting. Leaving ends the session.
+    """
+    return Follower(
+        as_client(stream),
+        Folding(fold, initial, fold_batch),
+        snapshots or in_stream(),
+        progress=progress,
+        backoff=backoff,
+    )
+
+
+def as_client(stream: StreamClient | Any) -> StreamClient:
+    """The stream itself if it is a client; a client for it if it is one of the S2 SDK's."""
+    if isinstance(stream, StreamClient):
+        return stream
+    from streamfold.follow.s2 import S2Client
+
+    return S2Client(stream)

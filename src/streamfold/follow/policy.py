@@ -1,0 +1,67 @@
+"""When a snapshot is due: a decision from numbers alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from streamfold.errors import InvalidError
+
+#: Records per second that a replay is taken to do before one was measured.
+ASSUMED_SPEED = 50_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Limits on what a restore has to replay; None = no limit of that kind."""
+
+    #: Deltas since the last snapshot.
+    records: int | None = 10_000
+    #: Bytes of their bodies.
+    bytes: int | None = 64 << 20
+    #: Seconds since the last snapshot, if anything came since.
+    age: float | None = None
+    #: Seconds that replaying them would take, by the speed of this reader.
+    replay: float | None = 5.0
+
+    def __post_init__(self) -> None:
+        for name in ("records", "bytes", "age", "replay"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise InvalidError(
+                    f"policy {name} {value} must be more than 0, or None for no limit"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """What has come since the last snapshot."""
+
+    records: int
+    bytes: int
+    #: Seconds since the last snapshot; when there was none, since anybody looked.
+    age: float
+    #: Records per second of a replay, when one was measured.
+    speed: float | None = None
+
+
+def due(policy: Policy, since: Since) -> str | None:
+    """Why a snapshot should be taken now; None while it should not."""
+    if since.records == 0:
+        return None
+    if policy.records is not None and since.records >= policy.records:
+        return f"{since.records} records since the last snapshot"
+    if policy.bytes is not None and since.bytes >= policy.bytes:
+        return f"{since.bytes} bytes since the last snapshot"
+    if policy.age is not None and since.age >= policy.age:
+        return f"{since.age:.0f} s since the last snapshot"
+    replay = since.records / (since.speed or ASSUMED_SPEED)
+    if policy.replay is not None and replay >= policy.replay:
+        return f"a replay would take {replay:.1f} s"
+    return None
+
+
+def wait_for(policy: Policy, since: Since) -> float | None:
+    """Seconds after which age alone makes a snapshot due; None when it never will."""
+    if policy.age is None or since.records == 0:
+        return None
+    return max(0.0, policy.age - since.age)

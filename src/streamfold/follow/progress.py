@@ -1,0 +1,69 @@
+"""How far a restore is: told to a callback, or drawn on a terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TextIO
+
+#: Seconds of a restore before a bar appears: a short one shows nothing.
+_PATIENCE = 1.0
+#: Seconds between two pictures of the bar.
+_INTERVAL = 0.1
+_WIDTH = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One step of a restore."""
+
+    #: "load" of a snapshot in bytes, "replay" in records, and "done" once, at the end.
+    phase: str
+    done: int
+    #: None when it cannot be told.
+    total: int | None
+
+
+ProgressCallback = Callable[[Progress], None]
+
+
+class TerminalBar:
+    """A bar on standard error, only where that is a terminal and the restore takes long."""
+
+    def __init__(
+        self, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._out = out or sys.stderr
+        self._clock = clock
+        self._began = self._drawn_at = clock()
+        self._shown = False
+
+    def __call__(self, progress: Progress) -> None:
+        now = self._clock()
+        if progress.phase == "done":
+            self._clear()
+        elif now - self._began > _PATIENCE and now - self._drawn_at > _INTERVAL:
+            self._drawn_at = now
+            self._draw(progress)
+
+    def _draw(self, progress: Progress) -> None:
+        if not self._out.isatty():
+            return
+        unit = "bytes" if progress.phase == "load" else "records"
+        share = min(1.0, progress.done / progress.total) if progress.total else 0.0
+        bar = "#" * round(share * _WIDTH)
+        end = f"/{progress.total:,}" if progress.total else ""
+        self._out.write(
+            f"\r{progress.phase:6} [{bar:-<{_WIDTH}}] {progress.done:,}{end} {unit}\x1b[K"
+        )
+        self._out.flush()
+        self._shown = True
+
+    def _clear(self) -> None:
+        if self._shown:
+            self._out.write("\r\x1b[K")
+            self._out.flush()
+        self._shown = False
+        self._began = self._clock()

@@ -1,0 +1,129 @@
+"""The same against `streamfold serve` in a process of its own, through the unmodified SDK."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from s2_sdk import S2, Endpoints
+
+from streamfold.blob import open_blob_store
+from streamfold.follow import (
+    Outcome,
+    Place,
+    Policy,
+    SnapshotStore,
+    external,
+    follow,
+    in_stream,
+)
+from streamfold.follow.s2 import S2Client
+from tests.follow.ledger import SMALL, Ledger, fold, initial
+from tests.interop.serving import serving
+from tests.s3 import S3Server, run_s3_server
+
+BASIN, STREAM = "follow-basin", "deltas"
+QUIET = ("--host", "127.0.0.1", "--no-access-log")
+
+
+@asynccontextmanager
+async def connected(exports: dict[str, str]) -> AsyncIterator[S2Client]:
+    """A client on a stream that is there."""
+    endpoint = exports["S2_ACCOUNT_ENDPOINT"]
+    async with S2("ignored", endpoints=Endpoints(endpoint, endpoint)) as s2:
+        await s2.ensure_basin(BASIN)
+        await s2.basin(BASIN).ensure_stream(STREAM)
+        yield S2Client(s2.basin(BASIN).stream(STREAM))
+
+
+async def until_trimmed(client: S2Client, first: int) -> None:
+    async with asyncio.timeout(30):
+        while (await client.peek(0, 1))[0].seq_num < first:  # noqa: ASYNC110 - nothing announces it
+            await asyncio.sleep(0.01)
+
+
+async def until_saved(store: SnapshotStore, cursor: int) -> None:
+    while True:
+        newest = await store.newest()
+        if newest is not None and newest.cursor >= cursor:
+            return
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("sizes", [None, SMALL], ids=["record", "framed"])
+async def test_snapshots_in_the_stream_and_readers_before_and_after_the_trim(sizes: Any) -> None:
+    with serving(*QUIET) as exports:
+        async with connected(exports) as client:
+            ledger = Ledger(client)
+            await ledger.add(100)
+            async with ledger.follow() as early:
+                async with ledger.snapshotter(in_stream(), sizes=sizes) as snapshotter:
+                    taken = await snapshotter.take()
+                assert taken.place is (Place.RECORD if sizes is None else Place.FRAMED)
+                await until_trimmed(client, taken.cursor)
+                await ledger.add(10)
+                assert await ledger.restored() == ledger.expected
+                seen = [(await anext(early)).body.decode() for _ in range(10)]
+                assert seen == ledger.expected[-10:]
+                assert early.value["seen"] == ledger.expected
+
+
+async def test_two_snapshotters_run_while_writers_append(s3_server: S3Server) -> None:
+    blobs = open_blob_store(f"s3://{s3_server.bucket}/race", **s3_server.options())
+    place = external(blobs)
+    with serving(*QUIET) as exports:
+        async with connected(exports) as client:
+            ledger = Ledger(client)
+            policy = Policy(records=40, bytes=None, replay=None)
+            async with (
+                ledger.snapshotter(place, policy=policy) as one,
+                ledger.snapshotter(place, policy=policy) as other,
+            ):
+                tasks = [asyncio.create_task(each.run()) for each in (one, other)]
+                for _ in range(20):
+                    await ledger.add(10)
+                assert place.store is not None
+                async with asyncio.timeout(30):
+                    await until_saved(place.store, 160)
+                assert not any(task.done() for task in tasks)
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                assert (await one.take()).outcome in (Outcome.TAKEN, Outcome.NOTHING_NEW)
+            async with ledger.follow(place) as state:
+                assert state.value["seen"] == ledger.expected
+                assert state.plan.records < 40
+
+
+@pytest.fixture
+def s3_server() -> Any:
+    with run_s3_server() as server:
+        yield server
+
+
+async def test_a_follower_survives_a_restart_of_the_server(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    options = (*QUIET, "--port", port, "--local-root", str(tmp_path / "store"))
+    endpoint = f"http://127.0.0.1:{port}"
+    async with S2("ignored", endpoints=Endpoints(endpoint, endpoint)) as s2:
+        ledger = Ledger(S2Client(s2.basin(BASIN).stream(STREAM)))
+        with serving(*options):
+            await s2.ensure_basin(BASIN)
+            await s2.basin(BASIN).ensure_stream(STREAM)
+            await ledger.add(5)
+            follower = follow(s2.basin(BASIN).stream(STREAM), fold=fold, initial=initial)
+            state = await follower.__aenter__()
+            waiting = asyncio.create_task(anext(state))
+        assert not waiting.done()
+        with serving(*options):
+            await ledger.add(1)
+            async with asyncio.timeout(60):
+                assert (await waiting).body == b"5"
+            assert state.value["seen"] == ledger.expected
+            await follower.__aexit__(None, None, None)

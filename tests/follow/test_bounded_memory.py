@@ -1,0 +1,101 @@
+"""Large framed snapshots restore in no more than twice their size."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.interop.serving import serving
+
+#: Bytes of state.
+SIZE = 200_000_000
+
+TAKE = """
+import asyncio, sys
+from s2_sdk import S2, Endpoints, AppendInput, Record
+from streamfold.follow import BytesCodec, Snapshotter, in_stream
+{codec}
+
+def grow(state, record):
+    return make(int(record.body))
+
+async def main():
+    async with S2("ignored", endpoints=Endpoints.from_env()) as s2:
+        await s2.ensure_basin("large-basin")
+        await s2.basin("large-basin").ensure_stream("{name}")
+        stream = s2.basin("large-basin").stream("{name}")
+        await stream.append(AppendInput([Record(b"{size}")]))
+        async with Snapshotter(
+            stream, fold=grow, initial=empty, snapshots=in_stream(codec=codec)
+        ) as snapshotter:
+            print((await snapshotter.take()).place)
+
+asyncio.run(main())
+"""
+
+RESTORE = """
+import asyncio, json, resource
+from s2_sdk import S2, Endpoints
+from streamfold.follow import BytesCodec, follow, in_stream
+{codec}
+
+async def main():
+    async with S2("ignored", endpoints=Endpoints.from_env()) as s2:
+        stream = s2.basin("large-basin").stream("{name}")
+        await stream.check_tail()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        async with follow(
+            stream, fold=None, initial=empty, snapshots=in_stream(codec=codec)
+        ) as state:
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            place = state.plan.snapshot.place
+            size = measure(state.value)
+            print(json.dumps(dict(grown=(peak - before) * 1024, size=size, place=place)))
+
+asyncio.run(main())
+"""
+
+BYTES = """
+codec, empty, measure = BytesCodec(), bytes, len
+def make(size):
+    return b"0123456789abcdef" * (size // 16)
+"""
+ARROW = """
+import pyarrow as pa
+from streamfold.follow.arrow import ArrowCodec
+codec = ArrowCodec()
+def make(size):
+    return pa.table({"n": pa.array(range(size // 8), pa.int64())})
+def empty():
+    return make(0)
+def measure(table):
+    return table.nbytes
+"""
+
+
+@pytest.mark.parametrize(("name", "codec"), [("bytes", BYTES), ("arrow", ARROW)])
+def test_200_megabytes_restore_within_twice_that(name: str, codec: str, tmp_path: Path) -> None:
+    with serving(
+        "--host", "127.0.0.1", "--no-access-log", "--local-root", str(tmp_path), "--no-fsync"
+    ) as exports:
+        env = {**os.environ, **exports}
+
+        def run(script: str) -> str:
+            text = script.replace("{codec}", codec).replace("{name}", name)
+            text = text.replace("{size}", str(SIZE))
+            done = subprocess.run(
+                [sys.executable, "-c", text], env=env, capture_output=True, text=True, timeout=50
+            )
+            assert done.returncode == 0, done.stderr
+            return done.stdout.strip()
+
+        assert run(TAKE) == "framed"
+        found = json.loads(run(RESTORE))
+    assert found["place"] == "framed"
+    assert found["size"] >= SIZE * 0.99
+    assert found["grown"] <= 2 * SIZE, f"{found['grown'] / SIZE:.2f} times its size"

@@ -1,0 +1,221 @@
+"""Every call fails once, in every way: what is restored is right all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from streamfold.blob import (
+    BlobStore,
+    Fault,
+    FaultKind,
+    FaultyBlobStore,
+    Operation,
+    ScriptedFaults,
+    SeededFaults,
+    open_blob_store,
+)
+from streamfold.errors import InvalidError, RetryLaterError
+from streamfold.follow import (
+    Backoff,
+    FaultyStream,
+    MemoryStream,
+    Outcome,
+    Progress,
+    ScriptedStreamFaults,
+    SeededStreamFaults,
+    StreamCall,
+    StreamFault,
+    StreamFaultKind,
+    external,
+    follow,
+    in_stream,
+)
+from streamfold.follow.faults import NO_STREAM_FAULT
+from streamfold.follow.snapshotter import Keeping
+from tests.follow.ledger import SMALL, KilledError, Ledger, Watched, fold, initial, no_sleep
+
+KINDS = ["external", "record", "framed"]
+STREAM_FAULTS = [
+    (StreamCall.CHECK_TAIL, StreamFault(StreamFaultKind.BEFORE)),
+    (StreamCall.PEEK, StreamFault(StreamFaultKind.BEFORE)),
+    (StreamCall.READ, StreamFault(StreamFaultKind.BEFORE)),
+    (StreamCall.READ, StreamFault(StreamFaultKind.CUT, 0)),
+    (StreamCall.READ, StreamFault(StreamFaultKind.CUT, 7)),
+    (StreamCall.APPEND, StreamFault(StreamFaultKind.BEFORE)),
+    (StreamCall.APPEND, StreamFault(StreamFaultKind.AFTER)),
+    (StreamCall.APPEND, StreamFault(StreamFaultKind.LOST)),
+]
+BLOB_FAULTS = [
+    (Operation.LIST, Fault(FaultKind.BEFORE)),
+    (Operation.LIST, Fault(FaultKind.CUT, 0)),
+    (Operation.STREAM, Fault(FaultKind.BEFORE)),
+    (Operation.STREAM, Fault(FaultKind.CUT, 600)),
+    (Operation.PUT_IF_ABSENT, Fault(FaultKind.BEFORE)),
+    (Operation.PUT_IF_ABSENT, Fault(FaultKind.AFTER)),
+]
+#: More calls of one sort than the scenario makes.
+STEPS = 12
+
+
+async def scenario(ledger: Ledger, stream: Any, kind: str, blobs: BlobStore) -> None:
+    """Two snapshots with deltas around them, and a reader that follows, all over a bad line."""
+    snapshots = external(blobs) if kind == "external" else in_stream()
+    sizes = SMALL if kind == "framed" else None
+    keeping = Keeping(trim=True)
+    await ledger.add(30)
+    async with ledger.follow(snapshots, stream) as state:
+        async with ledger.snapshotter(
+            snapshots, stream, keeping=keeping, sizes=sizes
+        ) as snapshotter:
+            assert (await snapshotter.take()).outcome is Outcome.TAKEN
+            await ledger.add(5)
+            assert (await snapshotter.take()).outcome is Outcome.TAKEN
+            assert snapshotter.state.value["seen"] == ledger.expected
+        await ledger.add(3)
+        await state.catch_up()
+        assert state.value["seen"] == ledger.expected
+    assert await ledger.restored(snapshots, stream) == ledger.expected
+    assert await ledger.restored(snapshots) == ledger.expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("call", "fault"), STREAM_FAULTS, ids=lambda value: getattr(value, "kind", value)
+)
+async def test_each_call_to_the_stream_may_fail(
+    kind: str, call: StreamCall, fault: StreamFault
+) -> None:
+    for step in range(STEPS):
+        ledger = Ledger()
+        script = {call: [*[NO_STREAM_FAULT] * step, fault]}
+        stream = FaultyStream(ledger.stream, ScriptedStreamFaults(script))
+        await scenario(ledger, stream, kind, open_blob_store("memory:"))
+
+
+@pytest.mark.parametrize(("operation", "fault"), BLOB_FAULTS)
+async def test_each_call_to_the_blob_store_may_fail(operation: Operation, fault: Fault) -> None:
+    for step in range(STEPS):
+        ledger = Ledger()
+        script = {operation: [*[Fault()] * step, fault]}
+        blobs = FaultyBlobStore(open_blob_store("memory:"), ScriptedFaults(script))
+        await scenario(ledger, ledger.stream, "external", blobs)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("kind", KINDS)
+async def test_many_calls_may_fail(kind: str, seed: int) -> None:
+    rng = random.Random(seed)
+    ledger = Ledger(MemoryStream(lazy_trims=bool(seed % 2)))
+    chances = {operation: 0.2 for operation, _ in BLOB_FAULTS}
+    blobs = FaultyBlobStore(open_blob_store("memory:"), SeededFaults(rng, chances))
+    stream = FaultyStream(ledger.stream, SeededStreamFaults(rng, 0.2))
+    await scenario(ledger, stream, kind, blobs)
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_snapshotter_killed_at_any_append_leaves_nothing_wrong(
+    kind: str, before: bool
+) -> None:
+    for step in range(STEPS):
+        ledger = Ledger()
+        blobs = open_blob_store("memory:")
+        watched = Watched(ledger.stream)
+
+        async def die(number: int, step: int = step) -> None:
+            if number >= step:
+                raise KilledError
+
+        watched.before, watched.after = (die, None) if before else (None, die)
+        try:
+            await scenario(ledger, watched, kind, blobs)
+        except KilledError:
+            await ledger.add(2)
+            snapshots = external(blobs) if kind == "external" else in_stream()
+            assert await ledger.restored(snapshots) == ledger.expected
+
+
+async def test_leaving_ends_the_session_and_cancelling_is_clean() -> None:
+    ledger = Ledger()
+    await ledger.add(3)
+    entered = asyncio.Event()
+
+    async def watch() -> None:
+        async with ledger.follow() as state:
+            entered.set()
+            async for _ in state:
+                raise AssertionError("nothing was appended")
+
+    watching = asyncio.create_task(watch())
+    await entered.wait()
+    await asyncio.sleep(0)
+    watching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await watching
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    assert not others
+
+
+async def test_a_cancelled_wait_loses_no_change() -> None:
+    ledger = Ledger()
+    async with ledger.follow() as state:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(state), 0.01)
+        await ledger.add(2)
+        assert [(await anext(state)).body for _ in range(2)] == [b"0", b"1"]
+
+
+async def test_using_it_outside_its_block_is_refused() -> None:
+    follower = Ledger().follow()
+    with pytest.raises(InvalidError, match="not restored yet"):
+        _ = follower.plan
+    async with follower:
+        pass
+    with pytest.raises(InvalidError, match="block is over"):
+        await anext(follower)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [(StreamCall.READ, StreamFaultKind.AFTER), (StreamCall.APPEND, StreamFaultKind.CUT)],
+)
+def test_faults_that_cannot_happen_are_refused(call: StreamCall, kind: StreamFaultKind) -> None:
+    with pytest.raises(InvalidError, match="fits only"):
+        ScriptedStreamFaults({call: [StreamFault(kind)]})
+
+
+async def test_leaving_while_another_task_follows_ends_that_task() -> None:
+    ledger = Ledger()
+    async with ledger.follow() as state:
+        waiting = asyncio.create_task(anext(state))
+        await asyncio.sleep(0)
+    with pytest.raises(InvalidError, match="not followed any more"):
+        await waiting
+
+
+async def test_a_stream_that_was_never_there_is_given_up_on() -> None:
+    dead = FaultyStream(MemoryStream(), SeededStreamFaults(random.Random(1), 1.0))
+    never = follow(dead, fold=fold, initial=initial, backoff=Backoff(first=0, sleep=no_sleep))
+    with pytest.raises(RetryLaterError, match="injected"):
+        await never.__aenter__()
+
+
+async def test_progress_is_told() -> None:
+    ledger, blobs, told = Ledger(), open_blob_store("memory:"), list[Progress]()
+    await ledger.add(1000)
+    async with ledger.snapshotter(external(blobs)) as snapshotter:
+        await snapshotter.take()
+    await ledger.add(10)
+    async with follow(
+        ledger.stream,
+        fold=fold,
+        initial=initial,
+        snapshots=external(blobs),
+        progress=told.append,
+    ):
+        assert [progress.phase for progress in told] == ["load", "replay", "done"]
+        assert told[1] == Progress("replay", 10, 10)

@@ -1,0 +1,365 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from streamfold.blob import BlobStore, open_blob_store
+from streamfold.errors import StreamfoldError
+from streamfold.follow import (
+    HistoryTrimmedError,
+    MemoryStream,
+    MsgpackCodec,
+    Place,
+    SnapshotAheadError,
+    SnapshotCorruptError,
+    SnapshotUnsupportedError,
+    auto,
+    external,
+    in_stream,
+)
+from streamfold.follow.client import StreamRecord
+from streamfold.follow.container import BLOCK_BYTES, pack
+from streamfold.follow.follower import Follower
+from streamfold.follow.intake import Folding
+from streamfold.follow.snapshotter import Keeping, Outcome
+from streamfold.model.records import Header, Record, trim_record
+from tests.follow.ledger import EAGER, SMALL, Ledger, Watched, fold, initial
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    return Ledger()
+
+
+@pytest.fixture
+def blobs() -> BlobStore:
+    return open_blob_store("memory:")
+
+
+async def test_an_empty_stream_restores_to_the_initial_state(ledger: Ledger) -> None:
+    assert await ledger.restored() == []
+
+
+async def test_without_a_snapshot_everything_is_replayed(ledger: Ledger) -> None:
+    await ledger.add(1000)
+    await ledger.add(500)
+    async with ledger.follow() as state:
+        assert state.value["seen"] == ledger.expected
+        assert (state.cursor, state.plan.records) == (1500, 1500)
+
+
+async def test_an_external_snapshot_is_loaded_and_read_on_from(
+    ledger: Ledger, blobs: BlobStore
+) -> None:
+    await ledger.add(100)
+    snapshots = external(blobs, prefix="orders")
+    async with ledger.snapshotter(snapshots) as snapshotter:
+        taken = await snapshotter.take()
+    assert (taken.outcome, taken.cursor, taken.place) == (Outcome.TAKEN, 100, Place.EXTERNAL)
+    assert [meta.key async for meta in blobs.list()] == ["orders/00000000000000000100.json"]
+    await ledger.add(5)
+    async with ledger.follow(snapshots) as state:
+        assert state.value["seen"] == ledger.expected
+        assert (state.plan.read_from, state.plan.records) == (100, 5)
+        assert "load    external snapshot orders/00000000000000000100.json" in str(state.plan)
+        assert "replay  5 records from 100" in str(state.plan)
+
+
+async def test_a_single_record_snapshot_becomes_the_head(ledger: Ledger) -> None:
+    await ledger.add(10)
+    async with ledger.snapshotter(in_stream()) as snapshotter:
+        assert (await snapshotter.take()).place is Place.RECORD
+    assert [record.seq_num for record in await ledger.stream.peek(0, 10)] == [11]
+    await ledger.add(2)
+    async with ledger.follow() as state:
+        assert state.value["seen"] == ledger.expected
+        assert state.plan.snapshot is not None
+        assert (state.plan.snapshot.place, state.plan.snapshot.cursor) == (Place.RECORD, 10)
+        assert state.cursor == 14
+
+
+async def test_a_framed_snapshot_restores_with_the_deltas_between_its_frames() -> None:
+    ledger = Ledger()
+    await ledger.add(30)
+    watched = Watched(ledger.stream)
+
+    async def interleave(number: int) -> None:
+        if number:
+            await ledger.add(2)
+
+    watched.before = interleave
+    async with ledger.snapshotter(in_stream(), watched, sizes=SMALL) as snapshotter:
+        assert (await snapshotter.take()).place is Place.FRAMED
+    head = (await ledger.stream.peek(0, 1))[0]
+    assert head.seq_num == 30
+    assert len(ledger.expected) > 36
+    async with ledger.follow() as state:
+        assert state.value["seen"] == ledger.expected
+        assert state.plan.snapshot is not None
+        assert state.plan.snapshot.place is Place.FRAMED
+
+
+async def test_deltas_between_frames_beyond_the_buffer_are_read_again() -> None:
+    ledger = Ledger()
+    await ledger.add(30)
+    watched = Watched(ledger.stream)
+    watched.before = lambda number: ledger.add(3) if number else asyncio.sleep(0)
+    async with ledger.snapshotter(in_stream(), watched, sizes=SMALL) as snapshotter:
+        await snapshotter.take()
+    await ledger.add(3)
+    tiny = Follower(
+        ledger.stream, Folding(fold, initial), in_stream(), backoff=EAGER, buffer_bytes=4
+    )
+    async with tiny as state:
+        assert state.value["seen"] == ledger.expected
+
+
+async def test_a_trimmed_stream_without_a_snapshot_says_so(ledger: Ledger) -> None:
+    await ledger.add(5)
+    await ledger.stream.append([trim_record(3)])
+    with pytest.raises(HistoryTrimmedError, match="before 3 are trimmed"):
+        await ledger.restored()
+
+
+async def test_a_reader_that_meets_a_trimmed_start_switches_to_the_snapshot(
+    ledger: Ledger, blobs: BlobStore
+) -> None:
+    await ledger.add(20)
+    async with ledger.snapshotter(external(blobs), keeping=Keeping(trim=True)) as snapshotter:
+        await snapshotter.take()
+    assert (await ledger.stream.peek(0, 1))[0].seq_num == 20
+    await ledger.add(3)
+    assert await ledger.restored(external(blobs)) == ledger.expected
+
+
+@pytest.mark.parametrize("kind", ["external", "record", "framed"])
+async def test_a_follower_that_is_overtaken_by_a_trim_jumps_to_the_snapshot(
+    ledger: Ledger, blobs: BlobStore, kind: str
+) -> None:
+    snapshots = external(blobs) if kind == "external" else in_stream()
+    sizes = SMALL if kind == "framed" else None
+    await ledger.add(5)
+    async with ledger.follow(snapshots) as state:
+        await ledger.add(20)
+        keeping = Keeping(trim=True)
+        async with ledger.snapshotter(snapshots, keeping=keeping, sizes=sizes) as snapshotter:
+            await snapshotter.take()
+        await ledger.add(1)
+        change = await anext(state)
+        assert change.restored
+        assert state.value["seen"] == ledger.expected
+        await ledger.add(1)
+        assert (await anext(state)).body == ledger.expected[-1].encode()
+
+
+async def test_a_snapshot_newer_than_the_tail_is_refused(ledger: Ledger, blobs: BlobStore) -> None:
+    await ledger.add(50)
+    async with ledger.snapshotter(external(blobs)) as snapshotter:
+        await snapshotter.take()
+    again = Ledger(MemoryStream())
+    await again.add(3)
+    with pytest.raises(SnapshotAheadError, match=r"50.*tail is 3.*created again"):
+        await again.restored(external(blobs))
+
+
+async def test_a_follower_of_a_stream_that_was_created_again_is_told(ledger: Ledger) -> None:
+    await ledger.add(50)
+    watched = Watched(ledger.stream)
+    async with ledger.follow(stream=watched) as state:
+        watched.inner = MemoryStream()
+        assert state._feed is not None
+        await state._feed.seek(state.cursor)  # as after a disconnect
+        with pytest.raises(SnapshotAheadError, match="tail is 0"):
+            await anext(state)
+
+
+def corrupt(blob: bytes) -> bytes:
+    return blob[:-1] + b"?"
+
+
+def truncate(blob: bytes) -> bytes:
+    return blob[:-3]
+
+
+def behead(blob: bytes) -> bytes:
+    return blob[: BLOCK_BYTES - 5]
+
+
+def garble(blob: bytes) -> bytes:
+    return b"\xff" * len(blob)
+
+
+def age(blob: bytes) -> bytes:
+    return blob.replace(b'"version":1', b'"version":9')
+
+
+def mislabel(blob: bytes) -> bytes:
+    return pack([b"{}"], snapshot="x", cursor=3, codec="json", created_at=0)
+
+
+def undecodable(blob: bytes) -> bytes:
+    return pack([b"{nonsense"], snapshot="x", cursor=20, codec="json", created_at=0)
+
+
+SPOILT = [
+    (corrupt, SnapshotCorruptError, "digest"),
+    (truncate, SnapshotCorruptError, "should have"),
+    (behead, SnapshotCorruptError, "ends after 507 bytes"),
+    (garble, SnapshotCorruptError, "does not begin with a description"),
+    (age, SnapshotUnsupportedError, "version is 9"),
+    (mislabel, SnapshotCorruptError, "cursor is 3"),
+    (undecodable, SnapshotCorruptError, "cannot decode"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "error", "text"), SPOILT)
+async def test_an_unusable_snapshot_is_named_and_the_previous_one_used(
+    ledger: Ledger,
+    blobs: BlobStore,
+    spoil: Callable[[bytes], bytes],
+    error: type[StreamfoldError],
+    text: str,
+) -> None:
+    snapshots = external(blobs)
+    for _ in range(2):
+        await ledger.add(10)
+        async with ledger.snapshotter(snapshots) as snapshotter:
+            await snapshotter.take()
+    await ledger.add(1)
+    newest = "00000000000000000020.json"
+    await blobs.put(newest, spoil(await blobs.get(newest)))
+    async with ledger.follow(snapshots) as state:
+        assert state.value["seen"] == ledger.expected
+        assert state.plan.read_from == 10
+        (skipped,) = state.plan.skipped
+        assert isinstance(skipped.error, error)
+        assert newest in str(skipped.error)
+        assert text in str(skipped.error)
+        assert f"skipped snapshot {newest}" in str(state.plan)
+
+
+@pytest.mark.parametrize(("spoil", "error", "text"), SPOILT)
+async def test_an_unusable_snapshot_without_another_is_an_error_that_names_it(
+    ledger: Ledger,
+    blobs: BlobStore,
+    spoil: Callable[[bytes], bytes],
+    error: type[StreamfoldError],
+    text: str,
+) -> None:
+    await ledger.add(20)
+    async with ledger.snapshotter(external(blobs), keeping=Keeping(trim=True)) as snapshotter:
+        await snapshotter.take()
+    newest = "00000000000000000020.json"
+    await blobs.put(newest, spoil(await blobs.get(newest)))
+    with pytest.raises(error, match=text) as caught:
+        await ledger.restored(external(blobs))
+    assert newest in str(caught.value)
+
+
+async def test_a_snapshot_of_another_codec_is_not_misread(ledger: Ledger, blobs: BlobStore) -> None:
+    await ledger.add(20)
+    async with ledger.snapshotter(
+        external(blobs, codec=MsgpackCodec()), keeping=Keeping(trim=True)
+    ) as snapshotter:
+        await snapshotter.take()
+    with pytest.raises(SnapshotUnsupportedError, match="codec msgpack, this reader has json"):
+        await ledger.restored(external(blobs))
+
+
+HEADERS = {
+    "version": (b"streamfold-version", b"7", SnapshotUnsupportedError, "version is 7"),
+    "digest": (b"streamfold-sha256", b"0" * 64, SnapshotCorruptError, "digest"),
+    "bytes": (b"streamfold-bytes", b"5", SnapshotCorruptError, "should have"),
+    "index": (b"streamfold-index", b"-1", SnapshotCorruptError, "not a number"),
+    "cursor": (b"streamfold-covers-before", b"4", SnapshotCorruptError, "covers records before 4"),
+    "codec": (b"streamfold-codec", b"avro", SnapshotUnsupportedError, "codec avro"),
+}
+
+
+@pytest.mark.parametrize("what", HEADERS)
+async def test_an_unusable_snapshot_in_the_stream_is_an_error_that_names_it(
+    ledger: Ledger, what: str
+) -> None:
+    name, value, error, text = HEADERS[what]
+    await ledger.add(10)
+    scratch = Ledger()
+    await scratch.add(10)
+    async with scratch.snapshotter(in_stream(), new_id=lambda: "the-id") as snapshotter:
+        await snapshotter.take()
+    (good,) = await scratch.stream.peek(0, 1)
+    headers = tuple(Header(key, value if key == name else old) for key, old in good.headers)
+    await ledger.stream.append([trim_record(11), Record(good.body, headers)])
+    await ledger.add(3)
+    with pytest.raises(error, match=text) as caught:
+        await ledger.restored()
+    assert "the-id in the stream at 11" in str(caught.value)
+    # With the records before it still to be had from outside, the reader goes on from there.
+    blobs = open_blob_store("memory:")
+    state = b'{"seen":[%s]}' % b",".join(b'"%d"' % number for number in range(10))
+    old = pack([state], snapshot="old", cursor=11, codec="json", created_at=0)
+    await blobs.put("00000000000000000011.json", old)
+    assert await ledger.restored(auto(blobs)) == ledger.expected
+
+
+async def test_the_newer_of_two_places_wins(ledger: Ledger, blobs: BlobStore) -> None:
+    await ledger.add(10)
+    async with ledger.snapshotter(in_stream()) as snapshotter:
+        await snapshotter.take()
+    await ledger.add(10)
+    async with ledger.snapshotter(external(blobs)) as snapshotter:
+        await snapshotter.take()
+    async with ledger.follow(external(blobs)) as state:
+        assert state.value["seen"] == ledger.expected
+        assert state.plan.snapshot is not None
+        assert state.plan.snapshot.place is Place.EXTERNAL
+    await ledger.add(10)
+    async with ledger.snapshotter(in_stream()) as snapshotter:
+        await snapshotter.take()
+    async with ledger.follow(external(blobs)) as state:
+        assert state.value["seen"] == ledger.expected
+        assert state.plan.snapshot is not None
+        assert state.plan.snapshot.place is Place.RECORD
+
+
+async def test_a_follower_at_the_tail_does_not_jump_when_a_snapshot_is_taken(
+    ledger: Ledger,
+) -> None:
+    await ledger.add(5)
+    async with ledger.follow() as state:
+        async with ledger.snapshotter(in_stream()) as snapshotter:
+            await snapshotter.take()
+        await ledger.add(1)
+        change = await anext(state)
+        assert (change.restored, change.body) == (False, b"5")
+        assert state.value["seen"] == ledger.expected
+
+
+async def test_first_records_that_come_while_it_looks_are_not_taken_for_the_rest_of_a_trim() -> (
+    None
+):
+    class Late(MemoryStream):
+        """A stream that gets its first records just after it was found empty."""
+
+        async def peek(self, seq_num: int, count: int) -> Sequence[StreamRecord]:
+            found = await super().peek(seq_num, count)
+            if not found:
+                await self.append([Record(b"0"), Record(b"1")])
+            return found
+
+    assert await Ledger(Late()).restored() == ["0", "1"]
+
+
+async def test_a_previous_snapshot_that_the_stream_does_not_continue_is_not_used(
+    ledger: Ledger, blobs: BlobStore
+) -> None:
+    snapshots = external(blobs)
+    for _ in range(2):
+        await ledger.add(10)
+        async with ledger.snapshotter(snapshots, keeping=Keeping(trim=True)) as snapshotter:
+            await snapshotter.take()
+    newest = "00000000000000000021.json"
+    await blobs.put(newest, corrupt(await blobs.get(newest)))
+    with pytest.raises(SnapshotCorruptError, match=newest):
+        await ledger.restored(snapshots)

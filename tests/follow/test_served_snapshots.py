@@ -1,0 +1,107 @@
+"""Snapshots that the server keeps, through the same library as those on any blob store."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from s2_sdk import S2, AppendInput, Endpoints, Record
+
+from streamfold.errors import (
+    BlobNotFoundError,
+    BlobUnavailableError,
+    InvalidError,
+    UnauthenticatedError,
+)
+from streamfold.follow import Outcome, ServedSnapshots, Snapshotter, external, follow
+from streamfold.follow.client import StreamRecord
+from streamfold.model.access import Secret
+from streamfold.server.configuration import Configuration
+from streamfold.server.listener import bind
+from streamfold.server.main import Server, running_server
+
+BASIN, STREAM = "follow-served", "team/counts"
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    async with running_server(Configuration(host="127.0.0.1", port=0, access_log=False)) as server:
+        await server.store.create_basin(BASIN)
+        await server.store.create_stream(BASIN, STREAM)
+        yield server
+
+
+def count(state: dict[str, int], record: StreamRecord) -> dict[str, int]:
+    name = record.body.decode()
+    state[name] = state.get(name, 0) + 1
+    return state
+
+
+def new() -> dict[str, int]:
+    return {}
+
+
+async def test_a_state_is_restored_from_the_server_and_followed(server: Server) -> None:
+    store = ServedSnapshots(server.url, BASIN, STREAM)
+    place = external(store)
+    async with S2("ignored", endpoints=Endpoints(account=server.url, basin=server.url)) as s2:
+        stream = s2.basin(BASIN).stream(STREAM)
+        await stream.append(AppendInput([Record(b"apple"), Record(b"pear"), Record(b"apple")]))
+        async with Snapshotter(stream, fold=count, initial=new, snapshots=place) as snapshotter:
+            assert (await snapshotter.take()).outcome is Outcome.TAKEN
+        await stream.append(AppendInput([Record(b"plum")]))
+        async with follow(stream, fold=count, initial=new, snapshots=place) as state:
+            assert state.plan.snapshot is not None
+            assert state.plan.snapshot.cursor == 3
+            assert state.value == {"apple": 2, "pear": 1, "plum": 1}
+            await stream.append(AppendInput([Record(b"plum")]))
+            async for change in state:
+                assert change.body == b"plum"
+                break
+            assert state.value["plum"] == 2
+
+
+async def test_of_two_who_save_at_one_cursor_one_is_told_that_it_was_late(server: Server) -> None:
+    store = ServedSnapshots(server.url, BASIN, STREAM)
+    assert await store.save(0, "json", b"first")
+    assert not await store.save(0, "json", b"second")
+    [info] = await store.list()
+    assert (info.cursor, info.codec, info.size) == (0, "json", 5)
+    assert b"".join([piece async for piece in store.load(info)]) == b"first"
+
+
+async def test_what_the_server_refuses_is_told(server: Server) -> None:
+    store = ServedSnapshots(server.url, BASIN, STREAM)
+    with pytest.raises(InvalidError, match="409"):
+        await store.save(7, "json", b"beyond the tail")
+    with pytest.raises(BlobNotFoundError):
+        await ServedSnapshots(server.url, BASIN, "missing").list()
+    assert await store.save(0, "json", b"x")
+    [info] = await store.list()
+    with pytest.raises(InvalidError, match="the server's to keep"):
+        await store.delete(info)
+
+
+async def test_a_server_that_is_away_is_unavailable() -> None:
+    with bind("127.0.0.1", 0) as closed:
+        port = closed.getsockname()[1]
+    away = ServedSnapshots(f"http://127.0.0.1:{port}", BASIN, STREAM)
+    with pytest.raises(BlobUnavailableError):
+        await away.list()
+    with pytest.raises(BlobUnavailableError):
+        await away.save(0, "json", b"x")
+
+
+async def test_a_wrong_token_is_told_without_being_shown() -> None:
+    root = Secret("a-root-token-that-is-long-enough")
+    guarded = Configuration(host="127.0.0.1", port=0, access_log=False, root_token=root)
+    async with running_server(guarded) as server:
+        with pytest.raises(UnauthenticatedError) as refusal:
+            await ServedSnapshots(server.url, BASIN, STREAM, "wrong-token").list()
+        assert "wrong-token" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("endpoint", ["localhost:80", "ftp://host", "http://"])
+def test_an_endpoint_is_a_url(endpoint: str) -> None:
+    with pytest.raises(InvalidError, match="endpoint"):
+        ServedSnapshots(endpoint, BASIN, STREAM)

@@ -1,0 +1,165 @@
+"""`streamfold snapshot` as a user runs it, against a server in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from s2_sdk import S2, AppendInput, Endpoints, Record
+
+from tests.interop.serving import serving
+
+BASIN = "verbs-basin"
+RUN = "from streamfold.cli.snapshot import snapshot; snapshot(prog_name='snapshot')"
+
+
+@pytest.fixture(scope="module")
+def variables() -> Iterator[dict[str, str]]:
+    with serving("--host", "127.0.0.1", "--no-access-log") as exports:
+        yield exports
+
+
+class Verbs:
+    """Runs verbs on one stream."""
+
+    def __init__(self, variables: dict[str, str], stream: str, folder: Path) -> None:
+        self.place = f"s2://{BASIN}/{stream}"
+        self._stream = stream
+        self._variables = variables
+        self._folder = folder
+
+    def start(self, name: str, *options: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", RUN, name, self.place, *options]
+        return subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self._folder,
+            env={**os.environ, **self._variables},
+        )
+
+    def run(self, name: str, *options: str) -> tuple[int, str, str]:
+        with self.start(name, *options) as process:
+            try:
+                out, err = process.communicate(timeout=60)
+            finally:
+                process.kill()
+        return process.returncode, out, err
+
+    def ok(self, name: str, *options: str) -> str:
+        status, out, err = self.run(name, *options)
+        assert status == 0, err
+        return out
+
+    def json(self, name: str, *options: str) -> list[Any]:
+        return [json.loads(line) for line in self.ok(name, *options, "--json").splitlines()]
+
+    async def append(self, *bodies: str) -> None:
+        endpoint = self._variables["S2_ACCOUNT_ENDPOINT"]
+        async with S2("ignored", endpoints=Endpoints(endpoint, endpoint)) as s2:
+            await s2.ensure_basin(BASIN)
+            await s2.basin(BASIN).ensure_stream(self._stream)
+            stream = s2.basin(BASIN).stream(self._stream)
+            await stream.append(AppendInput([Record(body.encode()) for body in bodies]))
+
+
+@pytest.fixture
+def verbs(variables: dict[str, str], tmp_path: Path, request: pytest.FixtureRequest) -> Verbs:
+    return Verbs(variables, request.node.name, tmp_path)
+
+
+async def test_external_snapshots_from_take_to_prune(verbs: Verbs, tmp_path: Path) -> None:
+    where = ["--snapshots", f"file://{tmp_path}/snapshots"]
+    fold = ["--fold", "last-value", "--key-field", "id"]
+    await verbs.append('{"id":"a","n":1}', '{"id":"b","n":1}')
+    assert verbs.ok("take", *where, *fold) == "taken  2  external\n"
+    await verbs.append('{"id":"a","n":2}', '{"id":"b"}')
+    (taken,) = verbs.json("take", *where, *fold)
+    assert taken == {"outcome": "taken", "cursor": 4, "place": "external"}
+    assert verbs.json("take", *where, *fold)[0]["outcome"] == "nothing-new"
+    await verbs.append('{"id":"c","n":3}')
+    text = verbs.ok("plan", *where)
+    assert "load    external snapshot 00000000000000000004.json (cursor 4" in text
+    assert "replay  1 records from 4" in text
+    (plan,) = verbs.json("plan", *where)
+    assert (plan["read_from"], plan["tail"], plan["records"]) == (4, 5, 1)
+    state = {"a": {"id": "a", "n": 2}, "c": {"id": "c", "n": 3}}
+    assert json.loads(verbs.ok("restore", *where, *fold)) == state
+    (restored,) = verbs.json("restore", *where, *fold)
+    assert (restored["cursor"], restored["state"]) == (5, state)
+    verbs.ok("restore", *where, *fold, "--output", "state.json")
+    assert json.loads((tmp_path / "state.json").read_text()) == state
+    assert [info["cursor"] for info in verbs.json("list", *where)] == [4, 2]
+    assert [info["cursor"] for info in verbs.json("prune", *where, "--keep", "1")] == [2]
+    assert verbs.ok("list", *where).split()[:3] == ["4", "external", "json"]
+
+
+async def test_snapshots_in_the_stream(verbs: Verbs) -> None:
+    await verbs.append("1", "2", "3")
+    assert verbs.ok("take", "--fold", "counter").split() == ["taken", "3", "record"]
+    await verbs.append("10")
+    assert verbs.ok("restore", "--fold", "counter") == "16\n"
+    (info,) = verbs.json("list")
+    assert (info["place"], info["cursor"], info["bytes"]) == ("record", 3, 1)
+
+
+async def test_a_fold_of_ones_own(verbs: Verbs, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def longest(state, record):\n    return max(state, record.body.decode(), key=len)\n"
+        "longest.initial = str\n"
+    )
+    await verbs.append("a", "abc", "ab")
+    assert verbs.ok("restore", "--fold", "mine:longest") == '"abc"\n'
+    assert verbs.ok("restore", "--fold", "mine:longest", "--initial", '"abcdef"') == '"abcdef"\n'
+
+
+async def test_merge_patches(verbs: Verbs) -> None:
+    await verbs.append('{"a":{"b":1,"c":2}}', '{"a":{"b":null},"d":[1]}')
+    assert json.loads(verbs.ok("restore", "--fold", "merge-patch")) == {"a": {"c": 2}, "d": [1]}
+
+
+async def test_running_takes_snapshots_until_interrupted(verbs: Verbs) -> None:
+    await verbs.append("1")
+    options = ("--fold", "counter", "--snapshots", "in-stream", "--records", "3", "--json")
+    with verbs.start("run", *options) as process:
+        try:
+            assert process.stdout is not None
+            await verbs.append("1", "1", "1")
+            line = await asyncio.to_thread(process.stdout.readline)
+            assert json.loads(line)["outcome"] == "taken"
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["restore", "--fold", "nonsense"], "last-value, merge-patch, counter, or module:function"),
+        (["restore", "--fold", "absent_module:fold"], "cannot be loaded"),
+        (["restore", "--fold", "counter", "--snapshots", "ftp://x"], "must begin with memory:"),
+        (["prune", "--keep", "1"], "only external snapshots are pruned"),
+        (["prune"], "say what may go"),
+        (["take", "--fold", "counter", "--fence"], "fencing_token is needed"),
+        (["restore", "--fold", "merge-patch"], "record 0 is not JSON"),
+    ],
+)
+async def test_mistakes_are_told_with_the_way_out(
+    variables: dict[str, str], tmp_path: Path, options: list[str], text: str
+) -> None:
+    verbs = Verbs(variables, "mistakes", tmp_path)
+    await verbs.append("{no json")
+    status, _, err = verbs.run(*options)
+    assert status != 0
+    assert text in err

@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from streamfold.blob import BlobStore, open_blob_store
+from streamfold.errors import FencingTokenMismatchError, InvalidError
+from streamfold.follow import (
+    MemoryStream,
+    Outcome,
+    Place,
+    Policy,
+    SnapshotOutrunError,
+    Snapshots,
+    auto,
+    external,
+    in_stream,
+)
+from streamfold.follow.memory import wall_clock
+from streamfold.follow.snapshotter import Keeping
+from streamfold.model.records import Record
+from tests.follow.ledger import SMALL, KilledError, Ledger, Watched
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    return Ledger()
+
+
+@pytest.fixture
+def blobs() -> BlobStore:
+    return open_blob_store("memory:")
+
+
+KINDS = ["external", "record", "framed"]
+
+
+def settings(kind: str, blobs: BlobStore) -> dict[str, Any]:
+    return {
+        "snapshots": external(blobs) if kind == "external" else in_stream(),
+        "sizes": SMALL if kind == "framed" else None,
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_nothing_new_is_not_snapshotted_again(
+    ledger: Ledger, blobs: BlobStore, kind: str
+) -> None:
+    await ledger.add(30)
+    async with ledger.snapshotter(**settings(kind, blobs)) as first:
+        assert (await first.take()).outcome is Outcome.TAKEN
+        assert (await first.take()).outcome is Outcome.NOTHING_NEW
+    async with ledger.snapshotter(**settings(kind, blobs)) as second:
+        assert (await second.take()).outcome is Outcome.NOTHING_NEW
+        await ledger.add(1)
+        assert (await second.take()).outcome is Outcome.TAKEN
+    assert await ledger.restored(settings(kind, blobs)["snapshots"]) == ledger.expected
+
+
+@pytest.mark.parametrize("kind", ["record", "framed"])
+async def test_an_append_between_choosing_the_cursor_and_writing_makes_it_try_again(
+    ledger: Ledger, blobs: BlobStore, kind: str
+) -> None:
+    await ledger.add(20)
+    watched = Watched(ledger.stream)
+
+    async def interfere(number: int) -> None:
+        if number < 3:
+            await ledger.add(1)
+
+    watched.before = interfere
+    async with ledger.snapshotter(stream=watched, **settings(kind, blobs)) as snapshotter:
+        taken = await snapshotter.take()
+    assert (taken.outcome, taken.cursor) == (Outcome.TAKEN, 23)
+    assert await ledger.restored() == ledger.expected
+
+
+async def test_a_stream_that_never_rests_outruns_the_snapshot(ledger: Ledger) -> None:
+    await ledger.add(20)
+    watched = Watched(ledger.stream)
+    watched.before = lambda number: ledger.add(1)
+    async with ledger.snapshotter(in_stream(), watched) as snapshotter:
+        with pytest.raises(SnapshotOutrunError, match="outside the stream"):
+            await snapshotter.take()
+    assert await ledger.restored() == ledger.expected
+
+
+async def test_an_append_while_it_is_saved_outside_does_no_harm(
+    ledger: Ledger, blobs: BlobStore
+) -> None:
+    await ledger.add(20)
+    async with ledger.snapshotter(external(blobs)) as snapshotter:
+        await snapshotter.state.catch_up()
+        await ledger.add(5)
+        assert (await snapshotter.take()).cursor == 25
+    assert await ledger.restored(external(blobs)) == ledger.expected
+
+
+@pytest.mark.parametrize("after", range(5))
+async def test_a_framed_snapshot_whose_writer_died_is_ignored_and_later_trimmed_away(
+    ledger: Ledger, after: int
+) -> None:
+    await ledger.add(20)
+    watched = Watched(ledger.stream)
+
+    async def die(number: int) -> None:
+        if number == after:
+            raise KilledError
+
+    watched.after = die
+    async with ledger.snapshotter(
+        in_stream(), watched, sizes=SMALL, new_id=lambda: "dead"
+    ) as doomed:
+        with pytest.raises(KilledError):
+            await doomed.take()
+    await ledger.add(3)
+    assert await ledger.restored() == ledger.expected
+    later = 60_000  # milliseconds: the dead writer is not waited for any more
+    async with ledger.snapshotter(
+        in_stream(), sizes=SMALL, now=lambda: wall_clock() + later
+    ) as survivor:
+        assert (await survivor.take()).outcome is Outcome.TAKEN
+    left = await ledger.stream.peek(0, 1000)
+    assert all(b"dead" not in dict(record.headers).values() for record in left)
+    assert await ledger.restored() == ledger.expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_of_two_snapshotters_one_wins_and_the_other_goes_on(
+    ledger: Ledger, blobs: BlobStore, kind: str
+) -> None:
+    await ledger.add(20)
+    options = settings(kind, blobs)
+    async with ledger.snapshotter(**options) as one, ledger.snapshotter(**options) as other:
+        results = [taken.outcome for taken in await asyncio.gather(one.take(), other.take())]
+        assert Outcome.TAKEN in results
+        assert set(results) <= {Outcome.TAKEN, Outcome.ANOTHERS, Outcome.NOTHING_NEW}
+        assert results.count(Outcome.TAKEN) == 1
+        await ledger.add(5)
+        results = [taken.outcome for taken in await asyncio.gather(other.take(), one.take())]
+        assert results.count(Outcome.TAKEN) == 1
+    assert await ledger.restored(options["snapshots"]) == ledger.expected
+
+
+async def test_another_that_is_writing_frames_is_left_its_turn(ledger: Ledger) -> None:
+    await ledger.add(20)
+    watched = Watched(ledger.stream)
+    async with ledger.snapshotter(in_stream(), sizes=SMALL) as other:
+
+        async def look(number: int) -> None:
+            if number == 1:
+                assert (await other.take()).outcome is Outcome.ANOTHERS
+
+        watched.after = look
+        async with ledger.snapshotter(in_stream(), watched, sizes=SMALL) as one:
+            assert (await one.take()).outcome is Outcome.TAKEN
+    assert watched.appends > 3
+
+
+async def test_a_state_that_outgrows_one_record_moves_to_frames_by_itself(ledger: Ledger) -> None:
+    async with ledger.snapshotter(in_stream()) as snapshotter:
+        for expected in (Place.RECORD, Place.RECORD, Place.FRAMED, Place.FRAMED):
+            body = str(len(ledger.expected)) * 450_000
+            await ledger.stream.append([Record(body[:450_000].encode())])
+            ledger.expected.append(body[:450_000])
+            assert (await snapshotter.take()).place is expected
+            assert await ledger.restored() == ledger.expected
+
+
+async def test_auto_moves_outside_when_the_state_outgrows_one_record(
+    ledger: Ledger, blobs: BlobStore
+) -> None:
+    async with ledger.snapshotter(auto(blobs), sizes=SMALL) as snapshotter:
+        await ledger.add(3)
+        assert (await snapshotter.take()).place is Place.RECORD
+        await ledger.add(30)
+        assert (await snapshotter.take()).place is Place.EXTERNAL
+    assert await ledger.restored(auto(blobs)) == ledger.expected
+
+
+async def test_a_snapshotter_that_fences_refuses_the_one_before_it(ledger: Ledger) -> None:
+    await ledger.add(5)
+    first = Keeping(fencing_token="first", fence=True)
+    second = Keeping(fencing_token="second", fence=True)
+    async with ledger.snapshotter(in_stream(), keeping=first) as old:
+        assert (await old.take()).outcome is Outcome.TAKEN
+        await ledger.add(1)
+        async with ledger.snapshotter(in_stream(), keeping=second) as new:
+            with pytest.raises(FencingTokenMismatchError, match="second"):
+                await old.take()
+            assert (await new.take()).outcome is Outcome.TAKEN
+    assert await ledger.restored() == ledger.expected
+
+
+def test_fencing_needs_a_token_and_keeping_none_is_refused() -> None:
+    with pytest.raises(InvalidError, match="fencing_token is needed"):
+        Keeping(fence=True)
+    with pytest.raises(InvalidError, match="at least 1"):
+        Keeping(keep=0)
+
+
+async def test_old_snapshots_are_pruned_as_new_ones_are_saved(
+    ledger: Ledger, blobs: BlobStore
+) -> None:
+    async with ledger.snapshotter(external(blobs), keeping=Keeping(keep=2)) as snapshotter:
+        for _ in range(4):
+            await ledger.add(10)
+            await snapshotter.take()
+    keys = [meta.key async for meta in blobs.list()]
+    assert keys == ["00000000000000000030.json", "00000000000000000040.json"]
+    assert await ledger.restored(external(blobs)) == ledger.expected
+
+
+class Clock:
+    """Milliseconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1_700_000_000_000
+
+    def __call__(self) -> int:
+        return self.now
+
+
+async def taken_by_running(ledger: Ledger, policy: Policy, feed: Any, **options: Any) -> int:
+    """Run a snapshotter while `feed` appends, until it has taken a snapshot; its cursor."""
+    watched = Watched(ledger.stream)
+    written = asyncio.Event()
+
+    async def notice(number: int) -> None:
+        written.set()
+
+    watched.after = notice
+    async with ledger.snapshotter(in_stream(), watched, policy=policy, **options) as snapshotter:
+        running = asyncio.create_task(snapshotter.run())
+        await feed()
+        async with asyncio.timeout(20):
+            await written.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    head = (await ledger.stream.peek(0, 1))[0]
+    return head.seq_num - 1
+
+
+async def test_running_takes_snapshots_by_records(ledger: Ledger) -> None:
+    async def feed() -> None:
+        for _ in range(10):
+            await ledger.add(10)
+
+    policy = Policy(records=100, bytes=None, replay=None)
+    assert await taken_by_running(ledger, policy, feed) == 100
+    assert await ledger.restored() == ledger.expected
+
+
+async def test_running_takes_snapshots_by_age_though_nothing_comes() -> None:
+    clock = Clock()
+    ledger = Ledger(MemoryStream(now=clock))
+    await ledger.add(3)
+
+    async def feed() -> None:
+        clock.now += 60_000
+
+    policy = Policy(records=None, bytes=None, replay=None, age=0.05)
+    assert await taken_by_running(ledger, policy, feed, now=clock) == 3
+
+
+async def test_running_goes_on_after_a_snapshot_of_another(
+    ledger: Ledger, blobs: BlobStore
+) -> None:
+    policy = Policy(records=10, bytes=None, replay=None)
+    snapshots = external(blobs)
+    async with (
+        ledger.snapshotter(snapshots, policy=policy) as one,
+        ledger.snapshotter(snapshots, policy=policy) as other,
+    ):
+        tasks = [asyncio.create_task(one.run()), asyncio.create_task(other.run())]
+        for _ in range(10):
+            await ledger.add(5)
+            await asyncio.sleep(0)
+        async with asyncio.timeout(20):
+            while await newest_cursor(snapshots) < 50:  # noqa: ASYNC110 - blobs announce nothing
+                await asyncio.sleep(0.001)
+        assert not any(task.done() for task in tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    assert await ledger.restored(snapshots) == ledger.expected
+
+
+async def newest_cursor(snapshots: Snapshots[Any]) -> int:
+    newest = await snapshots.store.newest() if snapshots.store else None
+    return newest.cursor if newest else -1

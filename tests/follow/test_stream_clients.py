@@ -1,0 +1,89 @@
+"""Every stream client keeps the same guarantees."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from s2_sdk import S2, Endpoints, Retry
+
+from streamfold.errors import NotFoundError, OutcomeUnknownError, RetryLaterError
+from streamfold.follow import FaultyStream, MemoryStream, ScriptedStreamFaults, StreamClient
+from streamfold.follow.embedded import EmbeddedClient
+from streamfold.follow.s2 import S2Client
+from streamfold.model.records import Record
+from streamfold.store import ReadRequest, from_seq_num, open_store
+from streamfold.testing.stream_client_kit import StreamClientConformance
+from tests.follow.conftest import BASIN, STREAM
+
+
+class TestMemoryStream(StreamClientConformance):
+    @pytest.fixture
+    async def client(self) -> StreamClient:
+        return MemoryStream()
+
+
+class TestFaultyStreamWithoutFaults(StreamClientConformance):
+    @pytest.fixture
+    async def client(self) -> StreamClient:
+        return FaultyStream(MemoryStream(), ScriptedStreamFaults({}))
+
+
+@pytest.fixture
+async def embedded() -> AsyncIterator[StreamClient]:
+    async with open_store("memory:") as store:
+        await store.create_basin(BASIN)
+        await store.create_stream(BASIN, STREAM)
+        yield EmbeddedClient(store, BASIN, STREAM, lambda at: ReadRequest(from_seq_num(at)))
+
+
+class TestEmbeddedStore(StreamClientConformance):
+    @pytest.fixture
+    async def client(self, embedded: StreamClient) -> StreamClient:
+        return embedded
+
+
+class TestS2(StreamClientConformance):
+    @pytest.fixture
+    async def client(self, s2_client: S2Client) -> StreamClient:
+        return s2_client
+
+
+async def test_a_stream_that_does_not_exist_is_not_found(s2: S2) -> None:
+    client = S2Client(s2.basin(BASIN).stream("absent"))
+    with pytest.raises(NotFoundError, match="absent"):
+        await client.check_tail()
+    with pytest.raises(NotFoundError, match="absent"):
+        await client.append([Record(b"x")])
+
+
+async def test_an_append_that_nobody_received_certainly_had_no_effect() -> None:
+    nowhere = Endpoints(account="http://127.0.0.1:1", basin="http://127.0.0.1:1")
+    once = Retry(max_attempts=1)
+    async with S2("ignored", endpoints=nowhere, retry=once) as s2:
+        client = S2Client(s2.basin(BASIN).stream(STREAM))
+        with pytest.raises(RetryLaterError):
+            await client.check_tail()
+        with pytest.raises(RetryLaterError):
+            await client.append([Record(b"x")])
+
+
+async def test_an_append_whose_connection_breaks_has_an_unknown_outcome() -> None:
+    async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(24)  # the HTTP/2 preface: the client is talking by now
+        writer.write(bytes.fromhex("000000040000000000"))  # empty SETTINGS
+        await reader.read(1 << 16)
+        writer.close()
+        await writer.wait_closed()
+
+    listener = await asyncio.start_server(swallow, "127.0.0.1", 0)
+    endpoint = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    once = Retry(max_attempts=1)
+    async with (
+        listener,
+        S2("ignored", endpoints=Endpoints(endpoint, endpoint), retry=once) as s2,
+    ):
+        client = S2Client(s2.basin(BASIN).stream(STREAM))
+        with pytest.raises(OutcomeUnknownError):
+            await client.append([Record(b"x")])
