@@ -140,6 +140,8 @@ class Request:
 
     async def respond(self, status: int, headers: Headers = (), body: bytes = b"") -> None:
         """Answer with a whole body; this does not wait for the client to take it."""
+        if self.method == "HEAD":
+            body = b""  # nothing below takes it off, and over HTTP/2 it would break the connection
         self.status = status
         self.sent = len(body)
         await self._start(status, headers)

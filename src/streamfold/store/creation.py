@@ -215,6 +215,7 @@ class Creator:
         draft = StreamLog(basin, name, row, state, point.end, now, self.session.now)
         draft.check_key(wish.key)
         draft.accept_claimed(content, Claim(close=wish.closed), wish.key, now)
+        draft.write_state()
         return draft.take().ops
 
 

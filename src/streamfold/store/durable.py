@@ -82,6 +82,10 @@ class DurableStreams:
         if await opening.session.basin(name) is None:
             await opening.catalog.open_basin(name, BasinConfig())
 
+    async def has_basin(self, basin: str) -> bool:
+        opening = await self.supervisor.opening()
+        return await opening.session.basin(names.parse_bucket_name(basin)) is not None
+
     async def create(self, basin: str, stream: str, wish: Wish) -> tuple[StreamStatus, bool]:
         """The stream, and whether this created it; AlreadyExistsError if it is another."""
         place = _place(basin, stream)
@@ -119,7 +123,7 @@ class DurableStreams:
             try:
                 repeated, ack = await self._accept(log, claim, content, key)
             except (ConditionFailedError, TermsError):
-                await _settle(opening, log)
+                await opening.session.settle(log)
                 raise
             except StreamDeletingError:
                 await opening.catalog.deletion(log.basin, log.name)
@@ -287,13 +291,6 @@ async def _load(opening: Opening, basin: BasinName, stream: StreamName) -> Strea
         if await opening.session.basin(basin) is None:
             raise BasinNotFoundError(basin) from None
         raise
-
-
-async def _settle(opening: Opening, log: StreamLog) -> None:
-    """Return once what a refusal rests on is durable: it must not be told and then be lost."""
-    await log.settled()
-    if log.terms.closed and not log.durable_closed:
-        await opening.session.committer.write([])  # closed without a record: nothing else tells
 
 
 def _creator(opening: Opening) -> Creator:

@@ -182,9 +182,15 @@ class StreamLog:
         ack = None
         for batch in batches:
             ack = self._place(batch, key, now)
+        first_producer = claim.producer is not None and not self.terms.has_producers
+        if claim.close or claim.stream_seq is not None or first_producer:
+            self._state_changed = True
         self.terms.apply(claim, now)
-        self._state_changed = True
         return ack
+
+    def write_state(self) -> None:
+        """Have the next commit write down the state, whether or not it changed."""
+        self._state_changed = True
 
     def renew(self, now: int) -> bool:
         """The stream is used: it lives on. True when a commit is to write that down."""

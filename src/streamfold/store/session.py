@@ -98,6 +98,12 @@ class Session:
         self.recent.forget(log.id)
         log.failure = StreamNotFoundError(log.basin, log.name)
 
+    async def settle(self, log: StreamLog) -> None:
+        """Return once the state that a refusal rests on is durable: it must not be told and lost."""
+        await log.settled()
+        if log.terms.closed and not log.durable_closed:
+            await self.committer.write([])  # closed without a record: nothing else tells
+
     async def drain(self) -> None:
         """Wait until nothing is pending; then let go of those who follow streams."""
         await self.committer.drain()

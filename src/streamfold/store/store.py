@@ -40,7 +40,6 @@ from streamfold.model.resources import BasinInfo, Page, Provision, StreamInfo
 from streamfold.records.batch import RecordBatch
 from streamfold.store import listing, reader
 from streamfold.store.account import Account
-from streamfold.store.catalog import Catalog
 from streamfold.store.documents import Documents
 from streamfold.store.durable import DurableStreams
 from streamfold.store.engine import EngineOpener
@@ -52,7 +51,7 @@ from streamfold.store.sealing import SealingKey
 from streamfold.store.session import Session
 from streamfold.store.settings import StoreSettings
 from streamfold.store.slate_engine import SlateEngine
-from streamfold.store.supervisor import Supervisor
+from streamfold.store.supervisor import Opening, Supervisor
 
 _NO_LAYER = StreamConfigLayer()
 #: Told the content type of a stream and a batch that is to be appended to it; raises if they disagree.
@@ -239,7 +238,7 @@ class StreamStore:
                 ack = log.accept(batch, match_seq_num, fencing_token, key, self._now())
             except BaseException as error:
                 self._admission.release(batch.metered)
-                await _settle_refusal(error, log, opening.catalog)
+                await _settle_refusal(error, log, opening)
                 raise
             log.renew(self._now())
         opening.session.committer.touch(log)
@@ -264,7 +263,7 @@ class StreamStore:
         try:
             log.check_alive()
         except StreamDeletingError as error:
-            await _settle_refusal(error, log, opening.catalog)
+            await _settle_refusal(error, log, opening)
             raise
         return log.row.cipher
 
@@ -387,12 +386,12 @@ async def open_store(
         yield StreamStore(supervisor, now)
 
 
-async def _settle_refusal(error: BaseException, log: StreamLog, catalog: Catalog) -> None:
+async def _settle_refusal(error: BaseException, log: StreamLog, opening: Opening) -> None:
     """Wait until the state that a refusal rests on is durable: it must not be told and then lost."""
     if isinstance(error, ConditionFailedError | TermsError):
-        await log.settled()
+        await opening.session.settle(log)
     elif isinstance(error, StreamDeletingError):
-        await catalog.deletion(log.basin, log.name)
+        await opening.catalog.deletion(log.basin, log.name)
 
 
 def _place(basin: str, stream: str) -> tuple[BasinName, StreamName]:

@@ -139,7 +139,8 @@ class Upkeep:
 
     async def _sweep(self, basin: BasinName, stream: StreamName, row: StreamRow) -> None:
         config = row.config
-        if row.traits is not None and (row.traits.ttl is not None or row.traits.expires_at):
+        traits = row.traits
+        if traits is not None and (traits.ttl is not None or traits.expires_at is not None):
             await self._delete_if_over(basin, stream)
         if config.retention != INFINITE:
             age = int(config.retention) * 1000

@@ -49,6 +49,8 @@ class Bodies:
 async def limited_chunks(request: Request, limit: int) -> AsyncIterator[bytes]:
     """The body as it arrives; TooLargeError as soon as it has more than `limit` bytes."""
     check_end(request)
+    if (request.declared_size or 0) > limit:
+        raise TooLargeError(f"the body has {request.declared_size} bytes: send at most {limit}")
     size = 0
     async for chunk in request.chunks():
         size += len(chunk)

@@ -152,6 +152,10 @@ class Durable:
         """The place with the stream's whole name, and that of a fork's source, if all is allowed."""
         grant = await self._access.allow(request, needed, place.basin, place.stream)
         source = None
+        if needed is Operation.CREATE_STREAM and not await self._store.durable.has_basin(
+            place.basin
+        ):
+            grant.require(Operation.CREATE_BASIN, place.basin)
         named = request.header("stream-forked-from")
         if needed is Operation.CREATE_STREAM and named is not None:
             source = grant.full_stream_name(source_of(named, place.basin))

@@ -1,0 +1,249 @@
+"""Measures the archive's formats beside pyarrow and DuckDB: `python -m bench.archive --help`.
+
+The same rows go through every format, each in a process of its own, so that memory is its own: 10
+columns, about 200 bytes a row. Rows come in batches and leave in batches, to and from a local file.
+The machines are shared, so each figure is the best of a few rounds, and only ratios travel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bench.store import plain_python, processor_times, stolen_share
+from streamfold.archive.formats import format_of
+from streamfold.archive.schema import TableSchema
+
+MIB = 1 << 20
+#: Rows in a batch as they arrive from a source.
+ARRIVING = 50_000
+ROUNDS = 3
+#: Seconds after which no further round begins.
+ENOUGH = 15.0
+
+OURS = {
+    "parquet": ("parquet", "none"),
+    "protobuf-typed": ("protobuf-typed", "none"),
+    "jsonl": ("jsonl", "none"),
+    "jsonl+zstd": ("jsonl", "zstd"),
+    "jsonl+gzip": ("jsonl", "gzip"),
+    "protobuf": ("protobuf", "none"),
+}
+#: Those that do the same stand beside each other: the machine changes while this runs.
+SUBJECTS = (
+    "parquet",
+    "pyarrow.parquet",
+    "duckdb parquet",
+    "protobuf-typed",
+    "jsonl",
+    "duckdb json",
+    "jsonl+zstd",
+    "jsonl+gzip",
+    "protobuf",
+)
+
+#: These have a second turn at the end: their ratio is what matters, and a busy minute would decide it.
+COMPARED = ("parquet", "pyarrow.parquet", "duckdb parquet")
+
+Write = Callable[[Path, list[pa.RecordBatch]], None]
+Read = Callable[[Path], int]
+
+
+def rows(count: int) -> list[pa.RecordBatch]:
+    """The table, the same in every process."""
+    chance = np.random.default_rng(7)
+    numbers = np.arange(count)
+    words = np.array(["amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "haven"])
+    text = words[chance.integers(0, 8, (count, 6))]
+    table = pa.table(
+        {
+            "id": pa.array(numbers),
+            "account": pa.array(chance.integers(0, 1 << 62, count)),
+            "balance": pa.array(chance.integers(0, 10**9, count)).cast(pa.decimal128(21, 2)),
+            "score": pa.array(chance.random(count)),
+            "active": pa.array(chance.random(count) < 0.9),
+            "created": pa.array(chance.integers(0, 1 << 50, count)).cast(pa.timestamp("us", "UTC")),
+            "born": pa.array(chance.integers(0, 20_000, count).astype("int32")).cast(pa.date32()),
+            "country": pa.array(text[:, 0]),
+            "email": pa.array([f"customer.number.{n}@mail.example.com" for n in numbers]),
+            "note": pa.array(
+                [" ".join(line) + f" {n}, and no more to say" for n, line in enumerate(text)]
+            ),
+        }
+    )
+    batches: list[pa.RecordBatch] = table.combine_chunks().to_batches(max_chunksize=ARRIVING)
+    return batches
+
+
+def ours(name: str, schema: TableSchema) -> tuple[Write, Read]:
+    chosen = format_of(*OURS[name])
+
+    def write(path: Path, batches: list[pa.RecordBatch]) -> None:
+        with path.open("wb") as sink:
+            chosen.write_rows(sink, schema, batches)
+
+    def read(path: Path) -> int:
+        with path.open("rb") as source:
+            return sum(len(batch) for batch in chosen.read_rows(source, schema))
+
+    return write, read
+
+
+def pyarrow_parquet() -> tuple[Write, Read]:
+    def write(path: Path, batches: list[pa.RecordBatch]) -> None:
+        pq.write_table(pa.Table.from_batches(batches), path, compression="zstd")
+
+    def read(path: Path) -> int:
+        return sum(len(batch) for batch in pq.ParquetFile(path).iter_batches())
+
+    return write, read
+
+
+def duckdb_files(options: str, function: str) -> tuple[Write, Read]:
+    def write(path: Path, batches: list[pa.RecordBatch]) -> None:
+        table = pa.Table.from_batches(batches)
+        with duckdb.connect() as db:
+            db.register("given", table)
+            db.execute(f"copy given to '{path}' ({options})")
+
+    def read(path: Path) -> int:
+        with duckdb.connect() as db:
+            found = db.sql(f"select * from {function}('{path}')")
+            return sum(len(batch) for batch in found.to_arrow_reader())
+
+    return write, read
+
+
+def subject(name: str, schema: TableSchema) -> tuple[Write, Read]:
+    if name == "pyarrow.parquet":
+        return pyarrow_parquet()
+    if name == "duckdb parquet":
+        return duckdb_files("format parquet, compression zstd", "read_parquet")
+    if name == "duckdb json":
+        return duckdb_files("format json", "read_json")
+    return ours(name, schema)
+
+
+def fastest(call: Callable[[], object]) -> float:
+    """Seconds of the quickest round."""
+    times: list[float] = []
+    while len(times) < ROUNDS and sum(times) < ENOUGH:
+        began = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def run_subject(name: str, count: int, folder: Path) -> dict[str, Any]:
+    since = processor_times()
+    batches = rows(count)
+    schema = TableSchema.of(batches[0].schema, ["id"])
+    write, read = subject(name, schema)
+    path = folder / "rows"
+    resident = forget_peak()
+    written = fastest(lambda: write(path, batches))
+
+    def read_all() -> None:
+        if read(path) != count:
+            raise RuntimeError(f"{name} read another number of rows than were written")
+
+    taken = fastest(read_all)
+    return {
+        "subject": name,
+        "rows": count,
+        "arrow_bytes_per_row": sum(batch.nbytes for batch in batches) / count,
+        "bytes_per_row": path.stat().st_size / count,
+        "write_rows_per_s": count / written,
+        "read_rows_per_s": count / taken,
+        "extra_peak_mib": peak_mib() - resident,
+        "plain_python_us": plain_python(),
+        "stolen": stolen_share(since),
+    }
+
+
+def forget_peak() -> float:
+    """Have the kernel begin anew to look for the most memory held; return what is held now."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return peak_mib()
+
+
+def peak_mib() -> float:
+    """The most memory that this process held since `forget_peak`."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
+
+
+def better(first: dict[str, Any] | None, second: dict[str, Any]) -> dict[str, Any]:
+    """Two turns of one subject as one: the higher of each speed, and the more memory."""
+    if first is None:
+        return second
+    kept = ("write_rows_per_s", "read_rows_per_s", "extra_peak_mib", "stolen")
+    return second | {key: max(first[key], second[key]) for key in kept}
+
+
+def print_table(results: list[dict[str, Any]]) -> None:
+    peers = {r["subject"]: r for r in results}
+    base = peers.get("pyarrow.parquet", results[0])
+    print(
+        "| subject | write rows/s | read rows/s | bytes/row | peak MiB beyond the rows "
+        "| write time / pyarrow.parquet | read time / pyarrow.parquet |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for r in results:
+        slower = [base[key] / r[key] for key in ("write_rows_per_s", "read_rows_per_s")]
+        print(
+            f"| {r['subject']} | {r['write_rows_per_s']:,.0f} | {r['read_rows_per_s']:,.0f} "
+            f"| {r['bytes_per_row']:.0f} | {r['extra_peak_mib']:.0f} "
+            f"| {slower[0]:.2f} | {slower[1]:.2f} |"
+        )
+
+
+def run_all(count: int, folder: Path) -> None:
+    best: dict[str, dict[str, Any]] = {}
+    for name in (*SUBJECTS, *COMPARED):
+        command = [sys.executable, "-m", "bench.archive", "--subject", name, "--rows", str(count)]
+        command += ["--folder", str(folder)]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        best[name] = better(best.get(name), json.loads(done.stdout))
+    results = list(best.values())
+    target = Path(__file__).parent / "results"
+    target.mkdir(exist_ok=True)
+    (target / "archive.json").write_text(json.dumps(results, indent=2))
+    print_table(results)
+    stolen = max(r["stolen"] for r in results)
+    print(
+        f"\n{os.cpu_count()} cores; {count:,} rows of {results[0]['arrow_bytes_per_row']:.0f} bytes "
+        f"in Arrow; the host took up to {stolen:.0%} of the processors' time"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--subject", choices=SUBJECTS, help="measure one, print JSON")
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
+    options = parser.parse_args()
+    if not options.subject:
+        run_all(options.rows, options.folder)
+        return
+    with tempfile.TemporaryDirectory(prefix="streamfold-bench-", dir=options.folder) as folder:
+        print(json.dumps(run_subject(options.subject, options.rows, Path(folder))))
+
+
+if __name__ == "__main__":
+    main()

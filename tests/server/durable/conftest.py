@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+
+from streamfold.server.main import Server, running_server
+from tests.server.conftest import configuration
+
+JSON = {"content-type": "application/json"}
+OCTETS = {"content-type": "application/octet-stream"}
+START = "0000000000000000_0000000000000000"
+
+
+def token(seq_num: int) -> str:
+    """The offset of a position."""
+    return f"{seq_num:016d}_{0:016d}"
+
+
+def producer(name: str, epoch: int, seq: int) -> dict[str, str]:
+    return {"producer-id": name, "producer-epoch": str(epoch), "producer-seq": str(seq)}
+
+
+@asynccontextmanager
+async def browsing(server: Server, **options: object) -> AsyncIterator[httpx.AsyncClient]:
+    """A plain HTTP client of the server."""
+    url = f"http://127.0.0.1:{server.port}"
+    async with httpx.AsyncClient(base_url=url, timeout=20, **options) as client:  # type: ignore[arg-type]
+        yield client
+
+
+@pytest.fixture
+async def durable() -> AsyncIterator[Server]:
+    """A server whose long-polls are short."""
+    async with running_server(configuration(long_poll=0.1)) as server:
+        yield server
+
+
+@pytest.fixture
+async def web(durable: Server) -> AsyncIterator[httpx.AsyncClient]:
+    async with browsing(durable) as client:
+        yield client

@@ -1,0 +1,83 @@
+"""Streams with traits, for tests: short ways to create, append and read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from streamfold.model.names import StreamName
+from streamfold.model.records import CONTINUED, Record
+from streamfold.model.traits import OCTETS, Claim, Producer
+from streamfold.records.batch import RecordBatch
+from streamfold.store.creation import Content
+from streamfold.store.durable import Appended, ForkWish, StreamStatus, Wish
+from streamfold.store.sealing import SealingKey
+from streamfold.store.store import StreamStore
+from tests.store.conftest import BASIN
+
+
+def content(*bodies: bytes) -> Content:
+    """One append of these records."""
+    last = len(bodies) - 1
+    records = [
+        Record(body, (CONTINUED,) if index < last else ()) for index, body in enumerate(bodies)
+    ]
+    return lambda _: [RecordBatch.of(records)] if records else []
+
+
+def wish(*bodies: bytes, **changes: Any) -> Wish:
+    settings: dict[str, Any] = {
+        "content_type": None,
+        "ttl": None,
+        "expires_at": None,
+        "trim_on_snapshot": False,
+        "closed": False,
+        "fork": None,
+        "content": content(*bodies),
+        "key": None,
+    }
+    return Wish(**settings | changes)
+
+
+def fork_of(
+    source: str, seq_num: int | None = None, sub_offset: int = 0, *, in_records: bool = False
+) -> ForkWish:
+    return ForkWish(StreamName(source), seq_num, sub_offset, lambda _: in_records)
+
+
+async def create(
+    store: StreamStore, stream: str, *bodies: bytes, **changes: Any
+) -> tuple[StreamStatus, bool]:
+    return await store.durable.create(BASIN, stream, wish(*bodies, **changes))
+
+
+async def append(
+    store: StreamStore,
+    stream: str,
+    *bodies: bytes,
+    producer: tuple[str, int, int] | None = None,
+    seq: str | None = None,
+    close: bool = False,
+    key: SealingKey | None = None,
+) -> Appended:
+    claim = Claim(OCTETS if bodies else None, Producer(*producer) if producer else None, seq, close)
+    return await store.durable.append(BASIN, stream, claim, content(*bodies), key)
+
+
+async def read(
+    store: StreamStore, stream: str, start: int = 0, key: SealingKey | None = None
+) -> list[bytes]:
+    """Bodies of all records from `start` on."""
+    found: list[bytes] = []
+    async with store.durable.reading(BASIN, stream, start, key) as reading:
+        while batch := await reading.next():
+            found += [record.body for record in batch.records()]
+    return found
+
+
+async def stamps(store: StreamStore, stream: str) -> Sequence[int]:
+    found: list[int] = []
+    async with store.durable.reading(BASIN, stream, 0) as reading:
+        while batch := await reading.next():
+            found += [int(record.timestamp) for record in batch.records()]
+    return found
