@@ -24,10 +24,14 @@ lint: $(READY) ## Check style, types and layers only
 
 prove: $(READY) ## Run the long proofs: crash test, random state machine
 	$(BIN)/python -m tests.store.crash --kills 150
-	STREAMFOLD_PROVE=1 $(BIN)/pytest --timeout 0 tests/store/test_state_machine.py
+	STREAMFOLD_PROVE=1 $(BIN)/pytest --timeout 0 tests/store/test_state_machine.py tests/follow/test_interleavings.py
 
-bench: $(READY) ## Measure the store in this process; writes bench/results/
+bench: $(READY) ## Measure everything, beside something named; writes bench/results/
 	$(BIN)/python -m bench.store
+	$(BIN)/python -m bench.http
+	$(BIN)/python -m bench.durable
+	$(BIN)/python -m bench.follow
+	$(BIN)/python -m bench.archive
 
 clean: ## Remove the environment and everything generated
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis bench/results
@@ -37,5 +41,5 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --upgrade pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[server,client,archive,aws,fast,testing]' --group dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[server,client,archive,aws,spark,fast,testing]' --group dev
 	@touch $@

@@ -8,8 +8,10 @@ The machines are shared, so each figure is the best of a few rounds, and only ra
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,6 +26,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bench.store import plain_python, processor_times, stolen_share
+from streamfold.archive import ArchiveWriter, Destination
+from streamfold.archive import open as open_archive
 from streamfold.archive.formats import format_of
 from streamfold.archive.schema import TableSchema
 
@@ -42,10 +46,16 @@ OURS = {
     "jsonl+gzip": ("jsonl", "gzip"),
     "protobuf": ("protobuf", "none"),
 }
+#: Tables rebuilt by the reader, and the share of rows that diffs after the base changed.
+REBUILT = {"rebuilt parquet": 0.0, "rebuilt parquet, 10% changed": 0.1}
+#: Diffs over which those changes are spread.
+DIFFS = 10
 #: Those that do the same stand beside each other: the machine changes while this runs.
 SUBJECTS = (
     "parquet",
     "pyarrow.parquet",
+    "rebuilt parquet",
+    "rebuilt parquet, 10% changed",
     "duckdb parquet",
     "protobuf-typed",
     "jsonl",
@@ -127,7 +137,44 @@ def duckdb_files(options: str, function: str) -> tuple[Write, Read]:
     return write, read
 
 
+def rebuilt(changed: float, schema: TableSchema) -> tuple[Write, Read]:
+    """The whole way: a base and diffs committed by the writer, files checked, changes folded in."""
+
+    async def publish(path: Path, batches: list[pa.RecordBatch]) -> None:
+        place = Destination.open(path.as_uri())
+        form = format_of("parquet")
+        writer = await ArchiveWriter.open("t", schema, [place], formats=[form], writer_id="bench")
+        await writer.write_base(batches, "0", reason="first")
+        table = pa.Table.from_batches(batches)
+        chosen = np.random.default_rng(3).permutation(len(table))[: int(len(table) * changed)]
+        for number, rows in enumerate(np.array_split(np.sort(chosen), DIFFS) if changed else []):
+            update = updates(table.take(pa.array(rows)), schema)
+            await writer.write_diff([update], str(number), str(number + 1))
+
+    async def rebuild(path: Path) -> int:
+        archive = await open_archive(path)
+        return sum([len(batch) async for batch in archive.batches()])
+
+    def write(path: Path, batches: list[pa.RecordBatch]) -> None:
+        shutil.rmtree(path, ignore_errors=True)
+        asyncio.run(publish(path, batches))
+
+    return write, lambda path: asyncio.run(rebuild(path))
+
+
+def updates(rows: pa.Table, schema: TableSchema) -> pa.RecordBatch:
+    """Changes that give these rows to the table again."""
+    [batch] = rows.combine_chunks().to_batches()
+    key = pa.StructArray.from_arrays([batch["id"]], fields=[schema.arrow.field("id")])
+    after = pa.StructArray.from_arrays(batch.columns, fields=list(schema.arrow))
+    before = pa.nulls(len(batch), schema.changes.field("before").type)
+    action = pa.array(["UPDATE"] * len(batch))
+    return pa.RecordBatch.from_arrays([action, key, before, after], schema=schema.changes)
+
+
 def subject(name: str, schema: TableSchema) -> tuple[Write, Read]:
+    if name in REBUILT:
+        return rebuilt(REBUILT[name], schema)
     if name == "pyarrow.parquet":
         return pyarrow_parquet()
     if name == "duckdb parquet":
@@ -165,7 +212,7 @@ def run_subject(name: str, count: int, folder: Path) -> dict[str, Any]:
         "subject": name,
         "rows": count,
         "arrow_bytes_per_row": sum(batch.nbytes for batch in batches) / count,
-        "bytes_per_row": path.stat().st_size / count,
+        "bytes_per_row": stored_size(path) / count,
         "write_rows_per_s": count / written,
         "read_rows_per_s": count / taken,
         "extra_peak_mib": peak_mib() - resident,
@@ -178,6 +225,13 @@ def forget_peak() -> float:
     """Have the kernel begin anew to look for the most memory held; return what is held now."""
     Path("/proc/self/clear_refs").write_text("5")
     return peak_mib()
+
+
+def stored_size(path: Path) -> int:
+    """Bytes of a file, or of all files below a folder."""
+    if path.is_file():
+        return path.stat().st_size
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
 def peak_mib() -> float:

@@ -237,9 +237,7 @@ async def test_many_who_create_one_stream_by_appending_all_succeed(store: Stream
     assert sorted(ack.start.seq_num for ack in acks) == list(range(20))
 
 
-@pytest.mark.parametrize(
-    "basin", ["abc", "UPPER-CASE", "a" * 65, "with space", "with.dot", ""]
-)
+@pytest.mark.parametrize("basin", ["abc", "UPPER-CASE", "a" * 65, "with space", "with.dot", ""])
 async def test_bad_basin_names_are_refused(store: StreamStore, basin: str) -> None:
     with pytest.raises(InvalidError, match="bucket name"):
         await store.create_basin(basin)

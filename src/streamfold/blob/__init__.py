@@ -13,7 +13,7 @@ from streamfold.blob.faults import (
 from streamfold.blob.limits import RequestLimits
 from streamfold.blob.local import LocalBlobStore
 from streamfold.blob.object_store import ObstoreBlobStore
-from streamfold.blob.opening import open_blob_store
+from streamfold.blob.opening import CredentialProvider, open_blob_store
 
 __all__ = [
     "BlobChangedError",
@@ -21,6 +21,7 @@ __all__ = [
     "BlobStore",
     "DEFAULT_CHUNK_SIZE",
     "open_blob_store",
+    "CredentialProvider",
     "RequestLimits",
     "LocalBlobStore",
     "ObstoreBlobStore",

@@ -112,6 +112,8 @@ def _kind(error: Exception, dump: str, status: int | None, code: str | None) -> 
 
 
 def _was_not_sent(dump: str) -> bool:
+    if "External AWS credential provider" in dump:
+        return True  # there were no credentials to sign a request with
     return bool(re.search(r"^\s+kind: (Connect|Builder),$", dump, re.MULTILINE))
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from obstore.exceptions import BaseError
@@ -26,11 +26,20 @@ _SERVICES: dict[str, type[S3Store] | type[GCSStore] | type[AzureStore]] = {
     "gs": GCSStore,
     "az": AzureStore,
 }
+#: Gives credentials of S3 as obstore takes them, for as long as they say.
+CredentialProvider: TypeAlias = Callable[[], Any]
+
 #: Where AWS tools look for the endpoint, in their order.
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 
-def open_blob_store(url: str, **options: str) -> BlobStore:
+@overload
+def open_blob_store(url: str, **options: str) -> BlobStore: ...
+@overload
+def open_blob_store(
+    url: str, *, credential_provider: CredentialProvider | None, **options: str
+) -> BlobStore: ...
+def open_blob_store(url: str, **options: Any) -> BlobStore:
     """Return the store that `url` names; storage is not contacted yet.
 
     - `memory:` is empty and private to the returned object.
@@ -40,16 +49,21 @@ def open_blob_store(url: str, **options: str) -> BlobStore:
       `secret_access_key`, `session_token`. An `http://` endpoint is taken as meant.
     - `gs://bucket/prefix`, `az://container/prefix`: likewise, with `GCSConfig` and `AzureConfig`.
 
-    The last three also take the fields of `RequestLimits` as options, all as text.
+    The last three also take the fields of `RequestLimits` as options, all as text. S3 takes a
+    `credential_provider` instead of credentials: it is called, from any thread, whenever some are
+    needed.
     """
+    credential_provider = options.pop("credential_provider", None)
     parts = urlsplit(url)
     if parts.username or parts.password or parts.query or parts.fragment:
         raise InvalidError(
             f"blob store URL with scheme {parts.scheme!r} holds credentials, a query or a "
             "fragment: give these as options or in the environment"
         )
+    if credential_provider is not None and parts.scheme != "s3":
+        raise InvalidError(f"blob store {url!r} takes no credential_provider: only s3:// does")
     if parts.scheme in _SERVICES:
-        return _open_service(parts, options)
+        return _open_service(parts, options, credential_provider)
     if options:
         raise InvalidError(f"blob store {url!r} takes no options, but got {sorted(options)}")
     if parts.scheme == "memory":
@@ -68,12 +82,16 @@ def _to_folder(url: str, parts: SplitResult) -> Path:
     return Path(unquote(parts.path))
 
 
-def _open_service(parts: SplitResult, options: Mapping[str, str]) -> BlobStore:
+def _open_service(
+    parts: SplitResult, options: Mapping[str, str], provider: CredentialProvider | None
+) -> BlobStore:
     if not parts.netloc:
         raise InvalidError(f"blob store URL {parts.geturl()!r} must name a bucket after '//'")
     name = parts.geturl().rstrip("/")
     limits, rest = RequestLimits.take_from(options)
     config: dict[str, Any] = _s3_config(rest, os.environ) if parts.scheme == "s3" else dict(rest)
+    if provider is not None:
+        config["credential_provider"] = provider
     return ObstoreBlobStore(
         name,
         repeating=_connect(name, config, limits, retries=limits.attempts - 1),
@@ -117,10 +135,13 @@ def _connect(
         },
     }
     service: Any = _SERVICES[urlsplit(url).scheme]
+    settings = dict(config)
+    provider = settings.pop("credential_provider", None)
+    others = {} if provider is None else {"credential_provider": provider}
     failure: str
     try:
         store: ObjectStore = service.from_url(
-            url, config=dict(config), client_options=client, retry_config=retry
+            url, config=settings, client_options=client, retry_config=retry, **others
         )
         return store
     except (BaseError, ValueError) as error:

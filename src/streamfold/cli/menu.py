@@ -43,6 +43,11 @@ SECTIONS: Final[dict[str, dict[str, Entry]]] = {
     "Snapshots": {
         "snapshot": Entry("snapshot", "Take, restore, list and prune snapshots of a state."),
     },
+    "Tables": {
+        "archive": Entry(
+            "archive", "Look at, verify, restore and follow tables published as files.", "archive"
+        ),
+    },
     "Basins": {
         "list-basins": Entry("basins", "List basins."),
         "create-basin": Entry("basins", "Create a basin, or ensure it."),

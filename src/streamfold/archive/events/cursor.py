@@ -1,0 +1,160 @@
+"""How far a sink has come: one small document per sink, beside the manifest.
+
+    <folder>/events/<sink>.json
+
+It is replaced by compare-and-swap only, so two processes that deliver for one sink notice each
+other. It may lag behind what was sent, never lead: what it does not cover is sent again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import datetime
+
+import msgspec
+
+from streamfold.archive.events.outbox import Place
+from streamfold.archive.timestamps import format_time
+from streamfold.blob import BlobChangedError, BlobStore
+from streamfold.errors import (
+    BlobExistsError,
+    BlobNotFoundError,
+    ConflictError,
+    DataCorruptError,
+    InvalidError,
+)
+
+CURSOR_VERSION = 1
+#: Folder of the cursors; collection never looks into it.
+FOLDER = "events/"
+
+
+class CursorConflictError(ConflictError):
+    """Another process moved the cursor: it delivers for the same sink."""
+
+    code = "event_cursor_conflict"
+
+
+class CursorInvalidError(DataCorruptError):
+    """The cursor cannot be read, so nobody knows what the sink has got."""
+
+    code = "event_cursor_invalid"
+
+
+class Cursor(msgspec.Struct, frozen=True, kw_only=True):
+    """The document; `revision` grows with each write, so that no two are the same bytes."""
+
+    version: int = CURSOR_VERSION
+    sink: str
+    revision: int
+    updated_at: str
+    event_id: str
+    place: Place
+
+
+class CursorFile:
+    """The cursor of one sink: what storage holds, and what was delivered since."""
+
+    def __init__(self, blobs: BlobStore, sink: str, now: Callable[[], datetime]) -> None:
+        self._blobs = blobs
+        self._sink = sink
+        self._key = cursor_key(sink)
+        self._now = now
+        # What storage held when it was looked at last, or was written.
+        self._stored: Cursor | None = None
+        self._etag: str | None = None
+        # Whether storage may hold something else than `_stored`.
+        self._doubt = True
+        self._delivered: tuple[str, Place] | None = None
+
+    @property
+    def place(self) -> Place | None:
+        """The last place that was delivered, as far as this process knows."""
+        return self._delivered[1] if self._delivered else None
+
+    def advance(self, event_id: str, place: Place) -> None:
+        """Note a delivery; it is durable with the next `save`."""
+        self._delivered = (event_id, place)
+
+    async def settle(self) -> None:
+        """Make what is known here and what is stored the same: called before anything is sent."""
+        if self._doubt:
+            await self._look()
+        await self.save()
+
+    async def save(self) -> None:
+        """Store what was delivered, durable when this returns; no write if it is stored already."""
+        if self._delivered is None or self._delivered == _delivered(self._stored):
+            return
+        event_id, place = self._delivered
+        wanted = Cursor(
+            sink=self._sink,
+            revision=self._stored.revision + 1 if self._stored else 1,
+            updated_at=format_time(self._now()),
+            event_id=event_id,
+            place=place,
+        )
+        self._doubt = True
+        self._etag = await self._swap(_encode(wanted))
+        self._stored, self._doubt = wanted, False
+
+    async def _swap(self, data: bytes) -> str:
+        try:
+            if self._etag is None:
+                return await self._blobs.put_if_absent(self._key, data)
+            return await self._blobs.put_if_match(self._key, data, self._etag)
+        except (BlobChangedError, BlobExistsError, BlobNotFoundError):
+            pass
+        raise CursorConflictError(
+            f"{self._key!r} was changed by another process, which delivers for sink "
+            f"{self._sink!r} too: run one, or give them different names"
+        )
+
+    async def _look(self) -> None:
+        found, etag = await self._read()
+        # As it was: what was delivered since is ours to keep. Else our own write has arrived after
+        # all, or another process was here: then storage knows best.
+        if found != self._stored:
+            self._delivered = _delivered(found)
+        self._stored, self._etag, self._doubt = found, etag, False
+
+    async def _read(self) -> tuple[Cursor | None, str | None]:
+        try:
+            data, etag = await self._blobs.get_with_etag(self._key)
+        except BlobNotFoundError:
+            return None, None
+        return _decode(self._key, data), etag
+
+
+def cursor_key(sink: str) -> str:
+    """Return where the cursor of a sink is; a name that is no plain file name is refused."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", sink):
+        raise InvalidError(
+            f"sink name {sink!r} must be 1 to 64 letters, digits, dots, dashes or underscores, and "
+            "begin with a letter or digit"
+        )
+    return f"{FOLDER}{sink}.json"
+
+
+def _delivered(cursor: Cursor | None) -> tuple[str, Place] | None:
+    return (cursor.event_id, cursor.place) if cursor else None
+
+
+def _encode(cursor: Cursor) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(cursor), indent=2) + b"\n"
+
+
+def _decode(key: str, data: bytes) -> Cursor:
+    try:
+        cursor = msgspec.json.decode(data, type=Cursor)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        reason = str(error)
+    else:
+        if cursor.version <= CURSOR_VERSION:
+            return cursor
+        reason = f"its version is {cursor.version}, and {CURSOR_VERSION} is the newest known here"
+    raise CursorInvalidError(
+        f"cursor {key!r} cannot be used ({reason}): restore it, or delete it to have everything "
+        "that is live sent again"
+    )

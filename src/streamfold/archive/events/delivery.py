@@ -1,0 +1,151 @@
+"""One sink of one table, served in order until everything that is committed has arrived."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from streamfold.archive.destination import Destination
+from streamfold.archive.events.backoff import Backoff
+from streamfold.archive.events.cursor import CursorFile
+from streamfold.archive.events.outbox import due_after, events_of, place_of
+from streamfold.archive.events.sink import EventSink
+from streamfold.archive.positions import PositionOrder
+from streamfold.errors import StreamfoldError
+
+logger = logging.getLogger(__name__)
+
+#: Events between two writes of the cursor while a backlog is sent: each costs a request, and a
+#: crash repeats at most this many.
+CURSOR_EVERY = 16
+
+
+@dataclass(slots=True)
+class SinkStatus:
+    """What metrics show of one sink."""
+
+    #: Events that are committed and not yet delivered, when the manifest was last read.
+    lag: int = 0
+    delivered: int = 0
+    #: Tries that failed, of sending or of storage.
+    errors: int = 0
+    #: Of these, those since the last success.
+    failures_in_row: int = 0
+    last_error: str | None = None
+    #: `to_position` of the last event delivered by this process.
+    position: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """When to look and when to try again; `poll` is in seconds, None to wait for `wake` alone."""
+
+    backoff: Backoff
+    poll: float | None
+    rng: random.Random
+    sleep: Callable[[float], Awaitable[None]]
+
+
+class Delivery:
+    """Sends what the manifest says and the cursor does not cover; a failure is tried for ever.
+
+    An event is sent only when the one before it has arrived, so no failure changes the order.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        sink: EventSink,
+        destination: Destination,
+        cursor: CursorFile,
+        pace: Pace,
+        order: PositionOrder | None,
+    ) -> None:
+        self.status = SinkStatus()
+        self._name = name
+        self._sink = sink
+        self._destination = destination
+        self._cursor = cursor
+        self._pace = pace
+        self._order = order
+        self._wakes = 0
+        self._answered = 0
+        self._woken = asyncio.Event()
+        self._caught_up = asyncio.Condition()
+
+    def wake(self) -> int:
+        """Ask for a look at the manifest; returns the number of the request."""
+        self._wakes += 1
+        self._woken.set()
+        return self._wakes
+
+    async def wait_until_answered(self, request: int) -> None:
+        """Wait until all that was committed before the request has been delivered."""
+        async with self._caught_up:
+            await self._caught_up.wait_for(lambda: self._answered >= request)
+
+    async def run(self) -> None:
+        """Deliver until cancelled."""
+        while True:
+            requests = self._wakes
+            self._woken.clear()
+            try:
+                await self._catch_up()
+            except StreamfoldError as error:
+                await self._pause_after(error)
+                continue
+            self.status.failures_in_row = 0
+            async with self._caught_up:
+                self._answered = requests
+                self._caught_up.notify_all()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._pace.poll):
+                    await self._woken.wait()
+
+    async def _catch_up(self) -> None:
+        await self._cursor.settle()
+        stored = await self._destination.read(self._order)
+        if stored is None:  # nothing was ever committed
+            self.status.lag = 0
+            return
+        manifest = stored.manifest
+        due = due_after(manifest, self._cursor.place)
+        self.status.lag = len(due)
+        events = events_of(manifest, due, self._destination.manifest_uri)
+        for number, (item, event) in enumerate(zip(due, events, strict=True), 1):
+            try:
+                await self._sink.send(event)
+            except StreamfoldError:
+                await self._cursor.save()
+                raise
+            self._cursor.advance(event.event_id, place_of(manifest, item.artifact))
+            self._note_delivery(event.to_position)
+            if number % CURSOR_EVERY == 0:
+                await self._cursor.save()
+        await self._cursor.save()
+
+    def _note_delivery(self, position: str) -> None:
+        status = self.status
+        status.lag -= 1
+        status.delivered += 1
+        status.failures_in_row = 0
+        status.position = position
+
+    async def _pause_after(self, error: StreamfoldError) -> None:
+        status = self.status
+        status.errors += 1
+        status.failures_in_row += 1
+        status.last_error = error.message
+        pause = self._pace.backoff.pause(status.failures_in_row, self._pace.rng)
+        logger.warning(
+            "events for sink %s wait: try %d failed, the next is in %.1f s: %s",
+            self._name,
+            status.failures_in_row,
+            pause,
+            error.message,
+        )
+        await self._pace.sleep(pause)

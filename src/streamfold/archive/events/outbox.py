@@ -1,0 +1,82 @@
+"""The outbox: what is still to be sent follows from the manifest and the place that was reached.
+
+Nothing is queued anywhere. Whatever was committed can be derived again for as long as it is live,
+so no crash between a commit and its events loses one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import msgspec
+
+from streamfold.archive.events.event import Event, describe
+from streamfold.archive.manifest import Artifact, Manifest
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """The artifact whose event was delivered last."""
+
+    archive_id: str | None
+    commit_id: str | None
+    kind: str
+    epoch: int
+    from_position: str | None
+    to_position: str
+
+
+class Due(msgspec.Struct, frozen=True):
+    """An artifact to announce, and whether something before it is missing."""
+
+    artifact: Artifact
+    gap: bool
+
+
+def place_of(manifest: Manifest, artifact: Artifact) -> Place:
+    """Return the place that is reached with the event of this artifact."""
+    return Place(
+        archive_id=manifest.archive_id,
+        commit_id=artifact.commit_id,
+        kind=artifact.kind,
+        epoch=artifact.epoch,
+        from_position=artifact.from_position,
+        to_position=artifact.to_position,
+    )
+
+
+def due_after(manifest: Manifest, place: Place | None) -> list[Due]:
+    """Return what is to be announced after `place`, in order; everything live after None.
+
+    If the artifacts that followed `place` are no longer live, announcing begins at the newest base,
+    which is marked as a gap.
+    """
+    artifacts = manifest.artifacts
+    if place is None:
+        return [Due(artifacts[0], False), *_linked(artifacts)]
+    for index in range(len(artifacts) - 1, -1, -1):
+        if place_of(manifest, artifacts[index]) == place:
+            return list(_linked(artifacts[index:]))
+    return _due_after_pruned(manifest, place)
+
+
+def events_of(manifest: Manifest, due: list[Due], manifest_uri: str) -> Iterator[Event]:
+    """Yield the events one by one: a long backlog takes no memory beyond the manifest's."""
+    for item in due:
+        yield describe(manifest, item.artifact, manifest_uri, gap=item.gap)
+
+
+def _due_after_pruned(manifest: Manifest, place: Place) -> list[Due]:
+    later = tuple(a for a in manifest.artifacts if a.epoch > place.epoch)
+    same_archive = manifest.archive_id == place.archive_id
+    # The last diff of an epoch ends where the next base is: nothing is missing between the two.
+    if same_archive and later and later[0].to_position == place.to_position:
+        return [Due(later[0], False), *_linked(later)]
+    newest = manifest.artifacts.index(manifest.base)
+    return [Due(manifest.base, True), *_linked(manifest.artifacts[newest:])]
+
+
+def _linked(artifacts: tuple[Artifact, ...]) -> Iterator[Due]:
+    """Yield all but the first; a base that does not begin where the one before ends has a gap."""
+    for before, after in pairwise(artifacts):
+        yield Due(after, after.is_base and after.to_position != before.to_position)

@@ -1,0 +1,58 @@
+"""The seam to whatever carries events: what every sink guarantees.
+
+A sink of your own subclasses `EventSink` and runs `streamfold.testing.EventSinkConformance`.
+
+    RetryLaterError
+    └── EventRefusedError                 certainly not sent: it will be tried again
+    OutcomeUnknownError
+    └── EventUnconfirmedError             may have been sent: it will be sent again
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from abc import ABC, abstractmethod
+
+from streamfold.archive.events.event import Event
+from streamfold.errors import OutcomeUnknownError, RetryLaterError
+
+
+class EventRefusedError(RetryLaterError):
+    """The event was not taken; the receiver said so, or was not reached."""
+
+    code = "event_refused"
+
+
+class EventUnconfirmedError(OutcomeUnknownError):
+    """The answer was lost: the event may have arrived."""
+
+    code = "event_unconfirmed"
+
+
+class EventSink(ABC):
+    """Carries events to whoever follows the table.
+
+    One call of `send` at a time, in the order of the table. A sink repeats nothing by itself: it
+    tells how the one attempt ended, within a time of its own, and the pump decides.
+    """
+
+    @abstractmethod
+    async def send(self, event: Event) -> None:
+        """Hand the event over; when this returns, the receiver has it durably.
+
+        Raises `EventRefusedError` if it certainly does not have it, `EventUnconfirmedError` if
+        nobody knows. Messages never hold a secret. A call that is cancelled may have sent the
+        event; the next call sends nothing before that attempt has ended on this side.
+        """
+
+    async def close(self) -> None:
+        """Release what the sink holds; it sends nothing afterwards. Closing twice is fine."""
+        return
+
+
+def group_of(table: str, longest: int = 128) -> str:
+    """Return the table as a message group: itself if a service takes that text, else its hash."""
+    if re.fullmatch(rf"[!-~]{{1,{longest}}}", table):
+        return table
+    return hashlib.sha256(table.encode()).hexdigest()

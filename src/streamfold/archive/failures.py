@@ -1,0 +1,129 @@
+"""What goes wrong with archives, as classes of the one tree in `streamfold.errors`.
+
+InvalidError
+├── PositionInvalidError              give a position of the table's order, after the head
+└── SchemaIncompatibleError           publish under another name, or change the source
+NotFoundError
+├── ManifestNotFoundError             look elsewhere, or write a base first
+└── PositionPrunedError               read from a newer position, or from a base
+ConflictError
+├── ChainGapError                     go on from the head, or write a base that marks the gap
+└── CommitConflictError               the table moved on: look at its head, then decide
+OutcomeUnknownError
+└── CommitUnknownError                may be committed: read the manifest before repeating
+WriterFencedError
+└── WriterFencedOutError              another writer took the table: stop
+StorageError
+├── SwapUnsupportedError              use storage that can compare and swap
+├── FormatUnsupportedError
+│   └── ManifestVersionError          upgrade the reader
+└── DataCorruptError
+    ├── ManifestInvalidError          restore the manifest, or write the table anew
+    └── ArtifactCorruptError          restore the file, or read another format of it
+"""
+
+from __future__ import annotations
+
+from streamfold.errors import (
+    ConflictError,
+    DataCorruptError,
+    FormatUnsupportedError,
+    InvalidError,
+    NotFoundError,
+    OutcomeUnknownError,
+    StorageError,
+    StreamfoldError,
+    WriterFencedError,
+)
+
+
+class PositionInvalidError(InvalidError):
+    """A position is missing, not of the table's order, or not after the one before it."""
+
+    code = "position_invalid"
+
+
+class SchemaIncompatibleError(InvalidError):
+    """A column changed so that what was written would lose its meaning; nothing was committed."""
+
+    code = "schema_incompatible"
+
+    def __init__(self, column: str, old: object, new: object) -> None:
+        super().__init__(
+            f"column {column!r} cannot change from {old} to {new}: types may only widen and added "
+            "columns must be nullable; keep the type, or publish a new table"
+        )
+        self.column, self.old, self.new = column, old, new
+
+
+class ManifestNotFoundError(NotFoundError):
+    """There is no archive at that place."""
+
+    code = "manifest_not_found"
+
+
+class PositionPrunedError(NotFoundError):
+    """The archive went that far back once, and does not any more."""
+
+    code = "position_pruned"
+
+
+class ChainGapError(ConflictError):
+    """Changes are missing between two positions: what follows cannot be applied."""
+
+    code = "chain_gap"
+
+
+class CommitConflictError(ConflictError):
+    """The manifest changed in a way that this commit does not fit; nothing was committed."""
+
+    code = "commit_conflict"
+
+
+class CommitUnknownError(OutcomeUnknownError):
+    """The commit may or may not have taken effect; its files must stay."""
+
+    code = "commit_unknown"
+
+
+class WriterFencedOutError(WriterFencedError):
+    """Another writer has taken the table; this one may never write to it again."""
+
+    code = "writer_fenced_out"
+
+    def __init__(self, table: str, writer_id: str, other_id: str, token: int) -> None:
+        StreamfoldError.__init__(
+            self,
+            f"writer {writer_id!r} no longer owns table {table!r}: writer {other_id!r} took it with "
+            f"fencing token {token}; stop this one, or open the table again to take it back",
+        )
+
+
+class SwapUnsupportedError(StorageError):
+    """The storage accepted a swap that it had to refuse, or the other way round."""
+
+    code = "swap_unsupported"
+
+
+class ManifestVersionError(FormatUnsupportedError):
+    """The manifest is of a later version, whose rules this reader does not know."""
+
+    code = "manifest_version"
+
+    def __init__(self, found: object, newest: int) -> None:
+        super().__init__(
+            f"manifest_version is {found}, and this version of Streamfold reads up to {newest}: "
+            "upgrade it"
+        )
+
+
+class ManifestInvalidError(DataCorruptError):
+    """The manifest breaks a rule of its own version; it is not used in part."""
+
+    code = "manifest_invalid"
+
+
+class ArtifactCorruptError(DataCorruptError):
+    """The bytes of an artifact are cut, changed, or not of the format that they are named as."""
+
+    code = "artifact_corrupt"

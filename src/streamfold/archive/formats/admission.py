@@ -1,0 +1,117 @@
+"""What may be written: batches that fit the schema and, for changes, follow the rules of a diff.
+
+Every format admits the same and stores the same, so that they can stand for each other. An update
+or insert has the row after it; a delete names the row; a truncate comes first and is alone with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamfold.archive.formats.conforming import conform
+from streamfold.archive.formats.nesting import build_struct, struct_children
+from streamfold.archive.formats.pieces import BATCH, Limits, pieces
+from streamfold.archive.schema import ACTIONS, TableSchema
+from streamfold.errors import InvalidError
+
+_ACTIONS = pa.array(ACTIONS)
+
+
+def admitted_rows(
+    schema: TableSchema, batches: Iterable[pa.RecordBatch], limits: Limits = BATCH
+) -> Iterator[pa.RecordBatch]:
+    """Rows under exactly `schema.arrow`, in pieces that only the rows determine."""
+    return pieces((conform(batch, schema.arrow) for batch in batches), limits)
+
+
+def admitted_changes(
+    schema: TableSchema, batches: Iterable[pa.RecordBatch], limits: Limits = BATCH
+) -> Iterator[pa.RecordBatch]:
+    """Changes under exactly `schema.changes`, in pieces that only the changes determine."""
+    return pieces(_checked(schema, batches), limits)
+
+
+def _checked(schema: TableSchema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    first = True
+    for batch in batches:
+        if len(batch):
+            _check_truncate(batch, first)
+            yield check_changes(schema, batch)
+            first = False
+
+
+def check_changes(schema: TableSchema, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch under exactly `schema.changes`; InvalidError when it breaks a rule of diffs."""
+    changes = conform(batch, schema.changes)
+    _check_actions(changes["action"])
+    _check_presence(changes)
+    changes = with_named_deletes(schema, changes)
+    for image in ("before", "after"):
+        _check_key(schema, changes, image)
+    return changes
+
+
+def _check_actions(actions: pa.Array) -> None:
+    if not pc.all(pc.is_in(actions, _ACTIONS)).as_py():
+        unknown = pc.unique(actions).to_pylist()
+        raise InvalidError(f"actions {unknown} are not all known: use {', '.join(ACTIONS)}")
+
+
+def _check_truncate(batch: pa.RecordBatch, first: bool) -> None:
+    if "action" not in batch.schema.names:
+        return  # what is missing is told by the schema
+    rest = batch["action"].slice(1) if first else batch["action"]
+    if pc.any(pc.equal(rest, "TRUNCATE")).as_py():
+        raise InvalidError("a TRUNCATE does not come first: it would undo changes before it")
+
+
+def _check_presence(changes: pa.RecordBatch) -> None:
+    """Which of key, before and after there must be, and must not be, by action."""
+    rules = (
+        ("key", ("INSERT", "UPDATE", "DELETE"), ("TRUNCATE",)),
+        ("after", ("INSERT", "UPDATE"), ("DELETE", "TRUNCATE")),
+        ("before", (), ("INSERT", "TRUNCATE")),
+    )
+    for name, needed, refused in rules:
+        column, actions = changes[name], changes["action"]
+        if _any_of(actions, needed, column.is_null()):
+            raise InvalidError(f"a change has no {name!r}: {' and '.join(needed)} need one")
+        if _any_of(actions, refused, column.is_valid()):
+            raise InvalidError(f"a change has {name!r}: {' and '.join(refused)} must not")
+
+
+def _any_of(actions: pa.Array, which: tuple[str, ...], mask: pa.Array) -> bool:
+    chosen = pc.is_in(actions, pa.array(which, pa.string()))
+    return bool(pc.any(pc.and_(chosen, mask)).as_py())
+
+
+def with_named_deletes(schema: TableSchema, changes: pa.RecordBatch) -> pa.RecordBatch:
+    """Every DELETE with a `before` that holds the key fields at least."""
+    before, key = changes["before"], changes["key"]
+    bare = pc.and_(pc.equal(changes["action"], "DELETE"), before.is_null())
+    if not pc.any(bare).as_py():
+        return changes
+    keys = dict(zip(schema.key_fields, struct_children(key), strict=True))
+    children = [
+        pc.if_else(bare, keys[field.name], child) if field.name in keys else child
+        for field, child in zip(before.type, struct_children(before), strict=True)
+    ]
+    named = build_struct(children, list(before.type), pc.and_(before.is_null(), pc.invert(bare)))
+    return pa.RecordBatch.from_arrays(
+        [changes["action"], key, named, changes["after"]], schema=schema.changes
+    )
+
+
+def _check_key(schema: TableSchema, changes: pa.RecordBatch, image: str) -> None:
+    """A row is stored once: its key is told by the image, so the two must agree."""
+    keys = dict(zip(schema.key_fields, struct_children(changes["key"]), strict=True))
+    images = dict(zip(schema.names, struct_children(changes[image]), strict=True))
+    for name, key in keys.items():
+        if pc.any(pc.not_equal(key, images[name])).as_py():
+            raise InvalidError(
+                f"key field {name!r} differs between key and {image!r}: write a key change as "
+                "DELETE of the old key and INSERT of the new one"
+            )

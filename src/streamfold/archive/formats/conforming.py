@@ -1,0 +1,163 @@
+"""Batches brought into exactly the layout of a schema, or refused; no value ever changes.
+
+Used where batches come in from a caller, and where files of an older schema are read under a newer
+one: absent nullable columns become null, narrower types widen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamfold.archive.formats.nesting import (
+    as_list,
+    build_list,
+    build_struct,
+    list_lengths,
+    nulls_of,
+    struct_children,
+)
+from streamfold.errors import InvalidError
+
+
+def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch under `schema`; InvalidError names the column that does not fit and why."""
+    if batch.schema.names != schema.names or batch.schema.types != schema.types:
+        batch = cast_batch(batch, schema)
+    elif batch.schema != schema or batch.schema.metadata:
+        batch = pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+    try:
+        batch.validate(full=True)
+    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
+        raise InvalidError(f"a batch breaks Arrow's rules: {error}") from None
+    for field, column in zip(schema, batch.columns, strict=True):
+        check_values(column, field, 0, field.name)
+    if any(has_map(field.type) for field in schema):
+        batch = pa.RecordBatch.from_arrays(list(map(sorted_maps, batch.columns)), schema=schema)
+    return batch
+
+
+def cast_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch with the schema's columns and types; what they promise is not checked."""
+    children = _matching(batch.schema, batch.columns, schema, len(batch), "")
+    return pa.RecordBatch.from_arrays(children, schema=schema)
+
+
+def _matching(
+    have: Sequence[pa.Field],
+    columns: Sequence[pa.Array],
+    want: Sequence[pa.Field],
+    rows: int,
+    path: str,
+) -> list[pa.Array]:
+    """A column for every wanted field, by name; columns that nobody wants are refused."""
+    found = {field.name: column for field, column in zip(have, columns, strict=True)}
+    wanted = {field.name for field in want}
+    if unknown := [path + name for name in found if name not in wanted]:
+        raise InvalidError(f"columns {unknown} are not in the schema: merge the schema first")
+    return [
+        _cast_array(found[f.name], f.type, path + f.name)
+        if f.name in found
+        else pa.nulls(rows, f.type)
+        for f in want
+    ]
+
+
+def _cast_array(array: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
+    if array.type == kind:
+        return array
+    have, types = array.type, pa.types
+    if types.is_struct(have) and types.is_struct(kind):
+        children = _matching(list(have), struct_children(array), list(kind), len(array), f"{path}.")
+        return build_struct(children, list(kind), nulls_of(array))
+    if types.is_map(have) and types.is_map(kind):
+        return _cast_list(as_list(array), pa.struct([kind.key_field, kind.item_field]), kind, path)
+    if (types.is_list(have) or types.is_large_list(have)) and types.is_list(kind):
+        return _cast_list(array, kind.value_type, kind, path)
+    if types.is_nested(have) or types.is_nested(kind):
+        raise InvalidError(f"column {path!r} has type {have}, the schema says {kind}")
+    try:
+        return array.cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError) as error:
+        raise InvalidError(
+            f"column {path!r} has type {have}, the schema says {kind}: {error}"
+        ) from None
+
+
+def _cast_list(array: pa.Array, inner: pa.DataType, kind: pa.DataType, path: str) -> pa.Array:
+    values = array.flatten()
+    if pa.types.is_struct(inner) and pa.types.is_struct(values.type):
+        # Entries of a map may be named differently, but never stand in another order.
+        values = build_struct(struct_children(values), _renamed(values.type, inner, kind), None)
+    return build_list(list_lengths(array), _cast_array(values, inner, path), kind, nulls_of(array))
+
+
+def _renamed(have: pa.DataType, want: pa.DataType, kind: pa.DataType) -> list[pa.Field]:
+    if not pa.types.is_map(kind):
+        return list(have)
+    return [f.with_name(w.name) for f, w in zip(have, want, strict=True)]
+
+
+def check_values(array: pa.Array, field: pa.Field, excused: int, path: str) -> None:
+    """Refuse nulls where the field has none, and maps that hold a key twice.
+
+    `excused` nulls are there because the struct around them is null.
+    """
+    if not field.nullable and array.null_count > excused:
+        raise InvalidError(
+            f"column {path!r} is not nullable and holds {array.null_count - excused} nulls: "
+            "fill them, or declare the column nullable"
+        )
+    kind = field.type
+    if pa.types.is_struct(kind) and _has_rules(kind):
+        for inner, child in zip(kind, struct_children(array), strict=True):
+            check_values(child, inner, array.null_count, f"{path}.{inner.name}")
+    elif pa.types.is_map(kind) and _has_rules(kind):
+        check_values(as_list(array).flatten().field(1), kind.item_field, 0, path)
+    elif pa.types.is_list(kind) and _has_rules(kind):
+        check_values(array.flatten(), kind.value_field, 0, path)
+
+
+def _has_rules(kind: pa.DataType) -> bool:
+    inner = kind.item_field if pa.types.is_map(kind) else None
+    fields = [inner] if inner else [kind.field(i) for i in range(kind.num_fields)]
+    return any(not field.nullable or _has_rules(field.type) for field in fields)
+
+
+def has_map(kind: pa.DataType) -> bool:
+    """Whether there is a map anywhere in the type."""
+    fields = [kind.field(i) for i in range(kind.num_fields)]
+    return pa.types.is_map(kind) or any(has_map(field.type) for field in fields)
+
+
+def sorted_maps(array: pa.Array) -> pa.Array:
+    """The same values, every map in the order of its keys: maps have none, files must have one.
+
+    A key that is there twice is refused: in JSON, and in most languages, one of them would win.
+    """
+    kind = array.type
+    if not has_map(kind):
+        return array
+    if pa.types.is_struct(kind):
+        children = [sorted_maps(child) for child in struct_children(array)]
+        return build_struct(children, list(kind), nulls_of(array))
+    lists = as_list(array)
+    values = lists.flatten()
+    inner = _sorted_entries(lists, values, kind) if pa.types.is_map(kind) else sorted_maps(values)
+    return build_list(list_lengths(lists), inner, kind, nulls_of(array))
+
+
+def _sorted_entries(lists: pa.Array, entries: pa.Array, kind: pa.DataType) -> pa.Array:
+    lengths = list_lengths(lists)
+    owners = pa.array(np.repeat(np.arange(len(lengths)), lengths))
+    owned = pa.table({"map": owners, "key": entries.field(0)})
+    order = pc.sort_indices(owned, sort_keys=[("map", "ascending"), ("key", "ascending")])
+    owned = owned.take(order).combine_chunks()
+    repeats = pc.and_(*(pc.equal(column[1:], column[:-1]) for column in owned.columns))
+    if pc.any(repeats).as_py():
+        raise InvalidError("a map has a key twice: keep one of them")
+    children = [entries.field(0).take(order), sorted_maps(entries.field(1)).take(order)]
+    return build_struct(children, [kind.key_field, kind.item_field], None)

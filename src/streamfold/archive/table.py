@@ -1,0 +1,163 @@
+"""A table rebuilt from a plan: the base streams by, the changes are held and folded in.
+
+Where base and diffs have parts by key bucket, one bucket is folded after the other, and memory holds
+the changes of one bucket. Otherwise it holds the net changes of the plan. Archives of other writers
+without a schema are held whole: types are known only when everything is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+import pyarrow as pa
+
+from streamfold.archive.decoding import Chosen, Decoding
+from streamfold.archive.folding import Delta, fitted
+from streamfold.archive.manifest import Part
+from streamfold.archive.part_files import PartFiles
+from streamfold.archive.plan import TablePlan
+from streamfold.archive.schema import TableSchema
+from streamfold.archive.untyped import fold_untyped
+from streamfold.blob.local_files import finish
+from streamfold.errors import InvalidError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Rebuild:
+    """The rows of one plan, as Arrow tables; the order of rows means nothing."""
+
+    plan: TablePlan
+    files: PartFiles
+    decoding: Decoding
+    columns: tuple[str, ...] | None = None
+
+    @cached_property
+    def keys(self) -> tuple[str, ...]:
+        return self.decoding.keys(self.plan.manifest)
+
+    @cached_property
+    def base(self) -> Chosen:
+        return self.decoding.choose(self.plan.manifest, self.plan.base)
+
+    @cached_property
+    def diffs(self) -> list[Chosen]:
+        return [self.decoding.choose(self.plan.manifest, diff) for diff in self.plan.diffs]
+
+    async def pieces(self) -> AsyncGenerator[pa.Table]:
+        """Yield the table piece by piece; the first piece is always there, and may be empty."""
+        schema = self.decoding.schema_of(self.plan.manifest, self.plan.last)
+        if schema is None:
+            yield await self._untyped()
+            return
+        wanted = schema.arrow if self.columns is None else schema.select(self.columns)
+        yield wanted.empty_table()
+        buckets = self._buckets()
+        clearing = await self._clearing() if buckets != [None] else set()
+        for bucket in buckets:
+            delta = Delta(wanted, schema.select(self.keys) if self.diffs else pa.schema([]))
+            await self._gather(delta, bucket, clearing)
+            if not delta.clears:
+                async with aclosing(self._untouched(delta, bucket, schema, wanted)) as pieces:
+                    async for piece in pieces:
+                        yield piece
+            yield await finish(asyncio.to_thread(delta.rows))
+
+    def _buckets(self) -> Sequence[int | None]:
+        """Return the buckets that can be folded one by one, or None for all in one."""
+        found = {part.bucket for chosen in (self.base, *self.diffs) for part in chosen.parts}
+        buckets = sorted(bucket for bucket in found if bucket is not None)
+        return [None] if None in found or not self.diffs else buckets
+
+    async def _clearing(self) -> set[str]:
+        """Return the ends of diffs that truncate the table: any of their parts may say so."""
+        found = set()
+        for diff in self.diffs:
+            if await truncates(diff, self.files, self.keys):
+                found.add(diff.artifact.to_position)
+        return found
+
+    async def _gather(self, delta: Delta, bucket: int | None, clearing: set[str]) -> None:
+        """Take all changes of the plan into `delta`, or those of one bucket."""
+        parts = [part for diff in self.diffs for part in _of(diff, bucket)]
+        async with aclosing(self.files.open_all(parts)) as opened:
+            for diff in self.diffs:
+                delta.begin(clears=diff.artifact.to_position in clearing)
+                for _ in _of(diff, bucket):
+                    part, source = await anext(opened)
+                    changes = diff.changes(part, source, self.keys)
+                    await finish(asyncio.to_thread(_add_all, delta, changes))
+
+    async def _untouched(
+        self, delta: Delta, bucket: int | None, schema: TableSchema, wanted: pa.Schema
+    ) -> AsyncGenerator[pa.Table]:
+        needed = {*wanted.names, *(self.keys if self.diffs else ())}
+        fields = pa.schema([f for f in schema.arrow if f.name in needed])
+        written = self.base.schema or schema
+        names = [name for name in written.names if name in needed]
+        async with aclosing(self.files.open_all(_of(self.base, bucket))) as opened:
+            async for part, source in opened:
+                rows = self.base.rows(part, source, None if names == written.names else names)
+                async for piece in in_thread(delta.untouched(fitted(b, fields) for b in rows)):
+                    yield piece
+
+    async def _untyped(self) -> pa.Table:
+        """Return the whole table, under columns that fit all that was found."""
+        rows: list[pa.RecordBatch] = []
+        async with aclosing(self.files.open_all(self.base.parts)) as opened:
+            async for part, source in opened:
+                rows += [batch async for batch in in_thread(self.base.rows(part, source))]
+        diffs: list[list[pa.RecordBatch]] = []
+        for diff in self.diffs:
+            async with aclosing(self.files.open_all(diff.parts)) as opened:
+                async for part, source in opened:
+                    changes = diff.changes(part, source, self.keys)
+                    diffs.append([batch async for batch in in_thread(changes)])
+        table = await finish(asyncio.to_thread(fold_untyped, rows, diffs, self.keys))
+        return table if self.columns is None else _selected(table, self.columns)
+
+
+async def truncates(diff: Chosen, files: PartFiles, keys: Sequence[str]) -> bool:
+    """Return whether any part of the diff begins with a TRUNCATE, which holds for all of them."""
+    async with aclosing(files.open_all(diff.parts)) as opened:
+        async for part, source in opened:
+            first = await finish(asyncio.to_thread(next, diff.changes(part, source, keys), None))
+            if first is not None and len(first) and first["action"][0].as_py() == "TRUNCATE":
+                return True
+    return False
+
+
+async def in_thread(items: Iterator[T]) -> AsyncGenerator[T]:
+    """Yield what an iterator gives, each item made in another thread."""
+    nothing = object()
+    while (item := await finish(asyncio.to_thread(next, items, nothing))) is not nothing:
+        yield item  # type: ignore[misc]  # not the object that says that there is none
+
+
+def batches_of(piece: pa.Table, *, needed: bool) -> list[pa.RecordBatch]:
+    """Return the batches with rows; an empty one if there is none and one is needed."""
+    found: list[pa.RecordBatch] = [batch for batch in piece.to_batches() if len(batch)]
+    if found or not needed:
+        return found
+    return [pa.RecordBatch.from_pylist([], schema=piece.schema)]
+
+
+def _of(chosen: Chosen, bucket: int | None) -> list[Part]:
+    return [part for part in chosen.parts if bucket in (None, part.bucket)]
+
+
+def _add_all(delta: Delta, changes: Iterable[pa.RecordBatch]) -> None:
+    for batch in changes:
+        delta.add(batch)
+
+
+def _selected(table: pa.Table, columns: Sequence[str]) -> pa.Table:
+    if unknown := [name for name in columns if name not in table.column_names]:
+        raise InvalidError(f"columns {unknown} are not there: name some of {table.column_names}")
+    return table.select(list(columns))

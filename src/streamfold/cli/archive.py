@@ -1,0 +1,21 @@
+"""`streamfold archive`: look at, verify, restore, follow, prune and copy tables published as files."""
+
+from __future__ import annotations
+
+import click
+
+from streamfold.cli.archive_keeping import export, gc, pin
+from streamfold.cli.archive_reading import diff, follow, ls, restore, show, verify
+
+
+@click.group()
+def archive() -> None:
+    """Tables published as files: a base, the diffs after it, and a manifest.
+
+    URI is the folder of one table: s3://, gs://, az://, file:/// or a path. Storage takes its
+    settings from the environment, S3 from the usual AWS variables.
+    """
+
+
+for command in (ls, show, verify, restore, diff, follow, gc, pin, export):
+    archive.add_command(command)

@@ -1,0 +1,133 @@
+"""`streamfold snapshotter`: publish tables of change streams as archives."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from streamfold.cli.failures import ExitStatus, VerbFailedError, needing_extra
+from streamfold.snapshotter.configuration import Configuration, describe, load_configuration
+from streamfold.snapshotter.service import State, StatusServer, TableStatus
+
+_CONFIG = click.option(
+    "--config",
+    "file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    required=True,
+    help="Configuration: TOML, or HOCON by a name that ends in .conf.",
+)
+_SET = click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="PATH=VALUE",
+    help="Set one value, as in diff.interval=5s; may be repeated.",
+)
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@click.group()
+def snapshotter() -> None:
+    """Publish tables of change streams as archives."""
+
+
+@snapshotter.command()
+@_CONFIG
+@_SET
+@_JSON
+def validate(file: Path, settings: tuple[str, ...], as_json: bool) -> None:
+    """Check a configuration, and show what is in effect; nothing is contacted."""
+    configuration = load_configuration(file, settings=settings)
+    if as_json:
+        tables = [table.name for table in configuration.tables]
+        click.echo(json.dumps({"valid": True, "tables": tables}))
+    else:
+        click.echo(describe(configuration))
+
+
+@snapshotter.command()
+@_CONFIG
+@_SET
+@click.option("--master", help="Spark's master; all cores of this machine if not given.")
+@click.option(
+    "--conf", "confs", multiple=True, metavar="KEY=VALUE", help="A setting of Spark; repeatable."
+)
+@click.option(
+    "--scratch",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for what Spark writes down meanwhile; nothing in it is needed afterwards.",
+)
+@_JSON
+def run(
+    file: Path,
+    settings: tuple[str, ...],
+    master: str | None,
+    confs: tuple[str, ...],
+    scratch: Path | None,
+    as_json: bool,
+) -> None:
+    """Publish the tables until SIGTERM or SIGINT, then flush the last diffs.
+
+    Ends with status 1 when a table could not be flushed, or when none is left to publish.
+    """
+    configuration = load_configuration(file, settings=settings)
+    spark_settings = dict(_pair(text) for text in confs)
+    if master is not None:
+        spark_settings["spark.master"] = master
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    with tempfile.TemporaryDirectory(prefix="streamfold-", dir=scratch) as folder:
+        _publish(configuration, spark_settings, Path(folder), as_json)
+
+
+def _publish(
+    configuration: Configuration, settings: dict[str, str], scratch: Path, as_json: bool
+) -> None:
+    with needing_extra("spark"):
+        from streamfold.spark.writer import SnapshotWriter, table_jobs, writer_session
+    jobs = table_jobs(configuration, os.environ)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    spark = writer_session(settings)
+    writer = SnapshotWriter(spark, jobs, scratch=scratch)
+    http = configuration.http
+    with StatusServer(writer, http.host, http.port) as served, writer:
+        _announce(len(jobs), http.host, served.port, as_json)
+        writer.wait(stop)
+    spark.stop()
+    if not writer.is_whole:
+        raise VerbFailedError("table_stopped", _what_stopped(writer.statuses()), ExitStatus.FAILURE)
+
+
+def _announce(tables: int, host: str, port: int, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({"tables": tables, "port": port}))
+    else:
+        click.echo(f"Publishing {tables} tables; status at http://{host}:{port}/status", err=True)
+
+
+def _what_stopped(statuses: Mapping[str, TableStatus]) -> str:
+    lines = [
+        f"table {name} is {status.state}: {status.last_error.message if status.last_error else ''}"
+        for name, status in statuses.items()
+        if status.state is not State.CLOSED
+    ]
+    return "; ".join(lines)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise click.BadParameter(f"{text!r} is not KEY=VALUE", param_hint="--conf")
+    return name, value

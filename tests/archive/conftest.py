@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from tests.s3 import S3Server, run_s3_server
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    with run_s3_server() as server:
+        yield server
+
+
+@pytest.fixture
+def s3_url(s3_server: S3Server) -> str:
+    """A folder of its own, so that tests share the server and nothing else."""
+    return f"s3://{s3_server.bucket}/archive/{uuid.uuid4().hex}"

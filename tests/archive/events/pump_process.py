@@ -1,0 +1,23 @@
+"""A process that delivers the events of one archive to a webhook, and ends when all have arrived.
+
+python -m tests.archive.events.pump_process <folder url> <webhook url>
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from streamfold.archive.destination import Destination
+from streamfold.archive.events import EventPump, WebhookSink
+
+
+async def deliver(folder: str, webhook: str) -> None:
+    pump = EventPump(Destination.open(folder), {"hook": WebhookSink(webhook)})
+    task = asyncio.create_task(pump.run())
+    await pump.settle()
+    task.cancel()
+
+
+if __name__ == "__main__":
+    asyncio.run(deliver(*sys.argv[1:]))

@@ -1,0 +1,243 @@
+"""Files that were cut, changed or lost: nothing wrong is ever given out as the table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import streamfold.archive
+from streamfold.archive import (
+    Archive,
+    ArtifactCorruptError,
+    Checked,
+    ManifestInvalidError,
+    ManifestVersionError,
+)
+from streamfold.archive.formats import FORMAT_IDS, format_of
+from streamfold.errors import BlobUnavailableError, StreamfoldError
+from tests.archive.reading import HISTORY, folder_at, reopened, state_at, write_history
+from tests.archive.tables import changes, open_writer, rows
+
+
+def edit_manifest(folder: Path, edit: Callable[[Any], None]) -> None:
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    edit(manifest)
+    path.write_text(json.dumps(manifest))
+
+
+def without_hashes(manifest: Any) -> None:
+    for artifact in manifest["artifacts"]:
+        for files in artifact["formats"].values():
+            for part in files["parts"]:
+                del part["sha256"]
+
+
+def flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 0x10
+    path.write_bytes(data)
+
+
+def files_of(folder: Path, pattern: str = "*") -> list[Path]:
+    found = sorted(folder.glob(f"epoch=*/{pattern}"))
+    assert found
+    return found
+
+
+async def failure_of(archive: Archive) -> StreamfoldError:
+    with pytest.raises(StreamfoldError) as caught:
+        await archive.table()
+    return caught.value
+
+
+@pytest.mark.parametrize("pattern", ["snapshot-*25-*", "diff-*25-*"])
+async def test_a_flipped_bit_anywhere_is_found_before_a_row_is_given_out(
+    tmp_path: Path, pattern: str
+) -> None:
+    await write_history(tmp_path)
+    archive = await reopened(tmp_path)
+    path = files_of(tmp_path, pattern)[-1]
+    for offset in range(path.stat().st_size):
+        flip(path, offset)
+        error = await failure_of(archive)
+        assert isinstance(error, ArtifactCorruptError)
+        assert "SHA-256" in error.message
+        assert path.name in error.message
+        flip(path, offset)
+    assert await state_at(archive) == HISTORY["31"]
+
+
+async def test_a_cut_file_is_found_by_its_size(tmp_path: Path) -> None:
+    await write_history(tmp_path)
+    archive = await reopened(tmp_path)
+    path = files_of(tmp_path, "snapshot-*25-*")[0]
+    whole = path.read_bytes()
+    for size in (0, 1, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        error = await failure_of(archive)
+        assert isinstance(error, ArtifactCorruptError)
+        assert f"has {size} bytes" in error.message
+
+
+@pytest.mark.parametrize("format_id", FORMAT_IDS)
+async def test_without_hashes_a_wrong_number_of_rows_is_found(
+    tmp_path: Path, format_id: str
+) -> None:
+    writer = await open_writer(folder_at(tmp_path), formats=[format_of(format_id)])
+    await writer.write_base(rows({1: "a", 2: "b"}), "1", reason="first")
+    await writer.write_diff(changes(("INSERT", 3, "c")), "1", "2")
+    small, large = (files_of(tmp_path, pattern)[0] for pattern in ("diff-*", "snapshot-*"))
+    other = tmp_path / "other"
+    elsewhere = await open_writer(folder_at(other), formats=[format_of(format_id)])
+    await elsewhere.write_base(rows({1: "a"}), "1", reason="first")
+    large.write_bytes(files_of(other)[0].read_bytes())
+
+    def forget(manifest: Any) -> None:
+        without_hashes(manifest)
+        [part] = manifest["artifacts"][0]["formats"][format_id]["parts"]
+        part["size_bytes"] = large.stat().st_size
+        manifest["artifacts"][0]["formats"][format_id]["size_bytes"] = large.stat().st_size
+
+    edit_manifest(tmp_path, forget)
+    error = await failure_of(await reopened(tmp_path))
+    assert isinstance(error, ArtifactCorruptError)
+    assert "holds 1 rows, the manifest says 2" in error.message
+    assert small.exists()
+
+
+@pytest.mark.parametrize("format_id", ["parquet", "protobuf-typed"])
+async def test_formats_with_checksums_find_a_flipped_bit_on_their_own(
+    tmp_path: Path, format_id: str
+) -> None:
+    writer = await open_writer(folder_at(tmp_path), formats=[format_of(format_id)])
+    state = {number: f"name {number}" for number in range(50)}
+    await writer.write_base(rows(state), "1", reason="first")
+    edit_manifest(tmp_path, without_hashes)
+    archive = await reopened(tmp_path)
+    path = files_of(tmp_path)[0]
+    wrong = []
+    for offset in range(0, path.stat().st_size, 7):
+        flip(path, offset)
+        try:
+            if await state_at(archive) != state:
+                wrong.append(offset)
+        except ArtifactCorruptError as error:
+            wrong += [] if path.name in error.message else [offset]
+        flip(path, offset)
+    assert wrong == []
+
+
+async def test_counts_in_the_manifest_that_contradict_each_other_are_refused(
+    tmp_path: Path,
+) -> None:
+    await write_history(tmp_path)
+
+    def count_wrong(manifest: Any) -> None:
+        manifest["artifacts"][-1]["change_count"] = 7
+
+    edit_manifest(tmp_path, count_wrong)
+    with pytest.raises(ManifestInvalidError, match="one of them is wrong"):
+        await (await reopened(tmp_path)).table()
+
+
+async def test_a_file_that_the_manifest_names_and_nobody_has_is_corruption(tmp_path: Path) -> None:
+    await write_history(tmp_path)
+    archive = await reopened(tmp_path)
+    files_of(tmp_path, "snapshot-*25-*")[0].unlink()
+    error = await failure_of(archive)
+    assert isinstance(error, ArtifactCorruptError)
+    assert "the manifest names it still" in error.message
+    with pytest.raises(ArtifactCorruptError):
+        [batch async for batch in archive.batches()]
+    assert await state_at(archive, "20") == HISTORY["20"]
+
+
+async def test_a_file_that_grew_is_found_by_its_size(tmp_path: Path) -> None:
+    await write_history(tmp_path)
+    archive = await reopened(tmp_path)
+    path = files_of(tmp_path, "snapshot-*25-*")[0]
+    path.write_bytes(path.read_bytes() + b"\n")
+    error = await failure_of(archive)
+    assert isinstance(error, ArtifactCorruptError)
+    assert "at least" in error.message
+
+
+async def test_what_cannot_be_read_is_no_corruption(tmp_path: Path) -> None:
+    await write_history(tmp_path)
+    archive = await reopened(tmp_path)
+    path = files_of(tmp_path, "snapshot-*25-*")[0]
+    path.unlink()
+    path.mkdir()
+    assert isinstance(await failure_of(archive), BlobUnavailableError)
+
+
+async def test_a_later_version_is_refused_by_its_number(tmp_path: Path) -> None:
+    await write_history(tmp_path)
+    edit_manifest(tmp_path, lambda manifest: manifest.update(manifest_version=2))
+    with pytest.raises(ManifestVersionError, match="upgrade"):
+        await streamfold.archive.open(tmp_path)
+
+
+async def test_a_manifest_with_a_gap_in_its_chain_is_not_used(tmp_path: Path) -> None:
+    await write_history(tmp_path)
+    edit_manifest(tmp_path, lambda manifest: manifest["artifacts"].pop(1))
+    with pytest.raises(ManifestInvalidError, match="must begin at"):
+        await streamfold.archive.open(tmp_path)
+
+
+async def test_a_manifest_that_does_not_reach_its_head_is_not_used(tmp_path: Path) -> None:
+    await write_history(tmp_path)
+    edit_manifest(tmp_path, lambda manifest: manifest["artifacts"].pop())
+    with pytest.raises(ManifestInvalidError, match="its head is"):
+        await streamfold.archive.open(tmp_path)
+
+
+async def test_verification_passes_over_what_is_whole_and_counts_it(tmp_path: Path) -> None:
+    await write_history(tmp_path)
+    seen: list[Checked] = []
+    found = await (await reopened(tmp_path)).verify(seen.append)
+    assert found.ok
+    assert (found.table, found.head_position) == ("public.users", "31")
+    assert (found.artifacts, found.files, found.rows, found.unhashed) == (6, 6, 10, 0)
+    assert found.size_bytes == sum(path.stat().st_size for path in files_of(tmp_path))
+    assert [file.problem for file in seen] == [None] * 6
+
+
+async def test_verification_tells_all_that_is_wrong_not_just_the_first(tmp_path: Path) -> None:
+    await write_history(tmp_path)
+    flipped, cut, lost, *_ = files_of(tmp_path)
+    flip(flipped, 3)
+    cut.write_bytes(cut.read_bytes()[:-1])
+    lost.unlink()
+    found = await (await reopened(tmp_path)).verify()
+    assert not found.ok
+    told = {Path(file.path).name: file.problem for file in found.problems}
+    assert told.keys() == {flipped.name, cut.name, lost.name}
+    assert "SHA-256" in str(told[flipped.name])
+    assert "bytes" in str(told[cut.name])
+    assert "is not in" in str(told[lost.name])
+
+
+async def test_verification_looks_at_every_format(tmp_path: Path) -> None:
+    formats = [format_of(name) for name in FORMAT_IDS]
+    writer = await open_writer(folder_at(tmp_path), formats=formats)
+    await writer.write_base(rows({1: "a", 2: "b"}), "1", reason="first")
+    archive = await reopened(tmp_path)
+    assert (await archive.verify()).rows == 2 * len(FORMAT_IDS)
+    for path in files_of(tmp_path):
+        flip(path, 1)
+        [problem] = (await archive.verify()).problems
+        assert problem.path.endswith(path.name)
+        flip(path, 1)
+
+
+async def test_verification_says_when_there_is_no_hash_to_compare(tmp_path: Path) -> None:
+    await write_history(tmp_path)
+    edit_manifest(tmp_path, without_hashes)
+    found = await (await reopened(tmp_path)).verify()
+    assert (found.ok, found.unhashed) == (True, 6)

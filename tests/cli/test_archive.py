@@ -1,0 +1,299 @@
+"""Archives through the command line; the JSON is a contract."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import subprocess
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.csv as pv
+import pyarrow.parquet as pq
+import pytest
+
+from streamfold.archive import ArchiveWriter, Destination
+from tests.archive.reading import HISTORY, names_by_id, write_history
+from tests.archive.tables import START, changes, open_writer, rows
+from tests.cli.commands import COMMAND, Shell, ending_of, line_of
+from tests.s3 import S3Server, run_s3_server
+
+
+@pytest.fixture(scope="module")
+def shell() -> Shell:
+    """A shell that knows of no server."""
+    return Shell({})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "users"
+    asyncio.run(write_history(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def s3_server() -> Iterator[S3Server]:
+    with run_s3_server() as server:
+        yield server
+
+
+def printed(text: str) -> dict[int, str]:
+    found = [json.loads(line) for line in text.splitlines()]
+    return {row["id"]: row["name"] for row in found}
+
+
+def applied(changes_printed: list[dict[str, object]], state: dict[int, str]) -> dict[int, str]:
+    found = dict(state)
+    for change in changes_printed:
+        new, old = change.get("new"), change.get("old")
+        if change["action"] == "TRUNCATE":
+            found.clear()
+        elif change["action"] == "DELETE":
+            assert isinstance(old, dict)
+            found.pop(old["id"], None)
+        else:
+            assert isinstance(new, dict)
+            found[new["id"]] = new["name"]
+    return found
+
+
+def test_archives_are_listed_with_their_heads(shell: Shell, folder: Path) -> None:
+    found = shell.json("archive", "ls", str(folder.parent))
+    assert found == {
+        "uri": folder.as_uri() + "/",
+        "table": "public.users",
+        "epoch": 2,
+        "head_position": "31",
+        "oldest_readable_position": "9",
+        "updated_at": "2026-06-03T12:04:00.000000Z",
+        "artifacts": 6,
+    }
+    assert "public.users" in shell.ok("archive", "ls", folder.as_uri()).text
+    assert shell.ok("archive", "ls", str(folder / "epoch=1"), "--json").objects == []
+
+
+def test_an_archive_is_shown_with_its_plan(shell: Shell, folder: Path) -> None:
+    found = shell.json("archive", "show", str(folder), "--position", "20")
+    assert found["key_fields"] == ["id"]
+    assert [column["name"] for column in found["schema"]["columns"]] == ["id", "name"]
+    assert found["plan"] == {"position": "20", "base": "9", "diffs": [["9", "14"], ["14", "20"]]}
+    assert [(a["kind"], a["rows"]) for a in found["artifacts"]] == [
+        ("snapshot", 2), ("diff", 2), ("diff", 1), ("diff", 1), ("snapshot", 3), ("diff", 1),
+    ]  # fmt: skip
+    assert "key      id" in shell.ok("archive", "show", str(folder)).text
+
+
+def test_what_is_not_there_ends_with_status_4(shell: Shell, folder: Path) -> None:
+    nowhere = shell("archive", "show", str(folder / "nowhere"), "--json")
+    assert (nowhere.status, nowhere.error["code"]) == (4, "manifest_not_found")
+    early = shell("archive", "restore", str(folder), "--position", "3", "--json")
+    assert (early.status, early.error["code"]) == (4, "position_pruned")
+    late = shell("archive", "restore", str(folder), "--position", "99", "--json")
+    assert (late.status, late.error["code"]) == (1, "position_invalid")
+
+
+def test_verification_ends_with_status_1_when_a_file_is_wrong(shell: Shell, folder: Path) -> None:
+    whole = shell.json("archive", "verify", str(folder))
+    assert (whole["ok"], whole["files"], whole["rows"], whole["problems"]) == (True, 6, 10, [])
+    assert "nothing is wrong" in shell.ok("archive", "verify", str(folder)).text
+    path = next(folder.glob("epoch=2/snapshot-*"))
+    path.write_bytes(path.read_bytes()[:-1])
+    outcome = shell("archive", "verify", str(folder), "--json")
+    assert (outcome.status, outcome.error["code"]) == (1, "artifact_corrupt")
+    [found] = outcome.objects
+    [problem] = found["problems"]
+    assert problem["path"].endswith(path.name)
+    assert problem["code"] == "artifact_corrupt"
+
+
+def test_a_table_is_restored_to_standard_output(shell: Shell, folder: Path) -> None:
+    assert printed(shell.ok("archive", "restore", str(folder)).text) == HISTORY["31"]
+    at_position = shell.ok("archive", "restore", str(folder), "--position", "14")
+    assert printed(at_position.text) == HISTORY["14"]
+    moment = (START + timedelta(minutes=2)).isoformat()
+    at_time = shell.ok("archive", "restore", str(folder), "--time", moment)
+    assert printed(at_time.text) == HISTORY["20"]
+    names = shell.ok("archive", "restore", str(folder), "--column", "name")
+    assert sorted(json.loads(line)["name"] for line in names.text.splitlines()) == ["A", "D", "c"]
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv", "arrow", "jsonl"])
+def test_a_table_is_restored_to_a_file_of_any_kind(
+    shell: Shell, folder: Path, tmp_path: Path, ending: str
+) -> None:
+    path = tmp_path / f"users.{ending}"
+    told = shell.json("archive", "restore", str(folder), "--output", str(path))
+    assert told == {"file": str(path), "position": "31", "rows": 3}
+    match ending:
+        case "parquet":
+            table = pq.read_table(path)
+        case "csv":
+            table = pv.read_csv(path)
+        case "arrow":
+            table = pa.ipc.open_file(path.read_bytes()).read_all()
+        case _:
+            table = pa.Table.from_pylist(
+                [json.loads(line) for line in path.read_text().splitlines()]
+            )
+    assert names_by_id(table) == HISTORY["31"]
+    assert {found.name for found in tmp_path.iterdir()} == {"users", path.name}
+
+
+def test_a_failed_restore_leaves_the_file_as_it_was(
+    shell: Shell, folder: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "users.parquet"
+    path.write_bytes(b"of yesterday")
+    next(folder.glob("epoch=2/snapshot-*")).unlink()
+    outcome = shell("archive", "restore", str(folder), "--output", str(path), "--json")
+    assert (outcome.status, outcome.error["code"]) == (1, "artifact_corrupt")
+    assert path.read_bytes() == b"of yesterday"
+    assert {found.name for found in tmp_path.iterdir()} == {"users", "users.parquet"}
+    unknown = shell("archive", "restore", str(folder), "--output", str(tmp_path / "users.xls"))
+    assert unknown.status == 1
+    assert ".parquet" in unknown.stderr
+    nowhere = shell(
+        "archive", "restore", str(folder), "--output", str(path / "users.csv"), "--json"
+    )
+    assert (nowhere.status, nowhere.error["code"]) == (1, "output")
+    unsaid = shell("archive", "restore", str(folder), "--format", "parquet")
+    assert unsaid.status == 2
+
+
+def test_an_empty_table_is_restored_with_its_columns(shell: Shell, tmp_path: Path) -> None:
+    async def write() -> None:
+        writer = await open_writer(Destination.open((tmp_path / "empty").as_uri()))
+        await writer.write_base(rows({}), "-1", reason="first")
+
+    asyncio.run(write())
+    path = tmp_path / "empty.parquet"
+    shell.ok("archive", "restore", str(tmp_path / "empty"), "--output", str(path))
+    table = pq.read_table(path)
+    assert (len(table), table.column_names) == (0, ["id", "name"])
+
+
+def test_changes_are_printed_as_lines_that_can_be_applied(shell: Shell, folder: Path) -> None:
+    lines = shell.ok("archive", "diff", str(folder), "9").text.splitlines()
+    assert applied([json.loads(line) for line in lines], HISTORY["9"]) == HISTORY["31"]
+    found = shell.ok("archive", "diff", str(folder), "9", "--until", "20", "--json").objects
+    assert [(item["from_position"], item["to_position"]) for item in found] == [
+        ("9", "14"), ("9", "14"), ("14", "20"),
+    ]  # fmt: skip
+    assert applied([item["change"] for item in found], HISTORY["9"]) == HISTORY["20"]
+    between = shell("archive", "diff", str(folder), "10", "--json")
+    assert (between.status, between.error["code"]) == (1, "chain_gap")
+
+
+async def test_following_prints_the_table_and_then_its_changes(
+    shell: Shell, tmp_path: Path
+) -> None:
+    writer = await write_history(tmp_path)
+    async with shell.running(
+        "archive", "follow", str(tmp_path), "--poll", "0", "--json"
+    ) as process:
+        seen = [json.loads(await line_of(process)) for _ in range(4)]
+        assert {item["to_position"] for item in seen} == {"31"}
+        state = applied([item["change"] for item in seen], {5: "of long ago"})
+        assert state == HISTORY["31"]
+        await writer.write_diff(changes(("DELETE", 1, None)), "31", "40")
+        item = json.loads(await line_of(process))
+        assert (item["from_position"], item["to_position"]) == ("31", "40")
+        assert applied([item["change"]], state) == {3: "c", 4: "D"}
+        process.terminate()
+
+
+async def test_following_from_a_position_begins_with_the_changes(
+    shell: Shell, tmp_path: Path
+) -> None:
+    await write_history(tmp_path)
+    async with shell.running("archive", "follow", str(tmp_path), "--since", "25") as process:
+        assert json.loads(await line_of(process))["action"] == "UPDATE"
+        assert process.stdout is not None
+        process.stdout._transport.close()  # type: ignore[attr-defined]  # as `| head -1` does
+        assert (await ending_of(process)).status == 141
+
+
+def test_collection_says_what_would_go_and_then_lets_it_go(shell: Shell, folder: Path) -> None:
+    for path in folder.glob("epoch=*/*"):
+        os.utime(path, (1, 1))
+    given = ("archive", "gc", str(folder), "--keep-epochs", "1", "--grace", "0")
+    planned = shell.json(*given, "--dry-run")
+    assert (planned["dry_run"], planned["epochs"], planned["files"]) == (True, [1], [])
+    kept = shell.json("archive", "pin", str(folder), "audit", "--epoch", "1", "--for", "1h")
+    assert (kept["id"], kept["epoch"]) == ("audit", 1)
+    assert shell.json(*given)["epochs"] == []
+    pins = shell.json("archive", "show", str(folder))["pins"]
+    assert [pin["id"] for pin in pins] == ["audit"]
+    removed = shell.json("archive", "pin", str(folder), "audit", "--remove")
+    assert removed == {"id": "audit", "removed": True}
+    assert shell.json(*given)["epochs"] == [1]
+    shell.ok(*given)
+    assert not list(folder.glob("epoch=1/*"))
+    assert printed(shell.ok("archive", "restore", str(folder)).text) == HISTORY["31"]
+    assert shell.json("archive", "verify", str(folder))["ok"]
+
+
+def test_an_export_is_an_archive_of_its_own_and_goes_forward(
+    shell: Shell, tmp_path: Path, s3_server: S3Server
+) -> None:
+    remote = Shell(s3_server.environment())
+    origin = tmp_path / "origin"
+    writers: list[ArchiveWriter] = []
+
+    async def write() -> None:
+        writers.append(await write_history(origin))
+
+    async def go_on() -> None:
+        await writers[0].write_diff(changes(("INSERT", 9, "i")), "31", "40")
+
+    async def write_other() -> None:
+        other = await open_writer(Destination.open((tmp_path / "other").as_uri()), ids="other")
+        await other.write_base(rows({1: "other"}), "99", reason="first")
+
+    asyncio.run(write())
+    target = f"s3://{s3_server.bucket}/exported/users"
+    first = remote.json("archive", "export", str(origin), target)
+    assert (first["uri"], first["head_position"], first["files"]) == (target + "/", "31", 6)
+    assert printed(remote.ok("archive", "restore", target).text) == HISTORY["31"]
+    asyncio.run(go_on())
+    again = remote.json("archive", "export", str(origin), target)
+    assert (again["head_position"], again["files"]) == ("40", 1)
+    assert remote.json("archive", "verify", target)["ok"]
+    assert remote.json("archive", "show", target)["head_position"] == "40"
+    asyncio.run(write_other())
+    taken = remote("archive", "export", str(tmp_path / "other"), target, "--json")
+    assert (taken.status, taken.error["code"]) == (1, "commit_conflict")
+    assert printed(remote.ok("archive", "restore", target).text) == HISTORY["31"] | {9: "i"}
+
+
+def test_the_cache_serves_what_was_fetched_before(
+    tmp_path: Path, s3_server: S3Server, folder: Path
+) -> None:
+    remote = Shell(s3_server.environment())
+    target = f"s3://{s3_server.bucket}/cached/users"
+    remote.ok("archive", "export", str(folder), target)
+    cache = tmp_path / "cache"
+    given = ("archive", "restore", target, "--cache", str(cache), "--cache-size", "1MiB")
+    assert printed(remote.ok(*given).text) == HISTORY["31"]
+    assert len(list(cache.glob("??/*"))) == 2
+    assert printed(remote.ok(*given).text) == HISTORY["31"]
+
+
+def test_progress_is_for_people_at_a_terminal(shell: Shell, folder: Path) -> None:
+    assert shell.ok("archive", "verify", str(folder)).stderr == ""
+    master, slave = pty.openpty()
+    command = [*COMMAND, "archive", "verify", str(folder), "--json"]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=slave, timeout=60, env=shell.environment, check=True
+    )
+    os.close(slave)
+    shown = os.read(master, 1 << 16).decode()
+    os.close(master)
+    assert "verifying" in shown
+    assert "100%" in shown
+    assert json.loads(done.stdout)["ok"]
