@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from functools import lru_cache
 from typing import Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
@@ -44,6 +45,7 @@ class Place(NamedTuple):
     position: str | None = None
 
 
+@lru_cache(maxsize=4096)
 def parse_place(raw_path: str, default_basin: BasinName) -> Place | None:
     """The place that a raw path names; None if it names no stream at all."""
     if raw_path.startswith(ROOT):

@@ -160,7 +160,9 @@ class Durable:
         if needed is Operation.CREATE_STREAM and named is not None:
             source = grant.full_stream_name(source_of(named, place.basin))
             grant.require(Operation.READ, place.basin, source)
-        return place._replace(stream=grant.full_stream_name(place.stream)), source
+        if grant.stream_prefix:
+            place = place._replace(stream=grant.full_stream_name(place.stream))
+        return place, source
 
     async def _read(self, request: Request, place: Place, key: SealingKey | None) -> None:
         query = parse_query(request.query)

@@ -64,6 +64,8 @@ class Access:
     ) -> Grant:
         """Raise unless the caller may do this; return what else it may do."""
         grant = await self.grant(request)
+        if grant is ROOT:
+            return grant
         if stream is not None:
             stream = grant.full_stream_name(stream)
         grant.require(operation, basin, stream, token_id)
