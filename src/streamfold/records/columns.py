@@ -1,0 +1,249 @@
+"""Records as columns and back, for engines that work on columns: no object is made per record.
+
+`read_columns` takes what reads return, `encode_columns` makes what appends take. Both have a plain
+way that understands everything and words every error, and a compiled one for large batches, which
+gives the same to the byte.
+"""
+
+from __future__ import annotations
+
+import logging
+from itertools import accumulate
+from types import ModuleType
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from streamfold.errors import MalformedError
+from streamfold.model.records import Header, Record, SequencedRecord, metered_size
+from streamfold.records.plain import RECORDS, parse_sequenced
+from streamfold.records.protobuf import delimited, fields, varint
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Places: TypeAlias = npt.NDArray[np.int32]
+
+#: Bytes that encoding adds to a record at most (tags, lengths, timestamp), and to a header.
+_RECORD_GROWTH, _HEADER_GROWTH = 1 + 5 + 11 + 1 + 5, 1 + 5 + 1 + 5 + 1 + 5
+#: Bytes that a header takes at least: a tag and a length.
+_HEADER_MIN = 2
+#: Largest sequence number that a signed column holds.
+_SIGNED_MAX = 2**63 - 1
+
+_log = logging.getLogger(__name__)
+
+
+class BytesColumn(NamedTuple):
+    """Row i is `content[places[i]:places[i + 1]]`: the buffers of an Arrow binary array."""
+
+    places: Places
+    content: Bytes
+
+
+class HeaderColumn(NamedTuple):
+    """The headers of row i are entries `places[i]` to `places[i + 1]` of names and values."""
+
+    places: Places
+    names: BytesColumn
+    values: BytesColumn
+
+
+class Columns(NamedTuple):
+    """Records that were read; a column that was not asked for is None."""
+
+    seq_nums: npt.NDArray[np.int64]
+    timestamps: npt.NDArray[np.uint64]
+    headers: HeaderColumn | None
+    bodies: BytesColumn | None
+
+
+class AppendColumns(NamedTuple):
+    """Records to append; a row whose `stamped` is false has no timestamp of its own."""
+
+    timestamps: npt.NDArray[np.uint64]
+    stamped: npt.NDArray[np.bool_]
+    headers: HeaderColumn
+    bodies: BytesColumn
+
+
+class EncodedRecords(NamedTuple):
+    """Rows as records of an AppendInput: any run of them, in order, is a valid one."""
+
+    raw: bytes
+    #: Byte at which each record starts, and after the last one the length of `raw`.
+    offsets: npt.NDArray[np.int64]
+    #: Bytes of each, as limits and accounting count them.
+    metered: npt.NDArray[np.int64]
+
+
+_kernel: ModuleType | None = None
+
+
+def warm_up_columns() -> bool:
+    """Load the compiled way, or compile it, and use it from now on; False where it is not usable.
+
+    Worth its second for a process that handles hundreds of thousands of records.
+    """
+    global _kernel
+    if _kernel is not None:
+        return True
+    try:
+        from streamfold.records import column_kernel
+
+        _exercise(column_kernel)
+    except Exception as error:  # whatever a broken compiler raises, plain Python still works
+        _log.warning("column kernels are off, plain Python does the work: %s", error)
+        return False
+    _kernel = column_kernel
+    return True
+
+
+def read_columns(
+    payload: bytes | memoryview, *, headers: bool = True, bodies: bool = True
+) -> Columns:
+    """The records of ReadBatches, one after the other; without the columns nobody wants."""
+    if _kernel is not None and (found := _read_compiled(_kernel, payload, headers, bodies)):
+        return found
+    return read_plain(bytes(payload), headers=headers, bodies=bodies)
+
+
+def read_plain(payload: bytes, *, headers: bool = True, bodies: bool = True) -> Columns:
+    """The same in plain Python, for any legal encoding."""
+    records = [
+        parse_sequenced(payload, start, end)
+        for tag, start, end in fields(payload, 0, len(payload))
+        if tag == RECORDS
+    ]
+    for record in records:
+        if record.seq_num > _SIGNED_MAX:
+            raise MalformedError(f"seq_num {record.seq_num} does not fit a signed column")
+    return Columns(
+        np.array([record.seq_num for record in records], np.int64),
+        np.array([record.timestamp for record in records], np.uint64),
+        _header_column(records) if headers else None,
+        bytes_column([record.body for record in records]) if bodies else None,
+    )
+
+
+def encode_columns(rows: AppendColumns) -> EncodedRecords:
+    """Rows as records of an AppendInput."""
+    return _encode_compiled(_kernel, rows) if _kernel is not None else encode_plain(rows)
+
+
+def encode_plain(rows: AppendColumns) -> EncodedRecords:
+    """The same in plain Python."""
+    records = [_record(rows, index) for index in range(len(rows.timestamps))]
+    encoded = [encode_append(record) for record in records]
+    return EncodedRecords(
+        b"".join(encoded),
+        np.array([0, *accumulate(map(len, encoded))], np.int64),
+        np.array([metered_size(record) for record in records], np.int64),
+    )
+
+
+def encode_append(record: Record) -> bytes:
+    """One record of an AppendInput, with its tag and length."""
+    stamp = b"" if record.timestamp is None else b"\x08" + varint(record.timestamp)
+    headers = (_encode_header(header) for header in record.headers)
+    content = stamp + b"".join(headers) + delimited(b"\x1a", record.body)
+    return b"\x0a" + varint(len(content)) + content
+
+
+def bytes_column(values: list[bytes]) -> BytesColumn:
+    places = np.array([0, *accumulate(map(len, values))], np.int32)
+    return BytesColumn(places, np.frombuffer(b"".join(values), np.uint8))
+
+
+def _header_column(records: list[SequencedRecord]) -> HeaderColumn:
+    found = [header for record in records for header in record.headers]
+    places = np.array([0, *accumulate(len(record.headers) for record in records)], np.int32)
+    names = bytes_column([header.name for header in found])
+    return HeaderColumn(places, names, bytes_column([header.value for header in found]))
+
+
+def _encode_header(header: Header) -> bytes:
+    content = delimited(b"\x0a", header.name) + delimited(b"\x12", header.value)
+    return b"\x12" + varint(len(content)) + content
+
+
+def _record(rows: AppendColumns, index: int) -> Record:
+    places, names, values = rows.headers
+    entries = range(int(places[index]), int(places[index + 1]))
+    return Record(
+        _cell(rows.bodies, index),
+        tuple(Header(_cell(names, entry), _cell(values, entry)) for entry in entries),
+        int(rows.timestamps[index]) if rows.stamped[index] else None,
+    )
+
+
+def _cell(column: BytesColumn, row: int) -> bytes:
+    return column.content[column.places[row] : column.places[row + 1]].tobytes()
+
+
+def _read_compiled(
+    kernel: ModuleType, payload: bytes | memoryview, headers: bool, bodies: bool
+) -> Columns | None:
+    """None when the plain way must look at the payload."""
+    raw = _frozen(np.frombuffer(payload, np.uint8))
+    count = int(kernel.count_rows(raw))
+    if count < 0:
+        return None
+    # Room for the worst case: memory that is not written to costs nothing, a closer look first does.
+    entries = len(raw) // _HEADER_MIN if headers else 0
+    places = np.empty(count + 1 if headers else 1, np.int32)
+    names, values = (_room(entries, len(raw) if headers else 0) for _ in range(2))
+    content = _room(count if bodies else 0, len(raw) if bodies else 0)
+    seq_nums, timestamps = np.empty(count, np.int64), np.empty(count, np.uint64)
+    entries = kernel.fill_columns(
+        raw, seq_nums, timestamps, places, tuple(names), tuple(values), tuple(content),
+        headers, bodies,
+    )  # fmt: skip
+    if entries < 0:
+        return None
+    return Columns(
+        seq_nums,
+        timestamps,
+        HeaderColumn(places, _used(names, entries), _used(values, entries)) if headers else None,
+        _used(content, count) if bodies else None,
+    )
+
+
+def _used(column: BytesColumn, rows: int) -> BytesColumn:
+    """The rows that were filled, of a column with more room."""
+    return BytesColumn(column.places[: rows + 1], column.content[: column.places[rows]])
+
+
+def _encode_compiled(kernel: ModuleType, rows: AppendColumns) -> EncodedRecords:
+    count, entries = len(rows.timestamps), len(rows.headers.names.places) - 1
+    content = (rows.headers.names, rows.headers.values, rows.bodies)
+    room = sum(len(column.content) for column in content)
+    out = np.empty(room + count * _RECORD_GROWTH + entries * _HEADER_GROWTH, np.uint8)
+    offsets, metered = np.empty(count + 1, np.int64), np.empty(count, np.int64)
+    names, values, bodies = ((_frozen(places), _frozen(data)) for places, data in content)
+    kernel.encode_appends(
+        _frozen(rows.timestamps), _frozen(rows.stamped), _frozen(rows.headers.places),
+        names, values, bodies, out, offsets, metered,
+    )  # fmt: skip
+    return EncodedRecords(out[: offsets[-1]].tobytes(), offsets, metered)
+
+
+def _frozen(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    """A view that cannot be written to: a writable array would be another type to the compiler."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _room(rows: int, size: int) -> BytesColumn:
+    return BytesColumn(np.empty(rows + 1, np.int32), np.empty(size, np.uint8))
+
+
+def _exercise(kernel: ModuleType) -> None:
+    """Call every kernel once, with the types of all later calls."""
+    one = bytes_column([b"a"])
+    headers = HeaderColumn(np.array([0, 1], np.int32), one, one)
+    rows = AppendColumns(np.zeros(1, np.uint64), np.ones(1, np.bool_), headers, one)
+    if _encode_compiled(kernel, rows).raw != encode_plain(rows).raw:
+        raise RuntimeError("the encoding kernel does not do what plain Python does")
+    if _read_compiled(kernel, b"\x0a\x03\x22\x01a", True, True) is None:
+        raise RuntimeError("the reading kernel refuses a valid record")

@@ -1,0 +1,17 @@
+"""Spark is an extra: nothing loads it that does not need it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    "module", ["streamfold", "streamfold.server.main", "streamfold.records.columns"]
+)
+def test_importing_it_does_not_load_spark(module: str) -> None:
+    code = f"import sys, {module}; print({{'pyspark', 'pyarrow'}} & set(sys.modules) or 'neither')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "neither", done.stderr

@@ -1,0 +1,82 @@
+"""Options are read completely or refused by name; secrets show in no message."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamfold.spark import OptionError
+from streamfold.spark.connection import Connection
+from streamfold.spark.options import COLUMNS, Selection, parse_sink, parse_source
+
+NEEDED = {"endpoint": "http://localhost:8080", "basin": "some-basin", "stream": "s"}
+
+
+def test_what_is_not_said_has_a_default() -> None:
+    options = parse_source(NEEDED)
+    assert options.columns == COLUMNS
+    assert options.fail_on_data_loss
+    assert options.starting is None
+    assert options.selection == Selection(("s",))
+    assert options.endpoint.headers() == {"s2-basin": "some-basin"}
+
+
+def test_names_may_be_written_in_any_case_and_values_come_as_text() -> None:
+    given = {"STARTINGOFFSETS": '{"s": -2}', "failondataloss": "FALSE", "minPartitions": "4"}
+    options = parse_source({**NEEDED, **given})
+    assert options.starting == {"s": -2}
+    assert not options.fail_on_data_loss
+    assert options.min_partitions == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("endpoint", "localhost:8080", "origin"),
+        ("endpoint", "http://host/path", "no path"),
+        ("endpoint", "http://user:pass@host", "origin"),
+        ("startingOffset", "earliest", "is not known"),
+        ("startingOffsets", "first", "must be earliest"),
+        ("startingOffsets", '{"s": "1"}', "must be earliest"),
+        ("startingOffsets", '{"s": true}', "must be earliest"),
+        ("endingOffsets", "earliest", "nothing would be read"),
+        ("startingTimestamp", "yesterday", "milliseconds"),
+        ("startingTimestamp", "2026-01-31T12:00:00", "zone"),
+        ("failOnDataLoss", "no", "true or false"),
+        ("maxRecordsPerTrigger", "0", "at least 1"),
+        ("minPartitions", "-1", "at least 1"),
+        ("retryTimeout", "a while", "seconds"),
+        ("columns", "body,nothing", "some of"),
+        ("streams", "a,b", "give one"),
+        ("streamsPattern", "(", "give one"),
+    ],
+)
+def test_a_bad_value_is_refused_with_its_name_and_the_rule(
+    name: str, value: str, words: str
+) -> None:
+    with pytest.raises(OptionError, match=words):
+        parse_source({**NEEDED, name: value})
+
+
+def test_a_pattern_must_be_a_regular_expression() -> None:
+    given = {"endpoint": "http://host", "basin": "some-basin", "streamsPattern": "("}
+    with pytest.raises(OptionError, match="regular expression"):
+        parse_source(given)
+
+
+def test_two_starts_are_one_too_many() -> None:
+    with pytest.raises(OptionError, match="startingTimestamp"):
+        parse_source({**NEEDED, "startingTimestamp": "1", "startingOffsets": "latest"})
+
+
+def test_secrets_come_from_options_or_the_environment_and_show_nowhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("S2_ACCESS_TOKEN", "from-environment")
+    monkeypatch.setenv("S2_BASIN_ENDPOINT", "https://{basin}.b.example.com")
+    options = parse_sink({"basin": "some-basin", "stream": "s", "encryptionKey": "k-e-y"})
+    headers = options.endpoint.headers()
+    assert headers == {"authorization": "Bearer from-environment", "s2-encryption-key": "k-e-y"}
+    assert options.endpoint.host == "some-basin.b.example.com"
+    assert Connection(options.endpoint).endpoint.origin == "https://some-basin.b.example.com"
+    assert not any(secret in repr(options) for secret in ("from-environment", "k-e-y"))
+    assert "given" in repr(parse_sink({**NEEDED, "accessToken": "given"}).endpoint.headers())
