@@ -1,0 +1,1 @@
+"""What the snapshot writer knows without Spark: its configuration, and what records mean."""

@@ -1,0 +1,180 @@
+"""HOCON, as far as the published configurations use it.
+
+Objects with `=`, `:` or nothing before the brace, dotted keys, arrays, comments, quoted and bare
+values, commas or line ends between members; objects of one name are merged, of other values the last
+one counts. Includes, substitutions and joined values are refused: `${HOME}` must not become text.
+
+Every bare value comes out as text. What it means is decided where it is used, as for the environment.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NoReturn
+
+#: Objects and arrays within each other; no configuration needs as many.
+_DEPTH_MAX = 64
+_BLANK = re.compile(r"(?:[ \t\r\ufeff]|(?:#|//)[^\n]*)*")
+_BLANK_LINES = re.compile(r"(?:[\s\ufeff]|(?:#|//)[^\n]*)*")
+_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"')
+_BARE = re.compile(r"(?:(?!//)[^\n,{}\[\]#\"=:$+^*&!@\\?`]|(?<=\w):(?=[/\w]))+")
+
+
+class HoconError(ValueError):
+    """The text cannot be read; the message names the line."""
+
+
+def parse_hocon(text: str) -> dict[str, Any]:
+    """The object that the text describes; HoconError tells the line of what is wrong."""
+    return _Parser(text).root()
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._place = 0
+
+    def root(self) -> dict[str, Any]:
+        self._skip(_BLANK_LINES)
+        found = self._object(0) if self._next("{") else self._members("", 0)
+        self._skip(_BLANK_LINES)
+        if self._place < len(self._text):
+            self._fail("nothing may follow the last object")
+        return found
+
+    def _object(self, depth: int) -> dict[str, Any]:
+        if depth > _DEPTH_MAX:
+            self._fail(f"objects are nested more than {_DEPTH_MAX} deep")
+        self._place += 1
+        found = self._members("}", depth)
+        self._place += 1
+        return found
+
+    def _members(self, end: str, depth: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        self._skip(_BLANK_LINES)
+        while not self._at_end(end):
+            path = self._path()
+            self._skip(_BLANK)
+            if not self._next("{"):
+                if not (self._take("=") or self._take(":")):
+                    self._fail(f"{'.'.join(path)!r} must be followed by = and a value, or by {{")
+                self._skip(_BLANK_LINES)
+            _put(found, path, self._value(depth))
+            self._separator(end)
+        return found
+
+    def _path(self) -> list[str]:
+        path = [self._name()]
+        while self._take("."):
+            path.append(self._name())
+        if path == ["include"]:
+            self._fail("include is not read here: write one file")
+        return path
+
+    def _name(self) -> str:
+        if quoted := _QUOTED.match(self._text, self._place):
+            return self._unquoted(quoted)
+        bare = _KEY.match(self._text, self._place)
+        if bare is None:
+            self._fail("the name of a setting must come here")
+        self._place = bare.end()
+        return bare[0]
+
+    def _value(self, depth: int) -> Any:
+        if self._next("{"):
+            return self._object(depth + 1)
+        if self._next("["):
+            return self._array(depth + 1)
+        if self._next('"""'):
+            return self._long_text()
+        if quoted := _QUOTED.match(self._text, self._place):
+            return self._unquoted(quoted)
+        bare = _BARE.match(self._text, self._place)
+        if bare is None or not bare[0].strip():
+            self._fail("a value must come here")
+        word = bare[0].strip()
+        if word.endswith(":"):
+            self._fail(f"{word}// would end in a comment: put the value into quotes")
+        self._place = bare.end()
+        return None if word == "null" else word
+
+    def _array(self, depth: int) -> list[Any]:
+        if depth > _DEPTH_MAX:
+            self._fail(f"arrays are nested more than {_DEPTH_MAX} deep")
+        self._place += 1
+        found: list[Any] = []
+        self._skip(_BLANK_LINES)
+        while not self._at_end("]"):
+            found.append(self._value(depth))
+            self._separator("]")
+        self._place += 1
+        return found
+
+    def _long_text(self) -> str:
+        end = self._text.find('"""', self._place + 3)
+        if end < 0:
+            self._fail('a text that begins with """ must end with it')
+        found, self._place = self._text[self._place + 3 : end], end + 3
+        return found
+
+    def _unquoted(self, quoted: re.Match[str]) -> str:
+        try:
+            found: str = json.loads(quoted[0])
+        except ValueError as error:
+            self._fail(f"the text in quotes is not valid: {error}")
+        self._place = quoted.end()
+        return found
+
+    def _separator(self, end: str) -> None:
+        """A comma, a line end, or the end of what the values are in."""
+        self._skip(_BLANK)
+        before = self._place
+        self._skip(_BLANK_LINES)
+        crossed = "\n" in self._text[before : self._place]
+        comma = self._take(",")
+        self._skip(_BLANK_LINES)
+        if not (comma or crossed or self._at_end(end)):
+            self._fail("a comma, a line end or the end must come after a value")
+
+    def _at_end(self, end: str) -> bool:
+        if self._place < len(self._text):
+            return bool(end) and self._next(end)
+        if end:
+            self._fail(f"{end} is missing")
+        return True
+
+    def _skip(self, blank: re.Pattern[str]) -> None:
+        if found := blank.match(self._text, self._place):
+            self._place = found.end()
+
+    def _next(self, what: str) -> bool:
+        return self._text.startswith(what, self._place)
+
+    def _take(self, what: str) -> bool:
+        if self._next(what):
+            self._place += len(what)
+            return True
+        return False
+
+    def _fail(self, rule: str) -> NoReturn:
+        line = self._text.count("\n", 0, self._place) + 1
+        if self._next("${"):
+            rule = "substitutions are not read: override the setting by the environment instead"
+        raise HoconError(f"line {line}: {rule}")
+
+
+def _put(found: dict[str, Any], path: list[str], value: Any) -> None:
+    for name in path[:-1]:
+        inner = found.get(name)
+        if not isinstance(inner, dict):
+            inner = found[name] = {}
+        found = inner
+    old = found.get(path[-1])
+    if isinstance(old, dict) and isinstance(value, dict):
+        for name, item in value.items():
+            _put(old, [name], item)
+    else:
+        found[path[-1]] = value

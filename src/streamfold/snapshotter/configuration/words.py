@@ -1,0 +1,82 @@
+"""Durations and sizes in words: `30s`, `1h30m`, `250ms`; `32MiB`, `1GB`, `4096`."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from decimal import Decimal
+
+#: Microseconds of each unit of time.
+_TIME_UNITS = {
+    "us": 1, "ms": 1000, "s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6, "d": 86400 * 10**6,
+    "w": 7 * 86400 * 10**6,
+}  # fmt: skip
+_TIME_WORDS = {
+    "microsecond": "us", "millisecond": "ms", "second": "s", "sec": "s", "minute": "m", "min": "m",
+    "hour": "h", "day": "d", "week": "w",
+}  # fmt: skip
+_SIZE_UNITS = {"b": 1} | {
+    f"{letter}{suffix}": base**power
+    for power, letter in enumerate("kmgt", 1)
+    for suffix, base in (("b", 1000), ("ib", 1024))
+}
+_PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
+#: Ten years: a longer time is a mistake, and Python's own limit is far away.
+_LONGEST = timedelta(days=3653)
+#: Bytes: what 63 bits count.
+_LARGEST = 2**63 - 1
+
+
+def parse_duration(text: str) -> timedelta:
+    """The time that the text says; ValueError with the rule that it breaks. 0 needs no unit."""
+    if text.strip() == "0":
+        return timedelta(0)
+    total, end = Decimal(0), 0
+    for part in _PART.finditer(text):
+        unit = _time_unit(part[2])
+        if part.start() != end or unit is None:
+            break
+        total, end = total + Decimal(part[1]) * _TIME_UNITS[unit], part.end()
+    if not end or end != len(text):
+        raise ValueError("must be a time with a unit, such as 250ms, 30s, 5m, 6h or 1d")
+    if total != int(total) or total > _LONGEST / timedelta(microseconds=1):
+        raise ValueError("must be whole microseconds, and at most ten years")
+    return timedelta(microseconds=int(total))
+
+
+def _time_unit(word: str) -> str | None:
+    if word in _TIME_UNITS:
+        return word
+    return _TIME_WORDS.get(word.lower().removesuffix("s"))
+
+
+def parse_size(text: str) -> int:
+    """The bytes that the text says; ValueError with the rule that it breaks."""
+    plain = text.strip()
+    part = _PART.fullmatch(plain)
+    if plain.isdecimal() and plain.isascii():
+        size = Decimal(plain)
+    elif part and (unit := _SIZE_UNITS.get(part[2].lower())):
+        size = Decimal(part[1]) * unit
+    else:
+        raise ValueError("must be a number of bytes, or a size with a unit, such as 32MiB or 1GB")
+    if size != int(size) or size > _LARGEST:
+        raise ValueError("must be a whole number of bytes below 2^63")
+    return int(size)
+
+
+def duration_text(value: timedelta) -> str:
+    """The time in the largest unit that tells it exactly."""
+    micros = value // timedelta(microseconds=1)
+    if not micros:
+        return "0"
+    unit = next(u for u in ("d", "h", "m", "s", "ms", "us") if micros % _TIME_UNITS[u] == 0)
+    return f"{micros // _TIME_UNITS[unit]}{unit}"
+
+
+def size_text(value: int) -> str:
+    """The size in the largest binary unit that tells it exactly."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if value and value % 1024**power == 0:
+            return f"{value // 1024**power}{unit}"
+    return str(value)

@@ -1,0 +1,241 @@
+"""What records tell, brought together into changes: rules, types, keys, unsent columns.
+
+All decoders end here, so that they agree on what an update of a key is, on when a record cannot be
+used, and on how the table's schema grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamfold.archive.schema import TableSchema
+from streamfold.errors import InvalidError
+from streamfold.snapshotter.decoding.base import Decoded
+from streamfold.snapshotter.decoding.change_tables import (
+    change_table,
+    image_column,
+    key_type,
+    name_lists,
+    no_lists,
+    relaxed,
+    split_moves,
+    struct_column,
+)
+from streamfold.snapshotter.decoding.images import Images, NotPlainError, Reading, read_plain
+from streamfold.snapshotter.decoding.intake import Intake
+from streamfold.snapshotter.decoding.told import Told, is_op, well_formed
+from streamfold.snapshotter.decoding.value_reader import ValueReader, learned_schema
+from streamfold.snapshotter.failures import ValuesIncompatibleError
+
+Mask = npt.NDArray[np.bool_]
+
+#: What to do with a record whose values do not fit the table's columns.
+STOP, DEAD_LETTER = "stop", "dead_letter"
+MISMATCH = (STOP, DEAD_LETTER)
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """The last step of a decoder."""
+
+    key_fields: tuple[str, ...]
+    reading: Reading
+    mismatch: str = STOP
+
+    def decoded(self, intake: Intake, told: Told, schema: TableSchema | None) -> Decoded:
+        if schema is not None:
+            _check_key_fields(schema, self.key_fields)
+        told, given_images = well_formed(intake, told)
+        typed = _Typed.read(self, intake, told, given_images, schema)
+        changes = typed.changes() if typed.schema else typed.bare_changes()
+        return Decoded(changes, intake.dead_letters(), typed.schema, intake.ignored)
+
+
+@dataclass(slots=True)
+class _Typed:
+    """Changes with typed images, which are not yet checked against each other."""
+
+    intake: Intake
+    told: Told
+    schema: TableSchema | None
+    key: Images
+    before: Images
+    after: Images
+
+    @classmethod
+    def read(
+        cls,
+        how: Assembly,
+        intake: Intake,
+        told: Told,
+        given_images: Sequence[Mask],
+        schema: TableSchema | None,
+    ) -> _Typed:
+        key, before, after = given_images
+        if schema is not None:
+            keys = [schema.arrow.field(name) for name in how.key_fields]
+            every = list(schema.arrow)
+            try:
+                images = (
+                    read_plain(told.keys, key, keys, how.reading),
+                    read_plain(told.befores, before, every, how.reading),
+                    read_plain(told.afters, after, every, how.reading),
+                )
+                return cls(intake, told, schema, *images)
+            except NotPlainError:
+                pass  # the slower way finds what is new, and whose value does not fit
+        return cls._read_values(how, intake, told, schema)
+
+    @classmethod
+    def _read_values(
+        cls, how: Assembly, intake: Intake, told: Told, schema: TableSchema | None
+    ) -> _Typed:
+        rows, keys = ValueReader(how.reading), ValueReader(how.reading)
+        rows.add(told.afters)
+        rows.add(told.befores)
+        keys.add(told.keys)
+        keys.keep_only(how.key_fields)
+        merged = learned_schema(schema, how.key_fields, (rows, keys))
+        fields = list(merged.arrow) if merged else []
+        key_fields = [merged.arrow.field(name) for name in how.key_fields] if merged else []
+        columns, key_columns = rows.columns(fields), keys.columns(key_fields)
+        count = len(told.ops)
+        typed = cls(
+            intake, told, merged,
+            keys.images(key_columns, 0, count),
+            rows.images(columns, count, count),
+            rows.images(columns, 0, count),
+        )  # fmt: skip
+        typed._account(how, rows, keys)
+        return typed
+
+    def _account(self, how: Assembly, rows: ValueReader, keys: ValueReader) -> None:
+        """Stop at values that do not fit, or make dead letters of their records."""
+        count = len(self.told.ops)
+        for reader in (rows, keys):
+            for row, reason in reader.broken.items():
+                self.intake.refuse(self.told.places[row % count], reason)
+        if self.schema is None:
+            return  # without a key no row can be used, whatever its values
+        unfit = [(row % count, reasons) for r in (rows, keys) for row, reasons in r.unfit.items()]
+        if unfit and how.mismatch == STOP:
+            first = min(self.told.places[row] for row, _ in unfit)
+            problems = dict.fromkeys(reason for _, reasons in unfit for reason in reasons)
+            raise ValuesIncompatibleError(int(self.intake.seq_nums[first]), sorted(problems))
+        for row, reasons in unfit:
+            self.intake.refuse(self.told.places[row], "; ".join(reasons))
+
+    def bare_changes(self) -> pa.Table:
+        """Truncates, the only changes that need no columns; the others lack their key."""
+        truncates = is_op(pa.array(self.told.ops, pa.string()), "truncate")
+        for row in np.flatnonzero(~truncates):
+            self.intake.refuse(self.told.places[row], "no key field has a value")
+        count = int(truncates.sum())
+        told = self.told.only(truncates)
+        empty = [pa.nulls(count)] * 3
+        return change_table(None, self.intake, told, empty, no_lists(count))
+
+    def changes(self) -> pa.Table:
+        schema = self.schema
+        assert schema is not None  # noqa: S101 - callers look at it before
+        ops = pa.array(self.told.ops, pa.string())
+        old, new, wrong, keyless = self._keys(ops, schema.key_fields)
+        truncate = is_op(ops, "truncate")
+        moved = is_op(ops, "update") & _differ(old, new)
+        self.after.columns.update(new)
+        marks = self._unsent(schema)
+        any_mark = np.logical_or.reduce([*marks.values(), np.zeros(len(ops), np.bool_)])
+        self._refuse(keyless & ~truncate, f"a key field has no value: {list(schema.key_fields)}")
+        self._refuse(wrong, "the key differs from the row's own: a changed key is an update")
+        self._refuse(
+            moved & any_mark, "the key changed, and columns were not sent that only the old row has"
+        )
+        used = self.after.present & self._alive(self.told.places)
+        self.schema = schema = relaxed(schema, self.after, used, marks)
+        fresh = is_op(ops, "insert", "read")
+        parts = [
+            struct_column([new[name] for name in new], key_type(schema), truncate),
+            image_column(self.before, schema, self.before.present & ~fresh & ~moved),
+            image_column(self.after, schema, self.after.present),
+        ]
+        table = change_table(schema, self.intake, self.told, parts, name_lists(marks, len(ops)))
+        if moved.any():
+            old_key = struct_column([old[name] for name in old], key_type(schema), truncate)
+            old_row = image_column(self.before, schema, self.before.present)
+            table = split_moves(table, moved, old_key, old_row)
+        if not self.intake.letters:
+            return table
+        owners = np.repeat(np.array(self.told.places, np.int64), 1 + moved.astype(np.int64))
+        return table.filter(pa.array(self._alive(owners.tolist())))
+
+    def _alive(self, places: Sequence[int]) -> Mask:
+        """Which records have not become dead letters."""
+        letters = self.intake.letters
+        if not letters:
+            return np.ones(len(places), np.bool_)
+        return np.fromiter((place not in letters for place in places), np.bool_, len(places))
+
+    def _refuse(self, rows: Mask, reason: str) -> None:
+        for row in np.flatnonzero(rows):
+            self.intake.refuse(self.told.places[row], reason)
+
+    def _keys(
+        self, ops: pa.Array, names: Sequence[str]
+    ) -> tuple[dict[str, pa.Array], dict[str, pa.Array], Mask, Mask]:
+        """Keys before and after each change, which contradict themselves, and which lack a value."""
+        old, new = {}, {}
+        wrong, keyless = np.zeros(len(ops), np.bool_), np.zeros(len(ops), np.bool_)
+        fresh = is_op(ops, "insert", "read")
+        for name in names:
+            given, before, after = (i.columns[name] for i in (self.key, self.before, self.after))
+            # A new row has no row before it, whatever the record brings along.
+            before = pc.if_else(pa.array(fresh), pa.scalar(None, before.type), before)
+            old[name] = pc.coalesce(given, before, after)
+            new[name] = pc.coalesce(after, old[name])
+            wrong |= _unequal(given, before) | (fresh & _unequal(old[name], new[name]))
+            keyless |= old[name].is_null().to_numpy(zero_copy_only=False)
+        return old, new, wrong, keyless
+
+    def _unsent(self, schema: TableSchema) -> dict[str, Mask]:
+        """Columns that changes leave as they are, and that the row before does not show either."""
+        marks = {n: m & self.after.present for n, m in self.after.unsent.items()}
+        named = enumerate(self.told.unchanged) if any(self.told.unchanged) else ()
+        for row, names in named:
+            for name in names:
+                marks.setdefault(name, np.zeros(len(self.told.ops), np.bool_))[row] = True
+        known = [n for n in marks if n in schema.names and n not in schema.key_fields]
+        return {name: self._filled(name, marks[name]) for name in known}
+
+    def _filled(self, name: str, marks: Mask) -> Mask:
+        before, after = self.before.columns[name], self.after.columns[name]
+        # A row without a value there cannot be told from a row that was sent in part.
+        shown = marks & before.is_valid().to_numpy(zero_copy_only=False)
+        kept = pc.if_else(pa.array(marks), pa.scalar(None, after.type), after)
+        self.after.columns[name] = pc.if_else(pa.array(shown), before, kept)
+        left: Mask = marks & ~shown
+        return left
+
+
+def _unequal(left: pa.Array, right: pa.Array) -> Mask:
+    found: Mask = pc.fill_null(pc.not_equal(left, right), False).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _differ(old: dict[str, pa.Array], new: dict[str, pa.Array]) -> Mask:
+    found: Mask = np.logical_or.reduce([_unequal(old[name], new[name]) for name in old])
+    return found
+
+
+def _check_key_fields(schema: TableSchema, key_fields: Sequence[str]) -> None:
+    """Refuse a schema of another key than the decoder's."""
+    if schema.key_fields != tuple(key_fields):
+        raise InvalidError(
+            f"the schema has key fields {list(schema.key_fields)}, the decoder {list(key_fields)}: "
+            "configure the same"
+        )

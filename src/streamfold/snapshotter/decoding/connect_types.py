@@ -1,0 +1,69 @@
+"""What the schemas of Kafka Connect, as Debezium writes them, say about columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from streamfold.snapshotter.decoding.values import Hint
+
+_PLAIN = {
+    "boolean": pa.bool_(),
+    "int8": pa.int8(),
+    "int16": pa.int16(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "float": pa.float32(),
+    "float32": pa.float32(),
+    "double": pa.float64(),
+    "float64": pa.float64(),
+    "string": pa.string(),
+    "bytes": pa.binary(),
+}
+
+_CONNECT, _DEBEZIUM = "org.apache.kafka.connect.data", "io.debezium.time"
+_TIMES = {
+    f"{_CONNECT}.Date": Hint(pa.date32()),
+    f"{_CONNECT}.Time": Hint(pa.time64("us"), "ms"),
+    f"{_CONNECT}.Timestamp": Hint(pa.timestamp("us"), "ms"),
+    f"{_DEBEZIUM}.Date": Hint(pa.date32()),
+    f"{_DEBEZIUM}.Time": Hint(pa.time64("us"), "ms"),
+    f"{_DEBEZIUM}.MicroTime": Hint(pa.time64("us"), "us"),
+    f"{_DEBEZIUM}.NanoTime": Hint(pa.time64("ns"), "ns"),
+    f"{_DEBEZIUM}.Timestamp": Hint(pa.timestamp("us"), "ms"),
+    f"{_DEBEZIUM}.MicroTimestamp": Hint(pa.timestamp("us"), "us"),
+    f"{_DEBEZIUM}.NanoTimestamp": Hint(pa.timestamp("ns"), "ns"),
+    f"{_DEBEZIUM}.ZonedTimestamp": Hint(pa.timestamp("us", "UTC")),
+}
+_DECIMAL = f"{_CONNECT}.Decimal"
+#: Digits of a decimal whose source does not tell: all that 128 bits hold.
+_DIGITS_DEFAULT = 38
+
+
+def hints_of(schema: Any) -> dict[str, Hint]:
+    """Hints by column, from the schema of an envelope; nothing for what cannot be understood."""
+    fields = schema.get("fields") if isinstance(schema, dict) else None
+    for image in fields if isinstance(fields, list) else ():
+        if isinstance(image, dict) and image.get("field") in ("after", "before"):
+            columns = image.get("fields") or ()
+            if found := dict(_hint(c) for c in columns if isinstance(c, dict) and "field" in c):
+                return found
+    return {}
+
+
+def _hint(column: dict[str, Any]) -> tuple[str, Hint]:
+    name, kind = column.get("name"), column.get("type")
+    if name in _TIMES:
+        return str(column["field"]), _TIMES[name]
+    if name == _DECIMAL and kind == "bytes":
+        return str(column["field"]), _decimal(column.get("parameters") or {})
+    return str(column["field"]), Hint(_PLAIN.get(str(kind)))
+
+
+def _decimal(parameters: dict[str, Any]) -> Hint:
+    scale = int(parameters.get("scale", 0))
+    digits = int(parameters.get("connect.decimal.precision", _DIGITS_DEFAULT))
+    if 0 <= scale <= digits <= _DIGITS_DEFAULT:
+        return Hint(pa.decimal128(digits, scale), packed_scale=scale)
+    return Hint(packed_scale=scale)

@@ -1,0 +1,162 @@
+"""Changes as Debezium writes them in JSON, with and without the schema beside the payload.
+
+`before`, `after` and `op` are used, and the transaction where there is one; positions and times of the
+source are not: the stream's own order counts. Tombstones, transaction markers and messages are no
+changes. A value that Debezium could not send, because the database did not, leaves its column as it is.
+
+Without a schema beside the payload, times without zone are whole numbers in `time_unit`, days for
+dates. With one, it tells the types of columns, and what their numbers mean.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from streamfold.archive.schema import TableSchema
+from streamfold.snapshotter.decoding.assembly import STOP, Assembly
+from streamfold.snapshotter.decoding.base import Decoded, under_schema
+from streamfold.snapshotter.decoding.connect_types import hints_of
+from streamfold.snapshotter.decoding.envelope import OP_OF_LETTER
+from streamfold.snapshotter.decoding.images import ABSENT, Reading
+from streamfold.snapshotter.decoding.intake import Intake
+from streamfold.snapshotter.decoding.told import Told
+from streamfold.snapshotter.decoding.values import Hint
+
+#: What Debezium writes by default for a value that it did not get.
+UNAVAILABLE = "__debezium_unavailable_value"
+#: In what most databases count times: microseconds.
+TIME_UNIT = "us"
+#: A message written into the log by hand: it is about no row.
+_MESSAGE = "m"
+
+
+class _Transaction(msgspec.Struct, frozen=True, gc=False):
+    id: str | None = None
+
+
+class _Source(msgspec.Struct, frozen=True, gc=False, rename={"tx_id": "txId"}):
+    tx_id: int | str | None = None
+
+
+class _Payload(msgspec.Struct, frozen=True):
+    op: str | None = None
+    before: msgspec.Raw = ABSENT
+    after: msgspec.Raw = ABSENT
+    transaction: _Transaction | None = None
+    source: _Source | None = None
+    #: BEGIN or END of a transaction, in place of an op.
+    status: str | None = None
+
+    @property
+    def txn(self) -> str | None:
+        if self.transaction is not None and self.transaction.id is not None:
+            return self.transaction.id
+        if self.source is not None and self.source.tx_id is not None:
+            return str(self.source.tx_id)
+        return None
+
+
+class _Message(_Payload, frozen=True):
+    """A payload, or one with its schema."""
+
+    schema: msgspec.Raw = ABSENT
+    payload: _Payload | msgspec.UnsetType | None = msgspec.UNSET
+
+
+_decode = msgspec.json.Decoder(_Message).decode
+
+
+@dataclass(frozen=True, slots=True)
+class DebeziumDecoder:
+    """Decodes Debezium's JSON."""
+
+    key_fields: tuple[str, ...]
+    mismatch: str = STOP
+    #: Unit of times without zone, where no schema tells it: ms, us or ns.
+    time_unit: str = TIME_UNIT
+    unavailable: str = UNAVAILABLE
+
+    kind = "debezium"
+
+    def decode(self, records: pa.RecordBatch | pa.Table, schema: TableSchema | None) -> Decoded:
+        intake = Intake.of(records)
+        intake.ignore(_is_tombstone)
+        places, messages = intake.parsed(_decode)
+        runs: list[_Run] = []
+        for place, message in zip(places, messages, strict=True):
+            payload = message if message.payload is msgspec.UNSET else message.payload
+            if _is_nothing(payload):
+                intake.ignored += 1
+            elif payload is None or payload.op not in OP_OF_LETTER:
+                intake.refuse(place, _reason(payload))
+            else:
+                schema_raw = None if message.schema == ABSENT else bytes(message.schema)
+                # What numbers mean may change in the middle of a batch, with the source's schema.
+                if not runs or runs[-1].schema_raw != schema_raw:
+                    runs.append(_Run(schema_raw))
+                runs[-1].places.append(place)
+                runs[-1].payloads.append(payload)
+        return self._joined(intake, runs or [_Run(None)], schema)
+
+    def _joined(self, intake: Intake, runs: list[_Run], schema: TableSchema | None) -> Decoded:
+        tables = []
+        for run in runs:
+            hints = {} if run.schema_raw is None else _hints(run.schema_raw)
+            reading = Reading(self.unavailable, self.time_unit, hints)
+            how = Assembly(self.key_fields, reading, self.mismatch)
+            decoded = how.decoded(intake, run.told(), schema)
+            schema = decoded.schema
+            tables.append(decoded.changes)
+        if schema is not None:
+            tables = [under_schema(table, schema) for table in tables]
+        return dataclasses.replace(decoded, changes=pa.concat_tables(tables))
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Records after each other that come with the same schema."""
+
+    schema_raw: bytes | None
+    places: list[int] = field(default_factory=list)
+    payloads: list[_Payload] = field(default_factory=list)
+
+    def told(self) -> Told:
+        return Told(
+            self.places,
+            [OP_OF_LETTER[p.op or ""] for p in self.payloads],
+            [ABSENT] * len(self.payloads),
+            [p.before for p in self.payloads],
+            [p.after for p in self.payloads],
+            [()] * len(self.payloads),
+            [p.txn for p in self.payloads],
+        )
+
+
+def _is_tombstone(body: bytes) -> bool:
+    return not body or body.strip() in (b"", b"null")
+
+
+def _is_nothing(payload: _Payload | None) -> bool:
+    """A tombstone with a schema around it, a marker of a transaction, or a message."""
+    if payload is None:
+        return True
+    return payload.op == _MESSAGE or (payload.op is None and payload.status in ("BEGIN", "END"))
+
+
+def _reason(payload: _Payload | None) -> str:
+    if payload is None or payload.op is None:
+        return "the record has no op: it is no change of Debezium's"
+    return f"op {payload.op!r} is not known: there are {', '.join([*OP_OF_LETTER, _MESSAGE])}"
+
+
+@lru_cache(maxsize=64)
+def _hints(raw: bytes) -> dict[str, Hint]:
+    # One schema comes with every record until the table changes.
+    found: Any = msgspec.json.decode(raw)
+    return hints_of(found)

@@ -1,0 +1,110 @@
+"""Rows as they are, by key: the last one of a key counts.
+
+The body of a record is the row. A row is deleted by an empty body, whose key then is in a header, or
+by a field of the row that says so. There are no other changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from streamfold.archive.schema import TableSchema
+from streamfold.snapshotter.decoding.assembly import STOP, Assembly
+from streamfold.snapshotter.decoding.base import Decoded
+from streamfold.snapshotter.decoding.images import ABSENT, Reading
+from streamfold.snapshotter.decoding.intake import UNREADABLE, Intake
+from streamfold.snapshotter.decoding.told import Told
+
+_decode = msgspec.json.Decoder(msgspec.Raw).decode
+_decode_row = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_encode = msgspec.json.encode
+#: How sources write that a row is deleted; some have only text.
+_YES, _NO = (b"true", b'"true"'), (b"false", b'"false"', b"null")
+
+
+@dataclass(frozen=True, slots=True)
+class UpsertDecoder:
+    """Decodes plain rows."""
+
+    key_fields: tuple[str, ...]
+    mismatch: str = STOP
+    #: Header with the key as JSON, needed for empty bodies: an object, or the value of a single field.
+    key_header: str | None = None
+    #: Field of a row that says whether it is deleted; it is no column.
+    deleted_field: str | None = None
+
+    kind = "upserts"
+
+    def decode(self, records: pa.RecordBatch | pa.Table, schema: TableSchema | None) -> Decoded:
+        intake = Intake.of(records)
+        places, bodies = intake.parsed(_body)
+        rows = [*bodies]
+        deleted = [body == ABSENT for body in bodies]
+        if self.deleted_field is not None:
+            self._take_flags(intake, places, rows, deleted)
+        told = Told(
+            places,
+            ["delete" if gone else "update" for gone in deleted],
+            self._keys(intake, places),
+            [row if gone else ABSENT for row, gone in zip(rows, deleted, strict=True)],
+            [ABSENT if gone else row for row, gone in zip(rows, deleted, strict=True)],
+            [()] * len(places),
+            [None] * len(places),
+        )
+        told = told.only(np.array([place not in intake.letters for place in places], np.bool_))
+        return Assembly(self.key_fields, Reading(), self.mismatch).decoded(intake, told, schema)
+
+    def _keys(self, intake: Intake, places: Sequence[int]) -> list[msgspec.Raw]:
+        if self.key_header is None:
+            return [ABSENT] * len(places)
+        headers = intake.header_values(self.key_header.encode())
+        keys = []
+        for place in places:
+            try:
+                keys.append(self._key(headers[place]))
+            except UNREADABLE as error:
+                intake.refuse(place, f"header {self.key_header!r}: {error}")
+                keys.append(ABSENT)
+        return keys
+
+    def _key(self, header: bytes | None) -> msgspec.Raw:
+        if header is None:
+            return ABSENT
+        raw = _decode(header)
+        if bytes(raw).lstrip()[:1] == b"{" or len(self.key_fields) > 1:
+            return raw
+        return msgspec.Raw(_encode({self.key_fields[0]: raw}))
+
+    def _take_flags(
+        self, intake: Intake, places: Sequence[int], rows: list[msgspec.Raw], deleted: list[bool]
+    ) -> None:
+        """Take the field out of the rows that have it; rows without it are not taken apart."""
+        name = str(self.deleted_field)
+        spelt = name.encode()
+        for number in [n for n, row in enumerate(rows) if _may_hold(row, spelt)]:
+            try:
+                rows[number], deleted[number] = self._without_flag(rows[number], name)
+            except UNREADABLE as error:
+                intake.refuse(places[number], str(error))
+
+    def _without_flag(self, body: msgspec.Raw, name: str) -> tuple[msgspec.Raw, bool]:
+        row = _decode_row(body)
+        flag = bytes(row.pop(name, ABSENT))
+        if flag not in _YES + _NO:
+            raise ValueError(f"field {name!r} is neither true nor false")
+        return msgspec.Raw(_encode(row)), flag in _YES
+
+
+def _may_hold(row: msgspec.Raw, name: bytes) -> bool:
+    text = bytes(row)
+    return name in text or b"\\u" in text
+
+
+def _body(body: bytes) -> msgspec.Raw:
+    """The row, whole and valid; ABSENT for a body that says nothing."""
+    return _decode(body) if body and not body.isspace() else ABSENT
