@@ -13,7 +13,11 @@ from streamfold.errors import DataCorruptError, MalformedError
 from streamfold.model.positions import U64_MAX
 from streamfold.model.records import SequencedRecord
 from streamfold.records import plain
+from streamfold.records.columns import decode_compiled
 from streamfold.records.twins import compiled
+
+#: Bytes of a payload from which the compiled way is the faster one: it costs some 30 us to begin.
+COMPILED_FROM = 1024
 
 Offsets: TypeAlias = npt.NDArray[np.int64]
 Timestamps: TypeAlias = npt.NDArray[np.uint64]
@@ -73,6 +77,8 @@ class Index:
 
 def decode(payload: bytes | memoryview) -> list[SequencedRecord]:
     """The records of a stored payload."""
+    if len(payload) >= COMPILED_FROM and (records := decode_compiled(payload)) is not None:
+        return records
     try:
         return [record for record, _ in plain.walk(bytes(payload))]
     except MalformedError as error:

@@ -8,7 +8,7 @@ gives the same to the byte.
 from __future__ import annotations
 
 import logging
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from types import ModuleType
 from typing import NamedTuple, TypeAlias
 
@@ -107,6 +107,23 @@ def read_columns(
     return read_plain(bytes(payload), headers=headers, bodies=bodies)
 
 
+def decode_compiled(payload: bytes | memoryview) -> list[SequencedRecord] | None:
+    """The records as objects, ten times as fast as plain; None where that is off, or must look."""
+    found = _read_compiled(_kernel, payload, True, True) if _kernel is not None else None
+    if found is None or found.headers is None or found.bodies is None:
+        return None
+    bodies = _cells(found.bodies)
+    if found.headers.places[-1]:
+        names, values = _cells(found.headers.names), _cells(found.headers.values)
+        every = list(map(Header, names, values))
+        places = found.headers.places.tolist()
+        headers = [tuple(every[start:end]) for start, end in pairwise(places)]
+    else:
+        headers = [()] * len(bodies)
+    rows = zip(found.seq_nums.tolist(), found.timestamps.tolist(), headers, bodies, strict=True)
+    return [SequencedRecord(*row) for row in rows]
+
+
 def read_plain(payload: bytes, *, headers: bool = True, bodies: bool = True) -> Columns:
     """The same in plain Python, for any legal encoding."""
     records = [
@@ -174,6 +191,11 @@ def _record(rows: AppendColumns, index: int) -> Record:
         tuple(Header(_cell(names, entry), _cell(values, entry)) for entry in entries),
         int(rows.timestamps[index]) if rows.stamped[index] else None,
     )
+
+
+def _cells(column: BytesColumn) -> list[bytes]:
+    content = column.content.tobytes()
+    return [content[start:end] for start, end in pairwise(column.places.tolist())]
 
 
 def _cell(column: BytesColumn, row: int) -> bytes:

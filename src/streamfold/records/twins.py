@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from streamfold.model.configs import TimestampMode
 from streamfold.model.positions import SeqNum, Timestamp
+from streamfold.records.columns import warm_up_columns
 from streamfold.records.sequencing import Place
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def warm_up() -> bool:
         from streamfold.records import compiled
 
         _exercise(compiled)
+        warm_up_columns()
     except Exception as error:  # whatever a broken compiler raises, plain Python still works
         _log.warning("record kernels are off, plain Python does the work: %s", error)
         return False

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamfold.errors import MalformedError
+from streamfold.errors import DataCorruptError, MalformedError
 from streamfold.model.positions import SeqNum, Timestamp
 from streamfold.model.records import Header, Record, SequencedRecord
-from streamfold.records import columns, encode_records, parse_append_input
+from streamfold.records import columns, decode, encode_records, parse_append_input
 from streamfold.records.columns import AppendColumns, BytesColumn, Columns, HeaderColumn
 from streamfold.records.protobuf import varint
 from tests.records import strategies as some
@@ -123,3 +123,16 @@ def test_a_seq_num_beyond_a_signed_column_is_refused() -> None:
 
 def test_nothing_has_no_rows() -> None:
     assert len(columns.read_columns(b"").seq_nums) == 0
+
+
+@repeatable
+@given(some.batches, st.sampled_from([0, 126, 1 << 40]))
+def test_records_as_objects_are_those_that_were_written(batch: list[Record], first: int) -> None:
+    records = place(batch, first, Clock())
+    assert columns.decode_compiled(encode_records(records)) == records
+
+
+def test_what_the_compiled_way_does_not_understand_is_left_to_the_plain_one() -> None:
+    assert columns.decode_compiled(b"\x0a\x05cut") is None
+    with pytest.raises(DataCorruptError):
+        decode(b"\x0a\x05cut" * 1000)
