@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -14,7 +15,21 @@ from streamfold.cli.menu import SECTIONS
 from tests.cli.commands import Outcome, Shell
 from tests.cli.cut_line import cut_line
 
-VERBS = [name for verbs in SECTIONS.values() for name in verbs]
+
+def _verbs() -> list[str]:
+    """Every verb, with those of groups by their full names."""
+    found = []
+    context = click.Context(streamfold)
+    for name in [name for verbs in SECTIONS.values() for name in verbs]:
+        verb = streamfold.get_command(context, name)
+        if isinstance(verb, click.Group):
+            found += [f"{name} {inner}" for inner in verb.list_commands(context)]
+        else:
+            found.append(name)
+    return found
+
+
+VERBS = _verbs()
 
 
 @pytest.mark.parametrize("missing", ["S2_ACCOUNT_ENDPOINT", "S2_BASIN_ENDPOINT", "S2_ACCESS_TOKEN"])
@@ -106,7 +121,7 @@ def test_usage_errors_are_one_line_and_status_2(
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_help_and_knows_json(verb: str) -> None:
-    output = CliRunner().invoke(streamfold, [verb, "--help"]).output
+    output = CliRunner().invoke(streamfold, [*verb.split(), "--help"]).output
     assert output.startswith(f"Usage: streamfold {verb}")
     assert "--json" in output
 
