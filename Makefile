@@ -10,8 +10,9 @@ READY := $(VENV)/.ready
 help: ## List the verbs
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-7s %s\n", $$1, $$2}'
 
-demo: $(READY) ## Append to and read from a store on this machine, and show what happened
+demo: $(READY) ## Append and read; then feed a live table, kill its writer, and rebuild it from files
 	$(BIN)/python examples/embedded_store.py
+	$(BIN)/python examples/live_table.py
 
 test: lint ## Check everything: lint, types, layers, all tests
 	$(BIN)/pytest
@@ -24,7 +25,7 @@ lint: $(READY) ## Check style, types and layers only
 
 prove: $(READY) ## Run the long proofs: crash test, random state machine
 	$(BIN)/python -m tests.store.crash --kills 150
-	STREAMFOLD_PROVE=1 $(BIN)/pytest --timeout 0 tests/store/test_state_machine.py tests/follow/test_interleavings.py
+	STREAMFOLD_PROVE=1 $(BIN)/pytest --timeout 0 tests/store/test_state_machine.py tests/follow/test_interleavings.py tests/spark/writer/test_kills.py
 
 bench: $(READY) ## Measure everything, beside something named; writes bench/results/
 	$(BIN)/python -m bench.store
@@ -32,6 +33,8 @@ bench: $(READY) ## Measure everything, beside something named; writes bench/resu
 	$(BIN)/python -m bench.durable
 	$(BIN)/python -m bench.follow
 	$(BIN)/python -m bench.archive
+	$(BIN)/python -m bench.spark_source
+	$(BIN)/python -m bench.fold
 
 clean: ## Remove the environment and everything generated
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis bench/results

@@ -47,6 +47,9 @@ SECTIONS: Final[dict[str, dict[str, Entry]]] = {
         "archive": Entry(
             "archive", "Look at, verify, restore and follow tables published as files.", "archive"
         ),
+        "snapshotter": Entry(
+            "snapshotter", "Publish the tables of change streams as archives, on Spark.", "spark"
+        ),
     },
     "Basins": {
         "list-basins": Entry("basins", "List basins."),

@@ -1,0 +1,114 @@
+"""Buckets of keys: the same key is always in the same one, on every machine and in every version.
+
+Libraries promise no stable hash, so it is defined here. Each key field becomes 64-bit words: whole
+numbers, dates and times are one word; text and bytes are words of eight bytes, little-endian, with
+zeros at the end; decimals are their text without zeros at the end. Words are mixed with SplitMix64.
+Wider types of a value give the same words, so a key keeps its bucket when its column widens. The
+count is a power of two: a bucket of 8 splits into two of 16, without looking at any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from streamfold.errors import InvalidError
+
+Words = npt.NDArray[np.uint64]
+Numbers = npt.NDArray[np.int64]
+
+#: Bytes of a base, in its first format, that one bucket should have: what a task holds and rewrites.
+BUCKET_BYTES = 64 << 20
+#: A manifest names every part, so there must not be too many of them.
+BUCKETS_MAX = 4096
+
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_WORD = 8
+
+
+def bucket_count(size_bytes: int, least: int = 1, bucket_bytes: int = BUCKET_BYTES) -> int:
+    """The power of two that makes buckets of at most `bucket_bytes`; never below `least`."""
+    wanted = -(-size_bytes // bucket_bytes)
+    return min(max(least, 1 << max(wanted - 1, 0).bit_length()), BUCKETS_MAX)
+
+
+def bucket_numbers(keys: Sequence[pa.Array], count: int) -> Numbers:
+    """The bucket of each row, by its key fields in their order; keys are never null."""
+    if count < 1 or count & (count - 1):
+        raise InvalidError(f"{count} buckets cannot be: the count is a power of two")
+    hashed = hash_words(keys)
+    return (hashed & np.uint64(count - 1)).astype(np.int64)
+
+
+def hash_words(keys: Sequence[pa.Array]) -> Words:
+    """The stable hash of each row's key."""
+    hashed = np.zeros(len(keys[0]), np.uint64)
+    for key in keys:
+        hashed = _mixed(hashed ^ _field_words(key))
+    return hashed
+
+
+def _field_words(key: pa.Array) -> Words:
+    types, kind = pa.types, key.type
+    if types.is_decimal(kind):
+        return _bytes_words(pa.array(map(_plain_text, key.to_pylist()), pa.string()))
+    if types.is_string(kind) or types.is_binary(kind):
+        return _bytes_words(key)
+    if types.is_unsigned_integer(kind):
+        return _mixed(key.cast(pa.uint64()).to_numpy(zero_copy_only=False))
+    if types.is_date32(kind):
+        key = key.cast(pa.int32())
+    if types.is_timestamp(kind) or types.is_time64(kind):
+        key = key.cast(pa.int64())
+    whole: npt.NDArray[np.int64] = key.cast(pa.int64()).to_numpy(zero_copy_only=False)
+    return _mixed(whole.astype(np.int64, copy=False).view(np.uint64))
+
+
+def _plain_text(value: Decimal) -> str:
+    # One by one: Arrow writes small ones with exponents, and keys are seldom decimals.
+    text = f"{value:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _bytes_words(column: pa.Array) -> Words:
+    """Words of one value after the other, mixed in; all values at once, word by word."""
+    starts, lengths, content = _layout(column)
+    hashed: Words = _mixed(lengths.astype(np.uint64))
+    # A word at every byte: unaligned views, so that no value has to be copied.
+    words: Words = np.ndarray((len(content) - _WORD + 1,), "<u8", content, strides=(1,))
+    rows = np.flatnonzero(lengths > 0)
+    place = 0
+    while len(rows):
+        word = words[starts[rows] + place]
+        spare = np.maximum(_WORD - (lengths[rows] - place), 0).astype(np.uint64) * np.uint64(8)
+        hashed[rows] = _mixed(hashed[rows] ^ ((word << spare) >> spare))
+        place += _WORD
+        rows = rows[lengths[rows] > place]
+    return hashed
+
+
+def _layout(column: pa.Array) -> tuple[Numbers, Numbers, npt.NDArray[np.uint8]]:
+    """Where each value begins, how long it is, and all bytes with room for a word at the end."""
+    _, places, content = column.buffers()
+    edges = np.frombuffer(places, np.int32)[column.offset : column.offset + len(column) + 1]
+    first, last = (int(edges[0]), int(edges[-1])) if len(column) else (0, 0)
+    padded = np.zeros(last - first + _WORD, np.uint8)
+    if last > first:
+        padded[: last - first] = np.frombuffer(content, np.uint8)[first:last]
+    found = edges.astype(np.int64) - first
+    return found[:-1], np.diff(found), padded
+
+
+def _mixed(words: Any) -> Words:
+    """SplitMix64: every bit of the input changes about half of the output's."""
+    with np.errstate(over="ignore"):
+        z: Words = words.astype(np.uint64, copy=False) + _GAMMA
+        z = (z ^ (z >> np.uint64(30))) * _FIRST
+        z = (z ^ (z >> np.uint64(27))) * _SECOND
+        return z ^ (z >> np.uint64(31))

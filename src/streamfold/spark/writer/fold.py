@@ -1,0 +1,97 @@
+"""A new base, in tasks: each folds the files of one bucket and writes its parts; nothing is shuffled.
+
+What a task holds in memory is the changes of its bucket since the last base; rows stream by. Where
+the count of buckets grows, a task writes several parts out of its one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+import pyarrow as pa
+
+from streamfold.archive.manifest import Part
+from streamfold.archive.part_files import PartFiles
+from streamfold.archive.parts import PartPlan, WrittenPart, write_part
+from streamfold.archive.schema import TableSchema
+from streamfold.spark.writer.buckets import bucket_numbers
+from streamfold.spark.writer.layers import Stack
+from streamfold.spark.writer.parcels import Batches, Parcel, task
+from streamfold.spark.writer.places import Place, open_mirrors
+
+
+@dataclass(frozen=True, slots=True)
+class FoldStep:
+    """What every task of the step needs; pickled with it."""
+
+    stack: Stack
+    plan: PartPlan
+    places: tuple[Place, ...]
+    #: The buckets to fold, of the stack's count; each task gets places in this list.
+    buckets: tuple[int, ...]
+    #: Of the new base: the stack's count or a multiple of it.
+    new_count: int
+
+    def targets(self, bucket: int) -> range:
+        """The new buckets that hold the keys of an old one."""
+        return range(bucket, self.new_count, self.stack.buckets)
+
+
+@task
+def fold(batches: Batches, step: FoldStep) -> Iterator[Parcel]:
+    """Yield a report for every part that was written; `id` of a row is a place in `step.buckets`."""
+    for batch in batches:
+        for place in batch.column("id").to_pylist():
+            yield from asyncio.run(_fold_bucket(step, step.buckets[place]))
+
+
+async def _fold_bucket(step: FoldStep, bucket: int) -> list[Parcel]:
+    mirrors = open_mirrors(step.places)
+    files = PartFiles(mirrors.primary)
+    schema, plan = step.plan.schema, own_attempt(step.plan)
+    found = []
+    for target in step.targets(bucket):
+        async with step.stack.rows(files, bucket, schema) as rows:
+            own = _of_bucket(rows, schema, target, step)
+            written = await write_part(plan, own, mirrors, bucket=target)
+        found.append(part_parcel(target, written))
+    return found
+
+
+def _of_bucket(
+    rows: Iterable[pa.RecordBatch], schema: TableSchema, target: int, step: FoldStep
+) -> Iterable[pa.RecordBatch]:
+    if step.new_count == step.stack.buckets:
+        return rows
+    return (row for batch in rows if len(row := _matching(batch, schema, target, step.new_count)))
+
+
+def _matching(
+    batch: pa.RecordBatch, schema: TableSchema, target: int, count: int
+) -> pa.RecordBatch:
+    numbers = bucket_numbers([batch.column(name) for name in schema.key_fields], count)
+    return batch.filter(pa.array(numbers == target))
+
+
+def own_attempt(plan: PartPlan) -> PartPlan:
+    """The plan with names that no other attempt of the task uses: one may still be running."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    number = context.taskAttemptId() if context else 0
+    return replace(plan, attempt=f"{plan.attempt}t{number}")
+
+
+def part_parcel(bucket: int, written: WrittenPart) -> Parcel:
+    """What a task tells of a part."""
+    rows = next(iter(written.files.values())).rows or 0
+    return Parcel(bucket, rows, msgspec.json.encode(written.files))
+
+
+def written_parts(rows: Sequence[Parcel]) -> list[WrittenPart]:
+    """The parts that tasks told of, in the order of their buckets."""
+    ordered = sorted(rows, key=lambda row: row.bucket)
+    return [WrittenPart(msgspec.json.decode(row.payload, type=dict[str, Part])) for row in ordered]

@@ -1,0 +1,52 @@
+"""Everything that one table's writer is told: plain values, most of which travel to tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from streamfold.archive.collection import Retention
+from streamfold.archive.credentials import Profile
+from streamfold.archive.formats.base import Format
+from streamfold.archive.schema import TableSchema
+from streamfold.archive.thresholds import Thresholds
+from streamfold.snapshotter.decoding.base import ChangeDecoder
+from streamfold.spark.writer.buckets import BUCKET_BYTES
+from streamfold.spark.writer.dead_letters import DeadLetters
+from streamfold.spark.writer.places import Place
+
+#: Records of one diff at most: some hundred megabytes of changes, and seconds of work.
+MAX_RECORDS = 2_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class TableJob:
+    """One table: where its changes come from, how they are read, and where it is published."""
+
+    table: str
+    stream: str
+    #: Options of `format("streamfold")`: endpoint, basin, secrets.
+    source: Mapping[str, str] = field(repr=False)
+    decoder: ChangeDecoder
+    places: tuple[Place, ...]
+    formats: tuple[Format, ...]
+    diff_formats: tuple[Format, ...]
+    dead_letters: DeadLetters
+    writer_id: str
+    #: Declared, or None to have it learned from the first records.
+    schema: TableSchema | None = None
+    #: Where a table without an archive begins: earliest, latest, or a seq_num.
+    start: str = "earliest"
+    interval: timedelta = timedelta(seconds=30)
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    #: Buckets of the first base at least; None to choose by size.
+    buckets: int | None = None
+    #: Bytes of a base from which on it has another bucket.
+    bucket_bytes: int = BUCKET_BYTES
+    max_records: int = MAX_RECORDS
+    #: Sinks of events by name, as `open_sink` takes them, and the credentials that they name.
+    events: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    credentials: Mapping[str, Profile] = field(default_factory=dict)
+    retention: Retention | None = None

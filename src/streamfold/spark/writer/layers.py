@@ -1,0 +1,136 @@
+"""The files that make up one bucket of the table: a base, and the diffs that came after it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from streamfold.archive.decoding import Decoding
+from streamfold.archive.failures import ManifestInvalidError
+from streamfold.archive.folding import Delta, fitted
+from streamfold.archive.formats.base import Format
+from streamfold.archive.manifest import Artifact, Manifest, Part
+from streamfold.archive.part_files import PartFiles
+from streamfold.archive.parts import PartPlan, WrittenPart
+from streamfold.archive.schema import TableSchema
+from streamfold.spark.writer.buckets import bucket_numbers
+
+#: Field of a part that says that its diff empties the table first: parts of one bucket alone could
+#: not tell, since only the first part of the diff holds the TRUNCATE.
+TRUNCATES = "truncates"
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One artifact, its parts by bucket; None is the bucket of parts that hold all keys."""
+
+    form: Format
+    schema: TableSchema
+    parts: Mapping[int | None, tuple[Part, ...]]
+    clears: bool = False
+
+    @classmethod
+    def of(cls, manifest: Manifest, artifact: Artifact) -> Layer:
+        """A committed artifact in the format that is quickest to read."""
+        chosen = Decoding().choose(manifest, artifact)
+        if chosen.schema is None:
+            raise ManifestInvalidError(
+                f"the {artifact.kind} of table {manifest.table!r} at {artifact.to_position!r} has no "
+                "schema, so it cannot be folded: let this writer begin in a folder of its own"
+            )
+        return cls._of_parts(chosen.form, chosen.schema, chosen.parts)
+
+    @classmethod
+    def pending(cls, plan: PartPlan, written: Sequence[WrittenPart]) -> Layer:
+        """An artifact that is written and not committed yet."""
+        form = plan.formats[0]
+        return cls._of_parts(form, plan.schema, [part.files[form.id] for part in written])
+
+    @classmethod
+    def _of_parts(cls, form: Format, schema: TableSchema, parts: Sequence[Part]) -> Layer:
+        by_bucket: dict[int | None, tuple[Part, ...]] = {}
+        for part in parts:
+            by_bucket[part.bucket] = (*by_bucket.get(part.bucket, ()), part)
+        return cls(form, schema, by_bucket, any(part.extra.get(TRUNCATES) for part in parts))
+
+    def of_bucket(self, bucket: int) -> tuple[Part, ...]:
+        """The parts that may hold keys of the bucket."""
+        return self.parts.get(bucket, ()) + self.parts.get(None, ())
+
+    @property
+    def is_bucketed(self) -> bool:
+        return None not in self.parts
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A table as files: folded bucket by bucket, each on its own."""
+
+    base: Layer | None
+    diffs: tuple[Layer, ...]
+    #: Of the base; every diff after it has the same.
+    buckets: int
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Stack:
+        """The table at the head of its archive."""
+        base = Layer.of(manifest, manifest.base)
+        diffs = tuple(Layer.of(manifest, diff) for diff in manifest.chain)
+        return cls(base, diffs, len(base.parts) if base.is_bucketed else 1)
+
+    @property
+    def is_bucketed(self) -> bool:
+        """Whether the base has a part of its own for each bucket."""
+        return self.base is not None and self.base.is_bucketed
+
+    def with_diff(self, diff: Layer) -> Stack:
+        return Stack(self.base, (*self.diffs, diff), self.buckets)
+
+    def touched(self) -> set[int]:
+        """The buckets of which some row may have changed since the base."""
+        everything = set(range(self.buckets))
+        if any(diff.clears or not diff.is_bucketed for diff in self.diffs):
+            return everything
+        return {bucket for diff in self.diffs for bucket in diff.parts if bucket is not None}
+
+    @asynccontextmanager
+    async def rows(
+        self, files: PartFiles, bucket: int, schema: TableSchema
+    ) -> AsyncIterator[Iterator[pa.RecordBatch]]:
+        """The rows of one bucket under `schema`; to be read while the files are open."""
+        delta = Delta(schema.arrow, schema.select(schema.key_fields))
+        for diff in self.diffs:
+            delta.begin(clears=diff.clears)
+            for part in diff.of_bucket(bucket):
+                async with files.open(part) as source:
+                    for changes in diff.form.read_changes(source, diff.schema):
+                        delta.add(self._own(changes, part, bucket, schema))
+        async with AsyncExitStack() as stack:
+            parts = self.base.of_bucket(bucket) if self.base and not delta.clears else ()
+            sources = [await stack.enter_async_context(files.open(part)) for part in parts]
+            yield self._folded(delta, sources, schema)
+
+    def _folded(
+        self, delta: Delta, sources: Sequence[object], schema: TableSchema
+    ) -> Iterator[pa.RecordBatch]:
+        for source in sources:
+            assert self.base is not None  # noqa: S101 - it is where the sources are from
+            batches = self.base.form.read_rows(source, self.base.schema)  # type: ignore[arg-type]
+            for rows in delta.untouched(fitted(batch, schema.arrow) for batch in batches):
+                yield from rows.to_batches()
+        yield from delta.rows().to_batches()
+
+    def _own(
+        self, changes: pa.RecordBatch, part: Part, bucket: int, schema: TableSchema
+    ) -> pa.RecordBatch:
+        """The changes that are of the bucket, where a part holds those of all."""
+        if part.bucket is not None or self.buckets == 1:
+            return changes
+        keys = changes["key"].filter(changes["key"].is_valid())
+        head = changes.slice(0, len(changes) - len(keys))  # a TRUNCATE has no key, and comes first
+        numbers = bucket_numbers([keys.field(name) for name in schema.key_fields], self.buckets)
+        own = changes.slice(len(head)).filter(pa.array(numbers == bucket))
+        return pa.Table.from_batches([head, own]).combine_chunks().to_batches()[0]

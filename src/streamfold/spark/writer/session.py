@@ -1,0 +1,26 @@
+"""The session of a writer: on this machine unless told otherwise, and fair between tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyspark.sql import SparkSession
+
+from streamfold.spark.session import local_session
+
+_SETTINGS = {
+    # A long fold of one table must not hold up the diffs of the others.
+    "spark.scheduler.mode": "FAIR",
+    # A parcel is one row of many changes: batches of rows are bounded by their bytes.
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(64 << 20),
+    "spark.ui.showConsoleProgress": "false",
+    # Milliseconds after which a quiet query says that it is caught up.
+    "spark.sql.streaming.noDataProgressEventInterval": "2000",
+}
+
+
+def writer_session(settings: Mapping[str, str] | None = None) -> SparkSession:
+    """A session for a snapshot writer; `settings` win over its own."""
+    session = local_session("streamfold snapshotter", settings={**_SETTINGS, **(settings or {})})
+    session.sparkContext.setLogLevel("ERROR")
+    return session

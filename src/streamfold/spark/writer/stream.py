@@ -1,0 +1,78 @@
+"""The stream of one table, as a query that goes on and as ranges that are read once."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from streamfold.spark.connection import Connection
+from streamfold.spark.options import EARLIEST, LATEST, parse_source
+from streamfold.spark.streams import Streams
+from streamfold.spark.writer.job import TableJob
+
+
+@dataclass(slots=True)
+class TableStream:
+    """Reads for one job; positions come from the archive, never from a checkpoint."""
+
+    spark: SparkSession
+    job: TableJob
+    _start: int | None = None
+
+    def tail(self) -> int:
+        """The position after the last record."""
+        with self._connection() as connection:
+            return int(Streams(connection).tail(self.job.stream).seq_num)
+
+    def start(self) -> int:
+        """Where a table without an archive begins; asked for once, so that it stays the same."""
+        if self._start is None:
+            with self._connection() as connection:
+                streams = Streams(connection)
+                if self.job.start == LATEST:
+                    self._start = int(streams.tail(self.job.stream).seq_num)
+                elif self.job.start == EARLIEST:
+                    self._start = streams.first(self.job.stream)
+                else:
+                    self._start = int(self.job.start)
+        return self._start
+
+    def records(self, start: int, end: int) -> DataFrame:
+        """The records from `start` on and before `end`."""
+        edges = {"startingOffsets": self._offset(start), "endingOffsets": self._offset(end)}
+        return self.spark.read.format("streamfold").options(**self._options(), **edges).load()
+
+    def follow(
+        self, start: int, on_batch: Any, *, name: str, interval: timedelta, checkpoint: Path
+    ) -> StreamingQuery:
+        """A query that hands over what has come in, every interval; `checkpoint` is a new folder."""
+        options = {
+            **self._options(),
+            "startingOffsets": self._offset(start),
+            "maxRecordsPerTrigger": str(self.job.max_records),
+        }
+        records = self.spark.readStream.format("streamfold").options(**options).load()
+        milliseconds = max(1, round(interval.total_seconds() * 1000))
+        return (
+            records.writeStream.foreachBatch(on_batch)
+            .queryName(name)
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(processingTime=f"{milliseconds} milliseconds")
+            .start()
+        )
+
+    def _options(self) -> dict[str, str]:
+        return {**self.job.source, "stream": self.job.stream}
+
+    def _offset(self, position: int) -> str:
+        return json.dumps({self.job.stream: position})
+
+    def _connection(self) -> Connection:
+        given = {**self.job.source, "stream": self.job.stream}
+        return Connection(parse_source(given).endpoint)

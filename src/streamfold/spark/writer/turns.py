@@ -1,0 +1,162 @@
+"""Everything that changes one table's archive, one at a time, each beginning at the manifest's head.
+
+Batches of the query come in threads of Spark's; requests, bases that are due and the last flush come
+from the thread that watches over the table. All take turns.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from pyspark.sql import DataFrame
+
+from streamfold.errors import StreamfoldError
+from streamfold.spark.writer.events import TableEvents
+from streamfold.spark.writer.pipeline import FIRST, TablePipeline
+from streamfold.spark.writer.published import PublishedTable
+from streamfold.spark.writer.stream import TableStream
+from streamfold.spark.writer.watch import Watch
+
+logger = logging.getLogger(__name__)
+
+#: Reason of a base that somebody asked for.
+REQUESTED = "requested"
+
+
+class Turns:
+    """The turns of one table; closed until `open` and after `close`, when batches do nothing."""
+
+    def __init__(
+        self,
+        stream: TableStream,
+        pipeline: TablePipeline,
+        published: PublishedTable,
+        events: TableEvents,
+        watch: Watch,
+        on_failure: Callable[[], None],
+    ) -> None:
+        self._stream = stream
+        self._pipeline = pipeline
+        self._published = published
+        self._events = events
+        self._watch = watch
+        self._on_failure = on_failure
+        self._turn = threading.Lock()
+        self._open = False
+        #: What a batch of the query failed with.
+        self.failure: Exception | None = None
+        #: Whether anything was taken in since `open`.
+        self.progressed = False
+
+    @property
+    def is_open(self) -> bool:
+        return self._open
+
+    def open(self) -> int:
+        """Look at the archive, and return where the query has to begin."""
+        with self._turn:
+            self._published.open()
+            self._pipeline.consumed = None
+            self.failure, self.progressed = None, False
+            self._begin_empty()
+            self._adopt()
+            self._open = True
+            start = self._next()
+            self._watch.lag(max(0, self._stream.tail() - start))
+            return start
+
+    def close(self) -> None:
+        """Wait for the turn under way; what comes after it does nothing."""
+        with self._turn:
+            self._open = False
+
+    def take(self, records: DataFrame, batch_id: int) -> None:
+        """A batch of the query, in a thread of Spark's."""
+        with self._turn:
+            if not self._open:
+                return
+            try:
+                self._process(records)
+            except Exception as error:
+                # Kept here whole: Spark would make text of it, and stop the query no sooner.
+                self.failure, self._open = error, False
+                self._on_failure()
+
+    def rebase_if_due(self) -> None:
+        """Write a base that the clock asks for though nothing changes."""
+        with self._turn:
+            if self._open and (reason := self._pipeline.due()):
+                self._rebase(reason)
+
+    def rebase_on_request(self) -> None:
+        """Write a base now, with everything that is in the stream by now."""
+        with self._turn:
+            if self._open and not self._drain(REQUESTED):
+                self._rebase(REQUESTED)
+
+    def flush(self) -> None:
+        """Take in everything that is in the stream by now."""
+        with self._turn:
+            self._drain(None)
+
+    def _drain(self, force: str | None) -> bool:
+        """Take in what there is; whether the last of it became the base that was wanted."""
+        tail, based = self._stream.tail(), False
+        while (start := self._next()) < tail:
+            end = min(tail, start + self._stream.job.max_records)
+            epoch = self._epoch()
+            self._process(self._stream.records(start, end), force if end == tail else None)
+            based = end == tail and self._epoch() > epoch
+            if self._next() <= start:
+                break  # nothing is known of the table's columns yet
+        self._watch.lag(0)
+        return based
+
+    def _process(self, records: DataFrame, force: str | None = None) -> None:
+        began = time.monotonic()
+        epoch = self._epoch()
+        batch = self._pipeline.process(records, force=force)
+        if batch is not None:
+            self.progressed = True
+            self._watch.take(batch, time.monotonic() - began)
+        self._committed()
+        if self._epoch() > epoch:
+            self._collect()
+
+    def _rebase(self, reason: str) -> None:
+        self._pipeline.rebase(reason)
+        self._committed()
+        self._collect()
+
+    def _collect(self) -> None:
+        try:
+            self._published.collect()
+        except StreamfoldError as error:
+            # The commit is made; what is left over goes with the next base.
+            logger.warning("old files of table %s stay: %s", self._stream.job.table, error.message)
+
+    def _begin_empty(self) -> None:
+        """Publish a table of declared columns whose stream is still empty, so that readers find it."""
+        if self._published.schema is None or self._published.manifest is not None:
+            return
+        start = self._stream.start()
+        if self._stream.tail() <= start:
+            self._published.begin_empty(str(start - 1), FIRST)
+
+    def _next(self) -> int:
+        """The first record that is not taken in yet."""
+        known = [at for at in (self._pipeline.consumed, self._published.head) if at is not None]
+        return max(known) + 1 if known else self._stream.start()
+
+    def _epoch(self) -> int:
+        return self._published.manifest.epoch if self._published.manifest else 0
+
+    def _committed(self) -> None:
+        self._adopt()
+        self._events.wake()
+
+    def _adopt(self) -> None:
+        self._watch.adopt(self._published.manifest, self._published.lagging)

@@ -1,0 +1,73 @@
+"""`streamfold snapshotter run` in a process of its own, which a test may kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+from tests.spark.server import BASIN, TOKEN, Server
+
+_RUN = "from streamfold.cli.snapshotter import snapshotter; snapshotter()"
+#: Starts in half the time.
+_QUICK = "spark.driver.extraJavaOptions=-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+
+
+def configuration(server: Server, stream: str, folder: Path, *, table: str = "items") -> str:
+    """A file for one table, in a local folder."""
+    return f"""
+key_fields = ["id"]
+key_prefix = "{table}/"
+schema = "id BIGINT NOT NULL, name STRING, price DOUBLE"
+source = {{ server = "{server.url}", basin = "{BASIN}", stream = "{stream}", table = "{table}" }}
+diff = {{ interval = "200ms" }}
+snapshot = {{ max_chain_diffs = 5 }}
+destinations = [{{ type = "local", path = "{folder}" }}]
+formats = {{ snapshot = ["parquet"], diff = ["jsonl", "parquet"] }}
+http = {{ port = 0, host = "127.0.0.1" }}
+"""
+
+
+class Process:
+    """One run of the writer."""
+
+    def __init__(self, file: Path, log: Path) -> None:
+        command = [sys.executable, "-c", _RUN, "run", "--json"]
+        command += [f"--config={file}", "--conf", _QUICK, "--master", "local[2]"]
+        with log.open("ab") as errors:
+            self._process = subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env={**os.environ, "S2_ACCESS_TOKEN": TOKEN},
+            )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, log.read_text()[-3000:]
+        self.port = int(json.loads(line)["port"])
+
+    def status(self, table: str = "items") -> dict[str, Any]:
+        with urlopen(f"http://127.0.0.1:{self.port}/status", timeout=30) as answer:
+            found: dict[str, Any] = json.load(answer)["tables"][table]
+            return found
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._end()
+
+    def stop(self) -> int:
+        """Ask it to flush and to end; the status that it ends with."""
+        self._process.send_signal(signal.SIGTERM)
+        return self._end()
+
+    def _end(self) -> int:
+        try:
+            return self._process.wait(120)
+        finally:
+            if self._process.stdout:
+                self._process.stdout.close()

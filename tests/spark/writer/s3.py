@@ -1,0 +1,44 @@
+"""An S3 server that goes away and comes back at the same address, with everything it held."""
+
+from __future__ import annotations
+
+import logging
+
+from moto.server import ThreadedMotoServer
+
+from tests.s3 import S3Server, s3_client
+
+
+class RestartableS3:
+    """A server on a port of its own; what it holds is in this process and outlives its sockets."""
+
+    def __init__(self) -> None:
+        logging.getLogger("werkzeug").setLevel(logging.WARNING)
+        self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        self._port = 0
+
+    def __enter__(self) -> RestartableS3:
+        self._server.start()
+        _, self._port = self._server.get_host_and_port()
+        s3_client(self._known()).create_bucket(Bucket=self._known().bucket)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        self._server.stop()
+
+    def start(self) -> None:
+        self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=self._port, verbose=False)
+        self._server.start()
+
+    @property
+    def options(self) -> dict[str, str]:
+        return self._known().options()
+
+    def url(self, folder: str) -> str:
+        return f"s3://{self._known().bucket}/{folder}"
+
+    def _known(self) -> S3Server:
+        return S3Server(f"http://127.0.0.1:{self._port}")

@@ -1,0 +1,185 @@
+"""What tasks and driver do, without Spark: errors on their way, lag, jobs, status over HTTP."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+from streamfold.archive import SchemaIncompatibleError, TableSchema
+from streamfold.cli.snapshotter import snapshotter
+from streamfold.errors import (
+    BlobUnavailableError,
+    ConflictError,
+    InvalidError,
+    NotFoundError,
+    StreamfoldError,
+)
+from streamfold.snapshotter.configuration import read_configuration
+from streamfold.snapshotter.netting import net_schema
+from streamfold.snapshotter.service import Counts, Failure, State, StatusServer, TableStatus
+from streamfold.spark import DataLossError
+from streamfold.spark.writer import DeadLetterStream, Place, table_jobs
+from streamfold.spark.writer.failures import QueryFailedError, may_pass, told_by
+from streamfold.spark.writer.listener import lag_of
+from streamfold.spark.writer.parcels import Batches, Parcel, parcels_of, raise_failures, task
+from streamfold.spark.writer.unsent import fill_unsent, has_unsent
+
+
+@task
+def _failing(batches: Batches, error: StreamfoldError) -> Iterator[Parcel]:
+    yield from parcels_of(batches)
+    raise error
+
+
+@pytest.mark.parametrize(
+    "error", [SchemaIncompatibleError("price", "int64", "string"), BlobUnavailableError("away")]
+)
+def test_an_error_of_a_task_reaches_the_driver_whole(error: StreamfoldError) -> None:
+    class Row:
+        def __init__(self, batch: pa.RecordBatch) -> None:
+            self.bucket = batch["bucket"][0].as_py()
+            self.payload = batch["payload"][0].as_py()
+
+    rows = [Row(batch) for batch in _failing([], error=error)]
+    with pytest.raises(type(error)) as raised:
+        raise_failures(rows)
+    assert (raised.value.message, raised.value.__dict__) == (error.message, error.__dict__)
+
+
+def test_errors_that_spark_made_text_of_are_found_again() -> None:
+    text = f"""An exception was thrown from the Python worker:
+    raise found
+streamfold.spark.failures.DataLossError: {DataLossError("s", 1, 5, 9).message}
+SQLSTATE: 38000"""
+    found = told_by(RuntimeError(text))
+    assert isinstance(found, DataLossError)
+    assert found.message == DataLossError("s", 1, 5, 9).message
+    assert not may_pass(found)
+    other = told_by(RuntimeError("Job aborted"))
+    assert isinstance(other, QueryFailedError)
+    assert may_pass(other)
+
+
+def test_the_lag_is_what_lies_between_two_offsets() -> None:
+    assert lag_of('{"s": 5}', '{"s": 12}') == 7
+    assert lag_of('{"s": 5}', '{"s": 5}') == 0
+    assert lag_of(None, '{"s": 5}') == lag_of("null", "null") == 0
+
+
+def test_columns_that_were_not_sent_come_from_the_table_as_it_was() -> None:
+    fields = [("id", pa.int64()), ("photo", pa.list_(pa.string())), ("name", pa.string())]
+    schema = TableSchema.of(pa.schema(fields), ["id"])
+    state = [{"id": n, "photo": [str(n)], "name": "old"} for n in range(5)]
+    wanted = [(2, ["photo"]), (3, []), (4, ["name", "photo"]), (9, ["photo"])]
+    net = pa.Table.from_pylist(
+        [
+            {
+                "action": "UPDATE",
+                "key": {"id": key},
+                "before": None,
+                "after": {"id": key, "photo": None, "name": "new"},
+                "unchanged": unchanged,
+            }
+            for key, unchanged in wanted
+        ],
+        schema=net_schema(schema),
+    )
+    assert has_unsent(net)
+    batches = [pa.RecordBatch.from_pylist([row], schema=schema.arrow) for row in state]
+    rows = fill_unsent(net, batches, schema)["after"].to_pylist()
+    assert [(row["photo"], row["name"]) for row in rows] == [
+        (["2"], "new"),
+        (None, "new"),
+        (["4"], "old"),
+        (None, "new"),
+    ]
+
+
+def test_jobs_follow_the_configuration_and_show_no_secret(tmp_path: Path) -> None:
+    secret = "wHiSpEr-42"
+    source = {"server": "http://127.0.0.1:1", "basin": "some-basin", "table": "orders"}
+    configuration = read_configuration(
+        {
+            "source": {**source, "stream": "changes"},
+            "destinations": [{"type": "local", "path": str(tmp_path)}],
+            "dead_letters": {"stream": "dead"},
+            "events": [{"type": "webhook", "url": "http://127.0.0.1:2/hook"}],
+            "formats": {"snapshot": ["parquet"], "diff": ["jsonl.zst"]},
+        }
+    )
+    [job] = table_jobs(configuration, {"S2_ACCESS_TOKEN": secret})
+    assert (job.table, job.stream, job.source["accessToken"]) == ("orders", "changes", secret)
+    assert secret not in repr(job)
+    assert isinstance(job.dead_letters, DeadLetterStream)
+    assert job.places[0].url == (tmp_path / "orders").as_uri()
+    assert [form.extension for form in job.diff_formats] == [".jsonl.zst"]
+    [again] = table_jobs(configuration, {})
+    assert list(again.events) == list(job.events)
+    with pytest.raises(InvalidError, match="memory"):
+        Place("memory:")
+
+
+def test_validate_says_what_is_in_effect_and_what_is_wrong(tmp_path: Path) -> None:
+    file = tmp_path / "writer.toml"
+    file.write_text(
+        'source = {server = "http://127.0.0.1:1", table = "t"}\n'
+        f'destinations = [{{type = "local", path = "{tmp_path}"}}]\n'
+    )
+    done = CliRunner().invoke(snapshotter, ["validate", "--config", str(file)])
+    assert done.exit_code == 0
+    assert "diff.interval" in done.output
+    given = ["validate", "--config", str(file), "--set", "diff.interval=never"]
+    failed = CliRunner().invoke(snapshotter, given)
+    assert isinstance(failed.exception, InvalidError)
+    assert "diff.interval" in failed.exception.message
+
+
+class _Tables:
+    """Two tables in known states."""
+
+    def statuses(self) -> dict[str, TableStatus]:
+        failure = Failure("schema_incompatible", "column 'a'", "2026-06-03T12:00:00Z")
+        counts = Counts(bases=1, diffs=2, destination_errors={"s3://b/": 3})
+        fine = TableStatus(table="a", stream="s", state=State.RUNNING, ready=True, counts=counts)
+        stopped = TableStatus(table="b", stream="t", state=State.STOPPED, last_error=failure)
+        return {"a": fine, "b": stopped}
+
+    def request_snapshot(self, table: str) -> None:
+        if table not in self.statuses():
+            raise NotFoundError("no such table")
+        if table == "b":
+            raise ConflictError("it stopped")
+
+
+def test_the_status_of_every_table_is_served() -> None:
+    with StatusServer(_Tables(), "127.0.0.1", 0) as served:
+
+        def ask(method: str, path: str) -> tuple[int, bytes]:
+            connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=10)
+            connection.request(method, path, body=b"ignored" if method == "POST" else None)
+            answer = connection.getresponse()
+            found = answer.status, answer.read()
+            connection.close()
+            return found
+
+        status, body = ask("GET", "/status")
+        shown = json.loads(body)["tables"]
+        assert (status, shown["b"]["last_error"]["code"]) == (200, "schema_incompatible")
+        assert ask("GET", "/health/live")[0] == 200
+        assert ask("GET", "/health/ready")[0] == 503
+        posts = {
+            path: ask("POST", f"/snapshot{path}")[0]
+            for path in ("?table=a", "?table=b", "?table=c", "")
+        }
+        assert posts == {"?table=a": 202, "?table=b": 409, "?table=c": 404, "": 400}
+        assert ask("POST", "/status")[0] == ask("GET", "/snapshot")[0] == 404
+        metrics = ask("GET", "/metrics")[1].decode()
+    assert 'snapshotter_artifacts_written_total{kind="diff",table="a"} 2.0' in metrics
+    assert 'snapshotter_destination_errors_total{dest="s3://b/",table="a"} 3.0' in metrics
+    assert 'snapshotter_up{table="b"} 0.0' in metrics
