@@ -16,7 +16,7 @@ from tests.spark.writer.waiting import wait_for
 
 SEED = 20260603
 #: Each costs a start of Spark.
-KILLS = 20 if os.environ.get("STREAMFOLD_PROVE") else 4
+KILLS = 20 if os.environ.get("STREAMFOLD_PROVE") else 2
 #: Seconds after a commit within which a process is killed: into the next diffs and folds.
 WINDOW = 2.5
 
