@@ -1,7 +1,8 @@
-"""Every error that Streamfold raises, on one page.
+"""The errors that Streamfold raises, on one page.
 
 Classes are grouped by what a caller does next; `code` is stable and goes over the wire.
-`definite` says whether the failed call is known to have changed nothing.
+`definite` says whether the failed call is known to have changed nothing. Packages that stand on their
+own (`archive`, `follow`, `snapshotter`, `spark`) add leaves to these groups, in their `failures.py`.
 
     StreamfoldError
     ├── InvalidError                      fix the request
