@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 _NO_LIMIT: Final = (1 << 63) - 1
 #: Seconds that a session with a limit waits at the tail: the most that can be asked for.
 _FOR_EVER: Final = (1 << 32) - 1
-#: Seconds between requests to end.
-_ASK_AGAIN: Final = 0.1
 
 _follow_option = click.option("--follow", "-f", is_flag=True, help="Go on with what comes.")
 _format_option = click.option(
@@ -181,6 +179,8 @@ async def _print(session: ReadSession, printer: RecordPrinter, reached: int | No
     A tail at or after the seq_num `reached` means that there is nothing to print; any other, and any
     at all if that is None, means that the start was a mistake.
     """
+    from streamfold.follow.endings import see_off
+
     reading = asyncio.create_task(_print_all(session, printer, reached))
     unread = asyncio.create_task(output_closed())
     try:
@@ -191,18 +191,8 @@ async def _print(session: ReadSession, printer: RecordPrinter, reached: int | No
         reading.cancel()
         unread.cancel()
         for task in (reading, unread, asyncio.create_task(session.close())):
-            await _see_off(task)
+            await see_off(task)
     await reading
-
-
-async def _see_off(task: asyncio.Task[None]) -> None:
-    """Wait until `task` has ended, asking it to again and again.
-
-    Once is not enough: the SDK waits for messages by `asyncio.wait_for`, which before Python 3.12
-    loses a cancellation that comes at the same time as the message.
-    """
-    while not (await asyncio.wait({task}, timeout=_ASK_AGAIN))[0]:
-        task.cancel()
 
 
 async def _print_all(session: ReadSession, printer: RecordPrinter, reached: int | None) -> None:

@@ -12,15 +12,13 @@ from typing import TypeVar
 
 from streamfold.errors import InvalidError, PositionUnwrittenError, RetryLaterError
 from streamfold.follow.client import StreamClient, StreamRecord
+from streamfold.follow.endings import see_off
 from streamfold.follow.failures import SnapshotAheadError
 
 T = TypeVar("T")
 Batch = Sequence[StreamRecord]
 
 logger = logging.getLogger(__name__)
-
-#: Seconds after which a session that does not end is told again.
-_CANCEL_PATIENCE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +92,8 @@ class Feed:
         self._closed = True
         if self._pending is not None:
             step, self._pending = self._pending, None
-            while not step.done():
-                # More than once if need be: before Python 3.12 a cancellation that meets the arrival of
-                # what is waited for may be lost, and a session would be waited for until for ever.
-                step.cancel()
-                await asyncio.wait({step}, timeout=_CANCEL_PATIENCE)
+            step.cancel()
+            await see_off(step)
             if not step.cancelled():
                 step.exception()  # it was too late for anybody to hear of it
         await self._batches.aclose()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import suppress
 from typing import Any
 
 import s2_sdk
@@ -14,6 +13,7 @@ from s2_sdk._retrier import has_no_side_effects
 from streamfold import errors
 from streamfold.errors import StreamfoldError
 from streamfold.follow.client import Appended, StreamRecord
+from streamfold.follow.endings import see_off
 from streamfold.model.positions import SeqNum, StreamPosition, Timestamp
 from streamfold.model.records import Record
 
@@ -24,8 +24,6 @@ _BY_STATUS: dict[int, type[StreamfoldError]] = {
     404: errors.NotFoundError,
     409: errors.ConflictError,
 }
-#: Seconds after which a session that does not end is told again.
-_CLOSE_PATIENCE = 0.25
 _RETRYABLE = frozenset({408, 429, 500, 502, 503, 504})
 
 
@@ -66,7 +64,10 @@ class S2Client:
         except s2_sdk.S2Error as error:
             raise _translate(error) from error
         finally:
-            await _close(session)
+            closing = asyncio.create_task(session.close())
+            await see_off(closing)
+            if not closing.cancelled():
+                closing.result()
 
     async def append(
         self,
@@ -91,16 +92,6 @@ class S2Client:
         except s2_sdk.S2Error as error:
             raise _translate(error, appending=True) from error
         return Appended(ack.start.seq_num, ack.end.seq_num)
-
-
-async def _close(session: s2_sdk.ReadSession) -> None:
-    """End the session; told again if need be, see `reading.Feed.close`."""
-    ended = False
-    while not ended:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_CLOSE_PATIENCE):
-                await session.close()
-            ended = True
 
 
 def _record(record: Record) -> Any:
