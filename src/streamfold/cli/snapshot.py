@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,6 +18,14 @@ from streamfold.cli.failures import ExitStatus, VerbFailedError
 from streamfold.cli.output import Output
 from streamfold.cli.parameters import ByteSize, Duration, Place, place_argument
 from streamfold.cli.shapes import Shape
+from streamfold.cli.snapshot_options import (
+    fold_of,
+    folding_options,
+    keeping_of,
+    keeping_options,
+    snapshots_of,
+    where_options,
+)
 from streamfold.errors import (
     ConditionFailedError,
     InvalidError,
@@ -32,10 +40,8 @@ if TYPE_CHECKING:
     from s2_sdk import S2
 
     from streamfold.follow import RestorePlan, SnapshotInfo, Snapshots, SnapshotStore, Taken
-    from streamfold.follow.intake import Folding
     from streamfold.follow.s2 import S2Client
 
-F = TypeVar("F", bound=Callable[..., Any])
 Work = Callable[..., Coroutine[Any, Any, None]]
 
 #: Attempts in a row before a verb gives up on a server that does not answer.
@@ -44,55 +50,6 @@ _STATUSES: tuple[tuple[type[StreamfoldError], ExitStatus], ...] = (
     (ConditionFailedError, ExitStatus.CONDITION_FAILED),
     (NotFoundError, ExitStatus.NOT_FOUND),
     (OutcomeUnknownError, ExitStatus.OUTCOME_UNKNOWN),
-)
-
-
-def _options(*options: Callable[[F], F]) -> Callable[[F], F]:
-    def add(function: F) -> F:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return add
-
-
-_where = _options(
-    click.option(
-        "--snapshots",
-        "where",
-        default="auto",
-        show_default=True,
-        metavar="auto[:URL]|in-stream|URL",
-        help="Where snapshots live: outside at a URL (s3://, gs://, az://, file:///), in the stream, "
-        "or in the stream while they fit one record and then at the URL.",
-    ),
-    click.option(
-        "--codec",
-        type=click.Choice(["json", "msgpack"]),
-        default="json",
-        show_default=True,
-        help="How states are written.",
-    ),
-)
-_folding = _options(
-    click.option(
-        "--fold",
-        required=True,
-        metavar="NAME",
-        help="last-value, merge-patch, counter, or one of yours as module:function.",
-    ),
-    click.option(
-        "--key-field", default="key", show_default=True, help="last-value: field of the key."
-    ),
-    click.option("--key-header", help="last-value: header of the key, instead of a field."),
-    click.option("--initial", metavar="JSON", help="First state, for a fold of yours."),
-)
-_keeping = _options(
-    click.option("--trim", is_flag=True, help="Trim the stream to an external snapshot's cursor."),
-    click.option("--keep", type=click.IntRange(min=1), help="External snapshots to keep."),
-    click.option("--max-age", type=Duration(), help="Delete external snapshots older than this."),
-    click.option("--fencing-token", help="Token to show with every append."),
-    click.option("--fence", is_flag=True, help="Set that token first."),
 )
 
 
@@ -129,9 +86,9 @@ def snapshot() -> None:
 
 @verb("take", changes=True)
 @place_argument
-@_where
-@_folding
-@_keeping
+@where_options
+@folding_options
+@keeping_options
 @_telling
 async def take(s2: S2, output: Output, place: Place, where: str, codec: str, **given: Any) -> None:
     """Take one snapshot now, of everything up to the tail.
@@ -140,13 +97,13 @@ async def take(s2: S2, output: Output, place: Place, where: str, codec: str, **g
     """
     from streamfold.follow import Backoff, Snapshotter
 
-    folding = _fold(given)
+    folding = fold_of(given)
     async with Snapshotter(
         _client(s2, place),
         fold=folding.fold,
         initial=folding.initial,
-        snapshots=_snapshots(where, codec),
-        keeping=_keep(given),
+        snapshots=snapshots_of(where, codec),
+        keeping=keeping_of(given),
         backoff=Backoff(attempts=_ATTEMPTS),
     ) as snapshotter:
         _show_taken(output, await snapshotter.take())
@@ -154,9 +111,9 @@ async def take(s2: S2, output: Output, place: Place, where: str, codec: str, **g
 
 @verb("run", changes=True)
 @place_argument
-@_where
-@_folding
-@_keeping
+@where_options
+@folding_options
+@keeping_options
 @click.option("--records", type=click.IntRange(min=1), help="One after so many records.")
 @click.option("--bytes", "size", type=ByteSize(), help="One after so many bytes of records.")
 @click.option("--age", type=Duration(), help="One after so long, if anything came.")
@@ -179,14 +136,14 @@ async def run(
 
     limits = (records, size, age, replay)
     policy = Policy(records, size, age, replay) if any(limits) else Policy()
-    folding = _fold(given)
+    folding = fold_of(given)
     async with Snapshotter(
         _client(s2, place),
         fold=folding.fold,
         initial=folding.initial,
-        snapshots=_snapshots(where, codec),
+        snapshots=snapshots_of(where, codec),
         policy=policy,
-        keeping=_keep(given),
+        keeping=keeping_of(given),
         on_taken=lambda taken: _show_taken(output, taken),
     ) as snapshotter:
         output.note(f"follows {place} from {snapshotter.state.cursor}")
@@ -195,8 +152,8 @@ async def run(
 
 @verb("restore")
 @place_argument
-@_where
-@_folding
+@where_options
+@folding_options
 @click.option(
     "--output",
     "file",
@@ -212,12 +169,12 @@ async def restore(
 
     from streamfold.follow import Backoff, follow
 
-    folding = _fold(given)
+    folding = fold_of(given)
     async with follow(
         _client(s2, place),
         fold=folding.fold,
         initial=folding.initial,
-        snapshots=_snapshots(where, codec),
+        snapshots=snapshots_of(where, codec),
         backoff=Backoff(attempts=_ATTEMPTS),
     ) as state:
         shape: Shape = {"cursor": state.cursor, "plan": _plan_shape(state.plan)}
@@ -233,25 +190,25 @@ async def restore(
 
 @verb("plan")
 @place_argument
-@_where
+@where_options
 @_telling
 async def plan(s2: S2, output: Output, place: Place, where: str, codec: str) -> None:
     """Show what a restore would load, and how much it would replay."""
     from streamfold.follow import make_plan
 
-    found = await make_plan(_client(s2, place), _snapshots(where, codec))
+    found = await make_plan(_client(s2, place), snapshots_of(where, codec))
     output.show(_plan_shape(found), str(found))
 
 
 @verb("list")
 @place_argument
-@_where
+@where_options
 @_telling
 async def list_(s2: S2, output: Output, place: Place, where: str, codec: str) -> None:
     """List snapshots, the newest first; those in the stream are found by reading it."""
     from streamfold.follow.listing import list_snapshots
 
-    for info in await list_snapshots(_client(s2, place), _snapshots(where, codec)):
+    for info in await list_snapshots(_client(s2, place), snapshots_of(where, codec)):
         size = "-" if info.size is None else str(info.size)
         text = f"{info.cursor:>20}  {info.place:8}  {info.codec:8}  {size:>12}  {info.name}"
         output.show(_info_shape(info), text)
@@ -259,7 +216,7 @@ async def list_(s2: S2, output: Output, place: Place, where: str, codec: str) ->
 
 @verb("prune", changes=True)
 @place_argument
-@_where
+@where_options
 @click.option("--keep", type=click.IntRange(min=1), help="Snapshots to keep.")
 @click.option("--max-age", type=Duration(), help="Delete those older than this.")
 @_telling
@@ -277,7 +234,7 @@ async def prune(
 
     if keep is None and max_age is None:
         raise click.UsageError("say what may go: --keep N, --max-age DURATION, or both")
-    store = _store(_snapshots(where, codec))
+    store = _store(snapshots_of(where, codec))
     now = int(time.time() * 1000)
     for info in await follow.prune(store, keep=keep, max_age=max_age, now=now):
         output.show(_info_shape(info), f"deleted {info.name}")
@@ -291,36 +248,6 @@ def _client(s2: S2, place: Place) -> S2Client:
     from streamfold.follow.s2 import S2Client
 
     return S2Client(s2.basin(place.basin).stream(place.stream))
-
-
-def _fold(given: dict[str, Any]) -> Folding[Any]:
-    from streamfold.follow.folds import find_fold
-
-    return find_fold(
-        given["fold"],
-        key_field=given["key_field"],
-        key_header=given["key_header"],
-        initial=given["initial"],
-    )
-
-
-def _keep(given: dict[str, Any]) -> Any:
-    from streamfold.follow import Keeping
-
-    return Keeping(
-        given["trim"], given["keep"], given["max_age"], given["fencing_token"], given["fence"]
-    )
-
-
-def _snapshots(where: str, codec: str) -> Snapshots[Any]:
-    from streamfold.follow import JsonCodec, MsgpackCodec, auto, external, in_stream
-
-    chosen = JsonCodec[Any]() if codec == "json" else MsgpackCodec[Any]()
-    if where == "in-stream":
-        return in_stream(codec=chosen)
-    if where == "auto" or where.startswith("auto:"):
-        return auto(where.removeprefix("auto").removeprefix(":") or None, codec=chosen)
-    return external(where, codec=chosen)
 
 
 def _store(snapshots: Snapshots[Any]) -> SnapshotStore:
