@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
+from bench.figures import Latencies
 from bench.followers import Crowd, Follower
 from streamfold.server.main import loop_factory, tune_collector
 
@@ -170,10 +171,10 @@ async def follow(options: argparse.Namespace) -> None:
         async with asyncio.timeout(options.patience):
             await crowd.done.wait()
     incomplete = sum(not follower.complete for follower in followers)
-    _report(options.latencies, crowd.latencies, {"incomplete": incomplete})
+    _report(options.latencies, crowd.arrivals.latencies(), {"incomplete": incomplete})
 
 
-def _report(target: Path, latencies: array[int], facts: dict[str, object]) -> None:
+def _report(target: Path, latencies: array[int] | Latencies, facts: dict[str, object]) -> None:
     with target.open("wb") as output:
         latencies.tofile(output)
     print(json.dumps(facts), flush=True)

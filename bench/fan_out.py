@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from array import array
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from bench.figures import Figure, Latencies, Row, figure_of
 from bench.followers import FORMS
 from bench.rows import SMALL, Place
 from bench.sessions import AppendSession, chunk_of
-from bench.stamps import Receipts, stamped
+from bench.stamps import Arrivals, Receipts, stamped
 from bench.store import BASIN
 from streamfold.model.records import Record
 from streamfold.store import ReadRequest, StreamStore, from_seq_num
@@ -57,12 +56,14 @@ class _Crowd:
 
 async def _over_http(place: Place, form: str, count: int) -> Figure:
     records = round(RATE * place.scale.follow)
-    rss_before = place.server.rss_mib
     async with AsyncExitStack() as stack:
         crowds = [
             await stack.enter_async_context(_crowd(place, form, number, part, records))
             for number, part in enumerate(_parts(count))
         ]
+        rss_before = (
+            place.server.rss_mib
+        )  # with all connected: what is delivered must not add to it
         async with place.measured_server() as spent:
             await _write_over_http(place.server.port, FOLLOWED[form], records)
             reports = await asyncio.gather(*(crowd.report() for crowd in crowds))
@@ -117,24 +118,24 @@ async def _write_over_http(port: int, stream: str, records: int) -> None:
 async def _in_process(place: Place, stream: str, count: int) -> Figure:
     records = round(RATE * place.scale.follow)
     await place.store.ensure_stream(BASIN, stream)
-    latencies = array("q")
+    arrivals = Arrivals()
     async with (
         place.measured_store() as spent,
         asyncio.timeout(place.scale.follow + _LAG_MAX),
         asyncio.TaskGroup() as group,
     ):
         for _ in range(count):
-            group.create_task(_follow(place.store, stream, records, latencies))
+            group.create_task(_follow(place.store, stream, records, arrivals))
         acks = [
             await place.store.submit(BASIN, stream, [Record(stamped(number, SMALL))])
             async for number in _paced(records)
         ]
         await asyncio.gather(*acks)
-    return figure_of(spent, records * count, np.asarray(latencies))
+    return figure_of(spent, records * count, arrivals.latencies())
 
 
-async def _follow(store: StreamStore, stream: str, records: int, latencies: array[int]) -> None:
-    receipts = Receipts(latencies)
+async def _follow(store: StreamStore, stream: str, records: int, arrivals: Arrivals) -> None:
+    receipts = Receipts(arrivals)
     async with store.follow(BASIN, stream, ReadRequest(from_seq_num(0))) as session:
         async for batch in session:
             receipts.take(batch.payload())

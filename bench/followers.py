@@ -10,12 +10,11 @@ import argparse
 import asyncio
 import json
 import time
-from array import array
 from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
-from bench.stamps import Receipts
+from bench.stamps import Arrivals, Receipts
 from bench.store import BASIN
 from streamfold.server.main import loop_factory, tune_collector
 
@@ -30,7 +29,7 @@ class Crowd:
 
     def __init__(self, followers: int, records: int) -> None:
         self.records = records
-        self.latencies = array("q")
+        self.arrivals = Arrivals()
         self.ready = asyncio.Event()
         self.done = asyncio.Event()
         self._connecting = self._waiting = followers
@@ -53,7 +52,7 @@ class Follower(asyncio.Protocol):
         self._crowd = crowd
         self._request = request
         self._connected = self._finished = False
-        self.receipts = Receipts(crowd.latencies)
+        self.receipts = Receipts(crowd.arrivals)
         self.refusal = ""
 
     @property
@@ -100,9 +99,9 @@ async def follow(options: argparse.Namespace) -> None:
         async with asyncio.timeout(options.patience):
             await crowd.done.wait()
     cpu = time.process_time() - cpu
-    with options.latencies.open("wb") as output:
-        crowd.latencies.tofile(output)
     incomplete = sum(not follower.complete for follower in followers)
+    if not incomplete:
+        crowd.arrivals.latencies().tofile(options.latencies)
     print(json.dumps({"cpu": cpu, "incomplete": incomplete}), flush=True)
 
 

@@ -41,7 +41,7 @@ def test_a_path_leads_to_its_handler(
 ) -> None:
     match = router.match(path)
     assert match is not None
-    assert match.handler(method) is handler
+    assert match.handlers.get(method) is handler
     assert match.segments == segments
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from streamfold.errors import MalformedError
 from streamfold.model.names import parse_token
@@ -12,7 +13,7 @@ from streamfold.records import single
 from streamfold.records.batch import RecordBatch, validate
 from streamfold.records.plain import RECORDS, parse_record
 from streamfold.records.protobuf import fields
-from streamfold.records.rules import check_count, check_metered, command_of
+from streamfold.records.rules import Command, check_count, check_metered, command_of
 from streamfold.records.single import SingleRecord
 from streamfold.records.twins import compiled
 
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
 MATCH_SEQ_NUM, FENCING_TOKEN = 0x10, 0x1A
 
 
-@dataclass(frozen=True, slots=True)
-class AppendInput:
+class AppendInput(msgspec.Struct, frozen=True, gc=False):
     """A batch, and what must hold for it to be appended; None asks for nothing."""
 
     batch: RecordBatch
@@ -60,11 +60,10 @@ def _scan_compiled(raw: bytes) -> ScannedRecords | None:
 
 def _validate_scanned(raw: bytes, scanned: SingleRecord | ScannedRecords) -> RecordBatch:
     """A batch of records whose encoding was checked; a nameless header needs a closer look."""
-    commands = tuple(
-        command
-        for index, start, end in scanned.nameless()
-        if (command := command_of(index, parse_record(raw, start, end)))
-    )
+    commands: tuple[Command, ...] = ()
+    if nameless := scanned.nameless():
+        found = (command_of(at, parse_record(raw, start, end)) for at, start, end in nameless)
+        commands = tuple(command for command in found if command is not None)
     check_metered(scanned.metered)
     return RecordBatch(scanned.count, scanned.metered, commands, scanned)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from streamfold.model.configs import TimestampMode
-from streamfold.model.positions import SeqNum, Timestamp
 from streamfold.model.records import RECORD_OVERHEAD, Record, is_command, metered_size
 from streamfold.records.chunk import decode
 from streamfold.records.plain import PlainRecords, encode_rest
@@ -32,8 +32,7 @@ class Unsequenced(Protocol):
     def sequence(self, place: Place) -> Sequenced: ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RecordBatch:
+class RecordBatch(msgspec.Struct, frozen=True, eq=False, gc=False):
     """1 to 1000 records, at most 1 MiB metered, every command among them well-formed."""
 
     count: int
@@ -53,30 +52,16 @@ class RecordBatch:
             return _single(records[0])
         return validate(records)
 
-    def sequence(
-        self,
-        first: SeqNum,
-        *,
-        mode: TimestampMode,
-        uncapped: bool,
-        now: Timestamp,
-        floor: Timestamp,
-    ) -> Sequenced:
-        """Give the records sequence numbers from `first` on, and timestamps of at least `floor`.
+    def sequence(self, place: Place) -> Sequenced:
+        """Give the records sequence numbers from the first of `place` on, and timestamps.
 
         Changes nothing, so that it may be called again with another place.
         """
-        return self._records.sequence(Place(first, mode, uncapped, now, floor))
+        return self._records.sequence(place)
 
     def bodies(self) -> list[bytes]:
         """The body of every record that is not a command; for those who must look inside."""
-        sequenced = self.sequence(
-            SeqNum(0),
-            mode=TimestampMode.ARRIVAL,
-            uncapped=True,
-            now=Timestamp(0),
-            floor=Timestamp(0),
-        )
+        sequenced = self.sequence(Place(0, TimestampMode.ARRIVAL, uncapped=True, now=0, floor=0))
         return [record.body for record in decode(sequenced.payload) if not is_command(record)]
 
 

@@ -8,6 +8,7 @@ sequence number and the timestamp before it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import count
 
 from streamfold.errors import MalformedError
@@ -47,11 +48,14 @@ class PlainRecords:
 
 def encode_position(seq_num: int, timestamp: int) -> bytes:
     """The fields of a SequencedRecord that sequencing decides; zeros are left out, as in proto3."""
-    if seq_num and timestamp:
-        return b"\x08" + varint(seq_num) + b"\x10" + varint(timestamp)
-    if timestamp:
-        return b"\x10" + varint(timestamp)
-    return b"\x08" + varint(seq_num) if seq_num else b""
+    stamp = _encode_timestamp(timestamp)
+    return b"\x08" + varint(seq_num) + stamp if seq_num else stamp
+
+
+@lru_cache(maxsize=256)
+def _encode_timestamp(timestamp: int) -> bytes:
+    """Cached: records that arrive together have the same."""
+    return b"\x10" + varint(timestamp) if timestamp else b""
 
 
 def encode_rest(record: Record | SequencedRecord) -> bytes:

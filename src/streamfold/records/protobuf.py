@@ -47,6 +47,8 @@ def read_varint(raw: bytes, at: int, end: int, longest: int = VARINT_MAX) -> tup
     """The number at `at` and the offset after it; bits beyond the 64th are dropped."""
     if at < end and raw[at] < 0x80:
         return raw[at], at + 1
+    if at + 1 < end and raw[at + 1] < 0x80:
+        return raw[at] & 0x7F | raw[at + 1] << 7, at + 2
     value = shift = 0
     for here in range(at, min(end, at + longest)):
         byte = raw[here]

@@ -7,19 +7,18 @@ from typing import NamedTuple
 
 from streamfold.errors import InvalidError
 from streamfold.model.configs import TimestampMode
-from streamfold.model.positions import SeqNum, Timestamp
 
 
 class Place(NamedTuple):
     """Where a batch goes, and by which clock."""
 
-    first: SeqNum
+    first: int
     mode: TimestampMode
     #: Whether timestamps may lie in the future.
     uncapped: bool
-    now: Timestamp
+    now: int
     #: Timestamp of the record before the batch: none may be lower.
-    floor: Timestamp
+    floor: int
 
 
 class Sequenced(NamedTuple):
@@ -42,7 +41,7 @@ def assign_timestamps(given: Iterable[int | None], place: Place) -> list[int]:
         if value > now and not uncapped:
             value = now
         if value > latest:
-            latest = Timestamp(value)
+            latest = value
         out.append(latest)
     return out
 

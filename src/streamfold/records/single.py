@@ -62,6 +62,8 @@ def scan(raw: bytes) -> SingleRecord | None:
     body, start = read_varint(raw, at + 1, end)
     if start + body != end or not body:
         return None
-    # The length is encoded anew: it may have been longer than needed.
-    rest = b"\x22" + varint(body) + raw[start:end]
+    if start - at <= 3 and (body >= 0x80) == (start - at == 3):
+        rest = b"\x22" + raw[at + 1 : end]
+    else:
+        rest = b"\x22" + varint(body) + raw[start:end]  # its length was longer than needed
     return SingleRecord(timestamp, rest, RECORD_OVERHEAD + body, end)

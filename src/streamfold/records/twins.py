@@ -10,7 +10,6 @@ import logging
 from typing import TYPE_CHECKING, Protocol
 
 from streamfold.model.configs import TimestampMode
-from streamfold.model.positions import SeqNum, Timestamp
 from streamfold.records.columns import warm_up_columns
 from streamfold.records.sequencing import Place
 
@@ -63,6 +62,6 @@ def _exercise(twin: Compiled) -> None:
     scanned = twin.scan(b"\x0a\x03\x1a\x01a")
     if scanned is None:
         raise RuntimeError("the scan kernel refuses a valid record")
-    place = Place(SeqNum(1), TimestampMode.ARRIVAL, False, Timestamp(1), Timestamp(0))
+    place = Place(1, TimestampMode.ARRIVAL, uncapped=False, now=1, floor=0)
     if twin.measure(scanned.sequence(place).payload) is None:
         raise RuntimeError("the measuring kernel refuses a valid payload")

@@ -69,7 +69,8 @@ class Application:
     async def _answer(self, request: Request) -> None:
         path = request.raw_path
         match = self._router.match(path)
-        if match is None and self._durable.serves(path) and not self._gate.draining.is_set():
+        draining = self._gate.draining.is_set()
+        if match is None and self._durable.serves(path) and not draining:
             await self._durable.handle(request)
             return
         if self._allow_origins and (origin := request.header("origin")) is not None:
@@ -77,12 +78,12 @@ class Application:
             if cors.is_preflight(request):
                 await cors.answer_preflight(request)
                 return
-        if self._gate.draining.is_set() and path not in _ALWAYS_OPEN:
+        if draining and path not in _ALWAYS_OPEN:
             raise StoreClosingError
         if match is None:
             await _refuse(request, 404, "not_found", f"there is nothing at {path[:200]!r}")
             return
-        handler = match.handler(request.method)
+        handler = match.handlers.get(request.method)
         if handler is None:
             allow = (b"allow", match.allowed.encode())
             what = f"{request.method[:20]} is not possible here, only {match.allowed}"

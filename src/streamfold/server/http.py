@@ -116,12 +116,15 @@ class Request:
 
     async def body(self, limit: int) -> bytes | None:
         """The whole body, or None as soon as it is known to have more than `limit` bytes."""
-        declared = -1 if (size := self.declared_size) is None else size
-        if declared > limit:
+        declared = self.declared_size
+        if declared is not None and declared > limit:
             return None
         self._patience.begin(self.task)
         try:
-            return await self._whole_body(limit, declared)
+            chunk = await self._next_chunk()
+            if chunk is not None and len(chunk) == declared:
+                return chunk  # nothing can follow: one trip to granian's thread less
+            return await self._gather(chunk, limit, declared)
         except asyncio.CancelledError:
             self._patience.judge(self.task)
             raise
@@ -142,33 +145,34 @@ class Request:
         """Answer with a whole body; this does not wait for the client to take it."""
         if self.method == "HEAD":
             body = b""  # nothing below takes it off, and over HTTP/2 it would break the connection
-        self.status = status
         self.sent = len(body)
         await self._start(status, headers)
         await self._send({"type": _BODY, "body": body, "more_body": False})
 
     async def open(self, status: int, headers: Headers) -> ResponseStream:
         """Answer with a stream; status and headers go out at once."""
-        self.status = status
         await self._start(status, headers)
         await self._send({"type": _BODY, "body": b"", "more_body": True})
         return ResponseStream(self, self._send)
 
-    async def _start(self, status: int, headers: Headers) -> None:
+    def _start(self, status: int, headers: Headers) -> Awaitable[None]:
+        self.status = status
         whole = [*headers, *self.added_headers]
-        await self._send({"type": "http.response.start", "status": status, "headers": whole})
+        return self._send({"type": "http.response.start", "status": status, "headers": whole})
 
-    async def _whole_body(self, limit: int, declared: int) -> bytes | None:
+    async def _gather(self, chunk: bytes | None, limit: int, declared: int | None) -> bytes | None:
+        """The body that begins with `chunk`."""
         parts = []
-        while (chunk := await self._next_chunk()) is not None:
+        while chunk is not None:
             if self.received > limit:
                 return None
             parts.append(chunk)
             if self.received == declared:
-                break  # nothing can follow: one trip to granian's thread less
-        if self.received < declared:
+                break
+            chunk = await self._next_chunk()
+        if declared is not None and self.received < declared:
             raise _hung_up()
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return b"".join(parts)
 
     @property
     def declared_size(self) -> int | None:

@@ -65,6 +65,12 @@ class AppendInstruments(Collector):
             "s2_append_batch_bytes", "Metered bytes in a batch", BYTES_BUCKETS
         )
 
+    def placed(self, seconds: float, records: int, metered: int) -> None:
+        """A batch has its place in its stream, after so long."""
+        self.permit_latency.observe(seconds)
+        self.batch_records.observe(records)
+        self.batch_bytes.observe(metered)
+
     def collect(self) -> Iterator[HistogramMetricFamily]:
         yield self.permit_latency.family()
         yield self.ack_latency.family()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import itemgetter
 from typing import Final, TypeAlias
 
@@ -11,6 +12,8 @@ from typing import Final, TypeAlias
 Handler: TypeAlias = Callable[..., Awaitable[None]]
 
 _PLACEHOLDER: Final = "{}"
+#: Paths of which is remembered where they lead.
+MATCHES_KEPT: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +22,6 @@ class Match:
 
     handlers: dict[str, Handler]
     segments: tuple[str, ...]
-
-    def handler(self, method: str) -> Handler | None:
-        return self.handlers.get(method)
 
     @property
     def allowed(self) -> str:
@@ -34,6 +34,8 @@ class Router:
 
     def __init__(self) -> None:
         self._patterns: dict[int, list[_Pattern]] = {}
+        #: The same paths come again and again.
+        self.match = lru_cache(MATCHES_KEPT)(self._match)
 
     def add(self, method: str, path: str, handler: Handler) -> None:
         """Route `method` on `path`, in which {} stands for any one segment."""
@@ -45,7 +47,7 @@ class Router:
                 return
         patterns.append(_Pattern.of(words, method, handler))
 
-    def match(self, raw_path: str) -> Match | None:
+    def _match(self, raw_path: str) -> Match | None:
         given = raw_path.split("/")
         for pattern in self._patterns.get(len(given), ()):
             if pattern.pick_fixed(given) == pattern.fixed:

@@ -13,10 +13,16 @@ class Admission:
         self._free = capacity
         self._queue: deque[tuple[int, asyncio.Future[None]]] = deque()
 
+    def acquire_at_once(self, size: int) -> bool:
+        """Take the permit if `size` bytes fit and nobody waits."""
+        if self._queue or self._free < size:
+            return False
+        self._free -= size
+        return True
+
     async def acquire(self, size: int) -> None:
         """Return once `size` bytes fit, after everyone who asked before."""
-        if not self._queue and self._free >= size:
-            self._free -= size
+        if self.acquire_at_once(size):
             return
         turn = asyncio.get_running_loop().create_future()
         self._queue.append((size, turn))

@@ -48,6 +48,11 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
         return self.first_seq_num + self.records - 1
 
     @property
+    def start(self) -> StreamPosition:
+        """The position of the first record."""
+        return StreamPosition(SeqNum(self.first_seq_num), Timestamp(self.first_timestamp))
+
+    @property
     def end(self) -> StreamPosition:
         """The position after the last record, as acks and tails name it."""
         return StreamPosition(

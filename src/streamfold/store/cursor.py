@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 
 from streamfold.errors import DataCorruptError
 from streamfold.records import chunk as payloads
@@ -13,7 +13,7 @@ from streamfold.store.engine import Row
 from streamfold.store.log import StreamLog
 from streamfold.store.reads import Allowance, ReadBatch
 from streamfold.store.rows import Segment
-from streamfold.store.sealing import Sealing, SealingKey
+from streamfold.store.sealing import SealingKey
 from streamfold.store.session import Session
 
 
@@ -39,6 +39,8 @@ class Cursor:
         self._log = log
         self._allowance = allowance
         self._key = key
+        self._waiter = log.waiter()
+        self._unlimited = allowance.unlimited
         self._ahead: deque[Chunk] = deque()
         self._scan: AsyncGenerator[list[Row]] | None = None
         #: What `_scan` reads of, if it is not the stream itself.
@@ -54,7 +56,10 @@ class Cursor:
         Without `fill` a batch ends where stored chunks end, so that nothing is decoded; with it, the
         batch has as many records as it may.
         """
-        if batch := self._newest():
+        if self.resting:
+            self._log.check_alive()
+            return None
+        if batch := self._live():
             return batch
         gathering = _Gathering(*self._allowance.of_one_batch())
         while not self.ended and gathering.has_room:
@@ -74,24 +79,34 @@ class Cursor:
             self.ended = self.ended or self._allowance.spent
         return batch
 
-    def _newest(self) -> ReadBatch | None:
-        """What became durable last, if that is what comes next: the way of a live follower."""
-        chunk = self._log.newest
-        if (
-            chunk is None
-            or chunk.first_seq_num != self.seq_num
-            or self._ahead
-            or chunk.sealing is not Sealing.CLEAR
-            or not self._allowance.unlimited
-            or self._log.failure is not None
-            or self._log.deleting
-            or chunk.first_seq_num < self._log.durable_trim_point
-        ):
+    def advanced(self, patience: float | None) -> Coroutine[None, None, bool]:
+        """Wait for something to read, or for the end; False when neither came in time."""
+        return self._log.advanced(self.seq_num, self._waiter, patience)
+
+    @property
+    def resting(self) -> bool:
+        """Whether there is nothing to read, and nothing to put away."""
+        return self._scan is None and not self._ahead and self.at_tail
+
+    def _live(self) -> ReadBatch | None:
+        """All that there is up to the tail, which is what a follower wants: the same for everybody.
+
+        A stream whose records are sealed has no such batch: each opens them with a key of its own.
+        """
+        log = self._log
+        if self._ahead or not self._unlimited or self.seq_num < log.durable_trim_point:
             return None
-        self.seq_num += chunk.records
-        return ReadBatch((chunk.payload,), chunk.first_seq_num, chunk.records, chunk.metered, None)
+        batch = self._session.recent.to_tail(log.id, self.seq_num, log.durable)
+        if batch is not None:
+            log.check_alive()
+            self.seq_num += batch.count
+        return batch
 
     async def close(self) -> None:
+        self._waiter.close()
+        await self._end_scan()
+
+    async def _end_scan(self) -> None:
         if self._scan is not None:
             await self._scan.aclose()
             self._scan = None
@@ -138,7 +153,7 @@ class Cursor:
                 self._ahead[0] = lineage.own(self._ahead[0], self._log.row, self._key)
                 return self._ahead[0]
             if self.at_tail:
-                await self.close()
+                await self._end_scan()
                 return None
             await self._read_ahead()
 
@@ -155,12 +170,12 @@ class Cursor:
 
     async def _read_ahead(self) -> None:
         if recent := self._session.recent.since(self._log.id, self.seq_num):
-            await self.close()
+            await self._end_scan()
             self._ahead.extend(recent)
             return
         segment = lineage.segment_of(self._log.row, self.seq_num)
         if segment is not self._segment:
-            await self.close()
+            await self._end_scan()
             self._segment = segment
         fresh = self._scan is None
         durable = self._log.durable.seq_num
@@ -175,7 +190,7 @@ class Cursor:
             limit = durable if segment is None else segment.end
             self._ahead.extend(part for part in parts if part.first_seq_num < limit)
             return
-        await self.close()
+        await self._end_scan()
         if fresh and self.seq_num >= self._log.durable_trim_point:
             raise self._missing(int(durable))
 

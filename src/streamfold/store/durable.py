@@ -281,7 +281,7 @@ class Reading:
 
     async def wait(self, seconds: float) -> bool:
         """Wait for more to read, or for the end; False when neither came in time."""
-        return await self._log.advanced(self._cursor.seq_num, seconds)
+        return await self._cursor.advanced(seconds)
 
 
 async def _load(opening: Opening, basin: BasinName, stream: StreamName) -> StreamLog:

@@ -26,6 +26,8 @@ Hours are counted from the Unix epoch.
 
 from __future__ import annotations
 
+import struct
+
 from streamfold.model.positions import U64_MAX
 
 FORMAT = b"\x00format"
@@ -45,6 +47,7 @@ _PRODUCER = b"\x0c"
 _SNAPSHOT = b"\x0d"
 _DOCUMENT = b"\x0e"
 
+_CHUNK_KEY = struct.Struct(">cQQ")
 _HOUR_MAX = 2**32 - 1
 #: Bytes before the seq_num in a chunk's key.
 _CHUNK_PREFIX = 9
@@ -92,7 +95,7 @@ def state(stream_id: int) -> bytes:
 
 
 def chunk(stream_id: int, last_seq_num: int) -> bytes:
-    return _CHUNK + stream_id.to_bytes(8, "big") + last_seq_num.to_bytes(8, "big")
+    return _CHUNK_KEY.pack(_CHUNK, stream_id, last_seq_num)
 
 
 def chunks_start(stream_id: int) -> bytes:

@@ -7,9 +7,7 @@ pending ones in the same step, so that no lock is needed and order is the order 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -25,19 +23,18 @@ from streamfold.errors import (
     StreamNotFoundError,
 )
 from streamfold.model.configs import Cipher
-from streamfold.model.positions import U64_MAX, SeqNum, StreamPosition, Timestamp
+from streamfold.model.positions import U64_MAX, StreamPosition
 from streamfold.model.traits import Claim
 from streamfold.records.batch import Fence, RecordBatch
+from streamfold.records.sequencing import Place
 from streamfold.store import chunks, keys, rows
+from streamfold.store.audience import Audience, Waiter
 from streamfold.store.chunks import Chunk
 from streamfold.store.engine import Op
 from streamfold.store.lifetime import Lifetime
 from streamfold.store.rows import CleanupRow, ProducerRow, StateRow, StreamRow
 from streamfold.store.sealing import GCM_SEQ_NUM_MAX, SEALING_OF, SealingKey
 from streamfold.store.terms import Terms
-
-#: Followers that are woken in one turn of the event loop.
-_WOKEN_AT_ONCE = 64
 
 
 class AppendAck(msgspec.Struct, frozen=True, gc=False):
@@ -56,8 +53,7 @@ class Accepted(NamedTuple):
     key: SealingKey | None
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(NamedTuple):
     """What one commit carries for one stream."""
 
     log: StreamLog
@@ -86,7 +82,9 @@ class StreamLog:
     ) -> None:
         self.basin = basin
         self.name = name
+        self.id = row.id
         self.row = row
+        self._seq_num_max = GCM_SEQ_NUM_MAX if row.cipher is Cipher.AES_256_GCM else U64_MAX
         self.durable = tail
         self.durable_trim_point = state.trim_point
         #: When the last record arrived, or the stream was created; ms since the Unix epoch.
@@ -111,26 +109,15 @@ class StreamLog:
         self._trim_changed = False
         # Asked for once: to ask is a system call in Python 3.11.
         self._loop = asyncio.get_running_loop()
-        #: The chunk that became durable last; what followers at the tail want next.
-        self.newest: Chunk | None = None
         self._pending: list[Accepted] = []
         self._unsettled = 0
         self._settlers: list[asyncio.Future[None]] = []
-        self._followers: list[asyncio.Future[bool]] = []
-        #: Followers that are to be told that there is more, and whether that is under way.
-        self._woken: deque[asyncio.Future[bool]] = deque()
-        self._waking = False
-
-    @property
-    def id(self) -> int:
-        return self.row.id
+        self._audience = Audience(self._loop)
 
     @property
     def idle(self) -> bool:
         """Whether nobody would notice if this object were dropped and read from storage again."""
-        return not (
-            self.users or self._unsettled or self._state_changed or self._followers or self._woken
-        )
+        return not (self.users or self._unsettled or self._state_changed or len(self._audience))
 
     @property
     def empty(self) -> bool:
@@ -155,14 +142,16 @@ class StreamLog:
         yet: wait for `settled` before passing it on.
         """
         self.check_alive()
-        self.check_key(key)
-        self.terms.check_open()
+        if self.row.cipher is not None:
+            self.check_key(key)
+        if self.terms.closed:
+            self.terms.check_open()
         if fencing_token is not None and fencing_token != self._fencing_token:
             raise FencingTokenMismatchError(fencing_token, self._fencing_token)
         first = self._next_seq_num
         if match_seq_num is not None and match_seq_num != first:
             raise SeqNumMismatchError(match_seq_num, first)
-        self._check_sealable(first + batch.count)
+        self._check_numbers_left(batch.count)
         return self._place(batch, key, now)
 
     def repeats(self, claim: Claim, key: SealingKey | None, now: int) -> bool:
@@ -178,7 +167,7 @@ class StreamLog:
 
         They become durable together; without any, only the terms change, with the next commit.
         """
-        self._check_sealable(self._next_seq_num + sum(batch.count for batch in batches))
+        self._check_numbers_left(sum(batch.count for batch in batches))
         ack = None
         for batch in batches:
             ack = self._place(batch, key, now)
@@ -194,7 +183,7 @@ class StreamLog:
 
     def renew(self, now: int) -> bool:
         """The stream is used: it lives on. True when a commit is to write that down."""
-        if not self.lifetime.renew(now):
+        if self.lifetime.deadline is None or not self.lifetime.renew(now):
             return False
         self._state_changed = True
         return True
@@ -204,15 +193,13 @@ class StreamLog:
     ) -> asyncio.Future[AppendAck]:
         first = self._next_seq_num
         config = self.row.config
-        payload, first_timestamp, last_timestamp = batch.sequence(
-            SeqNum(first),
-            mode=config.timestamp_mode,
-            uncapped=config.timestamp_uncapped,
-            now=Timestamp(now),
-            floor=Timestamp(self._last_timestamp),
+        place = Place(
+            first, config.timestamp_mode, config.timestamp_uncapped, now, self._last_timestamp
         )
+        payload, first_timestamp, last_timestamp = batch.sequence(place)
         # Nothing below can fail.
-        self._obey(batch, first)
+        if batch.commands:
+            self._obey(batch, first)
         self._next_seq_num = first + batch.count
         self._last_timestamp = last_timestamp
         chunk = Chunk(
@@ -228,12 +215,11 @@ class StreamLog:
         if self.row.cipher is not None and key is None:
             raise KeyRequiredError(self.row.cipher)
 
-    def _check_sealable(self, end: int) -> None:
-        limit = GCM_SEQ_NUM_MAX if self.row.cipher is Cipher.AES_256_GCM else U64_MAX
-        if end > limit:
+    def _check_numbers_left(self, count: int) -> None:
+        if self._next_seq_num + count > self._seq_num_max:
             raise InvalidError(
-                f"stream {self.name!r} has no sequence numbers left: {limit} is the last that "
-                "it can give"
+                f"stream {self.name!r} has no sequence numbers left: {self._seq_num_max} is the "
+                "last that it can give"
             )
 
     def _obey(self, batch: RecordBatch, first: int) -> None:
@@ -283,27 +269,23 @@ class StreamLog:
             self._settlers.append(settler)
             await settler
 
-    async def advanced(self, seq_num: int, patience: float | None) -> bool:
+    def waiter(self) -> Waiter:
+        """A seat for one who is going to call `advanced`; close it afterwards."""
+        return Waiter(self._audience, self._loop)
+
+    async def advanced(self, seq_num: int, waiter: Waiter, patience: float | None) -> bool:
         """Wait until there are durable records at or after `seq_num`; False when time ran out.
 
         Of a closed stream nothing more can come: this returns True at once, as when it is closed.
         """
         self.check_alive()
-        if self.durable.seq_num > seq_num or self.durable_closed:
-            return True
-        waiter: asyncio.Future[bool] = self._loop.create_future()
-        self._followers.append(waiter)
-        # Not asyncio.timeout: thousands of followers wait here again and again.
-        timer = None if patience is None else self._loop.call_later(patience, _give_up, waiter)
-        advanced = False
-        try:
-            advanced = await waiter
-        finally:
-            if timer is not None:
-                timer.cancel()
-            if not advanced and waiter in self._followers:
-                self._followers.remove(waiter)
-        return advanced
+        while self.durable.seq_num <= seq_num and not self.durable_closed:
+            try:
+                if not await waiter.sit(patience):
+                    return False
+            finally:
+                waiter.leave()
+        return True
 
     # What follows is for the committer.
 
@@ -311,15 +293,17 @@ class StreamLog:
         """Hand over everything that is pending, as chunks and rows, to be one part of a commit."""
         taken, self._pending = self._pending, []
         merged = self._seal(taken) if self.row.cipher else chunks.merge([a.chunk for a in taken])
-        ops: list[Op] = [
-            (keys.chunk(self.id, chunk.last_seq_num), chunks.encode(chunk)) for chunk in merged
-        ]
+        ops: list[Op] = []
+        metered = 0
+        for chunk in merged:
+            ops.append((keys.chunk(self.id, chunk.last_seq_num), chunks.encode(chunk)))
+            metered += chunk.metered
         if self._state_changed:
             ops.append((keys.state(self.id), rows.encode(self._state_row())))
-        ops += self.terms.take_changes(self.id)
+        if self.terms.changed:
+            ops += self.terms.take_changes(self.id)
         if self._trim_changed:
             ops.append((keys.cleanup(self.id), rows.encode(CleanupRow(self.basin, self.name))))
-        metered = sum([chunk.metered for chunk in merged])
         share = Share(
             self,
             taken,
@@ -363,44 +347,20 @@ class StreamLog:
     def settle(self, share: Share) -> None:
         """Acknowledge what `share` carried: it is durable now."""
         if share.chunks:
-            self.newest = share.chunks[-1]
-            self.durable = self.newest.end
-            self.arrived_at = share.chunks[-1].arrived_at
-        self.durable_trim_point = max(self.durable_trim_point, share.trim_point)
+            newest = share.chunks[-1]
+            self.durable = newest.end
+            self.arrived_at = newest.arrived_at
+        if share.trim_point > self.durable_trim_point:
+            self.durable_trim_point = share.trim_point
         self._unsettled -= len(share.batches)
-        for accepted in share.batches:
-            if not accepted.ack.done():
-                accepted.ack.set_result(_ack(accepted.chunk, self.durable))
-        if not self._unsettled:
+        for chunk, ack, _ in share.batches:
+            if not ack.done():
+                ack.set_result(AppendAck(chunk.start, chunk.end, self.durable))
+        if self._settlers and not self._unsettled:
             _resolve(self._settlers)
         if share.chunks or (share.closed and not self.durable_closed):
             self.durable_closed = share.closed
-            self._wake_followers()
-
-    def _wake_followers(self) -> None:
-        """Let followers see what has become durable, a few in each turn of the event loop.
-
-        To serve thousands takes longer than the next records take to come. If all were woken at once,
-        nothing else could happen until all were served, and each record would cost them a round of
-        their own. As it is, those who come last find more to take along.
-        """
-        if self._followers:
-            self._woken.extend(self._followers)
-            self._followers.clear()
-            if len(self._woken) <= _WOKEN_AT_ONCE:
-                self._wake_some()
-            elif not self._waking:
-                self._waking = True
-                self._loop.call_soon(self._wake_some)
-
-    def _wake_some(self) -> None:
-        for _ in range(min(_WOKEN_AT_ONCE, len(self._woken))):
-            waiter = self._woken.popleft()
-            if not waiter.done():
-                waiter.set_result(True)
-        self._waking = bool(self._woken)
-        if self._waking:
-            self._loop.call_soon(self._wake_some)
+            self._audience.tell()
 
     def fail(
         self, written: Sequence[Accepted], unknown: StreamfoldError, unsent: StreamfoldError
@@ -423,11 +383,8 @@ class StreamLog:
         return given_up
 
     def dismiss(self, error: StreamfoldError) -> None:
-        """Wake those who follow the stream: nothing more will come."""
-        for waiter in (*self._followers, *self._woken):
-            _reject(waiter, error)
-        self._followers.clear()
-        self._woken.clear()
+        """Let go of those who follow the stream: nothing more will come."""
+        self._audience.dismiss(error)
 
 
 class _Hold:
@@ -445,21 +402,11 @@ class _Hold:
         self._log.users -= 1
 
 
-def _ack(chunk: Chunk, tail: StreamPosition) -> AppendAck:
-    start = StreamPosition(SeqNum(chunk.first_seq_num), Timestamp(chunk.first_timestamp))
-    return AppendAck(start, chunk.end, tail)
-
-
 def _resolve(waiters: list[asyncio.Future[None]]) -> None:
     for waiter in waiters:
         if not waiter.done():
             waiter.set_result(None)
     waiters.clear()
-
-
-def _give_up(waiter: asyncio.Future[bool]) -> None:
-    if not waiter.done():
-        waiter.set_result(False)
 
 
 def _reject(waiter: asyncio.Future[Any], error: Exception) -> None:

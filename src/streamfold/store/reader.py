@@ -37,8 +37,8 @@ async def read_once(
         if cursor.ended or not wait:
             return _empty(cursor.seq_num, None)
         # Trimming may leave nothing of what came: then the wait goes on for what is left of it.
-        deadline = asyncio.get_running_loop().time() + wait
-        while await log.advanced(cursor.seq_num, deadline - asyncio.get_running_loop().time()):
+        deadline = _now() + wait
+        while await cursor.advanced(deadline - _now()):
             if batch := await cursor.next(fill=True):
                 return msgspec.structs.replace(batch, tail=log.durable)
             if cursor.ended or log.durable_closed:
@@ -60,6 +60,7 @@ class ReadSession:
         self._request = request
         #: Called with the metered bytes of every batch that is handed out.
         self.on_delivered: Callable[[int], None] = lambda metered: None
+        self._may_follow = request.may_follow
         self._live = False
         self._deadline: float | None = None
 
@@ -77,25 +78,27 @@ class ReadSession:
         whenever `heartbeat` seconds passed without records.
         """
         while True:
-            if batch := await self._cursor.next(fill=False):
+            batch = None if self._cursor.resting else await self._cursor.next(fill=False)
+            if batch is not None:
                 self._deadline = None
                 self.on_delivered(batch.metered)
                 self._live = self._live and self._cursor.at_tail
-                if not self._live:
-                    return batch
-                return msgspec.structs.replace(batch, tail=self._log.durable)
-            if self._cursor.ended or not self._request.may_follow or self._log.durable_closed:
+                tail = self._log.durable if self._live else None
+                return batch if batch.tail is tail else msgspec.structs.replace(batch, tail=tail)
+            if self._cursor.ended or not self._may_follow or self._log.durable_closed:
                 return None
             if self._deadline is None and self._request.wait is not None:
                 self._deadline = _now() + self._request.wait
             if not self._live:
                 self._live = True
                 return _empty(self._cursor.seq_num, self._log.durable)
-            remaining = None if self._deadline is None else self._deadline - _now()
-            if remaining is not None and remaining <= 0:
-                return None
-            patience = min((t for t in (heartbeat, remaining) if t is not None), default=None)
-            quiet = not await self._log.advanced(self._cursor.seq_num, patience)
+            patience = heartbeat
+            if self._deadline is not None:
+                remaining = self._deadline - _now()
+                if remaining <= 0:
+                    return None
+                patience = remaining if heartbeat is None else min(heartbeat, remaining)
+            quiet = not await self._cursor.advanced(patience)
             if quiet and patience == heartbeat:
                 return _empty(self._cursor.seq_num, self._log.durable)
 

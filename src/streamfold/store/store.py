@@ -232,15 +232,18 @@ class StreamStore:
         )
         if check is not None and log.row.traits is not None:
             check(log.terms.content_type, batch)
-        with log.in_use():
-            await self._admission.acquire(batch.metered)
-            try:
-                ack = log.accept(batch, match_seq_num, fencing_token, key, self._now())
-            except BaseException as error:
-                self._admission.release(batch.metered)
+        if not self._admission.acquire_at_once(batch.metered):
+            with log.in_use():
+                await self._admission.acquire(batch.metered)
+        now = self._now()
+        try:
+            ack = log.accept(batch, match_seq_num, fencing_token, key, now)
+        except BaseException as error:
+            self._admission.release(batch.metered)
+            with log.in_use():
                 await _settle_refusal(error, log, opening)
-                raise
-            log.renew(self._now())
+            raise
+        log.renew(now)
         opening.session.committer.touch(log)
         return ack
 

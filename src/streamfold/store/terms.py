@@ -44,6 +44,11 @@ class Terms:
         self._changed: set[str] = set()
 
     @property
+    def changed(self) -> bool:
+        """Whether there are rows to be taken."""
+        return bool(self._changed)
+
+    @property
     def has_producers(self) -> bool:
         return bool(self._producers)
 
@@ -84,8 +89,6 @@ class Terms:
 
     def take_changes(self, stream_id: int) -> list[Op]:
         """Rows of the producers that changed since the last call."""
-        if not self._changed:
-            return []
         ops: list[Op] = []
         for producer_id in self._changed:
             row = self._producers.get(producer_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from functools import lru_cache
 from typing import Final
 
 from streamfold.errors import (
@@ -41,13 +42,19 @@ _TOLD_LATER: Final = (
 )
 
 
+@lru_cache(maxsize=64)
+def _control_event(seq_num: int, cursor: str, at_tail: bool, closed: bool) -> bytes:
+    """The same for all followers that are at the same place: made once for them."""
+    return sse.control_event(format_offset(seq_num), cursor, at_tail, closed)
+
+
 class Events:
     """Serves live reads."""
 
     def __init__(self, store: StreamStore, gate: Gate) -> None:
         self._store = store
         self._gate = gate
-        self._shared: SharedEncodings[bytes] = SharedEncodings()
+        self._shared = SharedEncodings()
 
     async def serve(
         self, request: Request, place: Place, query: Query, key: SealingKey | None
@@ -79,7 +86,7 @@ class _Connection:
         stream: ResponseStream,
         content_type: str,
         cursor: str | None,
-        shared: SharedEncodings[bytes],
+        shared: SharedEncodings,
     ) -> None:
         self._reading = reading
         self._stream = stream
@@ -118,14 +125,11 @@ class _Connection:
         return self._reading.seq_num, self._reading.closed
 
     def _control(self) -> bytes:
-        self._told = self._position() if self._reading.at_tail else None
+        seq_num, closed = position = self._position()
+        at_tail = self._reading.at_tail
+        self._told = position if at_tail else None
         cursor = caching.next_cursor(self._cursor, wall_clock(), random.randint)
-        return sse.control_event(
-            format_offset(self._reading.seq_num),
-            cursor,
-            self._reading.at_tail,
-            self._reading.closed,
-        )
+        return _control_event(seq_num, cursor, at_tail, closed)
 
     def _data(self, batch: ReadBatch) -> bytes:
         parts = bodies(batch.records())

@@ -22,10 +22,12 @@ class Ticket:
 
     __slots__ = ("_ack", "_instruments", "_since")
 
-    def __init__(self, ack: Awaitable[AppendAck], instruments: AppendInstruments) -> None:
+    def __init__(
+        self, ack: Awaitable[AppendAck], instruments: AppendInstruments, since: float
+    ) -> None:
         self._ack = ack
         self._instruments = instruments
-        self._since = perf_counter()
+        self._since = since
 
     @property
     def done(self) -> bool:
@@ -45,25 +47,29 @@ class Appends:
         self._store = store
         self._instruments = instruments
 
+    async def append(self, target: Target, wanted: AppendInput) -> AppendAck:
+        """Append a batch; it is durable when this returns."""
+        ticket = await self.submit(target, wanted)
+        return await ticket.acknowledged()
+
     async def submit(self, target: Target, wanted: AppendInput) -> Ticket:
         """Take a place for a batch; raises if it is refused, and then nothing has happened."""
-        require_append(target.grant, target.basin, target.stream, wanted.batch)
+        batch = wanted.batch
+        require_append(target.grant, target.basin, target.stream, batch)
         started = perf_counter()
         ack = await self._store.submit(
             target.basin,
             target.stream,
-            wanted.batch,
+            batch,
             match_seq_num=wanted.match_seq_num,
             fencing_token=wanted.fencing_token,
             create_with=target.create_with,
             key=target.sealing_key,
             check=check_content,
         )
-        instruments = self._instruments
-        instruments.permit_latency.observe(perf_counter() - started)
-        instruments.batch_records.observe(wanted.batch.count)
-        instruments.batch_bytes.observe(wanted.batch.metered)
-        return Ticket(ack, instruments)
+        placed = perf_counter()
+        self._instruments.placed(placed - started, batch.count, batch.metered)
+        return Ticket(ack, self._instruments, placed)
 
 
 def check_content(content_type: str, batch: RecordBatch) -> None:

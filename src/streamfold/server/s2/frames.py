@@ -27,7 +27,7 @@ class FramePresentation:
 
     headers = FRAME_HEADERS
 
-    def __init__(self, compression: Compression, shared: SharedEncodings[bytes]) -> None:
+    def __init__(self, compression: Compression, shared: SharedEncodings) -> None:
         self._compression = compression
         self._shared = shared
 

@@ -16,8 +16,8 @@ from streamfold.store.reads import ReadBatch, ReadRequest
 from streamfold.store.store import StreamStore
 from streamfold.wire.s2.failures import ClientHangupError
 
-#: Seconds between heartbeats, drawn anew each time so that followers do not beat together; clients
-#: give up after 20.
+#: Seconds of silence before a heartbeat, drawn anew after each so that followers do not beat together;
+#: clients give up after 20.
 HEARTBEAT: Final = (5.0, 15.0)
 
 
@@ -79,13 +79,19 @@ class Followers:
         standing: Standing,
         presentation: Presentation,
     ) -> None:
+        patience = self._patience()
         while not self._gate.draining.is_set():
             watch.interruptible = True
-            patience = random.uniform(*self._heartbeat)  # noqa: S311
             batch = await standing.during(reading.next(patience))
             watch.interruptible = False
             if batch is None:
                 return
             await standing.require()
             await stream.send(await presentation.encode(batch))
+            if not batch.count:
+                patience = self._patience()
         raise StoreClosingError
+
+    def _patience(self) -> float:
+        """Seconds of silence before the next heartbeat."""
+        return random.uniform(*self._heartbeat)  # noqa: S311

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Final
 
 from streamfold.model.access import Operation
 from streamfold.records import AppendInput
@@ -33,6 +34,9 @@ from streamfold.wire.s2.sse import EventId
 #: The same few combinations of headers come with every request.
 _negotiate_append = lru_cache(256)(negotiate_append)
 
+_PROTO_HEAD: Final = (PROTO,)
+_JSON_HEAD: Final = (JSON,)
+
 
 class Records:
     """Handlers of everything below /v1/streams/{stream}/records."""
@@ -50,7 +54,7 @@ class Records:
         self._gate = gate
         self._appends = appends
         self._followers = followers
-        self._shared: SharedEncodings[bytes] = SharedEncodings()
+        self._shared = SharedEncodings()
 
     async def append(self, request: Request, segment: str) -> None:
         negotiated = _negotiate_append(request.header("content-type"), request.header("accept"))
@@ -60,15 +64,13 @@ class Records:
             await self._open_append_session(request, target)
             return
         wanted = await _read_append(request, negotiated.request)
-        await open_target(self._store, target, on_append=True)
-        ticket = await self._appends.submit(target, wanted)
-        ack = await ticket.acknowledged()
+        ack = await self._appends.append(target, wanted)
         if negotiated.response is Encoding.PROTO:
             body = records_proto.encode_append_ack(ack.start, ack.end, ack.tail)
-            await request.respond(200, (PROTO,), body)
+            await request.respond(200, _PROTO_HEAD, body)
         else:
             body = records_json.encode_append_ack(ack.start, ack.end, ack.tail)
-            await request.respond(200, (JSON,), body)
+            await request.respond(200, _JSON_HEAD, body)
 
     async def _open_append_session(self, request: Request, target: Target) -> None:
         await open_target(self._store, target, on_append=True)

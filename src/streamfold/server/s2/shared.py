@@ -4,41 +4,48 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 
 from streamfold.model.positions import StreamPosition
 from streamfold.store.reads import ReadBatch
 
 #: Batches that are kept: followers of one stream are seldom more than a few apart.
 KEPT: Final = 64
-#: Metered bytes of a batch that is kept at most, so that all together stay small.
-KEPT_BYTES: Final = 64 << 10
-
-T = TypeVar("T")
+#: Bytes of all of them together, encodings and records: eight large batches and their JSON.
+KEPT_BYTES: Final = 16 << 20
 
 
-class SharedEncodings(Generic[T]):
-    """Encodes a batch once for all who want it in the same form while it is fresh."""
+class SharedEncodings:
+    """Encodes a batch once for all who want it in the same form while it is fresh.
+
+    Batches are the same if they consist of the same objects in memory. What was sealed never is: each
+    reader has opened it for itself. Batches that are kept keep their objects alive, so that no other
+    can take their place.
+    """
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[Hashable, tuple[ReadBatch, T]] = OrderedDict()
+        self._kept: OrderedDict[Hashable, tuple[ReadBatch, bytes]] = OrderedDict()
+        self._size = 0
+        #: What was asked for last, and with it most likely next.
+        self._last: tuple[ReadBatch | None, Hashable, bytes] = (None, None, b"")
 
-    def get(self, batch: ReadBatch, form: Hashable, encode: Callable[[ReadBatch], T]) -> T:
-        """The encoding of `batch`, from another follower if there was one.
-
-        Batches are the same if they consist of the same objects in memory. Those that are kept keep
-        theirs alive, so that no other object can take their place.
-        """
-        if batch.metered > KEPT_BYTES:
-            return encode(batch)
+    def get(self, batch: ReadBatch, form: Hashable, encode: Callable[[ReadBatch], bytes]) -> bytes:
+        """The encoding of `batch`, from another follower if there was one."""
+        last, last_form, encoded = self._last
+        if last is batch and last_form == form:
+            return encoded
         key: tuple[Any, ...] = (form, _position(batch.tail), *map(id, batch.parts))
         found = self._kept.get(key)
-        if found is not None:
-            return found[1]
-        encoded = encode(batch)
-        self._kept[key] = (batch, encoded)
-        if len(self._kept) > KEPT:
-            self._kept.popitem(last=False)
+        encoded = found[1] if found else self._keep(key, batch, encode(batch))
+        self._last = batch, form, encoded
+        return encoded
+
+    def _keep(self, key: Hashable, batch: ReadBatch, encoded: bytes) -> bytes:
+        self._kept[key] = batch, encoded
+        self._size += batch.metered + len(encoded)
+        while len(self._kept) > KEPT or self._size > KEPT_BYTES:
+            _, (dropped, bytes_dropped) = self._kept.popitem(last=False)
+            self._size -= dropped.metered + len(bytes_dropped)
         return encoded
 
 

@@ -30,7 +30,7 @@ class EventPresentation:
     def __init__(
         self,
         record_format: RecordFormat,
-        shared: SharedEncodings[bytes],
+        shared: SharedEncodings,
         now: Callable[[], int] = wall_clock,
     ) -> None:
         self._format = record_format

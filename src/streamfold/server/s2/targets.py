@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from streamfold.model.configs import StreamConfigLayer
 from streamfold.model.grants import Grant
@@ -18,8 +19,7 @@ from streamfold.wire.s2.headers import EncryptionKey
 _NO_LAYER: Final = StreamConfigLayer()
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(msgspec.Struct, frozen=True, gc=False):
     """A stream, who asks for it, its configuration if this creates it, the key to its records."""
 
     basin: BasinName

@@ -9,12 +9,11 @@ from __future__ import annotations
 from streamfold.errors import MalformedError
 from streamfold.model.positions import StreamPosition
 from streamfold.records import AppendInput, measure, parse_append_input
-from streamfold.records.protobuf import varint
+from streamfold.records.plain import encode_position
 from streamfold.wire.s2.failures import BadFrameError, BadProtoError
 from streamfold.wire.s2.frames import BODY_MAX, Frame
 
 #: First byte of a field: its number and type. A varint, or bytes after a length.
-_SEQ_NUM, _TIMESTAMP = b"\x08", b"\x10"
 _ACK_START, _ACK_END, _ACK_TAIL = b"\x0a", b"\x12", b"\x1a"
 _BATCH_TAIL = b"\x12"
 #: Bytes of a tail at most: tag, length, and two tags with ten bytes of number each.
@@ -71,13 +70,8 @@ def encode_frame_batches(payload: bytes, tail: StreamPosition | None = None) -> 
     return [*pieces, encode_read_batch(payload[start:], tail)]
 
 
-def encode_position(position: StreamPosition) -> bytes:
-    """A StreamPosition; a member that is zero is not on the wire."""
-    seq_num = _SEQ_NUM + varint(position.seq_num) if position.seq_num else b""
-    timestamp = _TIMESTAMP + varint(position.timestamp) if position.timestamp else b""
-    return seq_num + timestamp
 
 
 def _field(tag: bytes, position: StreamPosition) -> bytes:
-    message = encode_position(position)
+    message = encode_position(position.seq_num, position.timestamp)
     return tag + bytes((len(message),)) + message  # at most 22 bytes: one length byte is enough

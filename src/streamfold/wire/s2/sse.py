@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from streamfold.model.positions import U64_MAX, StreamPosition
 from streamfold.wire.s2.failures import BadHeaderError, Failure
@@ -16,8 +17,7 @@ DONE: Final = b"data: [DONE]\n\n"
 _EVENT_ID = re.compile(r"([0-9]{1,20}),([0-9]{1,20}),([0-9]{1,20})")
 
 
-@dataclass(frozen=True, slots=True)
-class EventId:
+class EventId(Struct, frozen=True, gc=False):
     """How far a session got; a client that comes back with it goes on from there."""
 
     #: Of the last record in the batch.
@@ -43,7 +43,8 @@ class EventId:
 
 def encode_batch(batch: bytes, event_id: EventId) -> bytes:
     """A batch of records, as the JSON of `records_json.encode_read_batch`."""
-    return b"event: batch\nid: %b\ndata: %b\n\n" % (str(event_id).encode(), batch)
+    numbers = event_id.seq_num, event_id.count, event_id.metered
+    return b"event: batch\nid: %d,%d,%d\ndata: %b\n\n" % (*numbers, batch)
 
 
 def encode_ping(now_ms: int, tail: StreamPosition) -> bytes:
