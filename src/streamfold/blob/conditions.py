@@ -26,8 +26,8 @@ if TYPE_CHECKING:  # exist only in obstore's stubs
     from obstore import PutResult, UpdateVersion
     from obstore.store import ObjectStore
 
-#: Metadata field that tells whose conditional write a blob is.
-WRITE_ID = "streamfold-write-id"
+#: Metadata field that tells whose conditional write a blob is; Azure takes only identifiers.
+WRITE_ID = "streamfoldwriteid"
 
 #: What a service compares in a swap: the etag, or on GCS the generation, which obstore calls
 #: the version. Callers of a blob store see either as the etag.

@@ -26,6 +26,8 @@ _SERVICES: dict[str, type[S3Store] | type[GCSStore] | type[AzureStore]] = {
     "gs": GCSStore,
     "az": AzureStore,
 }
+#: An option of the connection, not of a service: obstore panics on one that is among those.
+_ALLOW_HTTP = "allow_http"
 #: Gives credentials of S3 as obstore takes them, for as long as they say.
 CredentialProvider: TypeAlias = Callable[[], Any]
 
@@ -117,13 +119,19 @@ def _s3_config(options: Mapping[str, str], environment: Mapping[str, str]) -> di
     return config | ({"endpoint": endpoint} if endpoint else {})
 
 
+def _allows_http(config: Mapping[str, Any]) -> bool:
+    """Whether requests may go out in the clear: asked for, or told by the endpoint."""
+    asked = str(config.get(_ALLOW_HTTP, "")).lower() == "true"
+    return asked or str(config.get("endpoint", "")).startswith("http://")
+
+
 def _connect(
     url: str, config: Mapping[str, Any], limits: RequestLimits, *, retries: int
 ) -> ObjectStore:
     client: ClientConfig = {
         "connect_timeout": timedelta(seconds=limits.connect_timeout),
         "timeout": timedelta(seconds=limits.request_timeout),
-        "allow_http": str(config.get("endpoint", "")).startswith("http://"),
+        "allow_http": _allows_http(config),
     }
     retry: RetryConfig = {
         "max_retries": retries,
@@ -135,7 +143,7 @@ def _connect(
         },
     }
     service: Any = _SERVICES[urlsplit(url).scheme]
-    settings = dict(config)
+    settings = {name: value for name, value in config.items() if name != _ALLOW_HTTP}
     provider = settings.pop("credential_provider", None)
     others = {} if provider is None else {"credential_provider": provider}
     failure: str
