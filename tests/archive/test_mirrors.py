@@ -192,6 +192,41 @@ async def test_another_archive_is_never_overwritten(places: Places) -> None:
     assert await places.tables() == [{1: "a"}, {9: "z"}]
 
 
+async def as_plain_copy(store: BlobStore, artifacts: int) -> None:
+    """Make the manifest one of a writer that knows the published fields only, as it was earlier."""
+    plain = json.loads(await store.get("manifest.json"))
+    for name in ("archive_id", "commit_number", "commit_id", "previous_commit_id", "writer"):
+        plain.pop(name, None)
+    plain["artifacts"] = plain["artifacts"][:artifacts]
+    plain["head_position"] = plain["artifacts"][-1]["to_position"]
+    await store.put("manifest.json", json.dumps(plain).encode())
+
+
+async def test_a_copy_without_commit_numbers_is_brought_forward(places: Places) -> None:
+    writer = await places.open()
+    await writer.write_base(rows({1: "a"}), "0", reason="first")
+    await writer.write_diff(changes(("INSERT", 2, "b")), "0", "5")
+    for store, artifacts in zip(places.stores, (1, 2), strict=True):
+        await as_plain_copy(store, artifacts)
+    # Neither has a number: the second one, which is further, must not be taken back.
+    writer = await places.open("two")
+    assert writer.head == "5"
+    await writer.write_diff(changes(("INSERT", 3, "c")), "5", "7")
+    assert await places.tables() == [{1: "a", 2: "b", 3: "c"}] * 2
+    assert not writer.lagging
+
+
+async def test_an_archive_without_commit_numbers_is_never_overwritten(places: Places) -> None:
+    writer = await open_writer(places.first)
+    await writer.write_base(rows({1: "a"}), "0", reason="first")
+    other = await open_writer(places.second, ids="other")
+    await other.write_base(rows({9: "z", 10: "y"}), "0", reason="first")
+    await as_plain_copy(places.stores[1], 1)
+    with pytest.raises(CommitConflictError, match="another archive"):
+        await places.open("three")
+    assert await places.tables() == [{1: "a"}, {9: "z", 10: "y"}]
+
+
 async def test_another_table_is_refused(places: Places) -> None:
     writer = await ArchiveWriter.open(
         "public.other", SCHEMA, [places.second], formats=[JsonlFormat()], writer_id="w"

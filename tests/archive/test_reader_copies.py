@@ -79,6 +79,11 @@ async def test_an_archive_of_another_writer_is_exported_again_and_again(tmp_path
     await export_archive(await streamfold.archive.open(origin), target)
     copy = await streamfold.archive.open(tmp_path / "copy")
     assert (copy.head, len(await copy.table())) == ("0/1A2B500", 4)
+    await export_archive(await streamfold.archive.open(origin), target)
+    rewritten = artifact(origin, lines(ROWS[:1]), None, "0/1A2B500", 1)
+    publish(origin, [rewritten])
+    with pytest.raises(CommitConflictError, match="another archive"):
+        await export_archive(await streamfold.archive.open(origin), target)
 
 
 async def test_files_elsewhere_in_a_bucket_are_found_by_their_uri(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import streamfold.archive
@@ -16,11 +17,12 @@ from streamfold.archive import (
     Checked,
     ManifestInvalidError,
     ManifestVersionError,
+    TableSchema,
 )
 from streamfold.archive.formats import FORMAT_IDS, format_of
 from streamfold.errors import BlobUnavailableError, StreamfoldError
 from tests.archive.reading import HISTORY, folder_at, reopened, state_at, write_history
-from tests.archive.tables import changes, open_writer, rows
+from tests.archive.tables import SCHEMA, changes, open_writer, rows
 
 
 def edit_manifest(folder: Path, edit: Callable[[Any], None]) -> None:
@@ -221,6 +223,44 @@ async def test_verification_tells_all_that_is_wrong_not_just_the_first(tmp_path:
     assert "SHA-256" in str(told[flipped.name])
     assert "bytes" in str(told[cut.name])
     assert "is not in" in str(told[lost.name])
+
+
+async def test_a_deep_verification_finds_a_base_that_the_epoch_before_does_not_lead_to(
+    tmp_path: Path,
+) -> None:
+    await write_history(tmp_path / "right")
+    found = await (await reopened(tmp_path / "right")).verify(deep=True)
+    assert (found.ok, found.compared, found.incomparable) == (True, 1, 0)
+    writer = await open_writer(folder_at(tmp_path / "wrong"))
+    await writer.write_base(rows({1: "a", 2: "b"}), "1", reason="first")
+    await writer.rebase(rows({1: "a", 2: "B"}), changes(), "3", reason="forced")
+    await writer.write_base(rows({5: "e"}), "9", reason="gap")
+    archive = await reopened(tmp_path / "wrong")
+    assert (await archive.verify()).ok
+    found = await archive.verify(deep=True)
+    [problem] = found.problems
+    assert "epoch=2/snapshot" in problem.path
+    assert "is not the table that epoch 1 leads to" in str(problem.problem)
+    assert (found.compared, found.incomparable) == (1, 1)
+
+
+async def test_a_deep_verification_compares_the_columns_that_both_have(tmp_path: Path) -> None:
+    wider = TableSchema.of(SCHEMA.arrow.append(pa.field("more", pa.float64())), ["id"])
+    writer = await open_writer(folder_at(tmp_path))
+    await writer.write_base(rows({1: "a"}), "1", reason="first")
+    writer = await open_writer(folder_at(tmp_path), schema=wider, ids="two")
+    grown = pa.RecordBatch.from_pylist([{"id": 1, "name": "a", "more": 0.5}], schema=wider.arrow)
+    none = pa.RecordBatch.from_pylist([], schema=wider.changes)
+    await writer.rebase([grown], [none], "2", reason="forced")
+    found = await (await reopened(tmp_path)).verify(deep=True)
+    assert (found.ok, found.compared) == (True, 1)
+
+
+async def test_a_deep_verification_leaves_out_what_cannot_be_read(tmp_path: Path) -> None:
+    await write_history(tmp_path)
+    flip(files_of(tmp_path)[0], 3)
+    found = await (await reopened(tmp_path)).verify(deep=True)
+    assert (len(found.problems), found.compared, found.incomparable) == (1, 0, 1)
 
 
 async def test_verification_looks_at_every_format(tmp_path: Path) -> None:

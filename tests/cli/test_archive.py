@@ -77,6 +77,22 @@ def test_archives_are_listed_with_their_heads(shell: Shell, folder: Path) -> Non
     assert shell.ok("archive", "ls", str(folder / "epoch=1"), "--json").objects == []
 
 
+def test_a_bad_manifest_is_listed_as_bad_and_keeps_no_other_out(shell: Shell, folder: Path) -> None:
+    bad = folder.parent / "aa" / "manifest.json"
+    bad.parent.mkdir()
+    bad.write_text("{")
+    found = shell("archive", "ls", str(folder.parent), "--json")
+    assert (found.status, found.error["code"]) == (1, "manifest_invalid")
+    first, second = found.objects
+    assert (first["uri"], first["error"]["code"]) == (
+        bad.parent.as_uri() + "/",
+        "manifest_invalid",
+    )
+    assert second["table"] == "public.users"
+    text = shell("archive", "ls", str(folder.parent)).text
+    assert ["cannot be used" in line for line in text.splitlines()] == [True, False]
+
+
 def test_an_archive_is_shown_with_its_plan(shell: Shell, folder: Path) -> None:
     found = shell.json("archive", "show", str(folder), "--position", "20")
     assert found["key_fields"] == ["id"]
@@ -194,7 +210,7 @@ async def test_following_prints_the_table_and_then_its_changes(
 ) -> None:
     writer = await write_history(tmp_path)
     async with shell.running(
-        "archive", "follow", str(tmp_path), "--poll", "0", "--json"
+        "archive", "follow", str(tmp_path), "--poll", "1", "--json"
     ) as process:
         seen = [json.loads(await line_of(process)) for _ in range(4)]
         assert {item["to_position"] for item in seen} == {"31"}
@@ -205,6 +221,12 @@ async def test_following_prints_the_table_and_then_its_changes(
         assert (item["from_position"], item["to_position"]) == ("31", "40")
         assert applied([item["change"]], state) == {3: "c", 4: "D"}
         process.terminate()
+
+
+def test_following_without_a_pause_is_refused(shell: Shell, folder: Path) -> None:
+    refused = shell("archive", "follow", str(folder), "--poll", "0")
+    assert refused.status == 2
+    assert "1s at least" in refused.stderr
 
 
 async def test_following_from_a_position_begins_with_the_changes(
@@ -284,16 +306,25 @@ def test_the_cache_serves_what_was_fetched_before(
     assert printed(remote.ok(*given).text) == HISTORY["31"]
 
 
-def test_progress_is_for_people_at_a_terminal(shell: Shell, folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("given", "label"), [(["verify", "--deep"], "verifying"), (["gc", "--grace", "0"], "deleting")]
+)
+def test_progress_is_for_people_at_a_terminal(
+    shell: Shell, folder: Path, given: list[str], label: str
+) -> None:
+    orphan = folder / "epoch=1" / "diff-left-by-a-crash.jsonl"
+    orphan.write_text("{}")
+    os.utime(orphan, (1, 1))
     assert shell.ok("archive", "verify", str(folder)).stderr == ""
     master, slave = pty.openpty()
-    command = [*COMMAND, "archive", "verify", str(folder), "--json"]
+    command = [*COMMAND, "archive", given[0], str(folder), *given[1:], "--json"]
     done = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=slave, timeout=60, env=shell.environment, check=True
     )
     os.close(slave)
     shown = os.read(master, 1 << 16).decode()
     os.close(master)
-    assert "verifying" in shown
+    assert label in shown
     assert "100%" in shown
-    assert json.loads(done.stdout)["ok"]
+    assert json.loads(done.stdout)
+    assert orphan.exists() == (label == "verifying")

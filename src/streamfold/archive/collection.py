@@ -105,8 +105,18 @@ class Collector:
         """Let an epoch go."""
         return await self._commit(await self._read(), RemovePin(pin_id))
 
-    async def collect(self, retention: Retention, *, dry_run: bool = False) -> Collected:
-        """Prune what `retention` does not keep, and delete what is out of reach and out of grace."""
+    async def collect(
+        self,
+        retention: Retention,
+        *,
+        dry_run: bool = False,
+        on_found: Callable[[Sequence[Doomed]], None] | None = None,
+        on_deleted: Callable[[Doomed], None] | None = None,
+    ) -> Collected:
+        """Prune what `retention` does not keep, and delete what is out of reach and out of grace.
+
+        `on_found` hears once of all files that are going to be deleted, `on_deleted` of each that is.
+        """
         stored = await self._read()
         now = self._now()
         epochs = prunable_epochs(stored.manifest, retention, now)
@@ -118,8 +128,10 @@ class Collector:
             for destination in self._destinations
             for file in await self._doomed(destination, retention.grace, dry_run)
         ]
+        if on_found:
+            on_found(doomed)
         if not dry_run:
-            await self._delete(doomed)
+            await self._delete(doomed, on_deleted)
         return Collected(epochs, tuple(doomed), dry_run)
 
     def _changes(self, manifest: Manifest, update: PruneEpochs, now: datetime) -> bool:
@@ -160,10 +172,14 @@ class Collector:
             }
         return paths
 
-    async def _delete(self, doomed: Sequence[Doomed]) -> None:
+    async def _delete(
+        self, doomed: Sequence[Doomed], on_deleted: Callable[[Doomed], None] | None
+    ) -> None:
         places = {destination.uri: destination for destination in self._destinations}
         for file in doomed:
             await places[file.destination].blobs.delete(file.path)
+            if on_deleted:
+                on_deleted(file)
 
     async def _clock(self, destination: Destination) -> datetime:
         """Return the storage's own time: it stamps the files, and ours may be wrong."""

@@ -1,9 +1,10 @@
-"""Work on several destinations at once."""
+"""Work that goes on at once: on several destinations, and on what is needed next."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -19,3 +20,16 @@ async def finish_all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         if isinstance(result, BaseException):
             raise result
     return [result for result in results if not isinstance(result, BaseException)]
+
+
+def ahead(items: Iterator[T]) -> Generator[T]:
+    """Yield the same items, each made in another thread while the one before is in use.
+
+    Closed early, it waits for the item under way: nothing is read behind the caller's back.
+    """
+    nothing = object()
+    with ThreadPoolExecutor(1, "archive-ahead") as maker:
+        coming = maker.submit(next, items, nothing)
+        while (item := coming.result()) is not nothing:
+            coming = maker.submit(next, items, nothing)
+            yield item  # type: ignore[misc]  # not the object that says that there is none

@@ -8,13 +8,14 @@ taken from its images.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 import pyarrow as pa
 
 from streamfold.archive.failures import ArtifactCorruptError, ManifestInvalidError
 from streamfold.archive.formats.base import Format
+from streamfold.archive.formats.parquet import ParquetFormat
 from streamfold.archive.formats.registry import FORMAT_IDS, format_of
 from streamfold.archive.manifest import Artifact, FormatFiles, Manifest, Part
 from streamfold.archive.schema import TableSchema
@@ -40,14 +41,20 @@ class Chosen:
         self, part: Part, source: BinaryIO, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one file of a base; `columns` needs a schema."""
-        return self._counted(part, self.form.read_rows(source, self.schema, columns))
+        return self._counted(part, self._form(part).read_rows(source, self.schema, columns))
 
     def changes(
         self, part: Part, source: BinaryIO, keys: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:
         """Yield the changes of one file of a diff, with the key fields in `key`."""
-        for batch in self._counted(part, self.form.read_changes(source, self.schema)):
+        for batch in self._counted(part, self._form(part).read_changes(source, self.schema)):
             yield batch if self.schema else with_keys(batch, keys)
+
+    def _form(self, part: Part) -> Format:
+        """Return how to read a file that has been held against its hash, if it has one."""
+        if part.sha256 and isinstance(self.form, ParquetFormat):
+            return replace(self.form, page_checksums=False)
+        return self.form
 
     def _counted(self, part: Part, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         count = 0

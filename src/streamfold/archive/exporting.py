@@ -14,6 +14,7 @@ from typing import BinaryIO
 
 from streamfold.archive.destination import Destination, Stored
 from streamfold.archive.failures import CommitConflictError
+from streamfold.archive.lineage import are_versions
 from streamfold.archive.manifest import Manifest, Part
 from streamfold.archive.mirrors import Mirrors
 from streamfold.archive.reader import Archive
@@ -43,7 +44,7 @@ async def export_archive(
     async def copy() -> Exported:
         sent = []
         manifest = archive.manifest
-        _check_same(manifest, await target.read(archive.order), target.uri)
+        _check_same(archive, await target.read(archive.order), target.uri)
         for part in {part.path: part for part in manifest.parts()}.values():
             if not await target.holds(part.path, part.size_bytes):
                 await _send(archive, part, target)
@@ -56,11 +57,11 @@ async def export_archive(
     return await archive.with_plans(copy)
 
 
-def _check_same(manifest: Manifest, found: Stored | None, uri: str) -> None:
+def _check_same(archive: Archive, found: Stored | None, uri: str) -> None:
     """Refuse a folder that is another archive's, before anything is sent there."""
-    if found and (found.manifest.table, found.manifest.archive_id) != (
-        manifest.table,
-        manifest.archive_id,
+    if found and not (
+        found.manifest.table == archive.manifest.table
+        and are_versions(found.manifest, archive.manifest, archive.order)
     ):
         raise CommitConflictError(
             f"{uri} holds another archive, of table {found.manifest.table!r}: use a folder of its "
@@ -69,10 +70,6 @@ def _check_same(manifest: Manifest, found: Stored | None, uri: str) -> None:
 
 
 async def _publish(archive: Archive, target: Destination) -> None:
-    if archive.manifest.commit_id is None:
-        # Other writers number no commits: what is there can only be replaced.
-        await target.swap(archive.manifest, await target.read(archive.order))
-        return
     mirrors = Mirrors([archive.files.destination, target], archive.order)
     await mirrors.follow(archive.manifest)
     for error in mirrors.lagging.values():

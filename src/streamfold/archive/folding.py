@@ -7,6 +7,7 @@ changes in memory and lets the rows stream by.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamfold.archive.formats.conforming import cast_batch
+from streamfold.archive.membership import Flags, Members, members_of
 
 Numbers = npt.NDArray[np.int64]
 
@@ -29,20 +31,30 @@ class KeyIndex:
     def __init__(self, columns: Sequence[pa.ChunkedArray]) -> None:
         self._values: list[pa.Array] = []
         self._pairs: list[Numbers] = []
-        self.numbers = np.zeros(len(columns[0]), np.int64)
         for column in columns:
-            values = pc.unique(column)
+            values, codes = _encoded(column)
+            if not self._values:
+                known, self.numbers = np.arange(len(values)), codes
+            else:
+                # Renumbered for each field, so that no product of their sizes can overflow.
+                pairs = self.numbers * len(values) + codes
+                known, self.numbers = np.unique(pairs, return_inverse=True)
             self._values.append(values)
-            pairs = self.numbers * len(values) + _numbers(column, values)
-            # Renumbered for each field, so that no product of their sizes can overflow.
-            known, self.numbers = np.unique(pairs, return_inverse=True)
             self._pairs.append(known)
 
-    def holds(self, columns: Sequence[pa.ChunkedArray]) -> npt.NDArray[np.bool_]:
+    @cached_property
+    def _members(self) -> Members:
+        return members_of(self._values[0])
+
+    @property
+    def rows_at_once(self) -> int:
+        """How many rows had better be asked about at once."""
+        return self._members.rows_at_once if len(self._values) == 1 else len(self.numbers)
+
+    def holds(self, columns: Sequence[pa.ChunkedArray]) -> Flags:
         """Return for each row whether its key is one of those given at the beginning."""
         if len(columns) == 1:
-            only: npt.NDArray[np.bool_] = pc.is_in(columns[0], value_set=self._values[0]).to_numpy()
-            return only
+            return self._members.holds(columns[0])
         found = np.ones(len(columns[0]), np.bool_)
         numbers = np.zeros(len(columns[0]), np.int64)
         for column, values, known in zip(columns, self._values, self._pairs, strict=True):
@@ -60,6 +72,16 @@ class KeyIndex:
         return np.sort(last)
 
 
+def _encoded(column: pa.ChunkedArray) -> tuple[pa.Array, Numbers]:
+    """Return the different values, and the number of the one in each row."""
+    whole = column.combine_chunks().dictionary_encode("encode")
+    if isinstance(whole, pa.ChunkedArray):  # too much text for one array
+        whole = whole.unify_dictionaries()
+        numbers = [chunk.indices.to_numpy() for chunk in whole.chunks]
+        return whole.chunk(0).dictionary, np.concatenate(numbers).astype(np.int64)
+    return whole.dictionary, whole.indices.to_numpy().astype(np.int64)
+
+
 def _numbers(column: pa.ChunkedArray, values: pa.Array) -> Numbers:
     found = pc.fill_null(pc.index_in(column, value_set=values), -1)
     numbers: Numbers = found.to_numpy().astype(np.int64)
@@ -67,13 +89,11 @@ def _numbers(column: pa.ChunkedArray, values: pa.Array) -> Numbers:
 
 
 class Delta:
-    """What several diffs, taken together, do to a table: rows to replace, and keys to take out.
-
-    `columns` are those of the rows that come out, `keys` the key fields.
-    """
+    """What several diffs, taken together, do to a table: rows to replace, and keys to take out."""
 
     def __init__(self, columns: pa.Schema, keys: pa.Schema) -> None:
-        self._columns = columns
+        #: Of the rows that come out.
+        self.columns = columns
         self._keys = keys
         self._changed = keys.empty_table()
         self._alive = np.zeros(0, np.bool_)
@@ -100,7 +120,8 @@ class Delta:
         if not len(changes):
             return
         alive = pc.not_equal(changes["action"], "DELETE")
-        rows = columns_of(changes["after"].filter(alive), self._columns)
+        images = changes["after"] if alive.false_count == 0 else changes["after"].filter(alive)
+        rows = columns_of(images, self.columns)
         keys = columns_of(changes["key"], self._keys)
         self._changed = pa.concat_tables([self._changed, pa.Table.from_batches([keys])])
         self._rows = pa.concat_tables([self._rows, pa.Table.from_batches([rows])])
@@ -136,15 +157,14 @@ class Delta:
         if self.clears:
             return
         if not len(self._changed):
-            yield from (pa.Table.from_batches([b]).select(self._columns.names) for b in batches)
+            yield from (pa.Table.from_batches([b]).select(self.columns.names) for b in batches)
             return
         index = self._index()
-        # The changed keys are hashed for each lookup, so as many rows are looked up as there are.
-        for group in _groups(batches, len(self._changed)):
+        for group in _groups(batches, index.rows_at_once):
             rows = pa.Table.from_batches(group)
             kept = ~index.holds([rows[name] for name in self._keys.names])
-            rows = rows if kept.all() else rows.filter(pa.array(kept))
-            yield rows.select(self._columns.names)
+            rows = rows.select(self.columns.names)
+            yield rows if kept.all() else rows.filter(pa.array(kept))
 
     def rows(self) -> pa.Table:
         """Return the rows that the changes bring."""

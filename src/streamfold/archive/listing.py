@@ -7,19 +7,25 @@ from collections.abc import AsyncIterator
 from streamfold.archive.destination import Destination
 from streamfold.archive.manifest import MANIFEST_KEY, Manifest
 from streamfold.archive.manifest_json import read_manifest
-from streamfold.errors import BlobNotFoundError
+from streamfold.errors import BlobNotFoundError, StreamfoldError
 
 
-async def list_archives(folder: Destination) -> AsyncIterator[tuple[str, Manifest]]:
+async def list_archives(
+    folder: Destination,
+) -> AsyncIterator[tuple[str, Manifest | StreamfoldError]]:
     """Yield the folder and the manifest of each archive, by the order of their names.
 
-    A manifest that cannot be used is an error of the whole listing, not left out of it.
+    In place of a manifest that cannot be used comes the reason: it is not left out of the listing,
+    and keeps no other one out of it.
     """
     async for meta in folder.blobs.list():
         if meta.key != MANIFEST_KEY and not meta.key.endswith("/" + MANIFEST_KEY):
             continue
+        found: Manifest | StreamfoldError
         try:
-            data = await folder.blobs.get(meta.key)
+            found = read_manifest(await folder.blobs.get(meta.key))
         except BlobNotFoundError:
             continue  # deleted since it was listed
-        yield folder.uri + meta.key.removesuffix(MANIFEST_KEY), read_manifest(data)
+        except StreamfoldError as error:
+            found = error
+        yield folder.uri + meta.key.removesuffix(MANIFEST_KEY), found

@@ -16,6 +16,7 @@ from streamfold.archive.commit import REFUSED
 from streamfold.archive.concurrency import finish_all
 from streamfold.archive.destination import Destination, Pieces, Stored
 from streamfold.archive.failures import ArtifactCorruptError, CommitConflictError
+from streamfold.archive.lineage import age, are_versions
 from streamfold.archive.manifest import Manifest, Part
 from streamfold.archive.positions import PositionOrder
 from streamfold.errors import InvalidError, StreamfoldError
@@ -50,9 +51,9 @@ class Mirrors:
         if not stored:
             return None
         # Of equal ones the first: `max` keeps it.
-        newest, source = max(stored, key=lambda pair: pair[0].manifest.commit_number)
+        newest, source = max(stored, key=lambda pair: age(pair[0].manifest, self._order))
         for other, place in stored:
-            _check_lineage(place, other.manifest, newest.manifest)
+            self._check_lineage(place, other.manifest, newest.manifest)
         if source is not self.primary:
             return await self._bring_forward(self.primary, newest.manifest, source)
         return newest
@@ -92,15 +93,22 @@ class Mirrors:
         known = self._known.get(target.uri)
         found = known or await target.read(self._order)
         if found:
-            _check_lineage(target, found.manifest, manifest)
+            self._check_lineage(target, found.manifest, manifest)
             # At this commit already, or beyond it: another process was faster.
-            if found.manifest.commit_number >= manifest.commit_number:
+            if age(found.manifest, self._order) >= age(manifest, self._order):
                 return found
         if not known:
             await self._copy_missing(target, found, manifest, source)
         stored = await target.swap(manifest, found)
         self._known[target.uri] = stored
         return stored
+
+    def _check_lineage(self, target: Destination, found: Manifest, manifest: Manifest) -> None:
+        if not are_versions(found, manifest, self._order):
+            raise CommitConflictError(
+                f"destination {target.uri} holds another archive of table {manifest.table!r}, not "
+                "a copy of this one: use a folder of its own for each, or empty that one"
+            )
 
     async def _copy_missing(
         self, target: Destination, found: Stored | None, manifest: Manifest, source: Destination
@@ -110,16 +118,6 @@ class Mirrors:
         for part in missing:
             if not await target.holds(part.path, part.size_bytes):
                 await target.put(part.path, partial(_checked, source, part))
-
-
-def _check_lineage(target: Destination, found: Manifest, manifest: Manifest) -> None:
-    ids = {found.archive_id, manifest.archive_id} - {None}
-    same_number = found.commit_number == manifest.commit_number
-    if len(ids) > 1 or (same_number and found.commit_id != manifest.commit_id):
-        raise CommitConflictError(
-            f"destination {target.uri} holds another archive of table {manifest.table!r}, not a "
-            "copy of this one: use a folder of its own for each, or empty that one"
-        )
 
 
 async def _checked(source: Destination, part: Part) -> AsyncIterator[bytes]:

@@ -34,6 +34,7 @@ from streamfold.archive.schema import TableSchema
 from streamfold.archive.table import Rebuild, batches_of
 from streamfold.archive.verification import Checked, Verification, Verifier
 from streamfold.blob import BlobStore, CredentialProvider, open_blob_store
+from streamfold.errors import InvalidError
 
 if TYPE_CHECKING:
     import duckdb
@@ -264,12 +265,19 @@ class Archive:
 
         The manifest is looked at every `poll`, and whenever `wake` returns.
         """
+        if poll <= timedelta(0):
+            raise InvalidError(f"poll is {poll}: storage cannot be asked all the time, give a wait")
         return Follower(self, since).run(poll, wake)
 
-    async def verify(self, on_file: Callable[[Checked], None] | None = None) -> Verification:
-        """Look at every live file in every format, and return all that is wrong."""
+    async def verify(
+        self, on_file: Callable[[Checked], None] | None = None, *, deep: bool = False
+    ) -> Verification:
+        """Look at every live file in every format, and return all that is wrong.
+
+        `deep` also rebuilds the table at each re-base, and compares it with the new base.
+        """
         manifest = self.manifest
-        found = await Verifier(manifest, self.files, self._decoding).run(on_file)
+        found = await Verifier(manifest, self.files, self._decoding, deep).run(on_file)
         if not any(isinstance(file.problem, PartGoneError) for file in found.problems):
             return found
         # Collected while this was looking is not missing.

@@ -8,14 +8,15 @@ without a schema are held whole: types are known only when everything is read.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import pyarrow as pa
 
+from streamfold.archive.concurrency import ahead
 from streamfold.archive.decoding import Chosen, Decoding
 from streamfold.archive.folding import Delta, fitted
 from streamfold.archive.manifest import Part
@@ -27,6 +28,8 @@ from streamfold.blob.local_files import finish
 from streamfold.errors import InvalidError
 
 T = TypeVar("T")
+#: Files that are open one after the other, each until the next is asked for.
+Opened = AsyncGenerator[tuple[Part, BinaryIO]]
 
 
 @dataclass(frozen=True)
@@ -60,14 +63,15 @@ class Rebuild:
         yield wanted.empty_table()
         buckets = self._buckets()
         clearing = await self._clearing() if buckets != [None] else set()
-        for bucket in buckets:
-            delta = Delta(wanted, schema.select(self.keys) if self.diffs else pa.schema([]))
-            await self._gather(delta, bucket, clearing)
-            if not delta.clears:
-                async with aclosing(self._untouched(delta, bucket, schema, wanted)) as pieces:
-                    async for piece in pieces:
-                        yield piece
-            yield await finish(asyncio.to_thread(delta.rows))
+        async with aclosing(self.files.open_all(self._parts(buckets, clearing))) as opened:
+            for bucket in buckets:
+                delta = Delta(wanted, schema.select(self.keys) if self.diffs else pa.schema([]))
+                await self._gather(delta, bucket, clearing, opened)
+                if not delta.clears:
+                    async with aclosing(self._untouched(delta, bucket, schema, opened)) as pieces:
+                        async for piece in pieces:
+                            yield piece
+                yield await finish(asyncio.to_thread(delta.rows))
 
     def _buckets(self) -> Sequence[int | None]:
         """Return the buckets that can be folded one by one, or None for all in one."""
@@ -83,28 +87,40 @@ class Rebuild:
                 found.add(diff.artifact.to_position)
         return found
 
-    async def _gather(self, delta: Delta, bucket: int | None, clearing: set[str]) -> None:
-        """Take all changes of the plan into `delta`, or those of one bucket."""
-        parts = [part for diff in self.diffs for part in _of(diff, bucket)]
-        async with aclosing(self.files.open_all(parts)) as opened:
+    def _parts(self, buckets: Sequence[int | None], clearing: set[str]) -> Iterator[Part]:
+        """Yield every file in the order in which it is needed, so that it can be fetched ahead."""
+        for bucket in buckets:
             for diff in self.diffs:
-                delta.begin(clears=diff.artifact.to_position in clearing)
-                for _ in _of(diff, bucket):
-                    part, source = await anext(opened)
-                    changes = diff.changes(part, source, self.keys)
-                    await finish(asyncio.to_thread(_add_all, delta, changes))
+                yield from _of(diff, bucket)
+            if not clearing:
+                yield from _of(self.base, bucket)
+
+    async def _gather(
+        self, delta: Delta, bucket: int | None, clearing: set[str], opened: Opened
+    ) -> None:
+        """Take all changes of the plan into `delta`, or those of one bucket."""
+        for diff in self.diffs:
+            delta.begin(clears=diff.artifact.to_position in clearing)
+            for _ in _of(diff, bucket):
+                part, source = await anext(opened)
+                changes = diff.changes(part, source, self.keys)
+                await finish(asyncio.to_thread(_add_all, delta, changes))
 
     async def _untouched(
-        self, delta: Delta, bucket: int | None, schema: TableSchema, wanted: pa.Schema
+        self, delta: Delta, bucket: int | None, schema: TableSchema, opened: Opened
     ) -> AsyncGenerator[pa.Table]:
-        needed = {*wanted.names, *(self.keys if self.diffs else ())}
+        """Yield the rows of the base that stay, each piece decoded while the one before is folded."""
+        needed = {*delta.columns.names, *(self.keys if self.diffs else ())}
         fields = pa.schema([f for f in schema.arrow if f.name in needed])
         written = self.base.schema or schema
         names = [name for name in written.names if name in needed]
-        async with aclosing(self.files.open_all(_of(self.base, bucket))) as opened:
-            async for part, source in opened:
-                rows = self.base.rows(part, source, None if names == written.names else names)
-                async for piece in in_thread(delta.untouched(fitted(b, fields) for b in rows)):
+        columns = None if names == written.names else names
+        for _ in _of(self.base, bucket):
+            part, source = await anext(opened)
+            rows = ahead(self.base.rows(part, source, columns))
+            kept = delta.untouched(fitted(batch, fields) for batch in rows)
+            async with aclosing(in_thread(kept)) as pieces:
+                async for piece in pieces:
                     yield piece
 
     async def _untyped(self) -> pa.Table:
@@ -134,10 +150,14 @@ async def truncates(diff: Chosen, files: PartFiles, keys: Sequence[str]) -> bool
 
 
 async def in_thread(items: Iterator[T]) -> AsyncGenerator[T]:
-    """Yield what an iterator gives, each item made in another thread."""
+    """Yield what an iterator gives, each item made in another thread; a generator is closed there."""
     nothing = object()
-    while (item := await finish(asyncio.to_thread(next, items, nothing))) is not nothing:
-        yield item  # type: ignore[misc]  # not the object that says that there is none
+    try:
+        while (item := await finish(asyncio.to_thread(next, items, nothing))) is not nothing:
+            yield item  # type: ignore[misc]  # not the object that says that there is none
+    finally:
+        if isinstance(items, Generator):
+            await finish(asyncio.to_thread(items.close))
 
 
 def batches_of(piece: pa.Table, *, needed: bool) -> list[pa.RecordBatch]:

@@ -2,19 +2,22 @@
 
 Links, order and head are rules of the manifest, and are checked whenever one is read. Here every file
 is fetched once: it is there, has its size and its SHA-256, and decodes to as many rows as it should.
+A deep verification also compares the rows of each base with what the epoch before leads to.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 from streamfold.archive.decoding import Chosen, Decoding
+from streamfold.archive.failures import ArtifactCorruptError
 from streamfold.archive.formats.registry import FORMAT_IDS
 from streamfold.archive.manifest import Artifact, Manifest, Part
 from streamfold.archive.part_files import PartFiles
+from streamfold.archive.rebases import check_rebase, rebases_of
 from streamfold.blob.local_files import finish
 from streamfold.errors import RetryLaterError, StorageError, StreamfoldError
 
@@ -43,6 +46,10 @@ class Verification:
     #: Files of which the manifest states no hash: only their sizes and counts were compared.
     unhashed: int
     problems: tuple[Checked, ...]
+    #: Bases whose rows were compared with what the epoch before leads to, and other re-bases: after
+    #: a gap, without a schema, or with a file that cannot be read.
+    compared: int = 0
+    incomparable: int = 0
 
     @property
     def ok(self) -> bool:
@@ -56,6 +63,7 @@ class Verifier:
     manifest: Manifest
     files: PartFiles
     decoding: Decoding
+    deep: bool = False
 
     async def run(self, on_file: Callable[[Checked], None] | None = None) -> Verification:
         """Return what was found; `on_file` hears of each file when it is done with."""
@@ -65,7 +73,7 @@ class Verifier:
             checked.append(await self._check(part, chosen))
             if on_file:
                 on_file(checked[-1])
-        return Verification(
+        found = Verification(
             self.manifest.table,
             self.manifest.head_position,
             artifacts=len(self.manifest.artifacts),
@@ -74,6 +82,29 @@ class Verifier:
             rows=sum(file.rows for file in checked),
             unhashed=sum(part.sha256 is None for part, _ in parts.values()),
             problems=tuple(file for file in checked if file.problem),
+        )
+        return await self._compare_bases(found) if self.deep else found
+
+    async def _compare_bases(self, found: Verification) -> Verification:
+        """Return what was found, and which bases are not what the epochs before them lead to."""
+        problems = {file.path: file for file in found.problems}
+        compared = 0
+        for rebase in rebases_of(self.manifest):
+            if rebase.paths() & problems.keys():
+                continue  # it is known that one of them cannot be read
+            try:
+                compared += await check_rebase(rebase, self.files, self.decoding)
+            except ArtifactCorruptError as error:
+                compared += 1
+                problems[rebase.path] = Checked(rebase.path, 0, 0, error)
+            except RetryLaterError as error:
+                problems[rebase.path] = Checked(rebase.path, 0, 0, error)
+        bases = sum(artifact.is_base for artifact in self.manifest.artifacts)
+        return replace(
+            found,
+            problems=tuple(problems.values()),
+            compared=compared,
+            incomparable=bases - 1 - compared,
         )
 
     def parts(self) -> dict[str, tuple[Part, Chosen | None]]:

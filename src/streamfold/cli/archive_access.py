@@ -65,6 +65,13 @@ def _exit_statuses() -> Iterator[None]:
         raise VerbFailedError(error.code, error.message, status) from error
 
 
+def positive(context: click.Context, option: click.Parameter, value: int) -> int:
+    """Refuse a time of no length."""
+    if value <= 0:
+        raise click.BadParameter("it must be 1s at least", context, option)
+    return value
+
+
 uri_argument = click.argument("uri")
 position_option = click.option("--position", metavar="P", help="The table at this position.")
 time_option = click.option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -22,6 +23,7 @@ from streamfold.cli.parameters import Duration
 
 if TYPE_CHECKING:
     from streamfold.archive import Collector
+    from streamfold.archive.collection import Doomed
 
 
 @verb("gc")
@@ -54,7 +56,17 @@ async def gc(
 
     age = None if max_age is None else timedelta(seconds=max_age)
     retention = Retention(keep_epochs, age, timedelta(seconds=grace))
-    found = await _collector(uris).collect(retention, dry_run=dry_run)
+    with progress("looking" if dry_run else "deleting", 0) as bar:
+
+        def expect(doomed: Sequence[Doomed]) -> None:
+            bar.length = max(1, sum(file.size_bytes for file in doomed))
+
+        found = await _collector(uris).collect(
+            retention,
+            dry_run=dry_run,
+            on_found=expect,
+            on_deleted=lambda file: bar.update(file.size_bytes),
+        )
     output.show(shapes.collected_shape(found), shapes.collected_text(found))
 
 

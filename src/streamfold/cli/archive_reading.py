@@ -16,6 +16,7 @@ from streamfold.cli.archive_access import (
     open_archive,
     open_destination,
     position_option,
+    positive,
     progress,
     reading_options,
     time_option,
@@ -25,6 +26,7 @@ from streamfold.cli.archive_access import (
 from streamfold.cli.failures import OutputClosedError, VerbFailedError
 from streamfold.cli.output import Output, output_closed
 from streamfold.cli.parameters import Duration
+from streamfold.errors import StreamfoldError
 
 if TYPE_CHECKING:
     from streamfold.archive import Archive
@@ -33,12 +35,19 @@ if TYPE_CHECKING:
 @verb("ls")
 @uri_argument
 async def ls(output: Output, uri: str) -> None:
-    """List the archives in a folder and below it."""
+    """List the archives in a folder and below it.
+
+    One whose manifest cannot be used is listed with the reason, and the status is 1 then.
+    """
     from streamfold.archive.addresses import existing_folder
     from streamfold.archive.listing import list_archives
 
+    bad = 0
     async for found, manifest in list_archives(open_destination(existing_folder(uri))):
-        output.show(shapes.manifest_shape(found, manifest), shapes.manifest_line(found, manifest))
+        bad += isinstance(manifest, StreamfoldError)
+        output.show(shapes.listed_shape(found, manifest), shapes.listed_line(found, manifest))
+    if bad:
+        raise VerbFailedError("manifest_invalid", f"{bad} manifests cannot be used, see above")
 
 
 @verb("show")
@@ -54,8 +63,11 @@ async def show(output: Output, uri: str, position: str | None, moment: int | Non
 
 @verb("verify")
 @uri_argument
+@click.option(
+    "--deep", is_flag=True, help="Also compare each base with what the epoch before leads to."
+)
 @reading_options
-async def verify(output: Output, uri: str, **reading: Any) -> None:
+async def verify(output: Output, uri: str, deep: bool, **reading: Any) -> None:
     """Check every file: there, of its size and SHA-256, readable, with as many rows as it should.
 
     Ends with status 1 if anything is wrong, after having told all of it.
@@ -63,7 +75,7 @@ async def verify(output: Output, uri: str, **reading: Any) -> None:
     found = await open_archive(uri, **reading)
     sizes = {part.path: part.size_bytes for part in found.manifest.parts()}
     with progress("verifying", sum(sizes.values())) as bar:
-        result = await found.verify(lambda file: bar.update(file.size_bytes))
+        result = await found.verify(lambda file: bar.update(file.size_bytes), deep=deep)
     output.show(shapes.verification_shape(result), shapes.verification_text(result))
     if not result.ok:
         raise VerbFailedError(
@@ -156,7 +168,14 @@ async def diff(output: Output, uri: str, since: str, until: str | None, **readin
 @verb("follow")
 @uri_argument
 @click.option("--since", metavar="P", help="Begin with the changes after P, not with the rows.")
-@click.option("--poll", type=Duration(), default="5s", show_default=True, help="How often to look.")
+@click.option(
+    "--poll",
+    type=Duration(),
+    default="5s",
+    show_default=True,
+    callback=positive,
+    help="How often to look.",
+)
 @reading_options
 async def follow(output: Output, uri: str, since: str | None, poll: int, **reading: Any) -> None:
     """Print the table and then its changes as they are committed, until Ctrl-C.

@@ -8,13 +8,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from streamfold.cli.shapes import Shape
+from streamfold.errors import StreamfoldError
 
 if TYPE_CHECKING:
     from streamfold.archive import Archive, Artifact, Collected, Manifest, TablePlan, Verification
 
 
+def listed_shape(uri: str, found: Manifest | StreamfoldError) -> Shape:
+    """One archive in a listing, or why it cannot be used."""
+    if isinstance(found, StreamfoldError):
+        return {"uri": uri, "error": {"code": found.code, "message": found.message}}
+    return manifest_shape(uri, found)
+
+
+def listed_line(uri: str, found: Manifest | StreamfoldError) -> str:
+    if isinstance(found, StreamfoldError):
+        return f"{'cannot be used':30}  {uri}  {found.message}"
+    return manifest_line(uri, found)
+
+
 def manifest_shape(uri: str, manifest: Manifest) -> Shape:
-    """One archive in a listing."""
+    """What tells one archive from others."""
     return {
         "uri": uri,
         "table": manifest.table,
@@ -96,6 +110,7 @@ def verification_shape(found: Verification) -> Shape:
         "bytes": found.size_bytes,
         "rows": found.rows,
         "files_without_hash": found.unhashed,
+        "bases_compared": found.compared,
         "problems": [
             {"path": file.path, "code": file.problem.code, "message": file.problem.message}
             for file in found.problems
@@ -108,9 +123,10 @@ def verification_text(found: Verification) -> str:
     problems = [f"{file.path}: {file.problem}" for file in found.problems]
     unhashed = f", {found.unhashed} of them without a hash" if found.unhashed else ""
     verdict = "nothing is wrong" if found.ok else f"{len(problems)} are wrong"
+    compared = f", {found.compared} bases compared" if found.compared else ""
     last = (
         f"table {found.table} up to {found.head_position}: {found.files} files of "
-        f"{found.size_bytes:,} bytes{unhashed}, {found.rows:,} rows and changes: {verdict}"
+        f"{found.size_bytes:,} bytes{unhashed}, {found.rows:,} rows and changes{compared}: {verdict}"
     )
     return "\n".join([*problems, last])
 

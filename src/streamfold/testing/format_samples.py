@@ -74,6 +74,10 @@ EVERY_TYPE: dict[str, tuple[pa.DataType, list[Any]]] = {
         pa.map_(pa.string(), pa.struct([("t", pa.timestamp("us", "UTC"))])),
         [[("k", {"t": 1}), ("l", None)], [('"\n', {"t": None})]],
     ),
+    "list of structs": (
+        pa.list_(pa.struct([pa.field("x", pa.int64(), nullable=False), ("y", pa.string())])),
+        [[], [{"x": 1, "y": None}, None], [None], [{"x": 2, "y": "b"}]],
+    ),
     "list of maps": (
         pa.list_(pa.map_(pa.string(), pa.float64())),
         [[], [[("x", math.nan)], None, []]],

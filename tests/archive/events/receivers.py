@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -218,8 +219,8 @@ class Hook:
 
 
 @contextmanager
-def run_hook() -> Iterator[Hook]:
-    """Run an HTTP server on a free port until the block ends."""
+def run_hook(tls: ssl.SSLContext | None = None) -> Iterator[Hook]:
+    """Run an HTTP server on a free port until the block ends, HTTPS where there is a context."""
     hook = Hook()
 
     class Handler(BaseHTTPRequestHandler):
@@ -244,7 +245,13 @@ def run_hook() -> Iterator[Hook]:
             """Say nothing: the path of a webhook is a secret."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    hook.url = f"http://127.0.0.1:{server.server_address[1]}/hooks/path-secret-1?key=query-secret-2"
+    if tls:
+        server.socket = tls.wrap_socket(
+            server.socket, server_side=True, do_handshake_on_connect=False
+        )
+    port = server.server_address[1]
+    scheme = "https" if tls else "http"
+    hook.url = f"{scheme}://127.0.0.1:{port}/hooks/path-secret-1?key=query-secret-2"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
 

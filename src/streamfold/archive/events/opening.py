@@ -4,13 +4,14 @@
     {"type": "sqs",         "queue_url": …}
     {"type": "kinesis",     "stream": …}
     {"type": "eventbridge", "bus": …}
-    {"type": "webhook",     "url": …, "secret_env": … or "secret_file": …}
+    {"type": "webhook",     "url": …, "secret_env": … or "secret_file": …, "ca_file": …}
 
 Those of AWS also take `credentials`, the name of a profile, and `region`.
 """
 
 from __future__ import annotations
 
+import ssl
 from pathlib import Path
 
 import msgspec
@@ -55,6 +56,8 @@ class _Webhook(_Config, frozen=True, kw_only=True, tag_field="type", tag="webhoo
     url: str
     secret_env: str | None = None
     secret_file: str | None = None
+    #: Certificates in PEM that alone are trusted, in place of those of the machine.
+    ca_file: str | None = None
 
 
 def open_sink(raw: object, profiles: Profiles, *, path: str) -> EventSink:
@@ -79,7 +82,7 @@ def _open(
     config: _Sns | _Sqs | _Kinesis | _EventBridge | _Webhook, profiles: Profiles, path: str
 ) -> EventSink:
     if isinstance(config, _Webhook):
-        return WebhookSink(config.url, secret=_secret(config))
+        return WebhookSink(config.url, secret=_secret(config), tls=_tls(config))
     access = profiles.access(config.credentials, path=f"{path}.credentials", region=config.region)
     if isinstance(config, _Sns):
         return SnsSink(config.topic_arn, access)
@@ -88,6 +91,18 @@ def _open(
     if isinstance(config, _Kinesis):
         return KinesisSink(config.stream, access)
     return EventBridgeSink(config.bus, access)
+
+
+def _tls(config: _Webhook) -> ssl.SSLContext | None:
+    if config.ca_file is None:
+        return None
+    try:
+        return ssl.create_default_context(cafile=config.ca_file)
+    except OSError as error:  # an SSLError is one
+        raise InvalidError(
+            f"ca_file {config.ca_file!r} has no certificates that can be used "
+            f"({error.strerror or type(error).__name__}): give a PEM file"
+        ) from None
 
 
 def _secret(config: _Webhook) -> SecretReference | None:

@@ -91,7 +91,8 @@ def _cast_list(array: pa.Array, inner: pa.DataType, kind: pa.DataType, path: str
     values = array.flatten()
     if pa.types.is_struct(inner) and pa.types.is_struct(values.type):
         # Entries of a map may be named differently, but never stand in another order.
-        values = build_struct(struct_children(values), _renamed(values.type, inner, kind), None)
+        fields = _renamed(values.type, inner, kind)
+        values = build_struct(struct_children(values), fields, nulls_of(values))
     return build_list(list_lengths(array), _cast_array(values, inner, path), kind, nulls_of(array))
 
 

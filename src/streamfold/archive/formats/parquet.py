@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from typing import BinaryIO
 
@@ -37,6 +38,9 @@ DECIMAL128_DIGITS = 38
 #: Rows that are looked at to choose how a column is encoded.
 SAMPLE_ROWS = 4096
 
+#: Schemas that are kept parsed: nearly all files of a table have the same.
+SCHEMAS_KEPT = 64
+
 #: Where the file's metadata holds the schema, as the manifest does, and its id.
 SCHEMA_KEY, SCHEMA_ID_KEY = b"streamfold.schema", b"streamfold.schema_id"
 
@@ -44,6 +48,9 @@ SCHEMA_KEY, SCHEMA_ID_KEY = b"streamfold.schema", b"streamfold.schema_id"
 @dataclass(frozen=True, slots=True)
 class ParquetFormat:
     """Exact for every type; a file says its own schema."""
+
+    #: Whether a reader checks them; whoever knows the hash of the whole file need not.
+    page_checksums: bool = True
 
     id = "parquet"
     compression = "none"  # of the file as a whole: pages are compressed inside
@@ -62,7 +69,7 @@ class ParquetFormat:
     def read_rows(
         self, source: BinaryIO, schema: TableSchema | None, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        with _opened(source) as file:
+        with _opened(source, self.page_checksums) as file:
             stored = _stored_schema(file)
             if stored is not None:
                 _check_types(file, stored.arrow)
@@ -76,7 +83,7 @@ class ParquetFormat:
     def read_changes(
         self, source: BinaryIO, schema: TableSchema | None
     ) -> Iterator[pa.RecordBatch]:
-        with _opened(source) as file:
+        with _opened(source, self.page_checksums) as file:
             stored = _stored_schema(file)
             if stored is not None:
                 _check_types(file, stored.changes)
@@ -138,11 +145,11 @@ def _repeats(column: pa.Array) -> bool:
 
 
 @contextmanager
-def _opened(source: BinaryIO) -> Iterator[pq.ParquetFile]:
+def _opened(source: BinaryIO, checked: bool) -> Iterator[pq.ParquetFile]:
     """The file; whatever Arrow says about its bytes while it is read means that they are corrupt."""
     try:
         source.seek(0)
-        yield pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=False)
+        yield pq.ParquetFile(source, page_checksum_verification=checked, pre_buffer=False)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         if getattr(error, "errno", None) is not None:
             raise  # the storage failed, which says nothing about the bytes
@@ -210,12 +217,17 @@ def _stored_schema(file: pq.ParquetFile) -> TableSchema | None:
     if SCHEMA_KEY not in metadata:
         return None
     try:
-        schema = TableSchema.from_json(msgspec.json.decode(metadata[SCHEMA_KEY]))
+        schema = _parsed_schema(metadata[SCHEMA_KEY])
     except (InvalidError, msgspec.DecodeError) as error:
         raise ArtifactCorruptError(f"the schema in the Parquet file: {error}") from None
     if schema.id.encode() != metadata.get(SCHEMA_ID_KEY):
         raise ArtifactCorruptError("the schema in the Parquet file is not the one of its id")
     return schema
+
+
+@lru_cache(maxsize=SCHEMAS_KEPT)
+def _parsed_schema(data: bytes) -> TableSchema:
+    return TableSchema.from_json(msgspec.json.decode(data))
 
 
 def _arrow_of(file: pq.ParquetFile, schema: TableSchema | None) -> pa.Schema:

@@ -23,10 +23,12 @@ from streamfold.archive.formats.inference import (
     selected,
 )
 from streamfold.archive.formats.json_text import key_text
+from streamfold.archive.formats.message_blocks import read_blocks
 from streamfold.archive.formats.objects import columns_of
 from streamfold.archive.formats.pieces import Limits
 from streamfold.archive.formats.published import published_schema, verified_changes, verified_rows
-from streamfold.archive.formats.published_messages import read_change, read_messages, read_row
+from streamfold.archive.formats.published_messages import read_change, read_row
+from streamfold.archive.formats.struct_columns import IrregularError, read_in_step
 from streamfold.archive.formats.struct_values import join, sized, struct_message
 from streamfold.archive.schema import TableSchema
 
@@ -68,7 +70,7 @@ class ProtobufFormat:
                 yield inferred_batch(rows, found)
             return
         wanted = schema.arrow if columns is None else schema.select(columns)
-        for batch in _typed(_objects(source, read_row), wanted, columns is not None):
+        for batch in _rows(source, wanted, columns is not None):
             yield from verified_rows(batch, wanted)
 
     def read_changes(
@@ -77,8 +79,10 @@ class ProtobufFormat:
         if schema is None:
             yield from inferred_changes(lambda: _objects(source, read_change))
             return
-        for batch in _typed(_objects(source, read_change), published_schema(schema), False):
-            yield from verified_changes(batch, schema)
+        published, count = published_schema(schema), 0
+        for changes in _objects(source, read_change):
+            yield from verified_changes(_typed(changes, published, False, count), schema)
+            count += len(changes)
 
 
 def _write(sink: BinaryIO, messages: Iterable[pa.Array]) -> int:
@@ -107,18 +111,33 @@ def _objects(
     source: BinaryIO, read: Callable[[bytes], dict[str, Any]]
 ) -> Iterator[list[dict[str, Any]]]:
     source.seek(0)
-    for messages in read_messages(source, MESSAGES_AT_ONCE):
-        yield [read(message) for message in messages]
+    for block in read_blocks(source, MESSAGES_AT_ONCE):
+        for messages in block.messages(MESSAGES_AT_ONCE.rows):
+            yield [read(message) for message in messages]
+
+
+def _rows(source: BinaryIO, schema: pa.Schema, others_ignored: bool) -> Iterator[pa.RecordBatch]:
+    """Rows that are alike are read in step; of others each value is looked at."""
+    source.seek(0)
+    count = 0
+    for block in read_blocks(source, MESSAGES_AT_ONCE):
+        try:
+            alike = read_in_step(block, schema, others_ignored)
+        except (IrregularError, pa.ArrowInvalid, ValueError):
+            for messages in block.messages(MESSAGES_AT_ONCE.rows):
+                rows = [read_row(message) for message in messages]
+                yield _typed(rows, schema, others_ignored, count)
+                count += len(rows)
+        else:
+            yield alike
+            count += len(alike)
 
 
 def _typed(
-    blocks: Iterable[list[dict[str, Any]]], schema: pa.Schema, others_ignored: bool
-) -> Iterator[pa.RecordBatch]:
-    count = 0
-    for rows in blocks:
-        try:
-            batch = columns_of(rows, schema, others_ignored)
-        except (pa.ArrowInvalid, ValueError) as error:
-            raise ArtifactCorruptError(f"after message {count}: {error}") from None
-        yield batch
-        count += len(rows)
+    rows: list[dict[str, Any]], schema: pa.Schema, others_ignored: bool, count: int
+) -> pa.RecordBatch:
+    """The rows as columns; `count` were there before them."""
+    try:
+        return columns_of(rows, schema, others_ignored)
+    except (pa.ArrowInvalid, ValueError) as error:
+        raise ArtifactCorruptError(f"after message {count}: {error}") from None

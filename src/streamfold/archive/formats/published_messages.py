@@ -7,16 +7,12 @@ google.protobuf.Struct new = 4; }
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, struct_pb2
 from google.protobuf.message import DecodeError
 
 from streamfold.archive.failures import ArtifactCorruptError
-from streamfold.archive.formats.pieces import Limits
-from streamfold.archive.formats.protobuf_frames import read_message
-from streamfold.errors import MalformedError
 
 _PACKAGE = "laredo.snapshotter.v1"
 _STRUCT = ".google.protobuf.Struct"
@@ -93,23 +89,3 @@ def _value(value: Any) -> Any:
     if kind == "struct_value":
         return struct_values(found)
     return [_value(item) for item in found.values] if kind == "list_value" else found
-
-
-def read_messages(source: BinaryIO, limits: Limits) -> Iterator[list[bytes]]:
-    """Length-delimited messages, until either limit at a time; a cut-off one is refused."""
-    held: list[bytes] = []
-    size = 0
-    while True:
-        try:
-            message = read_message(source)
-        except EOFError:
-            break
-        except MalformedError as error:
-            raise ArtifactCorruptError(f"a message cannot be read: {error}") from None
-        held.append(message)
-        size += len(message)
-        if len(held) >= limits.rows or size >= limits.size:
-            yield held
-            held, size = [], 0
-    if held:
-        yield held

@@ -1,0 +1,65 @@
+"""A rebuild holds row groups and changes in memory, however large the table is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+from streamfold.archive import TableSchema
+from streamfold.archive.formats import Format, JsonlFormat, ParquetFormat
+from tests.archive.reading import folder_at
+from tests.archive.tables import open_writer
+
+MIB = 1 << 20
+SCHEMA = TableSchema.of(pa.schema([("id", pa.int64()), ("name", pa.string())]), ["id"])
+ROWS, NAME = 4096, 1024
+SMALL, LARGE = 8, 32
+
+
+def batches(count: int) -> Iterator[pa.RecordBatch]:
+    """Yield about 4 MiB of names each, of which next to nothing repeats."""
+    rng = random.Random(3)
+    for number in range(count):
+        ids = pa.array(range(number * ROWS, (number + 1) * ROWS), pa.int64())
+        text = rng.randbytes(ROWS * NAME // 2).hex()
+        names = pa.array([text[start : start + NAME] for start in range(0, len(text), NAME)])
+        yield pa.RecordBatch.from_arrays([ids, names], schema=SCHEMA.arrow)
+
+
+def updates(count: int) -> pa.RecordBatch:
+    """Return changes of some rows of every batch, the same number for every size of table."""
+    ids = [number * ROWS // 8 for number in range(count * 8)][:: count // SMALL]
+    rows = [{"id": number, "name": "new"} for number in ids]
+    plain = [{"action": "UPDATE", "key": {"id": row["id"]}, "after": row} for row in rows]
+    return pa.RecordBatch.from_pylist(plain, schema=SCHEMA.changes)
+
+
+async def write(folder: Path, count: int) -> None:
+    formats: list[Format] = [ParquetFormat(), JsonlFormat()]
+    writer = await open_writer(folder_at(folder), formats=formats, schema=SCHEMA)
+    await writer.write_base(batches(count), "0", reason="first")
+    await writer.write_diff([updates(count)], "0", "1")
+
+
+def test_memory_does_not_grow_with_the_table(tmp_path: Path) -> None:
+    for count in (SMALL, LARGE):
+        asyncio.run(write(tmp_path / str(count), count))
+    given = [f"{form}:{tmp_path / str(n)}" for form in ("parquet", "jsonl") for n in (SMALL, LARGE)]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.archive.reading_process", *given],
+        check=True,
+        stdout=subprocess.PIPE,
+        timeout=120,
+    )
+    read = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [found["rows"] for found in read] == [SMALL * ROWS, LARGE * ROWS] * 2
+    for small, large in (read[:2], read[2:]):
+        # The larger table has 96 MiB more.
+        assert large["peak"] - small["peak"] < 32 * MIB, read
