@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Lock
+from typing import Any
 
 import boto3
+from moto.moto_server import threaded_moto_server
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication
 from moto.server import ThreadedMotoServer
+
+
+class _OneAtATime(DomainDispatcherApplication):  # type: ignore[misc]  # moto has no types
+    """moto looks at the condition of a write, and then writes: in threads, that is no swap."""
+
+    _lock = Lock()
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        with self._lock:
+            answer: Iterable[bytes] = super().__call__(environ, start_response)
+        return answer
+
+
+def new_moto_server(port: int = 0) -> ThreadedMotoServer:
+    """A server of AWS's services whose conditional writes are atomic, as AWS's are."""
+    threaded_moto_server.DomainDispatcherApplication = _OneAtATime
+    return ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +73,7 @@ def run_s3_server() -> Iterator[S3Server]:
                 yield server
     """
     logging.getLogger("werkzeug").setLevel(logging.WARNING)  # one line per request otherwise
-    process = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    process = new_moto_server()
     process.start()
     try:
         host, port = process.get_host_and_port()
