@@ -1,0 +1,25 @@
+"""Which tests run one after the other when two processes share the work: `pytest -n 2 --dist loadgroup`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent
+#: Folders whose files stay together: those of Spark share a session, which takes long to start and much
+#: memory, and those of other clients install packages into the same place.
+SPARK, INTEROP = "spark", "interop"
+
+
+@pytest.hookimpl(tryfirst=True)  # xdist looks at the marks in the same hook
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of a file stay together, for their fixtures; those of Spark all do, and begin first."""
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
+    items.sort(key=lambda item: _group(item) != SPARK)
+
+
+def _group(item: pytest.Item) -> str:
+    place = item.path.relative_to(ROOT)
+    return place.parts[0] if place.parts[0] in (SPARK, INTEROP) else place.as_posix()
