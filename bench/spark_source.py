@@ -1,9 +1,10 @@
 """Measures reading streams into Spark: `python -m bench.spark_source --help`.
 
 The same records are read from a server by `format("streamfold")`, from Parquet by Spark itself, and
-from the server by a Python loop with the official client, one after the other in one run: these
-machines are shared, and only ratios travel. Spark's own count of Parquet reads no records, so both
-are read with all columns to nowhere as well.
+from the server by a Python loop with the official client, in turns in one run: these machines are
+shared, and only ratios travel. Spark's own count of Parquet reads no records, so both are read with
+all columns to nowhere as well. Processor time is that of the server, of Spark's Java process, and
+of Python: Spark's workers, or the loop.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import s2_sdk
 from pyspark.sql import DataFrame, SparkSession
 
@@ -32,7 +35,7 @@ from streamfold.spark.connection import Connection
 from streamfold.spark.endpoint import Endpoint
 from streamfold.spark.streams import Streams
 
-STREAM = "records"
+STREAM, LOOP = "records", "loop with the S2 client"
 #: Bytes of a body, and records of one append.
 SIZE, APPEND = 200, 1000
 FULL, QUICK = 5_000_000, 500_000
@@ -53,24 +56,45 @@ def fill(url: str, records: int) -> float:
     return records / (time.perf_counter() - began)
 
 
-def rate(records: int, work: Callable[[], object]) -> dict[str, Any]:
-    """Records per second: median and all of them, the first one after a warm-up."""
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one piece of work took."""
+
+    per_second: float
+    #: Microseconds of processor per record, by kind of process.
+    cpu_us: dict[str, float]
+
+
+def processors(server: int) -> dict[str, float]:
+    """Processor seconds so far, by kind of process."""
+    spent = {"server": 0.0, "java": 0.0, "python": time.process_time()}
+    for process in psutil.Process().children(recursive=True):
+        kind = "java" if process.name() == "java" else "python"
+        spent["server" if process.pid == server else kind] += sum(process.cpu_times()[:2])
+    return spent
+
+
+def turn(server: int, records: int, work: Callable[[], object]) -> Turn:
+    spent, began = processors(server), time.perf_counter()
     work()
-    rates = []
-    for _ in range(REPEATS):
-        began = time.perf_counter()
-        work()
-        rates.append(records / (time.perf_counter() - began))
-    return {"per_second": statistics.median(rates), "all": rates}
+    seconds, now = time.perf_counter() - began, processors(server)
+    each = {kind: (now[kind] - spent[kind]) * 1e6 / records for kind in now}
+    return Turn(records / seconds, each)
 
 
-async def sdk_loop(url: str, records: int) -> float:
-    """Records per second of a loop that looks at every record."""
+def figure(turns: list[Turn]) -> dict[str, Any]:
+    """Medians, and all rates: what is odd about them is the machine's."""
+    rates = [turn.per_second for turn in turns]
+    cpu = {kind: statistics.median(t.cpu_us[kind] for t in turns) for kind in turns[0].cpu_us}
+    return {"per_second": statistics.median(rates), "cpu_us": cpu, "all": rates}
+
+
+async def sdk_loop(url: str, records: int) -> None:
+    """Look at every record."""
     endpoints = s2_sdk.Endpoints(account=url, basin=url)
     found = size = 0
     async with s2_sdk.S2("none", endpoints=endpoints) as client:
         stream = client.basin(BASIN).stream(STREAM)
-        began = time.perf_counter()
         limit = s2_sdk.ReadLimit(count=records)
         async for batch in stream.read_session(start=s2_sdk.SeqNum(0), limit=limit):
             for record in batch.records:
@@ -78,66 +102,82 @@ async def sdk_loop(url: str, records: int) -> float:
                 size += len(record.body)
     if found != records or size != records * SIZE:
         raise RuntimeError(f"the client read {found} records of {size} bytes, not {records}")
-    return found / (time.perf_counter() - began)
 
 
-def measure(spark: SparkSession, url: str, folder: Path, records: int) -> dict[str, Any]:
-    """All figures, by name."""
+def works(
+    spark: SparkSession, url: str, folder: Path, records: int
+) -> dict[str, tuple[int, Callable[[], object]]]:
+    """What is measured, by name: how many records it reads, and how."""
     options = {"endpoint": url, "basin": BASIN, "stream": STREAM}
 
     def source(**more: str) -> DataFrame:
         return spark.read.format("streamfold").options(**options, **more).load()
 
-    def count() -> None:
-        found = source().count()
+    def count(**more: str) -> None:
+        found = source(**more).count()
         if found != records:
             raise RuntimeError(f"Spark counted {found} records, not {records}")
+
+    def parquet() -> DataFrame:
+        return spark.read.parquet(str(folder / "from-source"))
 
     def to_parquet(frame: DataFrame, name: str) -> None:
         frame.write.mode("overwrite").parquet(str(folder / name))
 
-    def all_columns(frame: DataFrame) -> None:
+    def to_nowhere(frame: DataFrame) -> None:
         frame.write.format("noop").mode("overwrite").save()
 
-    def one_record() -> None:
-        source(endingOffsets=json.dumps({STREAM: 1})).count()
-
-    figures = {
-        "source, queries for one record": rate(1, one_record),
-        "source, count": rate(records, count),
-        "source, all columns to nowhere": rate(records, lambda: all_columns(source())),
-        "source, to Parquet": rate(records, lambda: to_parquet(source(), "from-source")),
+    one = json.dumps({STREAM: 1})
+    some = min(records, SDK_RECORDS)
+    return {
+        LOOP: (some, lambda: asyncio.run(sdk_loop(url, some))),
+        "source, query for one record": (1, lambda: source(endingOffsets=one).count()),
+        "source, count": (records, count),
+        "source, count by columns=seq_num": (records, lambda: count(columns="seq_num")),
+        "source, all columns to nowhere": (records, lambda: to_nowhere(source())),
+        "source, to Parquet": (records, lambda: to_parquet(source(), "from-source")),
+        "Spark's Parquet, all columns to nowhere": (records, lambda: to_nowhere(parquet())),
+        "Spark's Parquet, to Parquet": (records, lambda: to_parquet(parquet(), "copy")),
     }
-    parquet = spark.read.parquet(str(folder / "from-source"))
-    figures["Spark's Parquet, all columns to nowhere"] = rate(records, lambda: all_columns(parquet))
-    figures["Spark's Parquet, to Parquet"] = rate(records, lambda: to_parquet(parquet, "copy"))
-    loops = [asyncio.run(sdk_loop(url, min(records, SDK_RECORDS))) for _ in range(2)]
-    figures["loop with the S2 client"] = {"per_second": max(loops), "all": loops}
-    return figures
+
+
+def measure(
+    work: dict[str, tuple[int, Callable[[], object]]], server: int, repeats: int
+) -> dict[str, Any]:
+    """All figures, by name; the first turn of each, which compiles and loads, does not count."""
+    turns: dict[str, list[Turn]] = {name: [] for name in work}
+    for _ in range(repeats + 1):
+        for name, (records, run_it) in work.items():
+            turns[name].append(turn(server, records, run_it))
+    return {name: figure(found[1:]) for name, found in turns.items()}
 
 
 def ratios(figures: dict[str, Any]) -> dict[str, float]:
-    def of(name: str) -> float:
-        return float(figures[name]["per_second"])
+    def ratio(name: str, beside: str) -> float:
+        return float(figures[name]["per_second"]) / float(figures[beside]["per_second"])
 
-    parquet = "Spark's Parquet"
+    counted, parquet = "source, count by columns=seq_num", "Spark's Parquet"
     return {
-        "count / loop": of("source, count") / of("loop with the S2 client"),
-        "to Parquet / loop": of("source, to Parquet") / of("loop with the S2 client"),
-        "all columns / Spark's Parquet": of("source, all columns to nowhere")
-        / of(f"{parquet}, all columns to nowhere"),
-        "to Parquet / Spark's Parquet": of("source, to Parquet") / of(f"{parquet}, to Parquet"),
+        "count / loop": ratio("source, count", LOOP),
+        "count by columns=seq_num / loop": ratio(counted, LOOP),
+        "all columns to nowhere / loop": ratio("source, all columns to nowhere", LOOP),
+        "to Parquet / loop": ratio("source, to Parquet", LOOP),
+        "all columns / Spark's Parquet": ratio(
+            "source, all columns to nowhere", f"{parquet}, all columns to nowhere"
+        ),
+        "to Parquet / Spark's Parquet": ratio("source, to Parquet", f"{parquet}, to Parquet"),
     }
 
 
-def run(records: int, backend: str, folder: Path) -> dict[str, Any]:
+def run(records: int, backend: str, repeats: int, folder: Path) -> dict[str, Any]:
     since = processor_times()
     spark = local_session("bench", settings={"spark.ui.showConsoleProgress": "false"})
     spark.sparkContext.setLogLevel("ERROR")
     with serving(backend, [STREAM], folder) as server:
         url = f"http://127.0.0.1:{server.port}"
         filled = fill(url, records)
-        figures = measure(spark, url, folder, records)
+        work = works(spark, url, folder, records)
+        figures = measure(work, server.pid, repeats)
     spark.stop()
     return {
         "records": records,
@@ -152,9 +192,11 @@ def run(records: int, backend: str, folder: Path) -> dict[str, Any]:
 
 
 def report(results: dict[str, Any]) -> None:
-    print("| measure | records/s |\n|---|---|")
-    for name, figure in results["figures"].items():
-        print(f"| {name} | {figure['per_second']:,.2f} |")
+    print("| measure | records/s | processor us per record: server | Java | Python |")
+    print("|---|---|---|---|---|")
+    for name, found in results["figures"].items():
+        cpu = (f"{found['cpu_us'][kind]:,.2f}" for kind in ("server", "java", "python"))
+        print(f"| {name} | {found['per_second']:,.2f} | {' | '.join(cpu)} |")
     print("\n| ratio | |\n|---|---|")
     for name, value in results["ratios"].items():
         print(f"| {name} | {value:.2f}x |")
@@ -169,11 +211,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help=f"{QUICK} records instead of {FULL}")
+    parser.add_argument("--repeats", type=int, default=REPEATS, help="turns of each measurement")
     parser.add_argument("--backend", choices=("memory", "local"), default="local")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="bench-spark-"))
     try:
-        results = run(QUICK if options.quick else FULL, options.backend, folder)
+        records = QUICK if options.quick else FULL
+        results = run(records, options.backend, options.repeats, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     report(results)

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from streamfold.spark import local_session
 
-from .server import Server
+from .server import SecuredServer, Server
 
 _numbers = itertools.count()
 
@@ -53,6 +53,15 @@ def _end(session: SparkSession) -> None:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     running = Server(tmp_path_factory.mktemp("served")).start()
+    yield running
+    running.kill()
+
+
+@pytest.fixture(scope="session")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredServer]:
+    """A server whose streams are encrypted and whose certificate no system trusts."""
+    running = SecuredServer(tmp_path_factory.mktemp("secured"))
+    running.start()
     yield running
     running.kill()
 

@@ -12,11 +12,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 import s2_sdk
+
+from streamfold.server.certificates import write_self_signed
+from streamfold.server.listener import TlsFiles
 
 BASIN = "spark-basin"
 #: What a token looks like: unlike anything else in a log.
 TOKEN = "wHiSpEr-this-7f3a9c"
+#: A customer's key.
+KEY = "aGlkZGVuIGtleSBvZiB0aGlydHktdHdvIGJ5dGVzISE="
 
 Found = TypeVar("Found")
 Pair = tuple[bytes, bytes]
@@ -25,15 +31,18 @@ Pair = tuple[bytes, bytes]
 class Server:
     """A server on local disk; streams are made and looked at through the official client."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tls: TlsFiles | None = None, cipher: str = "") -> None:
         self._folder = folder
         self._port = _free_port()
         self._process: subprocess.Popen[bytes] | None = None
-        (folder / "init.json").write_text(json.dumps({"basins": [{"name": BASIN}]}))
+        self._tls = tls
+        config = {"stream_cipher": cipher} if cipher else {}
+        basin = {"name": BASIN, "config": config}
+        (folder / "init.json").write_text(json.dumps({"basins": [basin]}))
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
+        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self._port}"
 
     @property
     def options(self) -> dict[str, str]:
@@ -47,6 +56,8 @@ class Server:
             f"--local-root={self._folder / 'data'}",
             f"--init-file={self._folder / 'init.json'}",
         ]
+        if self._tls is not None:
+            command += [f"--tls-cert={self._tls.certificate}", f"--tls-key={self._tls.key}"]
         with (self._folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
         assert self._process.stdout is not None
@@ -79,11 +90,11 @@ class Server:
 
         self.talk(work)
 
-    def append(self, stream: str, records: Sequence[s2_sdk.Record]) -> None:
+    def append(self, stream: str, records: Sequence[s2_sdk.Record], key: str | None = None) -> None:
         async def work(basin: Any) -> None:
             for start in range(0, len(records), 1000):
                 batch = s2_sdk.AppendInput(list(records[start : start + 1000]))
-                await basin.stream(stream).append(batch)
+                await basin.stream(stream, encryption_key=key).append(batch)
 
         self.talk(work)
 
@@ -108,6 +119,22 @@ class Server:
 
     def bodies(self, stream: str) -> list[bytes]:
         return [record.body for record in self.records(stream)]
+
+
+class SecuredServer(Server):
+    """TLS by a certificate of its own, and a basin whose streams are encrypted."""
+
+    def __init__(self, folder: Path) -> None:
+        files = write_self_signed(folder)
+        super().__init__(folder, files, "aegis-256")
+        self.certificate = files.certificate
+
+    def append_sealed(self, stream: str, numbers: range) -> None:
+        """Through the official client, which trusts what the environment says."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SSL_CERT_FILE", str(self.certificate))
+            self.create(stream)
+            self.append(stream, [s2_sdk.Record(b"%d" % number) for number in numbers], KEY)
 
 
 def _free_port() -> int:

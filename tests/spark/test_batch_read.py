@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import s2_sdk
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -16,7 +17,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from streamfold.spark.options import COLUMNS
 from streamfold.spark.schema import arrow_schema, spark_schema
 
-from .server import TOKEN, Server
+from .server import KEY, TOKEN, SecuredServer, Server
 
 
 def read(spark: SparkSession, server: Server, **options: object) -> DataFrame:
@@ -131,18 +132,37 @@ def test_an_endpoint_that_is_down_is_waited_for_and_then_named(
         starting.join()
 
 
+def test_a_query_lives_through_a_restart_and_ends_when_records_to_come_are_trimmed(
+    spark: SparkSession, own_server: Server
+) -> None:
+    own_server.create("long")
+    own_server.append_numbers("long", range(3000))
+    parted = {"stream": "long", "maxRecordsPerPartition": 1000, "columns": "body"}
+    rows = read(spark, own_server, **parted).toLocalIterator()  # a partition at a time
+    found = [int(bytes(next(rows).body))]
+    own_server.kill()
+    own_server.start()
+    found += [int(bytes(row.body)) for row in rows]
+    assert found == list(range(3000))
+
+    rows = read(spark, own_server, **parted).toLocalIterator()
+    next(rows)
+    own_server.trim("long", 2500)
+    with pytest.raises(Py4JJavaError, match=r"records 1000 to 1999 .* first available is 2500"):
+        list(rows)
+
+
 def test_secrets_are_in_no_plan_no_event_and_no_error(
     spark: SparkSession,
-    server: Server,
-    fresh: Callable[[], str],
+    secured: SecuredServer,
     event_log: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    stream, key = fresh(), "aGlkZGVuIGtleSBvZiB0aGlydHktdHdvIGJ5dGVzISE="
-    server.append_numbers(stream, range(5))
-    frame = read(spark, server, stream=stream, encryptionKey=key)
+    secured.append_sealed("sealed", range(5))
+    secrets = {"encryptionKey": KEY, "caFile": secured.certificate, "stream": "sealed"}
+    frame = read(spark, secured, **secrets)
     frame.explain(True)
-    assert frame.count() == 5
+    assert numbers(frame) == list(range(5))
     texts = [
         capfd.readouterr().out,
         "".join(f.read_text() for f in event_log.rglob("*") if f.is_file()),
@@ -150,6 +170,6 @@ def test_secrets_are_in_no_plan_no_event_and_no_error(
     assert all("streamfold" in text for text in texts), "neither plan nor events were looked at"
     for options in ({"endpoint": "http://127.0.0.1:1"}, {"basin": "no-such-basin"}, {"typo": "1"}):
         with pytest.raises(PySparkException) as raised:
-            read(spark, server, **{"stream": stream, "retryTimeout": "0", **options}).count()
+            read(spark, secured, **{**secrets, "retryTimeout": "0", **options}).count()
         texts.append(str(raised.value))
-    assert not [text for text in texts if TOKEN in text or key in text]
+    assert not [text for text in texts if TOKEN in text or KEY in text]

@@ -7,6 +7,7 @@ import pytest
 from streamfold.spark import OptionError
 from streamfold.spark.connection import Connection
 from streamfold.spark.options import COLUMNS, Selection, parse_sink, parse_source
+from streamfold.spark.source import StreamReader
 
 NEEDED = {"endpoint": "http://localhost:8080", "basin": "some-basin", "stream": "s"}
 
@@ -46,6 +47,8 @@ def test_names_may_be_written_in_any_case_and_values_come_as_text() -> None:
         ("minPartitions", "-1", "at least 1"),
         ("retryTimeout", "a while", "seconds"),
         ("columns", "body,nothing", "some of"),
+        ("caFile", "/no/such/file", "No such file"),
+        ("caFile", __file__, "certificates"),
         ("streams", "a,b", "give one"),
         ("streamsPattern", "(", "give one"),
     ],
@@ -55,6 +58,24 @@ def test_a_bad_value_is_refused_with_its_name_and_the_rule(
 ) -> None:
     with pytest.raises(OptionError, match=words):
         parse_source({**NEEDED, name: value})
+
+
+@pytest.mark.parametrize(
+    ("records", "given", "tasks"),
+    [
+        (100, {}, 1),
+        (600_000, {}, 3),
+        (5_000_000, {}, 8),
+        (20_000_000, {}, 20),
+        (5_000_000, {"minPartitions": "1"}, 5),
+        (5_000_000, {"maxRecordsPerPartition": "50000"}, 100),
+    ],
+)
+def test_a_range_is_cut_into_as_many_tasks_as_it_is_worth(
+    records: int, given: dict[str, str], tasks: int
+) -> None:
+    reader = StreamReader(parse_source({**NEEDED, **given}))
+    assert len(reader.partitions({"s": 7}, {"s": 7 + records})) == tasks
 
 
 def test_a_pattern_must_be_a_regular_expression() -> None:

@@ -8,19 +8,26 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 import pytest
 import s2_sdk
 
-from streamfold.errors import NotFoundError
-from streamfold.spark import DataLossError, EndpointUnavailableError, StreamGoneError
+from streamfold.errors import InvalidError, NotFoundError, StreamfoldError
+from streamfold.records.columns import Columns
+from streamfold.spark import (
+    DataLossError,
+    EndpointUnavailableError,
+    OptionError,
+    StreamGoneError,
+)
 from streamfold.spark.connection import Connection
 from streamfold.spark.options import SourceOptions, parse_source
 from streamfold.spark.positions import StreamPositions
 from streamfold.spark.reading import Range, Wanted, read_range
 
-from .server import BASIN, Server
+from .server import BASIN, KEY, SecuredServer, Server
 
 BY_SESSION, BY_PAGES = Wanted(), Wanted(sessions=False)
 
@@ -64,11 +71,7 @@ def test_a_hole_is_named_with_what_comes_after_it(
 
 
 def test_a_read_goes_on_where_it_was_when_the_server_died(own_server: Server) -> None:
-    own_server.create("long")
-    for _ in range(40):
-        own_server.append("long", [s2_sdk.Record(b"x" * 40_000) for _ in range(25)])
-    endpoint = source_options(own_server, stream="long").endpoint
-    reading = read_range(endpoint, Range("long", 0, 1000), BY_SESSION)
+    reading = long_read(own_server, "long", BY_SESSION)
     found = next(reading).seq_nums.tolist()
     assert len(found) < 300, "most is still to come when the server dies"
     own_server.kill()
@@ -77,15 +80,52 @@ def test_a_read_goes_on_where_it_was_when_the_server_died(own_server: Server) ->
         found += columns.seq_nums.tolist()
     assert found == list(range(1000))
 
-
-def test_a_server_that_does_not_come_back_is_named(own_server: Server) -> None:
-    own_server.create("short")
+    given = {**own_server.options, "stream": "long", "retryTimeout": "0.1"}
+    reading = read_range(parse_source(given).endpoint, Range("long", 0, 1000), BY_SESSION)
+    next(reading)
     own_server.kill()
-    endpoint = parse_source(
-        {**own_server.options, "stream": "short", "retryTimeout": "0.1"}
-    ).endpoint
-    with pytest.raises(EndpointUnavailableError, match=own_server.url):
-        list(read_range(endpoint, Range("short", 0, 5), BY_SESSION))
+    with pytest.raises(EndpointUnavailableError, match=f"{own_server.url}.*retryTimeout"):
+        list(reading)
+
+
+def test_what_is_trimmed_under_a_reader_is_missed(server: Server) -> None:
+    strictly = long_read(server, "trimmed/a", BY_SESSION)
+    tolerantly = long_read(server, "trimmed/b", Wanted(fail_on_data_loss=False))
+    found = next(tolerantly).seq_nums.tolist()
+    next(strictly)
+    for stream in ("trimmed/a", "trimmed/b"):
+        server.trim(stream, 990)
+    with pytest.raises(DataLossError, match=r"records \d+ to 989 .* first available is 990"):
+        list(strictly)
+    for columns in tolerantly:
+        found += columns.seq_nums.tolist()
+    assert len(found) < 900
+    assert found == [*range(len(found) - 10), *range(990, 1000)]
+
+
+def test_encrypted_streams_and_own_authorities_need_key_and_certificate(
+    secured: SecuredServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secured.append_sealed("with a key", range(1500))
+
+    def found(**options: str) -> list[int]:
+        given = {**secured.options, "stream": "with a key", **options}
+        part, endpoint = Range("with a key", 0, 1500), parse_source(given).endpoint
+        return [int(n) for columns in read_range(endpoint, part, BY_SESSION) for n in columns[0]]
+
+    certificate = str(secured.certificate)
+    assert found(caFile=certificate, encryptionKey=KEY) == list(range(1500))
+    with pytest.raises(OptionError, match=r"not trusted.*caFile.*SSL_CERT_FILE"):
+        found(encryptionKey=KEY)
+    with pytest.raises(InvalidError, match=r"encrypted with aegis-256"):
+        found(caFile=certificate)
+    other = KEY.replace("a", "b")
+    with pytest.raises(StreamfoldError, match="decryption_failed") as raised:
+        found(caFile=certificate, encryptionKey=other)
+    assert other not in raised.value.message
+    monkeypatch.setenv("SSL_CERT_FILE", certificate)
+    monkeypatch.setenv("S2_ENCRYPTION_KEY", KEY)
+    assert found() == list(range(1500))
 
 
 def test_what_does_not_exist_is_refused_at_once(server: Server) -> None:
@@ -134,6 +174,20 @@ def test_an_endpoint_that_holds_no_sessions_is_read_by_pages(
         found = list(read_range(endpoint, Range(stream, 0, 2500), BY_SESSION))
     assert [int(n) for columns in found for n in columns.seq_nums] == list(range(2500))
     assert len(refused) == 1, "it was asked for a session once"
+
+
+def long_read(server: Server, stream: str, wanted: Wanted) -> Iterator[Columns]:
+    """A read of a thousand records, of which connections and servers hold a part at most."""
+
+    async def fill(basin: Any) -> None:
+        await basin.create_stream(stream)
+        for _ in range(40):
+            records = [s2_sdk.Record(b"x" * 40_000) for _ in range(25)]
+            await basin.stream(stream).append(s2_sdk.AppendInput(records))
+
+    server.talk(fill)
+    endpoint = source_options(server, stream=stream).endpoint
+    return read_range(endpoint, Range(stream, 0, 1000), wanted)
 
 
 @contextmanager

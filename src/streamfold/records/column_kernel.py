@@ -30,8 +30,6 @@ from streamfold.records.kernel import (
     _inner,
     _kernel,
     _put_varint,
-    _read_delimited,
-    _read_varint,
     _signed,
     _varint_size,
 )
@@ -43,42 +41,59 @@ Flags = npt.NDArray[np.bool_]
 TAIL = U8(0x12)
 #: Above this a sequence number has no place in a signed column.
 _SIGNED_MAX = U64(2**63 - 1)
+#: Instead of an offset, NOT_CANONICAL: reading goes by unsigned offsets, which cannot count from
+#: the end, and so costs half as much.
+BEYOND = U64(2**64 - 1)
+ZERO, ONE = U64(0), U64(1)
+#: Of a varint's byte: its bits, and the least value of one that others follow; bits per byte, those
+#: before the tenth, which is the last, and those after it.
+_BITS, _MORE = U64(0x7F), U64(0x80)
+_SHIFT, _SHIFT_LAST, _SHIFT_END = U64(7), U64(63), U64(70)
 
 
 @_inner
-def _read_position(raw: Bytes, at: int, end: int) -> tuple[U64, U64, int]:
-    """Sequence number, timestamp, and the offset after them, or NOT_CANONICAL."""
-    seq_num = stamp = U64(0)
-    if at < end and raw[at] == SEQ_NUM:
-        seq_num, at = _read_varint(raw, at + 1, end)
-    if at != NOT_CANONICAL and at < end and raw[at] == TIMESTAMP:
-        stamp, at = _read_varint(raw, at + 1, end)
-    return seq_num, stamp, NOT_CANONICAL if seq_num > _SIGNED_MAX else at
+def _read_number(raw: Bytes, at: U64, end: U64) -> tuple[U64, U64]:
+    """As `_read_varint`, unsigned; most numbers are lengths of one byte, or of two."""
+    if at >= end:
+        return ZERO, BEYOND
+    byte = U64(raw[at])
+    at += ONE
+    if byte < _MORE:
+        return byte, at
+    value, shift = byte & _BITS, _SHIFT
+    while at < end and shift < _SHIFT_END:
+        byte = U64(raw[at])
+        at += ONE
+        value |= (byte & _BITS) << shift
+        if byte < _MORE:
+            overflows = shift == _SHIFT_LAST and byte > ONE
+            return value, BEYOND if byte == ZERO or overflows else at
+        shift += _SHIFT
+    return value, BEYOND
 
 
 @_inner
-def _read_part(raw: Bytes, at: int, end: int, tag: U8) -> tuple[int, int, int]:
-    """Where the bytes of the field `tag` are and the offset after; empty when it is not there."""
-    if at >= end or raw[at] != tag:
-        return at, at, at
-    start, stop = _read_delimited(raw, at + 1, end)
-    return start, stop, stop
+def _read_extent(raw: Bytes, at: U64, end: U64) -> tuple[U64, U64]:
+    """Start and end of the bytes whose length is at `at`; the end may be BEYOND."""
+    size, start = _read_number(raw, at, end)
+    if start == BEYOND or size > end - start:
+        return ZERO, BEYOND
+    return start, start + size
 
 
-@_kernel
-def count_rows(raw: Bytes) -> int:
-    """How many records ReadBatches have, one after the other; or NOT_CANONICAL."""
-    at = count = 0
-    while at < len(raw):
-        tag = raw[at]
-        if tag == RECORDS:
-            count += 1
-        elif tag != TAIL:
-            return NOT_CANONICAL
-        _, at = _read_delimited(raw, at + 1, len(raw))
-        if at == NOT_CANONICAL:
-            return NOT_CANONICAL
-    return count
+@_inner
+def _take_field(
+    column: tuple[Places, Bytes], row: U64, raw: Bytes, at: U64, end: U64, tag: U8, wanted: bool
+) -> U64:
+    """Copy the field `tag`, empty if it is not there, into a row; the offset after it, or BEYOND."""
+    start = stop = at
+    if at < end and raw[at] == tag:
+        start, stop = _read_extent(raw, at + ONE, end)
+    if wanted and stop != BEYOND:
+        places, content = column
+        _copy(content, U64(places[row]), raw, start, stop - start)
+        places[row + ONE] = U64(places[row]) + (stop - start)
+    return stop
 
 
 @_kernel
@@ -92,47 +107,41 @@ def fill_columns(
     bodies: tuple[Places, Bytes],
     with_headers: bool,
     with_bodies: bool,
-) -> int:
-    """Fill columns that have room for all rows; returns the number of headers, or NOT_CANONICAL."""
-    at = index = header = 0
+) -> tuple[int, int]:
+    """Take ReadBatches, one after the other, apart into columns that have room for the worst case.
+
+    Returns how many records and headers there are, or NOT_CANONICAL twice.
+    """
+    at, row, header, end = ZERO, ZERO, ZERO, U64(len(raw))
     headers[0] = names[0][0] = values[0][0] = bodies[0][0] = 0
-    while at < len(raw):
+    while at < end:
         tag = raw[at]
-        at, stop = _read_delimited(raw, at + 1, len(raw))
-        if tag != RECORDS:
+        at, stop = _read_extent(raw, at + ONE, end)
+        if stop == BEYOND or (tag != RECORDS and tag != TAIL):
+            return NOT_CANONICAL, NOT_CANONICAL
+        if tag == TAIL:
             at = stop
             continue
-        seq_num, timestamps[index], at = _read_position(raw, at, stop)
-        seq_nums[index] = _signed(seq_num)
-        while at != NOT_CANONICAL and at < stop and raw[at] == HEADERS:
-            at, inner = _read_delimited(raw, at + 1, stop)
-            at = inner if inner == NOT_CANONICAL else at
-            at = _put_part(names, header, raw, at, inner, HEADER_NAME, with_headers)
-            at = _put_part(values, header, raw, at, inner, HEADER_VALUE, with_headers)
-            at = at if at == inner else NOT_CANONICAL
-            header += with_headers
-        at = _put_part(bodies, index, raw, at, stop, BODY, with_bodies)
-        if at != stop:
-            return NOT_CANONICAL
-        index += 1
+        seq_num = stamp = ZERO
+        if at < stop and raw[at] == SEQ_NUM:
+            seq_num, at = _read_number(raw, at + ONE, stop)
+        if at < stop and raw[at] == TIMESTAMP:
+            stamp, at = _read_number(raw, at + ONE, stop)
+        seq_nums[row], timestamps[row] = _signed(seq_num), stamp
+        while at < stop and raw[at] == HEADERS:
+            at, inner = _read_extent(raw, at + ONE, stop)
+            at = _take_field(names, header, raw, at, inner, HEADER_NAME, with_headers)
+            at = _take_field(values, header, raw, at, inner, HEADER_VALUE, with_headers)
+            if inner == BEYOND or at != inner:
+                return NOT_CANONICAL, NOT_CANONICAL
+            header += ONE
+        at = _take_field(bodies, row, raw, at, stop, BODY, with_bodies)
+        if at != stop or seq_num > _SIGNED_MAX:
+            return NOT_CANONICAL, NOT_CANONICAL
+        row += ONE
         if with_headers:
-            headers[index] = header
-    return header
-
-
-@_inner
-def _put_part(
-    column: tuple[Places, Bytes], row: int, raw: Bytes, at: int, end: int, tag: U8, wanted: bool
-) -> int:
-    """Copy the field `tag` into a row of a column of bytes; returns the offset after it."""
-    if at == NOT_CANONICAL:
-        return at
-    start, stop, after = _read_part(raw, at, end, tag)
-    if wanted and after != NOT_CANONICAL:
-        places, content = column
-        _copy(content, U64(places[row]), raw, U64(start), U64(stop - start))
-        places[row + 1] = places[row] + (stop - start)
-    return after
+            headers[row] = header
+    return _signed(row), _signed(header)
 
 
 @_inner

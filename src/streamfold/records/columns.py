@@ -8,6 +8,7 @@ gives the same to the byte.
 from __future__ import annotations
 
 import logging
+import threading
 from itertools import accumulate, pairwise
 from types import ModuleType
 from typing import NamedTuple, TypeAlias
@@ -25,8 +26,10 @@ Places: TypeAlias = npt.NDArray[np.int32]
 
 #: Bytes that encoding adds to a record at most (tags, lengths, timestamp), and to a header.
 _RECORD_GROWTH, _HEADER_GROWTH = 1 + 5 + 11 + 1 + 5, 1 + 5 + 1 + 5 + 1 + 5
-#: Bytes that a header takes at least: a tag and a length.
-_HEADER_MIN = 2
+#: Bytes that a record or a header takes at least: a tag and a length.
+_PART_MIN = 2
+#: Bytes of payload for which a thread's room is made at first, and for which one is kept at most.
+_KEPT_MIN, _KEPT_MAX = 1 << 16, 1 << 23
 #: Largest sequence number that a signed column holds.
 _SIGNED_MAX = 2**63 - 1
 
@@ -76,6 +79,37 @@ class EncodedRecords(NamedTuple):
     metered: npt.NDArray[np.int64]
 
 
+class _Room:
+    """Where a kernel may write the columns of a payload of so many bytes, whatever is in it.
+
+    All but bodies: these are as large as the payload, so they get memory of their own at once.
+    """
+
+    def __init__(self, size: int) -> None:
+        rows = size // _PART_MIN
+        self.size = size
+        self.seq_nums, self.timestamps = np.empty(rows, np.int64), np.empty(rows, np.uint64)
+        self.headers, self.bodies = np.empty(rows + 1, np.int32), np.empty(rows + 1, np.int32)
+        self.names, self.values = _column_room(rows, size), _column_room(rows, size)
+
+
+class _Scratch(threading.local):
+    """One room per thread, kept: the pages of a new one would cost more than all work in it.
+
+    Of what it has room for it only takes up what was ever used.
+    """
+
+    _kept: _Room | None = None
+
+    def room(self, size: int) -> _Room:
+        if size > _KEPT_MAX:
+            return _Room(size)
+        if self._kept is None or self._kept.size < size:
+            self._kept = _Room(max(size, _KEPT_MIN))
+        return self._kept
+
+
+_scratch = _Scratch()
 _kernel: ModuleType | None = None
 
 
@@ -207,32 +241,35 @@ def _read_compiled(
 ) -> Columns | None:
     """None when the plain way must look at the payload."""
     raw = _frozen(np.frombuffer(payload, np.uint8))
-    count = int(kernel.count_rows(raw))
+    room = _scratch.room(len(raw))
+    content = np.empty(len(raw) if bodies else 0, np.uint8)
+    count, entries = kernel.fill_columns(
+        raw, room.seq_nums, room.timestamps, room.headers, tuple(room.names), tuple(room.values),
+        (room.bodies, content), headers, bodies,
+    )  # fmt: skip
     if count < 0:
         return None
-    # Room for the worst case: memory that is not written to costs nothing, a closer look first does.
-    entries = len(raw) // _HEADER_MIN if headers else 0
-    places = np.empty(count + 1 if headers else 1, np.int32)
-    names, values = (_room(entries, len(raw) if headers else 0) for _ in range(2))
-    content = _room(count if bodies else 0, len(raw) if bodies else 0)
-    seq_nums, timestamps = np.empty(count, np.int64), np.empty(count, np.uint64)
-    entries = kernel.fill_columns(
-        raw, seq_nums, timestamps, places, tuple(names), tuple(values), tuple(content),
-        headers, bodies,
-    )  # fmt: skip
-    if entries < 0:
-        return None
     return Columns(
-        seq_nums,
-        timestamps,
-        HeaderColumn(places, _used(names, entries), _used(values, entries)) if headers else None,
-        _used(content, count) if bodies else None,
+        room.seq_nums[:count].copy(),
+        room.timestamps[:count].copy(),
+        _taken_headers(room, count, entries) if headers else None,
+        _taken_bodies(room, content, count) if bodies else None,
     )
 
 
-def _used(column: BytesColumn, rows: int) -> BytesColumn:
-    """The rows that were filled, of a column with more room."""
-    return BytesColumn(column.places[: rows + 1], column.content[: column.places[rows]])
+def _taken_headers(room: _Room, rows: int, entries: int) -> HeaderColumn:
+    names, values = _taken(room.names, entries), _taken(room.values, entries)
+    return HeaderColumn(room.headers[: rows + 1].copy(), names, values)
+
+
+def _taken_bodies(room: _Room, content: Bytes, rows: int) -> BytesColumn:
+    return BytesColumn(room.bodies[: rows + 1].copy(), content[: room.bodies[rows]])
+
+
+def _taken(column: BytesColumn, rows: int) -> BytesColumn:
+    """A copy of the rows that were filled, of a column with more room."""
+    content = column.content[: column.places[rows]].copy()
+    return BytesColumn(column.places[: rows + 1].copy(), content)
 
 
 def _encode_compiled(kernel: ModuleType, rows: AppendColumns) -> EncodedRecords:
@@ -256,7 +293,7 @@ def _frozen(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
     return view
 
 
-def _room(rows: int, size: int) -> BytesColumn:
+def _column_room(rows: int, size: int) -> BytesColumn:
     return BytesColumn(np.empty(rows + 1, np.int32), np.empty(size, np.uint8))
 
 

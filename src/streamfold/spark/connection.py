@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import random
+import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 from streamfold import errors
 from streamfold.errors import RetryLaterError, StreamfoldError
 from streamfold.spark.endpoint import Endpoint
-from streamfold.spark.failures import EndpointUnavailableError
+from streamfold.spark.failures import EndpointUnavailableError, OptionError
 
 #: Seconds to connect and to wait for the next bytes: above the 15 between two heartbeats.
 _IO_TIMEOUT = 20.0
@@ -75,8 +76,7 @@ class Connection:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
-        kind = http.client.HTTPSConnection if endpoint.secure else http.client.HTTPConnection
-        self._http = kind(endpoint.host, endpoint.port, timeout=_IO_TIMEOUT)
+        self._http = _http(endpoint)
 
     def __enter__(self) -> Connection:
         return self
@@ -119,9 +119,26 @@ class Connection:
         try:
             self._http.request(method, path, body or None, sent)
             return self._http.getresponse()
+        except ssl.SSLCertVerificationError as error:
+            self.close()
+            raise OptionError(
+                "endpoint",
+                f"is {self.endpoint.origin}, whose certificate is not trusted ({error.verify_message}):"
+                " name its authority by the option caFile, or by the variable SSL_CERT_FILE",
+            ) from error
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise PassingError(_words(error)) from error
+
+
+def _http(endpoint: Endpoint) -> http.client.HTTPConnection:
+    if not endpoint.secure:
+        return http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=_IO_TIMEOUT)
+    context = ssl.create_default_context(cadata=endpoint.trusted or None)
+    context.set_alpn_protocols(["http/1.1"])
+    return http.client.HTTPSConnection(
+        endpoint.host, endpoint.port, timeout=_IO_TIMEOUT, context=context
+    )
 
 
 def is_passing(status: int, body: bytes) -> bool:

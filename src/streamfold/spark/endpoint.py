@@ -21,6 +21,8 @@ class Endpoint:
     encryption_key: str = field(default="", repr=False)
     #: Seconds for which a request that failed is repeated.
     retry_timeout: float = 60.0
+    #: Certificates (PEM) to trust instead of the system's.
+    trusted: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         parts = self._parts()

@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Final, TypeAlias
 
 from streamfold.spark.endpoint import Endpoint
@@ -25,7 +27,11 @@ EARLIEST, LATEST = "earliest", "latest"
 EARLIEST_NUMBER, LATEST_NUMBER = -2, -1
 
 #: Records that one task reads at most, if nothing is said: seconds of work, repeated if it fails.
-PARTITION_RECORDS: Final = 250_000
+PARTITION_RECORDS: Final = 1_000_000
+#: Records that are worth a task of their own, which costs about as much as reading 100,000, and how
+#: many such tasks there are, if nothing is said: enough for a machine, few for what they cost.
+TASK_RECORDS: Final = 250_000
+TASKS: Final = 8
 #: Seconds for which a request that fails is repeated.
 RETRY_TIMEOUT: Final = 60.0
 #: Bytes of rows that one exactly-once batch may have: they pass through the driver.
@@ -33,7 +39,9 @@ SINK_BYTES: Final = 256 << 20
 
 COLUMNS: Final = ("stream", "seq_num", "timestamp", "headers", "body")
 
-_SHARED = ("endpoint", "basin", "accessToken", "encryptionKey", "retryTimeout", "stream")
+_SHARED = (
+    "endpoint", "basin", "caFile", "accessToken", "encryptionKey", "retryTimeout", "stream",
+)  # fmt: skip
 _SOURCE = (
     "streams", "streamsPattern", "startingOffsets", "startingTimestamp", "endingOffsets",
     "failOnDataLoss", "maxRecordsPerTrigger", "maxBytesPerTrigger", "minPartitions",
@@ -63,7 +71,8 @@ class SourceOptions:
     fail_on_data_loss: bool
     max_records_per_trigger: int | None
     max_bytes_per_trigger: int | None
-    min_partitions: int
+    #: None: as many as the records are worth.
+    min_partitions: int | None
     max_records_per_partition: int
     columns: tuple[str, ...]
     bootstrap: bool
@@ -131,7 +140,21 @@ class _Options:
             self.text("accessToken", "S2_ACCESS_TOKEN") or "",
             self.text("encryptionKey", "S2_ENCRYPTION_KEY") or "",
             self.seconds("retryTimeout", RETRY_TIMEOUT),
+            self.certificates("caFile"),
         )
+
+    def certificates(self, name: str) -> str:
+        """What the file says that the option names: tasks may run where the file is not."""
+        path = self.text(name)
+        if path is None:
+            return ""
+        try:
+            found = Path(path).read_text("ascii")
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=found)
+        except (OSError, ValueError) as error:
+            rule = "must be a file of certificates (PEM) that the driver can read"
+            raise OptionError(name, f"is {path!r}, it {rule}: {error}") from None
+        return found
 
 
 def parse_source(given: Mapping[str, str]) -> SourceOptions:
@@ -149,7 +172,7 @@ def parse_source(given: Mapping[str, str]) -> SourceOptions:
         fail_on_data_loss=options.flag("failOnDataLoss", True),
         max_records_per_trigger=options.number("maxRecordsPerTrigger"),
         max_bytes_per_trigger=options.number("maxBytesPerTrigger"),
-        min_partitions=options.number("minPartitions") or 1,
+        min_partitions=options.number("minPartitions"),
         max_records_per_partition=options.number("maxRecordsPerPartition") or PARTITION_RECORDS,
         columns=_columns(options),
         bootstrap=options.flag("bootstrap", False),

@@ -10,7 +10,9 @@ in one process on the driver for as long as its query does.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, MutableMapping, Sequence
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -34,13 +36,31 @@ from pyspark.sql.types import StructType
 from streamfold.records.columns import warm_up_columns
 from streamfold.spark.connection import Connection
 from streamfold.spark.offsets import Offset, backlog, limit_records, split
-from streamfold.spark.options import EARLIEST, LATEST, SourceOptions, parse_sink, parse_source
+from streamfold.spark.options import (
+    EARLIEST,
+    LATEST,
+    TASK_RECORDS,
+    TASKS,
+    SourceOptions,
+    parse_sink,
+    parse_source,
+)
 from streamfold.spark.positions import StreamPositions
 from streamfold.spark.reading import Range, Wanted, read_range
 from streamfold.spark.schema import arrow_schema, record_batch, spark_schema
 
 #: Records from which on loading the compiled kernels, which takes a second per worker, pays.
 _KERNEL_RECORDS = 50_000
+
+
+@cache
+def _settle(kernels: bool = False) -> None:
+    """Keep what this process of Spark's has loaded out of garbage collection, from now on.
+
+    Spark collects garbage after every call and every task. To go through all modules for that is
+    most of what a small task costs in Python, and with the kernels' compiler a fifth of a large one.
+    """
+    gc.freeze()
 
 
 class StreamfoldSource(DataSource):
@@ -100,16 +120,16 @@ class _RangeReader:
         part, columns = partition.part, self._options.columns
         if len(part) >= _KERNEL_RECORDS:
             warm_up_columns()
+        _settle(len(part) >= _KERNEL_RECORDS)
         schema = arrow_schema(columns)
         wanted = Wanted("headers" in columns, "body" in columns, self._options.fail_on_data_loss)
         for found in read_range(self._options.endpoint, part, wanted):
             yield record_batch(part.stream, found, schema)
 
     def _parts(self, start: Offset, end: Offset) -> list[InputPartition]:
-        options = self._options
-        parts = split(
-            backlog(start, end), options.min_partitions, options.max_records_per_partition
-        )
+        options, ranges = self._options, backlog(start, end)
+        least = options.min_partitions or min(TASKS, sum(map(len, ranges)) // TASK_RECORDS + 1)
+        parts = split(ranges, least, options.max_records_per_partition)
         return [RangePartition(part) for part in parts]
 
 
@@ -118,6 +138,7 @@ class BatchReader(_RangeReader, DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """On the driver, once per query."""
+        _settle()
         with Connection(self._options.endpoint) as connection:
             positions = StreamPositions(self._options, connection)
             start = positions.starts(EARLIEST)

@@ -18,9 +18,9 @@ from streamfold.spark.streams import PROTOBUF, Streams
 from streamfold.wire.s2.failures import BadFrameError
 from streamfold.wire.s2.frames import BODY_MAX, FRAME_MAX, FrameDecoder
 
-#: Bytes of records that become one Arrow batch: enough to forget its fixed cost, and little enough
-#: to be still in the processor's cache when they are looked at.
-_PIECE = 1 << 20
+#: Bytes of records that become one Arrow batch, at most with one frame more: enough to forget the
+#: fixed cost of a batch, most of which is Spark's.
+_PIECE = 3 << 20
 _SESSION = "s2s/proto"
 _UNWRITTEN = 416
 #: Refusals of the request as such, not of its form: pages would be refused in the same way.
