@@ -1,5 +1,12 @@
-"""Streams as Spark tables: `register(spark)`, then `format("streamfold")`. Needs the extra `spark`."""
+"""Streams and archives as Spark tables: `register(spark)`, then `format("streamfold")` for streams and
+`format("streamfold-archive")` for archives. Needs the extra `spark`.
+"""
 
+from streamfold.spark.archive import (
+    ArchiveReplacedError,
+    FilesGoneError,
+    StreamfoldArchiveSource,
+)
 from streamfold.spark.failures import (
     DataLossError,
     EndpointUnavailableError,
@@ -13,13 +20,16 @@ from streamfold.spark.session import local_session, register
 from streamfold.spark.source import StreamfoldSource
 
 __all__ = [
+    "ArchiveReplacedError",
     "DataLossError",
     "EndpointUnavailableError",
+    "FilesGoneError",
     "Java",
     "JavaMissingError",
     "OptionError",
     "ReplayChangedError",
     "StreamGoneError",
+    "StreamfoldArchiveSource",
     "StreamfoldSource",
     "find_java",
     "local_session",

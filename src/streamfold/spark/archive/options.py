@@ -1,0 +1,159 @@
+"""The options of `format("streamfold-archive")`: one place that reads, checks and names them.
+
+Names follow Delta's where it has the same thing. An unknown name is refused, since a misspelt one
+would silently do nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from streamfold.spark.failures import OptionError
+
+#: Beginnings of names that say how storage is reached, and as whom.
+STORAGE, CREDENTIALS = "storage.", "credentials."
+
+_TABLE = ("positionAsOf", "timestampAsOf")
+_FEED = ("startingPosition", "endingPosition", "startingTimestamp", "endingTimestamp")
+_BOTH = ("path", "columns", "filters", "formats", "keyFields", "cache", "readChangeFeed")
+_NAMES = (*_BOTH, *_TABLE, *_FEED)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Where an archive is and as whom it is read; pickled with tasks, never shown whole."""
+
+    uri: str
+    #: As `open_blob_store` takes them.
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    #: A profile that says where credentials come from; empty for the storage's own variables.
+    credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
+    #: Folder of files that were read before, on every machine that reads.
+    cache: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A state of the table: a position, or what was published at a time; neither is the head."""
+
+    position: str | None = None
+    time: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveOptions:
+    storage: Storage
+    columns: tuple[str, ...] | None
+    #: As JSON; what it means depends on the columns.
+    filters: str | None
+    #: Wanted formats, the best first; None for the quickest.
+    formats: tuple[str, ...] | None
+    #: For archives whose manifest does not name them.
+    key_fields: tuple[str, ...] | None
+    #: The table at this moment, or the end of the change feed.
+    at: Moment
+    #: Where the change feed starts, exclusive; None to read the table.
+    since: Moment | None
+
+
+def parse_options(given: Mapping[str, str]) -> ArchiveOptions:
+    """The options of a read; InvalidError names the one that is wrong."""
+    options = _Options(given)
+    feed = options.flag("readChangeFeed")
+    options.refuse(_TABLE if feed else _FEED, feed)
+    since = options.moment("startingPosition", "startingTimestamp") if feed else None
+    if since == Moment():
+        raise OptionError(
+            "startingPosition",
+            "is missing: the change feed begins after it; give it or startingTimestamp",
+        )
+    return ArchiveOptions(
+        storage=options.storage(),
+        columns=options.names("columns"),
+        filters=options.text("filters"),
+        formats=options.names("formats"),
+        key_fields=options.names("keyFields"),
+        at=options.moment(*(("endingPosition", "endingTimestamp") if feed else _TABLE)),
+        since=since,
+    )
+
+
+class _Options:
+    """Options by name, whatever their case, with the rules that they must keep."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._given = {name.lower(): value for name, value in given.items()}
+        known = {name.lower() for name in _NAMES}
+        for name in self._given:
+            if name not in known and not name.startswith((STORAGE, CREDENTIALS)):
+                there = ", ".join(sorted((*_NAMES, f"{STORAGE}*", f"{CREDENTIALS}*")))
+                raise OptionError(name, f"is not known; there are {there}")
+
+    def text(self, name: str) -> str | None:
+        return self._given.get(name.lower()) or None
+
+    def flag(self, name: str) -> bool:
+        found = (self.text(name) or "false").lower()
+        if found not in ("true", "false"):
+            raise OptionError(name, f"is {found!r}, it must be true or false")
+        return found == "true"
+
+    def names(self, name: str) -> tuple[str, ...] | None:
+        text = self.text(name)
+        if text is None:
+            return None
+        found = tuple(part.strip() for part in text.split(","))
+        if "" in found or len(set(found)) < len(found):
+            raise OptionError(name, f"is {text!r}, it must be names, each once, between commas")
+        return found
+
+    def refuse(self, names: tuple[str, ...], feed: bool) -> None:
+        """Refuse options of the table in a change feed, and of the change feed without one."""
+        for name in names:
+            if self.text(name) is not None:
+                rule = "is for tables, and readChangeFeed is true: " if feed else ""
+                rest = f"give {' or '.join(_FEED)}" if feed else "needs readChangeFeed to be true"
+                raise OptionError(name, rule + rest)
+
+    def moment(self, position: str, time: str) -> Moment:
+        place, text = self.text(position), self.text(time)
+        if place is not None and text is not None:
+            raise OptionError(time, f"cannot go with {position}: give one of them")
+        return Moment(place, None if text is None else _time(time, text))
+
+    def storage(self) -> Storage:
+        uri = self.text("path")
+        if uri is None:
+            raise OptionError("path", "is missing: name the folder of a table, as in load(uri)")
+        if uri.startswith("memory:"):
+            raise OptionError(
+                "path",
+                "is in memory, which only one process sees: give file:///, s3://, gs:// or az://",
+            )
+        return Storage(uri, self._below(STORAGE), self._below(CREDENTIALS), self.text("cache"))
+
+    def _below(self, prefix: str) -> dict[str, str]:
+        return {
+            name.removeprefix(prefix): value
+            for name, value in self._given.items()
+            if name.startswith(prefix)
+        }
+
+
+def _time(name: str, text: str) -> datetime:
+    try:
+        if text.isascii() and text.isdigit():
+            return _EPOCH + timedelta(milliseconds=int(text))
+        found = datetime.fromisoformat(text)
+    except (ValueError, OverflowError):
+        found = None
+    if found is None or found.tzinfo is None:
+        raise OptionError(
+            name,
+            f"is {text[:40]!r}, it must be milliseconds since 1970 or a time with a zone such as "
+            "2026-01-31T12:00:00Z",
+        )
+    return found

@@ -1,0 +1,112 @@
+"""A table cut into parts that tasks rebuild on their own: one per key bucket, no rows on the driver.
+
+Where not all files have a bucket, changes may be about any row, and one task rebuilds the table.
+Without changes every file is a part, and a large one on a disk is several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from streamfold.archive.addresses import local_folder
+from streamfold.archive.decoding import Chosen, Decoding
+from streamfold.archive.manifest import Artifact, Part
+from streamfold.archive.part_files import PartFiles
+from streamfold.archive.plan import TablePlan
+from streamfold.archive.table import truncates
+from streamfold.spark.archive.pruning import is_hashed
+from streamfold.spark.archive.row_groups import WHOLE, Share
+
+#: Field of a part that says that its diff empties the table first.
+TRUNCATES = "truncates"
+#: Bytes of a Parquet file of which a task reads its own row groups: seconds of work.
+SHARE_BYTES = 128 << 20
+#: Tasks that share a file at most: each of them checks the hash of all of it.
+SHARES_MAX = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TablePart:
+    """What one task reads; pickled with it, so it names no other files than its own."""
+
+    base: Chosen
+    diffs: tuple[Chosen, ...]
+    keys: tuple[str, ...]
+    bucket: int | None = None
+    #: Whether the first diff empties the table, though its own files need not say so.
+    clears: bool = False
+    share: Share = WHOLE
+
+
+def choose_all(decoding: Decoding, plan: TablePlan) -> tuple[Chosen, tuple[Chosen, ...]]:
+    """The base and the diffs of a plan, each in the best format."""
+    found = [slim(decoding.choose(plan.manifest, artifact)) for artifact in plan.artifacts]
+    return found[0], tuple(found[1:])
+
+
+def slim(chosen: Chosen) -> Chosen:
+    """The same without the files of other formats, which need not travel."""
+    bare: Artifact = msgspec.structs.replace(chosen.artifact, formats={})
+    return replace(chosen, artifact=bare)
+
+
+async def table_parts(
+    base: Chosen, diffs: tuple[Chosen, ...], keys: tuple[str, ...], files: PartFiles
+) -> list[TablePart]:
+    """Cut a table into parts; `files` are looked into only where diffs do not say what they are."""
+    if not diffs:
+        return [
+            TablePart(_only(base, [part]), (), keys, part.bucket, share=share)
+            for part in base.parts
+            for share in _shares(base, part, files)
+        ]
+    buckets = [part.bucket for chosen in (base, *diffs) for part in chosen.parts]
+    if None in buckets:
+        return [TablePart(base, diffs, keys)]
+    clears = False
+    # What is before the last diff that empties the table does not matter any more.
+    for number in reversed(range(len(diffs))):
+        if await empties(diffs[number], files, keys):
+            base, diffs, clears = _only(base, []), diffs[number:], True
+            break
+    own = [_by_bucket(chosen) for chosen in (base, *diffs)]
+    return [
+        TablePart(
+            own[0].get(bucket, _only(base, [])),
+            tuple(diff[bucket] for diff in own[1:] if bucket in diff),
+            keys,
+            bucket,
+            clears,
+        )
+        for bucket in sorted({b for b in buckets if b is not None})
+    ]
+
+
+async def empties(diff: Chosen, files: PartFiles, keys: Sequence[str]) -> bool:
+    """Whether a diff begins with a TRUNCATE, which may stand in any of its parts."""
+    if any(part.extra.get(TRUNCATES) for part in diff.parts):
+        return True
+    return not is_hashed(diff) and await truncates(diff, files, keys)
+
+
+def _by_bucket(chosen: Chosen) -> dict[int | None, Chosen]:
+    """The artifact with the files of each bucket alone."""
+    found: dict[int | None, list[Part]] = {}
+    for part in chosen.parts:
+        found.setdefault(part.bucket, []).append(part)
+    return {bucket: _only(chosen, parts) for bucket, parts in found.items()}
+
+
+def _only(chosen: Chosen, parts: Sequence[Part]) -> Chosen:
+    return replace(chosen, parts=tuple(parts))
+
+
+def _shares(base: Chosen, part: Part, files: PartFiles) -> Iterator[Share]:
+    """Shares of a file on a disk; elsewhere each of them would fetch all of it."""
+    local = local_folder(files.destination.uri) is not None
+    large = local and base.form.id == "parquet" and part.bucket is None
+    count = min(SHARES_MAX, -(-part.size_bytes // SHARE_BYTES)) if large else 1
+    return (Share(number, count) for number in range(max(1, count)))

@@ -1,0 +1,148 @@
+"""One read of an archive with everything fixed: the positions, the columns, the types for Spark.
+
+Made when a DataFrame is loaded, and pickled with it. Its first query plans that position from the
+manifest as it is then, and Spark keeps the plan for later ones: all of them see the same rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.types import StructField, StructType
+
+from streamfold.archive.decoding import BEST_FIRST, Decoding
+from streamfold.archive.formats.conforming import cast_batch
+from streamfold.archive.reader import Archive
+from streamfold.archive.schema import TableSchema
+from streamfold.errors import InvalidError
+from streamfold.spark.archive.conditions import Condition, matching, parse_conditions
+from streamfold.spark.archive.failures import ArchiveReplacedError
+from streamfold.spark.archive.feed import feed_columns
+from streamfold.spark.archive.opening import open_table
+from streamfold.spark.archive.options import ArchiveOptions, Moment, Storage
+from streamfold.spark.archive.types import arrow_schema, loosened, spark_schema
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """What is read, and as what; `since` is where a change feed starts, None for the table."""
+
+    storage: Storage
+    archive_id: str | None
+    decoding: Decoding
+    table: TableSchema
+    #: Of the rows, or of the images of changes.
+    columns: tuple[str, ...]
+    position: str
+    since: str | None
+    spark_schema: StructType
+    #: On columns as Spark has them, of which some may not be wanted otherwise.
+    conditions: tuple[Condition, ...] = ()
+
+    @property
+    def read(self) -> pa.Schema:
+        """The columns that have to be read for it, in the types of the archive."""
+        if self.since is not None:
+            return feed_columns(self.table, self.columns)
+        tested = (c.column for c in self.conditions)
+        return self.table.select(list(dict.fromkeys([*self.columns, *tested])))
+
+    def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Of rows as they are read, those that pass, as Spark takes them."""
+        wanted = arrow_schema(self.spark_schema)
+        tested = [f for f in arrow_schema(spark_schema(batch.schema)) if f.name not in wanted.names]
+        found = matching(cast_batch(batch, pa.schema([*wanted, *tested])), self.conditions)
+        return found.select(wanted.names) if tested else found
+
+    async def open(self) -> Archive:
+        """The archive as it is now; it must still be the one that was loaded."""
+        archive = await open_table(self.storage)
+        if archive.manifest.archive_id != self.archive_id:
+            raise ArchiveReplacedError(archive.uri)
+        return archive
+
+
+def resolve(options: ArchiveOptions, given: StructType | None = None) -> Relation:
+    """Look at the manifest and fix the read; `given` is a schema that the user wants."""
+    return asyncio.run(_resolve(options, given))
+
+
+async def _resolve(options: ArchiveOptions, given: StructType | None) -> Relation:
+    archive = await open_table(options.storage)
+    decoding = Decoding(options.formats or BEST_FIRST, None, options.key_fields)
+    since = None if options.since is None else _position(archive, options.since)
+    position = _position(archive, options.at)
+    last = archive.plan(position=position).last
+    if since is not None:
+        # An end that is no artifact's would be an error of the feed, and is told now.
+        last = next(reversed(archive.plan_changes(since, until=position).diffs), last)
+    table = decoding.schema_of(archive.manifest, last)
+    if table is None:
+        table = _declared(archive, decoding, given, feed=since is not None)
+        decoding = Decoding(decoding.formats, table, table.key_fields)
+    columns = _columns(options, table, given, feed=since is not None)
+    fields = table.select(columns) if since is None else feed_columns(table, columns)
+    schema = spark_schema(fields)
+    tested = arrow_schema(spark_schema(table.arrow if since is None else fields))
+    conditions = () if options.filters is None else parse_conditions(options.filters, tested)
+    return Relation(
+        storage=options.storage,
+        archive_id=archive.manifest.archive_id,
+        decoding=decoding,
+        table=table,
+        columns=columns,
+        position=position if since is not None else last.to_position,
+        since=since,
+        spark_schema=schema if given is None else _accepted(given, schema),
+        conditions=conditions,
+    )
+
+
+def _position(archive: Archive, moment: Moment) -> str:
+    """The position itself, or the last one that was published at the time."""
+    if moment.position is not None:
+        return moment.position
+    return archive.plan(time=moment.time).position
+
+
+def _declared(
+    archive: Archive, decoding: Decoding, given: StructType | None, *, feed: bool
+) -> TableSchema:
+    """The schema of a table whose manifest has none, as the user declares it."""
+    if given is None or feed:
+        raise InvalidError(
+            f"the manifest in {archive.uri} has no schema: "
+            + ("its changes cannot be read" if feed else "declare the columns with schema(...)")
+        )
+    return TableSchema.of(arrow_schema(given), decoding.keys(archive.manifest))
+
+
+def _columns(
+    options: ArchiveOptions, table: TableSchema, given: StructType | None, *, feed: bool
+) -> tuple[str, ...]:
+    """The columns that are asked for: by option, or by name in a schema."""
+    if given is not None and not feed:
+        if options.columns not in (None, tuple(given.names)):
+            raise InvalidError(
+                f"option 'columns' names {list(options.columns or ())}, and the schema "
+                f"{given.names}: give one of them"
+            )
+        return tuple(given.names)
+    return options.columns or tuple(table.names)
+
+
+def _accepted(given: StructType, found: StructType) -> StructType:
+    """The user's schema, if it holds what is there."""
+    if given.names != found.names or not all(map(_holds, given.fields, found.fields)):
+        raise InvalidError(
+            f"the schema {given.simpleString()} does not hold what is read, which is "
+            f"{found.simpleString()}: give none, or the same types and nullability"
+        )
+    return given
+
+
+def _holds(given: StructField, found: StructField) -> bool:
+    same = given.dataType in (found.dataType, loosened(found.dataType))
+    return same and (given.nullable or not found.nullable)

@@ -1,0 +1,115 @@
+"""Parts of a Parquet file: only the row groups that may hold a wanted row, or one task's share.
+
+A base row that does not pass a filter may be left out before changes are folded in: if a change is
+about its key, the row was not to be shown anyway, and what the change brings is looked at by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from streamfold.archive.column_types import is_decimal
+from streamfold.archive.failures import ArtifactCorruptError
+from streamfold.archive.formats.base import BATCH_BYTES_MAX, BATCH_ROWS_MAX
+from streamfold.archive.formats.published import verified_rows
+from streamfold.archive.manifest import Part
+from streamfold.spark.archive.conditions import Condition
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The `number`-th of `count` equal shares of a file's row groups."""
+
+    number: int = 0
+    count: int = 1
+
+    def of(self, groups: int) -> range:
+        return range(groups * self.number // self.count, groups * (self.number + 1) // self.count)
+
+
+WHOLE = Share()
+
+
+def read_row_groups(
+    part: Part,
+    source: BinaryIO,
+    columns: pa.Schema,
+    conditions: Sequence[Condition],
+    share: Share = WHOLE,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a share, without row groups of which no row passes all conditions."""
+    try:
+        source.seek(0)
+        file = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=False)
+        if part.rows not in (None, file.metadata.num_rows):
+            raise ArtifactCorruptError(
+                f"it holds {file.metadata.num_rows} rows, the manifest says {part.rows}"
+            )
+        for number in share.of(file.num_row_groups):
+            if may_match(file.metadata.row_group(number), conditions, columns):
+                yield from _read(file, number, columns)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        if getattr(error, "errno", None) is not None:
+            raise  # the storage failed, which says nothing about the bytes
+        raise ArtifactCorruptError(f"file {part.path!r} cannot be read: {error}") from None
+    except ArtifactCorruptError as error:
+        raise ArtifactCorruptError(
+            f"file {part.path!r}: {error.message}: restore it, or read another format of it"
+        ) from None
+
+
+def may_match(
+    group: pq.RowGroupMetaData, conditions: Sequence[Condition], columns: pa.Schema
+) -> bool:
+    """False only if the group's statistics say that some condition fails for all rows."""
+    places = {group.column(i).path_in_schema: i for i in range(group.num_columns)}
+    for condition in conditions:
+        place = places.get(condition.column)
+        # The path of a field in a struct has a dot, and may look like such a name.
+        if place is None or "." in condition.column:
+            continue
+        statistics = group.column(place).statistics
+        kind = columns.field(condition.column).type
+        if statistics is not None and not _may_match(statistics, group.num_rows, condition, kind):
+            return False
+    return True
+
+
+def _may_match(
+    statistics: pq.Statistics, rows: int, condition: Condition, kind: pa.DataType
+) -> bool:
+    if condition.test == "is null":
+        return not statistics.has_null_count or statistics.null_count > 0
+    if statistics.has_null_count and statistics.null_count == rows:
+        return False
+    if not statistics.has_min_max or not _is_ordered(kind):
+        return True
+    return condition.may_hold(statistics.min, statistics.max)
+
+
+def _is_ordered(kind: pa.DataType) -> bool:
+    """Types of which statistics and conditions have the same Python values, in one order."""
+    types = pa.types
+    plain = types.is_integer(kind) or types.is_string(kind) or types.is_binary(kind)
+    moment = types.is_date32(kind) or (types.is_timestamp(kind) and kind.unit == "us")
+    return bool(plain or moment or is_decimal(kind))
+
+
+def _read(file: pq.ParquetFile, number: int, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
+    group = file.metadata.row_group(number)
+    names = [name for name in columns.names if name in file.schema_arrow.names]
+    average = max(1, group.total_byte_size // max(1, group.num_rows))
+    rows = max(1, min(BATCH_ROWS_MAX, BATCH_BYTES_MAX // average))
+    seen = 0
+    for batch in file.iter_batches(rows, row_groups=[number], columns=names):
+        seen += len(batch)
+        yield from verified_rows(batch, columns)
+    if seen != group.num_rows:
+        raise ArtifactCorruptError(
+            f"row group {number} has {seen} rows, the footer says {group.num_rows}"
+        )

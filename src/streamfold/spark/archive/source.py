@@ -1,0 +1,59 @@
+"""`format("streamfold-archive")`: what Spark calls, and where.
+
+`StreamfoldArchiveSource` is made on the driver, in a short-lived Python process of Spark, asked for
+the schema there and pickled. So what `schema` finds out stays: the position that a DataFrame shows is
+fixed when it is loaded, however often it is used.
+"""
+
+# mypy: disallow-subclassing-any=False
+# The base classes are Spark's, which the checker does not follow.
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.types import StructType
+
+from streamfold.errors import InvalidError
+from streamfold.spark.archive.options import parse_options
+
+if TYPE_CHECKING:
+    from streamfold.spark.archive.relation import Relation
+
+
+class StreamfoldArchiveSource(DataSource):
+    """Tables published as archives, to read: the rows at some moment, or what changed between two."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "streamfold-archive"
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self._given = dict(options)
+        self._relation: Relation | None = None
+
+    def schema(self) -> StructType:
+        """On the driver, once; not called where the user gives a schema."""
+        self._relation = self._resolved(None)
+        return self._relation.spark_schema
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """On the driver, once per query."""
+        from streamfold.spark.archive.readers import reader_of
+
+        return reader_of(self._relation or self._resolved(schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        raise InvalidError(
+            "archives are read in batches: use spark.read with readChangeFeed and the last "
+            "_to_position as startingPosition, or follow the stream itself with format('streamfold')"
+        )
+
+    def _resolved(self, schema: StructType | None) -> Relation:
+        # Here, because every read of a stream starts processes that import this module, too.
+        from streamfold.spark.archive.relation import resolve
+
+        return resolve(parse_options(self._given), schema)

@@ -1,0 +1,181 @@
+"""Filters keep just the rows that SQL would keep, and let what cannot match be skipped."""
+
+from __future__ import annotations
+
+import io
+import json
+import operator
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from streamfold.archive import ArtifactCorruptError, Part
+from streamfold.spark import OptionError
+from streamfold.spark.archive.conditions import Condition, matching, parse_conditions
+from streamfold.spark.archive.row_groups import WHOLE, Share, may_match, read_row_groups
+from streamfold.spark.archive.types import arrow_schema, spark_schema
+
+from .conftest import Written
+from .reading import PlainRead, expected
+from .reading import values as shown
+from .tables import BUCKETS, SCHEMA, Row, row
+
+COLUMNS = arrow_schema(spark_schema(SCHEMA.arrow))
+#: How SQL compares, for values that are not null.
+_PLAIN: dict[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "in": lambda a, b: a in b,
+    "not in": lambda a, b: a not in b,
+    "starts with": lambda a, b: a.startswith(b),
+}
+
+
+def passes(test: Condition, row: Row) -> bool:
+    """What SQL would say, row by row."""
+    value = row[test.column]
+    if test.test in ("is null", "is not null"):
+        return (value is None) == (test.test == "is null")
+    return value is not None and _PLAIN[test.test](value, test.value)
+
+
+FILTERS: list[list[Any]] = [
+    ["id", "=", 7],
+    ["id", "in", [3, 7, 10**9]],
+    ["id", ">", 50],
+    ["flag", "=", True],
+    ["flag", "!=", True],
+    ["i8", "<", -3],
+    ["u8", ">=", 200],
+    ["u64", "=", 2**64 - 1],
+    ["price", "<=", 0],
+    ["small", ">", 1.5],
+    ["small", "in", ["1.5", 2]],
+    ["name", "=", "Ä"],
+    ["name", "!=", "apple"],
+    ["name", "not in", ["apple", "𝄞"]],
+    ["name", ">", "apricot"],
+    ["name", "starts with", "ap"],
+    ["raw", "=", ""],
+    ["raw", ">=", "gA=="],
+    ["day", "<", "1999-12-31"],
+    ["seen", ">", "2040-01-01T00:00:00+01:00"],
+    ["local", "<=", "2040-01-01T00:00:00"],
+    ["exact", ">", 0],
+    ["time", "<", 43_200 * 10**9],
+    ["points", "is null"],
+    ["f64", "is not null"],
+    ["name", "in", []],
+]
+CONDITIONS = parse_conditions(json.dumps(FILTERS), COLUMNS)
+
+
+def test_rows_pass_as_sql_says(written: Written) -> None:
+    folder, history = written(buckets=BUCKETS, form="parquet")
+    table = PlainRead(folder).table()
+    rows = table.to_pylist()
+    for condition in CONDITIONS:
+        kept = [matching(batch, [condition]) for batch in table.to_batches()]
+        found = {n for batch in kept for n in batch["id"].to_pylist()}
+        assert found == {row["id"] for row in rows if passes(condition, row)}, condition
+    chance = random.Random(3)
+    for _ in range(3):
+        some = chance.sample(range(len(FILTERS)), 2)
+        wanted = {r["id"] for r in rows if all(passes(CONDITIONS[n], r) for n in some)}
+        read = PlainRead(folder, filters=json.dumps([FILTERS[n] for n in some]))
+        assert shown(read.table()) == expected({n: history.state[n] for n in wanted}), some
+    by_name = PlainRead(folder, columns="id", filters='[["name", "=", "apple"]]').table()
+    assert by_name.column_names == ["id"]
+    assert sorted(by_name["id"].to_pylist()) == sorted(
+        key for key, row in history.state.items() if row["name"] == "apple"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("id = 5", "must be JSON such as"),
+        ('{"id": 5}', "must be JSON such as"),
+        ('[["id", "~", 5]]', "there are =, !=,"),
+        ('[["id", "="]]', "must be JSON such as"),
+        ('[["id", "=", null]]', "must be JSON such as"),
+        ('[["id", "in", 5]]', "must be JSON such as"),
+        ('[[["id", "=", 5]]]', "must be JSON such as"),
+        ('[["nothing", "=", 5]]', "names 'nothing', which is none of"),
+        ('[["f64", ">", 1]]', "leave it to where"),
+        ('[["tags", "=", "x"]]', "leave it to where"),
+        ('[["i8", "=", 1000]]', "the column is int8"),
+        ('[["id", "in", [1, null]]]', "use is null"),
+        ('[["id", "=", true]]', "of another kind"),
+        ('[["id", "=", "5"]]', "the column is int64"),
+        ('[["flag", "<", true]]', "has no order"),
+        ('[["day", "=", "today"]]', "the column is date32"),
+        ('[["seen", "=", "2026-01-01T00:00:00"]]', "must be with a zone"),
+        ('[["local", "=", "2026-01-01T00:00:00Z"]]', "must be without a zone"),
+        ('[["price", "<", 0.001]]', "the column is decimal"),
+        ('[["id", "starts with", "1"]]', "is no text"),
+    ],
+)
+def test_what_cannot_be_compared_exactly_is_refused(text: str, words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        parse_conditions(text, COLUMNS)
+
+
+def _parquet(table: pa.Table, rows: int) -> tuple[Part, io.BytesIO]:
+    sink = io.BytesIO()
+    pq.write_table(table, sink, row_group_size=rows, write_page_checksum=True, use_dictionary=False)
+    return Part(path="p", uri="p", size_bytes=sink.tell(), rows=len(table)), sink
+
+
+def test_row_groups_that_cannot_match_are_not_read() -> None:
+    table = pa.table({"id": range(100), "text": [f"t{n:03d}" for n in range(100)]})
+    part, file = _parquet(table, 10)
+    chunk = pq.ParquetFile(file).metadata.row_group(3).column(0)
+    content = bytearray(file.getvalue())
+    # The last byte of its last page: whoever reads it finds another checksum.
+    content[chunk.data_page_offset + chunk.total_compressed_size - 1] ^= 255
+    damaged = io.BytesIO(content)
+
+    def read(*filters: list[Any], share: Share = WHOLE) -> list[int]:
+        conditions = parse_conditions(json.dumps(filters), table.schema)
+        batches = read_row_groups(part, damaged, table.schema, conditions, share)
+        return [n for batch in batches for n in batch["id"].to_pylist()]
+
+    assert read(["id", "=", 57]) == list(range(50, 60))
+    assert read(["id", "in", [12, 95]]) == [*range(10, 20), *range(90, 100)]
+    assert read(["id", ">", 80], ["text", "<", "t085"]) == list(range(80, 90))
+    assert read(["text", "starts with", "t07"]) == list(range(70, 80))
+    assert read(["id", "<=", 9], ["text", "is not null"]) == list(range(10))
+    assert read(["id", "is null"]) == []
+    assert read(share=Share(0, 4)) == list(range(20))
+    assert read(share=Share(3, 4)) == list(range(70, 100))
+    with pytest.raises(ArtifactCorruptError, match="'p'"):
+        read(["id", "=", 30])
+
+
+def test_statistics_never_hide_a_row_that_passes() -> None:
+    chance = random.Random(8)
+    for number in range(30):
+        rows = [row(chance.randrange(300), chance) for _ in range(1 + number % 3)]
+        batch = pa.RecordBatch.from_pylist(rows, schema=SCHEMA.arrow)
+        _, file = _parquet(pa.Table.from_batches([batch]), 100)
+        group = pq.ParquetFile(file).metadata.row_group(0)
+        converted = pa.RecordBatch.from_arrays(
+            [
+                c if pa.types.is_nested(f.type) else pc.cast(c, f.type)
+                for c, f in zip(batch.columns, COLUMNS, strict=True)
+            ],
+            names=COLUMNS.names,
+        )
+        for condition in CONDITIONS:
+            if len(matching(converted, [condition])):
+                assert may_match(group, [condition], SCHEMA.arrow), (number, condition, rows)
