@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import click
@@ -32,6 +34,9 @@ _SET = click.option(
     help="Set one value, as in diff.interval=5s; may be repeated.",
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_JOB = Path(__file__).with_name("snapshotter_job.py")
+#: Seconds between two looks at whether Spark is still there.
+_LOOK = 2.0
 
 
 @click.group()
@@ -56,7 +61,10 @@ def validate(file: Path, settings: tuple[str, ...], as_json: bool) -> None:
 @snapshotter.command()
 @_CONFIG
 @_SET
-@click.option("--master", help="Spark's master; all cores of this machine if not given.")
+@click.option(
+    "--master",
+    help="Spark's master, such as spark://host:7077; all cores of this machine if not given.",
+)
 @click.option(
     "--conf", "confs", multiple=True, metavar="KEY=VALUE", help="A setting of Spark; repeatable."
 )
@@ -90,24 +98,57 @@ def run(
         _publish(configuration, spark_settings, Path(folder), as_json)
 
 
+@snapshotter.command()
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@_JSON
+def pack(folder: Path, as_json: bool) -> None:
+    """Write to FOLDER what spark-submit needs: this package as a zip, and the script that runs it."""
+    with needing_extra("spark"):
+        from streamfold.spark.packing import pack_package
+    folder.mkdir(parents=True, exist_ok=True)
+    package, script = pack_package(folder), folder / _JOB.name
+    shutil.copyfile(_JOB, script)
+    if as_json:
+        click.echo(json.dumps({"package": str(package), "script": str(script)}))
+    else:
+        click.echo(f"spark-submit --py-files {package} {script} --config FILE")
+
+
 def _publish(
     configuration: Configuration, settings: dict[str, str], scratch: Path, as_json: bool
 ) -> None:
     with needing_extra("spark"):
+        from streamfold.spark.packing import with_package
+        from streamfold.spark.session import is_local, is_running, is_submitted, needing_java
         from streamfold.spark.writer import SnapshotWriter, table_jobs, writer_session
     jobs = table_jobs(configuration, os.environ)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    if not (is_submitted() or is_local(settings.get("spark.master", "local"))):
+        settings = with_package(settings, scratch)
     spark = writer_session(settings)
     writer = SnapshotWriter(spark, jobs, scratch=scratch)
     http = configuration.http
-    with StatusServer(writer, http.host, http.port) as served, writer:
-        _announce(len(jobs), http.host, served.port, as_json)
-        writer.wait(stop)
-    spark.stop()
+    with needing_java(spark):
+        with StatusServer(writer, http.host, http.port) as served, writer:
+            _announce(len(jobs), http.host, served.port, as_json)
+            _stop_without(partial(is_running, spark), stop)
+            writer.wait(stop)
+        spark.stop()
     if not writer.is_whole:
         raise VerbFailedError("table_stopped", _what_stopped(writer.statuses()), ExitStatus.FAILURE)
+
+
+def _stop_without(is_running: Callable[[], bool], stop: threading.Event) -> None:
+    """Have `stop` set when Spark is gone: every table would try again for ever."""
+
+    def watch() -> None:
+        while not stop.wait(_LOOK):
+            if not is_running():
+                stop.set()
+
+    threading.Thread(target=watch, name="watch over Spark", daemon=True).start()
 
 
 def _announce(tables: int, host: str, port: int, as_json: bool) -> None:

@@ -3,7 +3,8 @@
 StreamfoldError
 ├── DataLossError                 records that the query has not seen are gone
 │   └── StreamGoneError           and so is their stream
-└── JavaMissingError              no runtime that Spark could use
+├── JavaMissingError              no runtime that Spark could use
+└── JavaEndedError                the process of Spark is gone: start again
 InvalidError
 └── OptionError                   an option is missing, unknown or has a bad value
 RetryLaterError
@@ -71,3 +72,15 @@ class ReplayChangedError(ConflictError):
 
 class JavaMissingError(StreamfoldError):
     code = "java_missing"
+
+
+class JavaEndedError(StreamfoldError):
+    """What was committed is there; anything under way is not, and its records are in the stream."""
+
+    code = "java_ended"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Spark's Java process has ended, by itself or by somebody's hand: see its output and the "
+            "memory of the machine, then start again; it goes on where the archives end"
+        )

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
 
-from streamfold.spark.session import local_session
+from streamfold.spark.session import open_session
 
-_SETTINGS = {
+_DEFAULTS = {
     # A long fold of one table must not hold up the diffs of the others.
     "spark.scheduler.mode": "FAIR",
     # A parcel is one row of many changes: batches of rows are bounded by their bytes.
@@ -20,7 +20,7 @@ _SETTINGS = {
 
 
 def writer_session(settings: Mapping[str, str] | None = None) -> SparkSession:
-    """A session for a snapshot writer; `settings` win over its own."""
-    session = local_session("streamfold snapshotter", settings={**_SETTINGS, **(settings or {})})
+    """A session for a snapshot writer; `settings` win over its own, and so does spark-submit."""
+    session = open_session("streamfold snapshotter", settings=settings, defaults=_DEFAULTS)
     session.sparkContext.setLogLevel("ERROR")
     return session
