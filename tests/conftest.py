@@ -1,4 +1,4 @@
-"""Which tests run one after the other when two processes share the work: `pytest -n 2 --dist loadgroup`."""
+"""Which tests stay together when two processes share the work: `pytest -n 2 --dist loadgroup`."""
 
 from __future__ import annotations
 
