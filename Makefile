@@ -35,6 +35,8 @@ bench: $(READY) ## Measure everything, beside something named; writes bench/resu
 	$(BIN)/python -m bench.archive
 	$(BIN)/python -m bench.spark_source
 	$(BIN)/python -m bench.fold
+	$(BIN)/python -m bench.rebase
+	$(BIN)/python -m bench.freshness
 
 clean: ## Remove the environment and everything generated
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis bench/results

@@ -18,6 +18,7 @@ from streamfold.snapshotter.configuration import (
 )
 from streamfold.snapshotter.decoding import DebeziumDecoder, EnvelopeDecoder, UpsertDecoder
 from streamfold.snapshotter.failures import ConfigurationError
+from streamfold.snapshotter.transactions import TransactionLimits
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -44,6 +45,16 @@ def test_one_table_may_stand_at_the_top_and_says_little() -> None:
     assert only.schema is None
     assert only.destinations[0].folder(only.key_prefix) == "file:///archive/people"
     assert found.http.port == 8080
+
+
+def test_transactions_are_waited_for_as_long_as_is_said() -> None:
+    (usual,) = read_configuration(table()).tables
+    assert usual.transactions == TransactionLimits()
+    said = {"max_wait": "90s", "quiet": "500ms", "max_records": 5000}
+    (found,) = read_configuration(table(transactions=said)).tables
+    expected = TransactionLimits(5000, timedelta(seconds=90), timedelta(milliseconds=500))
+    assert found.transactions == expected
+    assert "transactions.max_wait = 90s" in describe(read_configuration(table(transactions=said)))
 
 
 def test_the_published_full_form_is_read(tmp_path: Path) -> None:
@@ -220,6 +231,9 @@ def test_decoders_are_chosen_by_kind(settings: dict[str, str], kind: object) -> 
         ({"decoder": {"time_unit": "ms"}}, "decoder.time_unit: is not known"),
         ({"buckets": 0}, "buckets: 0 must be a whole number, between 1 and 65536"),
         ({"dead_letters": {"stream": "a", "folder": "b"}}, "dead_letters: a stream and a folder"),
+        ({"transactions": {"quiet": "10m"}}, "transactions.quiet: 10m must not be longer"),
+        ({"transactions": {"max_records": 0}}, "transactions.max_records: 0 must be"),
+        ({"transactions": {"wait": "1s"}}, "transactions.wait: is not known"),
         ({"http": {"port": 70000}}, "http.port: 70000 must be a whole number, between 0 and 65535"),
         ({"credentials": {"x": {"type": "magic"}}}, "credentials.x.type is 'magic'"),
         ({"credentials": {"x": 5}}, "credentials.x"),

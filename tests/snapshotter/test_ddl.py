@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamfold.errors import InvalidError
@@ -77,6 +77,7 @@ def test_anything_else_is_refused_with_its_place(text: str, place: str, what: st
     assert what in failure.value.message
 
 
+@settings(deadline=None)
 @given(st.text('ab INTARYSUC<>(),:`"1;', max_size=40))
 def test_any_text_is_a_schema_or_refused(text: str) -> None:
     try:

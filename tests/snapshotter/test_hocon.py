@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamfold.snapshotter.configuration.hocon import HoconError, parse_hocon
@@ -71,11 +71,13 @@ JSON = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.text(min_size=1), JSON, max_size=4), st.sampled_from([None, 2]))
 def test_json_is_hocon(value: dict[str, Any], indent: int | None) -> None:
     assert parse_hocon(json.dumps(value, indent=indent)) == value
 
 
+@settings(deadline=None)
 @given(st.text("ab=:{}[],.\"'#/ \n\\$+", max_size=40))
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:

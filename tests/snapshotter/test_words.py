@@ -3,7 +3,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamfold.snapshotter.configuration.words import (
@@ -51,6 +51,7 @@ def test_other_sizes_are_refused(text: str) -> None:
         parse_size(text)
 
 
+@settings(deadline=None)
 @given(st.timedeltas(timedelta(0), timedelta(days=3000)), st.integers(0, 2**62))
 def test_what_is_shown_can_be_read_again(duration: timedelta, size: int) -> None:
     assert parse_duration(duration_text(duration)) == duration

@@ -18,8 +18,7 @@ from streamfold.archive import ArchiveWriter, Destination, Mirrors, TableSchema,
 from streamfold.archive.formats import format_of
 from streamfold.archive.parts import PartPlan, WrittenPart
 from streamfold.archive.positions import SEQ_NUM
-from streamfold.spark.archive.pruning import BUCKETING, SPLITMIX64
-from streamfold.spark.writer.buckets import bucket_numbers
+from streamfold.spark.buckets import BUCKETING, SPLITMIX64, bucket_numbers
 from tests.archive.tables import START, Clock, new_ids
 
 Row = dict[str, Any]

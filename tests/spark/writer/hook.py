@@ -9,9 +9,9 @@ from typing import Any
 
 
 class Hook:
-    """Takes every event that is posted to it, in order."""
+    """Takes every event that is posted to it, in order; at a port of its own, or at a given one."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         told: list[tuple[str, str]] = []
         self.told = told
 
@@ -25,7 +25,7 @@ class Hook:
             def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
     def __enter__(self) -> Hook:
@@ -38,5 +38,9 @@ class Hook:
         self._server.server_close()
 
     @property
+    def port(self) -> int:
+        return int(self._server.server_address[1])
+
+    @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}/events"
+        return f"http://127.0.0.1:{self.port}/events"

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from moto.server import ThreadedMotoServer
-
-from tests.s3 import S3Server, s3_client
+from tests.s3 import S3Server, new_moto_server, s3_client
 
 
 class RestartableS3:
@@ -14,7 +12,7 @@ class RestartableS3:
 
     def __init__(self) -> None:
         logging.getLogger("werkzeug").setLevel(logging.WARNING)
-        self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        self._server = new_moto_server()
         self._port = 0
 
     def __enter__(self) -> RestartableS3:
@@ -30,7 +28,7 @@ class RestartableS3:
         self._server.stop()
 
     def start(self) -> None:
-        self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=self._port, verbose=False)
+        self._server = new_moto_server(self._port)
         self._server.start()
 
     @property

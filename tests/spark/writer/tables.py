@@ -11,6 +11,7 @@ from typing import Any
 import streamfold.archive
 from streamfold.archive import Archive, Manifest, TableSchema, Thresholds
 from streamfold.archive.formats.registry import format_of
+from streamfold.archive.positions import SEQ_NUM
 from streamfold.snapshotter.decoding import EnvelopeDecoder, parse_ddl
 from streamfold.spark.writer.dead_letters import DeadLetterFolder
 from streamfold.spark.writer.job import TableJob
@@ -81,3 +82,10 @@ def _with_nulls(state: State) -> State:
         key: {name: value for name, value in row.items() if value is not None}
         for key, row in state.items()
     }
+
+
+def place_manifest(place: Place) -> Manifest:
+    """What is committed at a place, read as whoever the place says."""
+    stored = asyncio.run(place.open().read(SEQ_NUM))
+    assert stored is not None
+    return stored.manifest

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamfold.errors import InvalidError
-from streamfold.spark.writer.buckets import (
+from streamfold.spark.buckets import (
     BUCKETS_MAX,
     bucket_count,
     bucket_numbers,

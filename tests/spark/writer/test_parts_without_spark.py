@@ -5,8 +5,11 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
@@ -21,14 +24,27 @@ from streamfold.errors import (
     StreamfoldError,
 )
 from streamfold.snapshotter.configuration import read_configuration
+from streamfold.snapshotter.decoding import EnvelopeDecoder
 from streamfold.snapshotter.netting import net_schema
 from streamfold.snapshotter.service import Counts, Failure, State, StatusServer, TableStatus
+from streamfold.snapshotter.transactions import CLOSED
 from streamfold.spark import DataLossError
 from streamfold.spark.writer import DeadLetterStream, Place, table_jobs
+from streamfold.spark.writer.decode import DecodeReport, DecodeStep, decode
 from streamfold.spark.writer.failures import QueryFailedError, may_pass, told_by
 from streamfold.spark.writer.listener import lag_of
-from streamfold.spark.writer.parcels import Batches, Parcel, parcels_of, raise_failures, task
+from streamfold.spark.writer.parcels import (
+    REPORT,
+    Batches,
+    Parcel,
+    parcels_of,
+    raise_failures,
+    task,
+)
 from streamfold.spark.writer.unsent import fill_unsent, has_unsent
+from streamfold.testing.change_decoder_kit import records
+from tests.spark.writer.feeding import envelope
+from tests.spark.writer.tables import table_schema
 
 
 @task
@@ -101,6 +117,56 @@ def test_columns_that_were_not_sent_come_from_the_table_as_it_was() -> None:
     ]
 
 
+def _decoded(bodies: list[bytes], **changed: Any) -> tuple[list[DecodeReport], list[int], Any]:
+    """Reports and first records of parcels of one batch, and the letters that were written."""
+    letters = _Letters()
+    step = DecodeStep(EnvelopeDecoder(("id",)), table_schema(), 1, -1, letters)
+    rows = [
+        batch.to_pylist()[0]
+        for records_batch in records(bodies).to_batches()
+        for batch in decode([records_batch], step=replace(step, **changed))
+    ]
+    reports = [row["payload"] for row in rows if row["bucket"] == REPORT]
+    told = [msgspec.json.decode(payload, type=DecodeReport) for payload in reports]
+    return told, [row["seq_num"] for row in rows if row["bucket"] >= 0], letters.written
+
+
+class _Letters:
+    """Keeps letters here."""
+
+    def __init__(self) -> None:
+        self.written: list[int] = []
+
+    def write(self, letters: pa.Table) -> None:
+        self.written += letters["seq_num"].to_pylist()
+
+
+def test_a_batch_is_split_where_the_transaction_begins_that_it_ends_in() -> None:
+    bodies = [
+        envelope("c", after={"id": 0}),
+        b"junk",
+        envelope("t"),
+        envelope("c", after={"id": 1}, txn="a"),
+        envelope("e", txn="a"),
+        envelope("c", after={"id": 2}, txn="b"),
+        b"junk",
+        envelope("t", txn="b"),
+        envelope("c", after={"id": 3}, txn="b"),
+    ]
+    (before, inside), parcels, written = _decoded(bodies)
+    assert (before.first, before.last, before.records) == (0, 4, 5)
+    assert (before.changes, before.dead, before.ignored, before.truncated_at) == (3, 1, 1, 2)
+    assert (inside.first, inside.last, inside.records) == (5, 8, 4)
+    assert (inside.changes, inside.dead, inside.ignored, inside.truncated_at) == (3, 1, 0, 7)
+    assert (before.tail, inside.tail.id, inside.tail.since) == (CLOSED, "b", 5)
+    assert parcels == [0, 5]
+    assert written == [1, 6]
+    # Read a second time, after the first six were looked at: their letters are there already.
+    assert _decoded(bodies, lettered=5)[2] == [6]
+    (whole,), parcels, _ = _decoded(bodies[5:])
+    assert (whole.first, whole.records, whole.tail.joins, parcels) == (0, 4, True, [0])
+
+
 def test_jobs_follow_the_configuration_and_show_no_secret(tmp_path: Path) -> None:
     secret = "wHiSpEr-42"
     source = {"server": "http://127.0.0.1:1", "basin": "some-basin", "table": "orders"}
@@ -111,6 +177,7 @@ def test_jobs_follow_the_configuration_and_show_no_secret(tmp_path: Path) -> Non
             "dead_letters": {"stream": "dead"},
             "events": [{"type": "webhook", "url": "http://127.0.0.1:2/hook"}],
             "formats": {"snapshot": ["parquet"], "diff": ["jsonl.zst"]},
+            "transactions": {"max_records": 5},
         }
     )
     [job] = table_jobs(configuration, {"S2_ACCESS_TOKEN": secret})
@@ -119,6 +186,7 @@ def test_jobs_follow_the_configuration_and_show_no_secret(tmp_path: Path) -> Non
     assert isinstance(job.dead_letters, DeadLetterStream)
     assert job.places[0].url == (tmp_path / "orders").as_uri()
     assert [form.extension for form in job.diff_formats] == [".jsonl.zst"]
+    assert job.transactions.max_records == 5
     [again] = table_jobs(configuration, {})
     assert list(again.events) == list(job.events)
     with pytest.raises(InvalidError, match="memory"):

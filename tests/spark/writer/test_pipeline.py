@@ -12,12 +12,13 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from streamfold.archive import Thresholds
+from streamfold.snapshotter.decoding import DebeziumDecoder
 from streamfold.spark.writer.driver_loop import DriverLoop
 from streamfold.spark.writer.pipeline import TablePipeline
 from streamfold.spark.writer.published import PublishedTable
 from tests.spark.server import Server
 from tests.spark.writer.feeding import Feed, envelope, feed
-from tests.spark.writer.tables import check_every_boundary, manifest_of, table_job
+from tests.spark.writer.tables import check_every_boundary, manifest_of, state_of, table_job
 
 
 @pytest.fixture
@@ -103,6 +104,50 @@ def test_what_records_may_say_is_in_every_artifact(
     ]
     assert [letter["seq_num"] for letter in letters] == dead
     assert all(letter["reason"] and letter["stream"] == stream for letter in letters)
+
+
+def test_a_transaction_over_several_batches_is_published_whole(
+    spark: SparkSession, server: Server, fresh: Callable[[], str], tmp_path: Path, loop: DriverLoop
+) -> None:
+    """As Debezium marks it, with a truncate and a record that cannot be decoded inside."""
+    stream, folder = fresh(), tmp_path / "archive"
+    groups = [
+        [debezium("c", 1), marker("BEGIN", "5"), debezium("c", 2, "5")],  # 0 to 2
+        [debezium("t", txn="5"), b"junk", debezium("c", 3, "5"), b""],  # 3 to 6
+        [debezium("c", 4, "5"), marker("END", "5"), marker("BEGIN", "6"), debezium("c", 5, "6")],
+        [debezium("c", 6, "6")],  # 11
+    ]
+    job = table_job(server, stream, folder, decoder=DebeziumDecoder(("id",)), buckets=4)
+    pipeline = open_pipeline(spark, loop, job)
+    feed(server, stream, [body for group in groups for body in group])
+    seen, start = [], 0
+    for group in groups:
+        batch = pipeline.process(records(spark, server, stream, start, start + len(group)))
+        start += len(group)
+        assert batch is not None
+        seen.append((manifest_of(folder).head_position, pipeline.held_from, batch.records))
+    assert seen == [("0", 1, 1), ("0", 1, 0), ("8", 9, 8), ("8", 9, 0)]
+    assert [set(state_of(folder, position)) for position in ("0", "8")] == [{1}, {3, 4}]
+    assert len(list((folder / "dead-letters").iterdir())) == 1  # though it was read twice
+    # A process that begins anew finds the open transaction again, and can be told to wait no longer.
+    again = open_pipeline(spark, loop, job)
+    assert again.process(records(spark, server, stream, 9, 12))
+    assert (again.held_from, manifest_of(folder).head_position) == (9, "8")
+    released = again.release()
+    assert released is not None
+    assert (released.cut, again.held_from, manifest_of(folder).head_position) == (True, None, "11")
+    assert set(state_of(folder)) == {3, 4, 5, 6}
+
+
+def debezium(op: str, key: int | None = None, txn: str | None = None) -> bytes:
+    row = None if key is None else {"id": key, "name": f"n{key}"}
+    transaction = None if txn is None else {"id": txn, "total_order": 1}
+    told = {"op": op, "before": None, "after": row, "transaction": transaction}
+    return json.dumps(told).encode()
+
+
+def marker(status: str, txn: str) -> bytes:
+    return json.dumps({"status": status, "id": txn, "event_count": None}).encode()
 
 
 def test_a_new_base_uses_buckets_without_changes_again_and_grows_with_the_table(

@@ -2,69 +2,33 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
-from streamfold.archive.events import Backoff
 from streamfold.snapshotter.decoding import DEAD_LETTER, EnvelopeDecoder
-from streamfold.snapshotter.service import State, StatusServer, TableStatus
+from streamfold.snapshotter.service import State
 from streamfold.spark.writer.job import TableJob
 from streamfold.spark.writer.places import Place
-from streamfold.spark.writer.service import SnapshotWriter
 from tests.spark.server import Server
 from tests.spark.writer.feeding import Feed, envelope, feed
 from tests.spark.writer.hook import Hook
+from tests.spark.writer.live import Running, running
 from tests.spark.writer.s3 import RestartableS3
-from tests.spark.writer.tables import check_every_boundary, manifest_of, state_of, table_job
+from tests.spark.writer.tables import (
+    check_every_boundary,
+    manifest_of,
+    place_manifest,
+    state_of,
+    table_job,
+)
 from tests.spark.writer.waiting import wait_for
 
 #: Options of storage that give up after seconds, not minutes.
 IMPATIENT = {"attempts": "2", "request_timeout": "5", "connect_timeout": "2"}
-
-
-class Running:
-    """A writer and its HTTP side."""
-
-    def __init__(self, writer: SnapshotWriter, port: int) -> None:
-        self.writer = writer
-        self._port = port
-
-    def ask(self, method: str, path: str) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
-        try:
-            connection.request(method, path)
-            response = connection.getresponse()
-            body = response.read()
-            kind = response.headers["Content-Type"]
-            return response.status, json.loads(body) if "json" in kind else body.decode()
-        finally:
-            connection.close()
-
-    def status(self, table: str) -> TableStatus:
-        return self.writer.statuses()[table]
-
-    def wait_for_head(self, table: str, position: int) -> TableStatus:
-        return wait_for(
-            lambda: self.status(table), lambda found: found.manifest_head == str(position)
-        )
-
-    def wait_for_state(self, table: str, state: State) -> TableStatus:
-        return wait_for(lambda: self.status(table), lambda found: found.state is state)
-
-
-@contextmanager
-def running(spark: SparkSession, scratch: Path, *jobs: TableJob) -> Iterator[Running]:
-    writer = SnapshotWriter(spark, jobs, scratch=scratch, backoff=Backoff(0.2, 1.0))
-    with writer, StatusServer(writer, "127.0.0.1", 0) as served:
-        yield Running(writer, served.port)
 
 
 @pytest.fixture
@@ -141,29 +105,39 @@ def test_a_table_that_fails_stops_alone_and_says_why(
     assert list((tmp_path / "bad" / "dead-letters").iterdir())
 
 
-def test_the_destination_goes_away_and_comes_back_and_a_second_writer_takes_over(
+def test_a_destination_goes_away_and_comes_back_and_a_second_writer_takes_over(
     spark: SparkSession, server: Server, fresh: Callable[[], str], tmp_path: Path
 ) -> None:
     stream, bodies = fresh(), list(Feed(5).changes(300))
-    folder = tmp_path / "mirror"
+    mirror, copied = tmp_path / "mirror", tmp_path / "copied"
     with RestartableS3() as s3:
-        first_place = Place(s3.url("archive"), {**s3.options, **IMPATIENT})
-        job = table_job(server, stream, folder, places=(first_place, Place(folder.as_uri())))
+        far, farther = (Place(s3.url(name), {**s3.options, **IMPATIENT}) for name in ("a", "b"))
+        job = table_job(server, stream, mirror, places=(far, Place(mirror.as_uri())))
+        # For this one it is the second destination that goes away.
+        other = table_job(
+            server, stream, copied, table="copied", places=(Place(copied.as_uri()), farther)
+        )
         feed(server, stream, bodies[:100])
-        with running(spark, tmp_path / "first", job) as first:
-            first.wait_for_head(job.table, 99)
+        with running(spark, tmp_path / "first", job, other) as first:
+            for table in (job.table, "copied"):
+                first.wait_for_head(table, 99)
             s3.stop()
             feed(server, stream, bodies[100:200])
-            failed = first.wait_for_state(job.table, State.RETRYING)
-            assert failed.last_error is not None
-            assert failed.last_error.code in ("blob_unavailable", "blob_outcome_unknown")
-            assert list(failed.counts.destination_errors) == [s3.url("archive") + "/"]
+            for table, place in ((job.table, far), ("copied", farther)):
+                failed = first.wait_for_state(table, State.RETRYING)
+                assert failed.last_error is not None
+                assert failed.last_error.code in ("blob_unavailable", "blob_outcome_unknown")
+                assert list(failed.counts.destination_errors) == [place.url + "/"]
             s3.start()
-            first.wait_for_head(job.table, 199)
-            first.wait_for_state(job.table, State.RUNNING)
+            for table in (job.table, "copied"):
+                first.wait_for_head(table, 199)
+                first.wait_for_state(table, State.RUNNING)
             _take_over(spark, server, first, job, bodies[200:], tmp_path / "second")
+            first.wait_for_head("copied", 299)
+        assert place_manifest(farther).commit_id == manifest_of(copied).commit_id
     # The second destination was brought forward with the first one, commit by commit.
-    assert check_every_boundary(folder, bodies) >= 3
+    assert check_every_boundary(mirror, bodies) >= 3
+    assert check_every_boundary(copied, bodies) >= 3
 
 
 def _take_over(
@@ -184,14 +158,16 @@ def _take_over(
         assert "writer-2" in fenced.last_error.message
 
 
-def test_a_server_that_is_down_is_waited_for_and_lost_records_stop_the_table(
+def test_a_server_that_is_down_is_waited_for_and_lost_records_stop_their_table_alone(
     spark: SparkSession, own_server: Server, tmp_path: Path
 ) -> None:
     stream, folder, bodies = "orders", tmp_path / "archive", list(Feed(9).changes(60))
-    own_server.create(stream)
-    feed(own_server, stream, bodies[:20])
+    own_server.create(stream, "others")
+    for name in (stream, "others"):
+        feed(own_server, name, bodies[:20])
     options = {**own_server.options, "retryTimeout": "1"}
     job = table_job(own_server, stream, folder, source=options)
+    other = table_job(own_server, "others", tmp_path / "o", table="others", source=options)
     own_server.kill()
     with running(spark, tmp_path / "first", job) as live:
         down = live.wait_for_state(job.table, State.RETRYING)
@@ -205,10 +181,13 @@ def test_a_server_that_is_down_is_waited_for_and_lost_records_stop_the_table(
         live.wait_for_state(job.table, State.RUNNING)
     feed(own_server, stream, bodies[20:40])
     own_server.trim(stream, 30)
-    with running(spark, tmp_path / "second", job) as live:
+    with running(spark, tmp_path / "second", job, other) as live:
         lost = live.wait_for_state(job.table, State.STOPPED)
         assert lost.last_error is not None
         assert lost.last_error.code == "data_loss"
         assert "20" in lost.last_error.message
+        feed(own_server, "others", bodies[20:])
+        live.wait_for_head("others", 59)
     assert manifest_of(folder).head_position == "19"
     assert check_every_boundary(folder, bodies) == 1
+    assert check_every_boundary(tmp_path / "o", bodies)

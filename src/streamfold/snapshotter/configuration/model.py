@@ -19,6 +19,7 @@ from streamfold.snapshotter.decoding import (
     UpsertDecoder,
 )
 from streamfold.snapshotter.decoding.debezium import TIME_UNIT, UNAVAILABLE
+from streamfold.snapshotter.transactions import TransactionLimits
 
 #: The basin in which a server keeps streams that name none.
 DEFAULT_BASIN = "durable-streams"
@@ -133,6 +134,7 @@ class TableSettings:
     #: None: learned from the first records.
     schema: TableSchema | None = None
     dead_letters: DeadLetterSettings = field(default_factory=DeadLetterSettings)
+    transactions: TransactionLimits = field(default_factory=TransactionLimits)
     #: None: chosen from the size of the table.
     buckets: int | None = None
 

@@ -25,7 +25,7 @@ _SINKS = {
     "sqs": (("queue_url",), ("credentials", "region")),
     "kinesis": (("stream",), ("credentials", "region")),
     "eventbridge": (("bus",), ("credentials", "region")),
-    "webhook": (("url",), ("secret_env", "secret_file")),
+    "webhook": (("url",), ("secret_env", "secret_file", "ca_file")),
 }
 _DESTINATIONS = ("local", "s3", "gcs", "azure")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")

@@ -31,6 +31,7 @@ from streamfold.snapshotter.configuration.places import (
     read_source,
 )
 from streamfold.snapshotter.configuration.section import Section
+from streamfold.snapshotter.configuration.words import duration_text
 from streamfold.snapshotter.decoding import (
     MISMATCH,
     STOP,
@@ -41,13 +42,14 @@ from streamfold.snapshotter.decoding import (
 )
 from streamfold.snapshotter.decoding.debezium import TIME_UNIT, UNAVAILABLE
 from streamfold.snapshotter.failures import ConfigurationError
+from streamfold.snapshotter.transactions import MAX_HELD, TransactionLimits
 
 #: The object that published configurations put everything into.
 ROOT = "snapshotter"
 #: Settings of a table, which stand at the top where there is only one.
 _OF_TABLE = (
     "source", "key_fields", "key_prefix", "diff", "snapshot", "destinations", "formats", "events",
-    "retention", "decoder", "schema", "dead_letters", "buckets",
+    "retention", "decoder", "schema", "dead_letters", "transactions", "buckets",
 )  # fmt: skip
 #: Names of compressed formats, as (id, compression).
 _PACKED = {"jsonl.gz": ("jsonl", "gzip"), "jsonl.zst": ("jsonl", "zstd")}
@@ -129,6 +131,7 @@ def _read_table(section: Section) -> TableSettings:
         decoder=_decoder(section.section("decoder")),
         schema=_schema(section, keys),
         dead_letters=read_dead_letters(section.section("dead_letters")),
+        transactions=_transactions(section.section("transactions")),
         buckets=_buckets(section),
     )
     section.close()
@@ -229,6 +232,23 @@ def _decoder(section: Section) -> DecoderSettings:
         found = DecoderSettings(kind, mismatch, key_header=header, deleted_field=field)
     else:
         found = DecoderSettings(kind, mismatch)
+    section.close()
+    return found
+
+
+def _transactions(section: Section) -> TransactionLimits:
+    usual = TransactionLimits()
+    found = TransactionLimits(
+        max_records=section.whole("max_records", usual.max_records, 1, MAX_HELD),
+        max_wait=section.duration("max_wait", usual.max_wait),
+        quiet=section.duration("quiet", usual.quiet),
+    )
+    if found.quiet > found.max_wait:
+        section.problem(
+            "quiet",
+            f"{duration_text(found.quiet)} must not be longer than max_wait, "
+            f"{duration_text(found.max_wait)}",
+        )
     section.close()
     return found
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from streamfold.archive.folding import fitted
 from streamfold.archive.schema import TableSchema
+from streamfold.snapshotter.transactions import SILENT, Tail
 
 #: What a record may do to a table; a `read` is a row of a source's first copy.
 OPS = ("insert", "update", "delete", "truncate", "read")
@@ -76,6 +77,8 @@ class Decoded:
     schema: TableSchema | None
     #: Records that are no changes by their nature: tombstones, markers, commands of the stream.
     ignored: int
+    #: The transaction that the batch ends in; silent for decoders that know of none.
+    tail: Tail = SILENT
 
 
 @runtime_checkable

@@ -4,6 +4,10 @@
 source are not: the stream's own order counts. Tombstones, transaction markers and messages are no
 changes. A value that Debezium could not send, because the database did not, leaves its column as it is.
 
+Transactions are those of `provide.transaction.metadata`: the `transaction` beside a change says which
+one it belongs to, BEGIN and END records in the stream where it begins and ends. Their counts are not
+used: they are about all tables. `source.txId` alone says nothing of where a transaction ends.
+
 Without a schema beside the payload, times without zone are whole numbers in `time_unit`, days for
 dates. With one, it tells the types of columns, and what their numbers mean.
 """
@@ -11,6 +15,7 @@ dates. With one, it tells the types of columns, and what their numbers mean.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -27,6 +32,7 @@ from streamfold.snapshotter.decoding.images import ABSENT, Reading
 from streamfold.snapshotter.decoding.intake import Intake
 from streamfold.snapshotter.decoding.told import Told
 from streamfold.snapshotter.decoding.values import Hint
+from streamfold.snapshotter.transactions import OUTSIDE, Membership, tail_of
 
 #: What Debezium writes by default for a value that it did not get.
 UNAVAILABLE = "__debezium_unavailable_value"
@@ -34,6 +40,9 @@ UNAVAILABLE = "__debezium_unavailable_value"
 TIME_UNIT = "us"
 #: A message written into the log by hand: it is about no row.
 _MESSAGE = "m"
+_MARKERS = ("BEGIN", "END")
+#: Records that come between those of a transaction without ending it.
+_OF_NONE = ("r", _MESSAGE)
 
 
 class _Transaction(msgspec.Struct, frozen=True, gc=False):
@@ -50,8 +59,19 @@ class _Payload(msgspec.Struct, frozen=True):
     after: msgspec.Raw = ABSENT
     transaction: _Transaction | None = None
     source: _Source | None = None
-    #: BEGIN or END of a transaction, in place of an op.
+    #: BEGIN or END of a transaction, in place of an op, and its id.
     status: str | None = None
+    id: str | None = None
+
+    def membership(self) -> Membership | None:
+        """What the record says of transactions; None for nothing, as of a first copy's rows."""
+        if self.op is None:
+            begins = self.status == "BEGIN" and self.id is not None
+            marked = Membership(self.id, marked=True) if begins else OUTSIDE
+            return marked if self.status in _MARKERS else None
+        if self.transaction is not None and self.transaction.id is not None:
+            return Membership(self.transaction.id)
+        return None if self.op in _OF_NONE else OUTSIDE
 
     @property
     def txn(self) -> str | None:
@@ -67,6 +87,9 @@ class _Message(_Payload, frozen=True):
 
     schema: msgspec.Raw = ABSENT
     payload: _Payload | msgspec.UnsetType | None = msgspec.UNSET
+
+    def told(self) -> _Payload | None:
+        return self if self.payload is msgspec.UNSET else self.payload
 
 
 _decode = msgspec.json.Decoder(_Message).decode
@@ -88,9 +111,10 @@ class DebeziumDecoder:
         intake = Intake.of(records)
         intake.ignore(_is_tombstone)
         places, messages = intake.parsed(_decode)
+        tail = tail_of(_backwards(intake, places, messages))
         runs: list[_Run] = []
         for place, message in zip(places, messages, strict=True):
-            payload = message if message.payload is msgspec.UNSET else message.payload
+            payload = message.told()
             if _is_nothing(payload):
                 intake.ignored += 1
             elif payload is None or payload.op not in OP_OF_LETTER:
@@ -102,7 +126,8 @@ class DebeziumDecoder:
                     runs.append(_Run(schema_raw))
                 runs[-1].places.append(place)
                 runs[-1].payloads.append(payload)
-        return self._joined(intake, runs or [_Run(None)], schema)
+        found = self._joined(intake, runs or [_Run(None)], schema)
+        return dataclasses.replace(found, tail=tail)
 
     def _joined(self, intake: Intake, runs: list[_Run], schema: TableSchema | None) -> Decoded:
         tables = []
@@ -142,11 +167,22 @@ def _is_tombstone(body: bytes) -> bool:
     return not body or body.strip() in (b"", b"null")
 
 
+def _backwards(
+    intake: Intake, places: Sequence[int], messages: Sequence[_Message]
+) -> Iterator[tuple[int, Membership]]:
+    """What records say of transactions, the last one first."""
+    for place, message in zip(reversed(places), reversed(messages), strict=True):
+        payload = message.told()
+        membership = payload.membership() if payload is not None else None
+        if membership is not None:
+            yield int(intake.seq_nums[place]), membership
+
+
 def _is_nothing(payload: _Payload | None) -> bool:
     """A tombstone with a schema around it, a marker of a transaction, or a message."""
     if payload is None:
         return True
-    return payload.op == _MESSAGE or (payload.op is None and payload.status in ("BEGIN", "END"))
+    return payload.op == _MESSAGE or (payload.op is None and payload.status in _MARKERS)
 
 
 def _reason(payload: _Payload | None) -> str:

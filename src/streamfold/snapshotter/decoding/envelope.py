@@ -4,21 +4,26 @@
     {"op": "u", "key": {"id": 7}, "before": {…}, "after": {…}, "unchanged": ["photo"], "txn": "91"}
     {"op": "d", "key": {"id": 7}}
     {"op": "t"}
+    {"op": "e", "txn": "91"}
 
-- `op`: c insert, u update, d delete, t truncate, r a row of the first copy.
+- `op`: c insert, u update, d delete, t truncate, r a row of the first copy; e is no change, and says
+  that the transaction is over.
 - `key`: key of the row *before* the change; may be left out where `before` or `after` shows it. Key
   fields that `after` leaves out are taken from it; where they differ, the row's key changed.
 - `after`: the whole row; needed for c, u and r. A column that is left out is null, unless `unchanged`
   names it: then its value is that of the row as it was.
 - `before`: the row as it was, or parts of it. Never needed.
-- `txn`: text or number of the transaction that the change belongs to.
+- `txn`: text or number of the transaction that the change belongs to; or an object of it as `id` and
+  of `last`, true for the last change. An object says that the end will come, as `last` or as `e`; text
+  and numbers leave open whether it does. See `streamfold.snapshotter.transactions`.
 
 Other fields are refused: a misspelt one would lose data. What else is to be said goes into headers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import msgspec
@@ -30,17 +35,38 @@ from streamfold.snapshotter.decoding.base import Decoded
 from streamfold.snapshotter.decoding.images import ABSENT, Reading
 from streamfold.snapshotter.decoding.intake import Intake
 from streamfold.snapshotter.decoding.told import Told
+from streamfold.snapshotter.transactions import OUTSIDE, Membership, tail_of
 
 OP_OF_LETTER = {"c": "insert", "u": "update", "d": "delete", "t": "truncate", "r": "read"}
 
 
+#: No change: the end of a transaction.
+_END = "e"
+
+
+class _Transaction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    id: str | int
+    last: bool = False
+
+
 class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    op: Literal["c", "u", "d", "t", "r"]
+    op: Literal["c", "u", "d", "t", "r", "e"]
     key: msgspec.Raw = ABSENT
     before: msgspec.Raw = ABSENT
     after: msgspec.Raw = ABSENT
     unchanged: tuple[str, ...] = ()
-    txn: str | int | None = None
+    txn: str | int | _Transaction | None = None
+
+    def is_bare(self) -> bool:
+        return self.key == self.before == self.after == ABSENT and not self.unchanged
+
+    def membership(self) -> Membership:
+        txn = self.txn
+        if txn is None or self.op == _END:
+            return OUTSIDE
+        if isinstance(txn, _Transaction):
+            return OUTSIDE if txn.last else Membership(str(txn.id), marked=True)
+        return Membership(str(txn))
 
 
 _decode = msgspec.json.Decoder(_Envelope).decode
@@ -58,13 +84,49 @@ class EnvelopeDecoder:
     def decode(self, records: pa.RecordBatch | pa.Table, schema: TableSchema | None) -> Decoded:
         intake = Intake.of(records)
         places, found = intake.parsed(_decode)
+        tail = tail_of(_backwards(intake, places, found))
+        ops = [m.op for m in found]
+        if _END in ops:
+            places, found = _without_ends(intake, places, found)
+            ops = [m.op for m in found]
         told = Told(
             places,
-            [OP_OF_LETTER[m.op] for m in found],
+            [OP_OF_LETTER[op] for op in ops],
             [m.key for m in found],
             [m.before for m in found],
             [m.after for m in found],
             [m.unchanged for m in found],
-            [None if m.txn is None else str(m.txn) for m in found],
+            [_id_of(m.txn) for m in found],
         )
-        return Assembly(self.key_fields, Reading(), self.mismatch).decoded(intake, told, schema)
+        assembly = Assembly(self.key_fields, Reading(), self.mismatch)
+        return replace(assembly.decoded(intake, told, schema), tail=tail)
+
+
+def _id_of(txn: str | int | _Transaction | None) -> str | None:
+    if txn is None:
+        return None
+    return str(txn.id if isinstance(txn, _Transaction) else txn)
+
+
+def _backwards(
+    intake: Intake, places: Sequence[int], found: Sequence[_Envelope]
+) -> Iterator[tuple[int, Membership]]:
+    """What records say of transactions, the last one first; rows of a first copy say nothing."""
+    for place, message in zip(reversed(places), reversed(found), strict=True):
+        if message.op != "r" or message.txn is not None:
+            yield int(intake.seq_nums[place]), message.membership()
+
+
+def _without_ends(
+    intake: Intake, places: Sequence[int], found: Sequence[_Envelope]
+) -> tuple[list[int], list[_Envelope]]:
+    """The changes alone; an end that names no transaction, or a row, is a dead letter."""
+    kept = []
+    for place, message in zip(places, found, strict=True):
+        if message.op != _END:
+            kept.append((place, message))
+        elif message.txn is None or not message.is_bare():
+            intake.refuse(place, "the end of a transaction names it as txn, and no row")
+        else:
+            intake.ignored += 1
+    return [place for place, _ in kept], [message for _, message in kept]

@@ -58,6 +58,10 @@ _COUNTERS: Final[dict[str, tuple[str, Callable[[TableStatus], int]]]] = {
         "Records that could not be decoded.",
         lambda status: status.counts.dead_letters,
     ),
+    "snapshotter_transactions_cut": (
+        "Transactions that were published in parts.",
+        lambda status: status.counts.transactions_cut,
+    ),
     "snapshotter_failures": ("Failures of any kind.", lambda status: status.counts.failures),
 }
 

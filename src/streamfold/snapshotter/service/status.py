@@ -58,6 +58,8 @@ class Counts(msgspec.Struct, frozen=True):
     dead_letters: int = 0
     ignored: int = 0
     failures: int = 0
+    #: Transactions that were published in parts, because no end came.
+    transactions_cut: int = 0
     #: By destination and by sink.
     destination_errors: dict[str, int] = {}
     event_errors: dict[str, int] = {}
@@ -78,8 +80,10 @@ class TableStatus(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int | None = None
     lag_records: int | None = None
     lag_seconds: float | None = None
-    #: Records that were looked at, and are in no artifact yet: they held no change.
+    #: Records that were looked at, and are in no artifact yet: they held no change, or have to wait.
     buffer_depth: int = 0
+    #: The first record of a transaction whose end is waited for.
+    waiting_from: int | None = None
     rows_per_second: float = 0.0
     #: Changes since the base.
     churn_records: int = 0

@@ -1,6 +1,6 @@
 """Buckets that a key can be in: a read of a few keys opens the files of their buckets alone.
 
-That needs the writer's word that keys are in buckets by the hash of `spark.writer.buckets`: archives
+That needs the writer's word that keys are in buckets by the hash of `spark.buckets`: archives
 may be bucketed in other ways, and then every bucket is read. The word is a field of the parts.
 """
 
@@ -15,10 +15,8 @@ import pyarrow as pa
 from streamfold.archive.decoding import Chosen
 from streamfold.archive.schema import TableSchema
 from streamfold.spark.archive.conditions import Condition
+from streamfold.spark.buckets import BUCKETING, SPLITMIX64, bucket_numbers
 
-#: Field of a part that tells by which hash its bucket was chosen, and the hash of our own writer.
-#: A writer that says so also marks every part of a diff that empties the table.
-BUCKETING, SPLITMIX64 = "bucketing", "splitmix64"
 #: Keys that are looked up one by one: beyond these, most buckets are wanted anyway.
 KEYS_MAX = 1024
 
@@ -46,9 +44,6 @@ def wanted_buckets(
     keys = _wanted_keys(conditions, schema)
     if keys is None:
         return None
-    # Here, because the package of the writer takes long to load.
-    from streamfold.spark.writer.buckets import bucket_numbers
-
     return set(bucket_numbers(keys, count).tolist())
 
 

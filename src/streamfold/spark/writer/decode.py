@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
@@ -12,13 +12,17 @@ import pyarrow.compute as pc
 
 from streamfold.archive.schema import TableSchema
 from streamfold.snapshotter.decoding.base import ChangeDecoder, Decoded
-from streamfold.spark.writer.buckets import bucket_numbers
+from streamfold.snapshotter.transactions import CLOSED, SILENT, Tail
+from streamfold.spark.buckets import bucket_numbers
 from streamfold.spark.writer.dead_letters import DeadLetters
 from streamfold.spark.writer.parcels import REPORT, Batches, Parcel, pack, task
 
 
 class DecodeReport(msgspec.Struct, frozen=True):
-    """What one task found in one batch of records; small, whatever the batch."""
+    """What one task found in a run of records; small, whatever the run.
+
+    A batch of records is one run; or two, if it ends in a transaction that begins in it.
+    """
 
     first: int
     last: int
@@ -34,6 +38,8 @@ class DecodeReport(msgspec.Struct, frozen=True):
     timestamp: int
     #: The columns as far as these records show them.
     schema: bytes | None = None
+    #: The transaction that they end in.
+    tail: Tail = SILENT
 
     def table_schema(self) -> TableSchema | None:
         return TableSchema.from_json(msgspec.json.decode(self.schema)) if self.schema else None
@@ -50,11 +56,16 @@ class DecodeStep:
     #: Records up to here are in the archive already.
     head: int
     dead_letters: DeadLetters
+    #: The last record whose letter is written already, if it is one: records may be read twice.
+    lettered: int = -1
 
 
 @task
 def decode(batches: Batches, step: DecodeStep) -> Iterator[Parcel]:
-    """Yield a report for each batch, and its changes by bucket."""
+    """Yield a report for each run of records, and its changes by bucket.
+
+    Parcels bear the first record of their run, so those of an open transaction can be left out.
+    """
     for batch in batches:
         fresh = batch.filter(pc.greater(batch.column("seq_num"), step.head))
         if len(fresh):
@@ -63,14 +74,46 @@ def decode(batches: Batches, step: DecodeStep) -> Iterator[Parcel]:
 
 def _decode(records: pa.RecordBatch, step: DecodeStep) -> Iterator[Parcel]:
     decoded = step.decoder.decode(records, step.schema)
-    if len(decoded.dead_letters):
-        step.dead_letters.write(decoded.dead_letters)
-    changes, truncated_at = _after_truncate(decoded.changes)
-    report = _report(records, decoded, changes, truncated_at)
-    yield Parcel(REPORT, report.first, msgspec.json.encode(report))
-    if decoded.schema is not None:
-        for bucket, part in _by_bucket(changes, decoded.schema, step.buckets):
-            yield Parcel(bucket, report.first, pack(part))
+    letters = decoded.dead_letters.filter(
+        pc.greater(decoded.dead_letters["seq_num"], step.lettered)
+    )
+    if len(letters):
+        step.dead_letters.write(letters)
+    for run, found in _runs(records, decoded):
+        changes, truncated_at = _after_truncate(found.changes)
+        report = _report(run, found, changes, truncated_at)
+        yield Parcel(REPORT, report.first, msgspec.json.encode(report))
+        if found.schema is not None:
+            for bucket, part in _by_bucket(changes, found.schema, step.buckets):
+                yield Parcel(bucket, report.first, pack(part))
+
+
+def _runs(records: pa.RecordBatch, decoded: Decoded) -> Iterator[tuple[pa.RecordBatch, Decoded]]:
+    """The records before the transaction that they end in, and those of it."""
+    tail, seq_nums = decoded.tail, records.column("seq_num").to_numpy()
+    edge = int(np.searchsorted(seq_nums, tail.since)) if tail.id is not None else 0
+    if not edge:
+        yield records, decoded
+        return
+    changes, letters = decoded.changes, decoded.dead_letters
+    at = int(np.searchsorted(changes["seq_num"].to_numpy(), tail.since))
+    dead = int(np.searchsorted(letters["seq_num"].to_numpy(), tail.since))
+    telling = len(pc.unique(changes["seq_num"].slice(0, at)))
+    ignored = edge - telling - dead
+    before = SILENT if tail.joins else CLOSED
+    yield (
+        records.slice(0, edge),
+        Decoded(changes.slice(0, at), letters.slice(0, dead), decoded.schema, ignored, before),
+    )
+    yield (
+        records.slice(edge),
+        replace(
+            decoded,
+            changes=changes.slice(at),
+            dead_letters=letters.slice(dead),
+            ignored=decoded.ignored - ignored,
+        ),
+    )
 
 
 def _report(
@@ -90,6 +133,7 @@ def _report(
         truncated_at=truncated_at,
         timestamp=(moment or 0) // 1000,
         schema=decoded.schema.canonical_json if decoded.schema else None,
+        tail=decoded.tail,
     )
 
 

@@ -1,7 +1,7 @@
 """A new base, in tasks: each folds the files of one bucket and writes its parts; nothing is shuffled.
 
-What a task holds in memory is the changes of its bucket since the last base; rows stream by. Where
-the count of buckets grows, a task writes several parts out of its one.
+What a task holds in memory is the keys of its bucket that changed since the last base; rows stream
+by. Where the count of buckets grows, a task writes several parts out of its one.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from streamfold.archive.manifest import Part
 from streamfold.archive.part_files import PartFiles
 from streamfold.archive.parts import PartPlan, WrittenPart, write_part
 from streamfold.archive.schema import TableSchema
-from streamfold.spark.writer.buckets import bucket_numbers
+from streamfold.spark.buckets import BUCKETING, SPLITMIX64, bucket_numbers
+from streamfold.spark.writer.bucket_rows import BucketRows
 from streamfold.spark.writer.layers import Stack
+from streamfold.spark.writer.opened import OpenedFiles
 from streamfold.spark.writer.parcels import Batches, Parcel, task
 from streamfold.spark.writer.places import Place, open_mirrors
 
@@ -50,14 +52,16 @@ def fold(batches: Batches, step: FoldStep) -> Iterator[Parcel]:
 
 async def _fold_bucket(step: FoldStep, bucket: int) -> list[Parcel]:
     mirrors = open_mirrors(step.places)
-    files = PartFiles(mirrors.primary)
     schema, plan = step.plan.schema, own_attempt(step.plan)
     found = []
     for target in step.targets(bucket):
-        async with step.stack.rows(files, bucket, schema) as rows:
+        async with OpenedFiles(PartFiles(mirrors.primary)) as files:
+            rows = BucketRows(step.stack, bucket, schema, files)
             own = _of_bucket(rows, schema, target, step)
             written = await write_part(plan, own, mirrors, bucket=target)
         found.append(part_parcel(target, written))
+    # Tasks of several tables share a worker, so what one of them is done with goes back.
+    pa.default_memory_pool().release_unused()
     return found
 
 
@@ -88,7 +92,13 @@ def own_attempt(plan: PartPlan) -> PartPlan:
 def part_parcel(bucket: int, written: WrittenPart) -> Parcel:
     """What a task tells of a part."""
     rows = next(iter(written.files.values())).rows or 0
-    return Parcel(bucket, rows, msgspec.json.encode(written.files))
+    files = {name: _marked(part) for name, part in written.files.items()}
+    return Parcel(bucket, rows, msgspec.json.encode(files))
+
+
+def _marked(part: Part) -> Part:
+    """The part with the word that its keys are in it by our hash: readers may rely on that."""
+    return msgspec.structs.replace(part, extra={**part.extra, BUCKETING: SPLITMIX64})
 
 
 def written_parts(rows: Sequence[Parcel]) -> list[WrittenPart]:

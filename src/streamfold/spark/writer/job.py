@@ -13,7 +13,8 @@ from streamfold.archive.formats.base import Format
 from streamfold.archive.schema import TableSchema
 from streamfold.archive.thresholds import Thresholds
 from streamfold.snapshotter.decoding.base import ChangeDecoder
-from streamfold.spark.writer.buckets import BUCKET_BYTES
+from streamfold.snapshotter.transactions import TransactionLimits
+from streamfold.spark.buckets import BUCKET_BYTES
 from streamfold.spark.writer.dead_letters import DeadLetters
 from streamfold.spark.writer.places import Place
 
@@ -46,6 +47,8 @@ class TableJob:
     #: Bytes of a base from which on it has another bucket.
     bucket_bytes: int = BUCKET_BYTES
     max_records: int = MAX_RECORDS
+    #: How long the end of a transaction is waited for.
+    transactions: TransactionLimits = field(default_factory=TransactionLimits)
     #: Sinks of events by name, as `open_sink` takes them, and the credentials that they name.
     events: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     credentials: Mapping[str, Profile] = field(default_factory=dict)

@@ -58,6 +58,7 @@ def _job(
         events={_sink_name(sink): dict(sink.raw) for sink in table.events},
         credentials=configuration.credentials,
         retention=table.retention,
+        transactions=table.transactions,
     )
 
 
@@ -106,4 +107,4 @@ def _sink_name(sink: EventSettings) -> str:
 
 
 #: How a sink is reached, as opposed to which one it is.
-_NOT_THE_TARGET = ("credentials", "region", "secret_env", "secret_file")
+_NOT_THE_TARGET = ("credentials", "region", "secret_env", "secret_file", "ca_file")

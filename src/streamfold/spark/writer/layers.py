@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import pyarrow as pa
 
 from streamfold.archive.decoding import Decoding
 from streamfold.archive.failures import ManifestInvalidError
-from streamfold.archive.folding import Delta, fitted
 from streamfold.archive.formats.base import Format
 from streamfold.archive.manifest import Artifact, Manifest, Part
-from streamfold.archive.part_files import PartFiles
 from streamfold.archive.parts import PartPlan, WrittenPart
 from streamfold.archive.schema import TableSchema
-from streamfold.spark.writer.buckets import bucket_numbers
 
 #: Field of a part that says that its diff empties the table first: parts of one bucket alone could
 #: not tell, since only the first part of the diff holds the TRUNCATE.
@@ -95,42 +89,3 @@ class Stack:
         if any(diff.clears or not diff.is_bucketed for diff in self.diffs):
             return everything
         return {bucket for diff in self.diffs for bucket in diff.parts if bucket is not None}
-
-    @asynccontextmanager
-    async def rows(
-        self, files: PartFiles, bucket: int, schema: TableSchema
-    ) -> AsyncIterator[Iterator[pa.RecordBatch]]:
-        """The rows of one bucket under `schema`; to be read while the files are open."""
-        delta = Delta(schema.arrow, schema.select(schema.key_fields))
-        for diff in self.diffs:
-            delta.begin(clears=diff.clears)
-            for part in diff.of_bucket(bucket):
-                async with files.open(part) as source:
-                    for changes in diff.form.read_changes(source, diff.schema):
-                        delta.add(self._own(changes, part, bucket, schema))
-        async with AsyncExitStack() as stack:
-            parts = self.base.of_bucket(bucket) if self.base and not delta.clears else ()
-            sources = [await stack.enter_async_context(files.open(part)) for part in parts]
-            yield self._folded(delta, sources, schema)
-
-    def _folded(
-        self, delta: Delta, sources: Sequence[object], schema: TableSchema
-    ) -> Iterator[pa.RecordBatch]:
-        for source in sources:
-            assert self.base is not None  # noqa: S101 - it is where the sources are from
-            batches = self.base.form.read_rows(source, self.base.schema)  # type: ignore[arg-type]
-            for rows in delta.untouched(fitted(batch, schema.arrow) for batch in batches):
-                yield from rows.to_batches()
-        yield from delta.rows().to_batches()
-
-    def _own(
-        self, changes: pa.RecordBatch, part: Part, bucket: int, schema: TableSchema
-    ) -> pa.RecordBatch:
-        """The changes that are of the bucket, where a part holds those of all."""
-        if part.bucket is not None or self.buckets == 1:
-            return changes
-        keys = changes["key"].filter(changes["key"].is_valid())
-        head = changes.slice(0, len(changes) - len(keys))  # a TRUNCATE has no key, and comes first
-        numbers = bucket_numbers([keys.field(name) for name in schema.key_fields], self.buckets)
-        own = changes.slice(len(head)).filter(pa.array(numbers == bucket))
-        return pa.Table.from_batches([head, own]).combine_chunks().to_batches()[0]

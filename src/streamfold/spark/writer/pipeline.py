@@ -1,6 +1,6 @@
 """One batch of records on its way into the archive, as the driver leads it.
 
-    records ─ decode (tasks) ─ reports to the driver: columns, range, truncates
+    records ─ decode (tasks) ─ reports to the driver: columns, range, truncates, open transaction
             ─ shuffle by bucket ─ settle (tasks): net changes, parts of a diff
             ─ thresholds ─ commit the diff, or fold a new base (tasks) and commit both
 
@@ -10,26 +10,21 @@ them; the position is in the manifest alone, so a batch that comes again changes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-import msgspec
-from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
-from streamfold.archive.failures import ChainGapError
 from streamfold.archive.manifest import Manifest
-from streamfold.archive.schema import TableSchema
 from streamfold.archive.thresholds import Action, Decision, Pending, chain_state, decide
-from streamfold.spark.writer.buckets import bucket_count
-from streamfold.spark.writer.decode import DecodeReport, DecodeStep, decode
+from streamfold.spark.buckets import bucket_count
+from streamfold.spark.writer.arrivals import Arrivals, Arrived, Batch, Known
 from streamfold.spark.writer.fold import FoldStep, fold, written_parts
 from streamfold.spark.writer.job import TableJob
 from streamfold.spark.writer.layers import Layer, Stack
-from streamfold.spark.writer.parcels import PARCELS, REPORT, raise_failures
+from streamfold.spark.writer.parcels import PARCELS, raise_failures
 from streamfold.spark.writer.published import PublishedTable, Written
 from streamfold.spark.writer.settle import SettleStep, empty_parcel, settle
 
@@ -37,44 +32,12 @@ from streamfold.spark.writer.settle import SettleStep, empty_parcel, settle
 FIRST = "first"
 #: Buckets that the first records are sorted into, before the size of the table is known.
 FIRST_BUCKETS = 16
-#: Records that the columns are learned from, on the driver.
-SAMPLE = 10_000
 #: Changes from which on another task pays.
 TASK_CHANGES = 20_000
-_COLUMNS = ("seq_num", "timestamp", "headers", "body")
 
 
 def _now() -> datetime:
     return datetime.now(UTC)
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """What the tasks said about one batch of records."""
-
-    first: int
-    last: int
-    records: int
-    changes: int
-    ignored: int
-    dead: int
-    size_bytes: int
-    truncated_at: int
-    timestamp: int
-
-    @classmethod
-    def of(cls, reports: Sequence[DecodeReport]) -> Batch:
-        return cls(
-            first=min(report.first for report in reports),
-            last=max(report.last for report in reports),
-            records=sum(report.records for report in reports),
-            changes=sum(report.changes for report in reports),
-            ignored=sum(report.ignored for report in reports),
-            dead=sum(report.dead for report in reports),
-            size_bytes=sum(report.size_bytes for report in reports),
-            truncated_at=max(report.truncated_at for report in reports),
-            timestamp=max(report.timestamp for report in reports),
-        )
 
 
 class TablePipeline:
@@ -91,30 +54,41 @@ class TablePipeline:
         self._job = job
         self._published = published
         self._now = now
-        #: The last record that was looked at: it may have no change, and so be in no artifact.
-        self.consumed: int | None = None
+        self._arrivals = Arrivals(spark, job)
+
+    @property
+    def seen(self) -> int | None:
+        """The last record that was looked at: it may be in no artifact yet."""
+        return self._arrivals.seen
+
+    @property
+    def held_from(self) -> int | None:
+        """The first record of a transaction whose end is waited for."""
+        return self._arrivals.held_from
+
+    def restart(self) -> None:
+        """Begin again at the archive's head."""
+        self._arrivals.restart()
 
     def process(self, records: DataFrame, *, force: str | None = None) -> Batch | None:
-        """Take a batch into the archive; None when all of it is there already.
+        """Take a batch into the archive, up to the last complete transaction.
 
-        `force` is the reason of a base that is wanted whatever the thresholds say.
+        None when all of it is there already. `force` is the reason of a base that is wanted
+        whatever the thresholds say.
         """
         self._use_pool()
-        schema = self._published.schema or self._learn(records)
-        head = self._published.head
-        step = DecodeStep(
-            decoder=self._job.decoder,
-            schema=schema,
-            buckets=self._stack().buckets if head is not None else self._first_buckets(),
-            head=-1 if head is None else head,
-            dead_letters=self._job.dead_letters,
-        )
-        decoded = records.select(*_COLUMNS).mapInArrow(partial(decode, step=step), PARCELS)
-        decoded.persist(StorageLevel.MEMORY_AND_DISK)
-        try:
-            return self._take_in(decoded, schema, force)
-        finally:
-            decoded.unpersist()
+        with self._arrivals.take(records, self._known()) as arrived:
+            return self._write(arrived, force)
+
+    def is_held_enough(self) -> bool:
+        """Whether a transaction is held back that is not waited for any longer."""
+        return self._arrivals.is_held_enough()
+
+    def release(self) -> Batch | None:
+        """Take in what is held back, though no end of it has come."""
+        self._use_pool()
+        with self._arrivals.release(self._known()) as arrived:
+            return self._write(arrived, None)
 
     def due(self) -> str | None:
         """The reason of a base that is due though nothing changes; None when none is."""
@@ -148,61 +122,38 @@ class TablePipeline:
         """Have the jobs of this thread share the cores with other tables, where Spark is fair."""
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", self._job.table)
 
-    def _take_in(
-        self, decoded: DataFrame, known: TableSchema | None, force: str | None
-    ) -> Batch | None:
-        reports = self._reports(decoded)
-        if not reports:
+    def _known(self) -> Known:
+        published = self._published
+        return Known(published.schema, self._stack().buckets, published.head)
+
+    def _write(self, arrived: Arrived | None, force: str | None) -> Batch | None:
+        if arrived is None:
             return None
-        batch = Batch.of(reports)
-        self._check_no_gap(batch)
-        schema = _merged(known, reports)
-        if schema is None:  # no record has shown a column yet
-            self.consumed = batch.last
+        batch, schema = arrived.batch, arrived.schema
+        if schema is None or not batch.records:  # no column is known yet, or everything is held
             return batch
         self._published.begin(schema)
         if self._published.manifest is None:
-            self._write_first(decoded, batch)
+            self._write_first(arrived.parcels, batch)
         elif batch.changes:
-            self._write_diff(decoded, batch, force)
-        self.consumed = batch.last
+            self._write_diff(arrived.parcels, batch, force)
         return batch
 
-    def _learn(self, records: DataFrame) -> TableSchema | None:
-        sample = records.select(*_COLUMNS).orderBy("seq_num").limit(SAMPLE).toArrow()
-        return self._job.decoder.decode(sample, None).schema if len(sample) else None
-
-    def _reports(self, decoded: DataFrame) -> list[DecodeReport]:
-        rows = decoded.where(f"bucket <= {REPORT}").collect()
-        raise_failures(rows)
-        reports = [msgspec.json.decode(bytes(row.payload), type=DecodeReport) for row in rows]
-        return sorted(reports, key=lambda report: report.first)
-
-    def _check_no_gap(self, batch: Batch) -> None:
-        """Streams have no gaps, so a batch with one lost records on its way here."""
-        known = [at for at in (self.consumed, self._published.head) if at is not None]
-        expected = max(known) + 1 if known else batch.first
-        if batch.first > expected or batch.last - batch.first + 1 != batch.records:
-            raise ChainGapError(
-                f"records {batch.first} to {batch.last} are {batch.records}, and {expected} should "
-                f"be the first: read stream {self._job.stream!r} again from there"
-            )
-
-    def _write_first(self, decoded: DataFrame, batch: Batch) -> None:
+    def _write_first(self, parcels: DataFrame, batch: Batch) -> None:
         count = bucket_count(batch.size_bytes, self._job.buckets or 1, self._job.bucket_bytes)
         plan = self._published.writer.plan_base(str(batch.last))
         step = SettleStep(plan, self._job.places, batch.truncated_at, None)
-        parts = self._settle(decoded, step, count, range(count), batch)
+        parts = self._settle(parcels, step, count, range(count), batch)
         self._published.commit_base(plan, parts, reason=FIRST)
 
-    def _write_diff(self, decoded: DataFrame, batch: Batch, force: str | None) -> None:
+    def _write_diff(self, parcels: DataFrame, batch: Batch, force: str | None) -> None:
         manifest = self._published.writer.manifest
         assert manifest is not None  # noqa: S101 - the first base is there
         stack = self._stack()
         plan = self._published.writer.plan_diff(manifest.head_position, str(batch.last))
         step = SettleStep(plan, self._job.places, batch.truncated_at, stack)
         needed = range(1) if batch.truncated_at >= 0 else range(0)
-        parts = self._settle(decoded, step, stack.buckets, needed, batch)
+        parts = self._settle(parcels, step, stack.buckets, needed, batch)
         diff = Written(plan, parts, batch.records)
         decision = self._decide(manifest, _pending(manifest, diff))
         reason = force or (decision.trigger if decision.action is Action.BASE else None)
@@ -212,15 +163,13 @@ class TablePipeline:
             self._published.commit_diff(diff)
 
     def _settle(
-        self, decoded: DataFrame, step: SettleStep, count: int, needed: range, batch: Batch
+        self, parcels: DataFrame, step: SettleStep, count: int, needed: range, batch: Batch
     ) -> list[Any]:
         """Parts of all buckets that have changes, and of those that are needed anyway."""
-        parcels = decoded.where("bucket >= 0").selectExpr(
-            f"bucket % {count} AS bucket", "seq_num", "payload"
-        )
+        parcels = parcels.selectExpr(f"bucket % {count} AS bucket", "seq_num", "payload")
         if needed:
             empty = [empty_parcel(bucket) for bucket in needed]
-            parcels = parcels.union(decoded.sparkSession.createDataFrame(empty, PARCELS))
+            parcels = parcels.union(parcels.sparkSession.createDataFrame(empty, PARCELS))
         tasks = max(1, min(count, batch.changes // TASK_CHANGES + 1))
         # One task needs no exchange by bucket; more of them get whole buckets each.
         spread = parcels.coalesce(1) if tasks == 1 else parcels.repartition(tasks, "bucket")
@@ -257,15 +206,6 @@ class TablePipeline:
         size = files.size_bytes if files else 0
         least = max(stack.buckets, self._job.buckets or 1)
         return bucket_count(size, least, self._job.bucket_bytes)
-
-
-def _merged(known: TableSchema | None, reports: Sequence[DecodeReport]) -> TableSchema | None:
-    """The columns that hold what was known and what the records show."""
-    for report in reports:
-        found = report.table_schema()
-        if found is not None:
-            known = known.merged(found) if known is not None else found
-    return known
 
 
 def _pending(manifest: Manifest, diff: Written) -> Pending:

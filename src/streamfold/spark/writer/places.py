@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
-from streamfold.archive.credentials import Profile, Profiles
+from streamfold.archive.credentials import AwsAccess, Profile, Profiles
 from streamfold.archive.destination import Destination
 from streamfold.archive.mirrors import Mirrors
 from streamfold.archive.positions import SEQ_NUM
@@ -32,11 +33,16 @@ class Place:
         """The destination; credentials are asked for when they are needed, and renewed."""
         provider, options = None, dict(self.options)
         if self.profile is not None:
-            profiles = Profiles({"destination": self.profile})
-            found = profiles.access("destination", path="credentials").blob_options()
+            found = _access(self.profile).blob_options()
             provider = found["credential_provider"]
             options = {n: str(v) for n, v in found.items() if isinstance(v, str)} | options
         return Destination.open(self.url, credential_provider=provider, **options)
+
+
+@lru_cache(maxsize=64)
+def _access(profile: Profile) -> AwsAccess:
+    """One for each profile in a process: parts open their places, and must not ask for a role each."""
+    return Profiles({"destination": profile}).access("destination", path="credentials")
 
 
 def open_mirrors(places: Sequence[Place]) -> Mirrors:

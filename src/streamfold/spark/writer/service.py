@@ -40,8 +40,11 @@ class SnapshotWriter:
         self._spark = spark
         self._loop = DriverLoop()
         scratch.mkdir(parents=True, exist_ok=True)
+        starting = threading.Lock()
         self._tables = {
-            job.table: TableWriter(spark, job, self._loop, scratch=scratch, backoff=backoff)
+            job.table: TableWriter(
+                spark, job, self._loop, scratch=scratch, starting=starting, backoff=backoff
+            )
             for job in jobs
         }
         self._listener = LagListener({t.name: t.lag for t in self._tables.values()})

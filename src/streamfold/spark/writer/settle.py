@@ -20,10 +20,13 @@ from streamfold.archive.mirrors import Mirrors
 from streamfold.archive.part_files import PartFiles
 from streamfold.archive.parts import PartPlan, WrittenPart, write_part
 from streamfold.archive.schema import TableSchema
+from streamfold.blob.local_files import finish
 from streamfold.snapshotter.decoding.base import decoded_schema
 from streamfold.snapshotter.netting import net_changes
+from streamfold.spark.writer.bucket_rows import BucketRows
 from streamfold.spark.writer.fold import own_attempt, part_parcel
 from streamfold.spark.writer.layers import TRUNCATES, Stack
+from streamfold.spark.writer.opened import OpenedFiles
 from streamfold.spark.writer.parcels import Batches, Parcel, parcels_of, task, unpack
 from streamfold.spark.writer.places import Place, open_mirrors
 from streamfold.spark.writer.unsent import fill_unsent, has_unsent
@@ -90,9 +93,9 @@ async def _fill(step: SettleStep, bucket: int, net: pa.Table, mirrors: Mirrors) 
     stack = step.stack
     if stack is None or step.truncated_at >= 0:
         return net
-    files = PartFiles(mirrors.primary)
-    async with stack.rows(files, bucket, step.schema) as rows:
-        return fill_unsent(net, rows, step.schema)
+    async with OpenedFiles(PartFiles(mirrors.primary)) as files:
+        rows = BucketRows(stack, bucket, step.schema, files)
+        return await finish(asyncio.to_thread(fill_unsent, net, rows, step.schema))
 
 
 def _changes(net: pa.Table, schema: TableSchema) -> Iterable[pa.RecordBatch]:

@@ -62,7 +62,7 @@ class TableStream:
         return (
             records.writeStream.foreachBatch(on_batch)
             .queryName(name)
-            .option("checkpointLocation", str(checkpoint))
+            .option("checkpointLocation", checkpoint.resolve().as_uri())
             .trigger(processingTime=f"{milliseconds} milliseconds")
             .start()
         )

@@ -36,6 +36,10 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two looks at the query: how late its end is noticed.
 _LOOK = 0.25
+#: Seconds between two looks at a query that starts.
+_START_LOOK = 0.05
+#: How what Spark says of a query begins until its process is there.
+_INITIALIZING = "Initializing"
 
 
 def _now() -> datetime:
@@ -52,10 +56,13 @@ class TableWriter:
         loop: DriverLoop,
         *,
         scratch: Path,
+        starting: threading.Lock | None = None,
         backoff: Backoff | None = None,
         now: Callable[[], datetime] = _now,
     ) -> None:
         self.job = job
+        #: Held while a query starts, by one table of a process at a time.
+        self._starting = starting or threading.Lock()
         #: Of the query, by which the listener knows the table; a session may hold two writers of it.
         self.name = f"snapshotter {job.table} {uuid4().hex[:8]}"
         self._published = PublishedTable(job, loop)
@@ -131,13 +138,7 @@ class TableWriter:
         start = self._turns.open()
         self._events.start()
         checkpoint = Path(tempfile.mkdtemp(prefix="query-", dir=self._scratch))
-        query = self._stream.follow(
-            start,
-            self._turns.take,
-            name=self.name,
-            interval=self.job.interval,
-            checkpoint=checkpoint,
-        )
+        query = self._follow(start, checkpoint)
         try:
             self._watch.enter(State.RUNNING)
             self._look_after(query)
@@ -145,6 +146,21 @@ class TableWriter:
             self._turns.close()
             query.stop()
             shutil.rmtree(checkpoint, ignore_errors=True)
+
+    def _follow(self, start: int, checkpoint: Path) -> StreamingQuery:
+        """Start the query; Spark gives its process seconds to appear, so tables start in turn."""
+        with self._starting:
+            query = self._stream.follow(
+                start,
+                self._turns.take,
+                name=self.name,
+                interval=self.job.interval,
+                checkpoint=checkpoint,
+            )
+            while query.isActive and query.status["message"].startswith(_INITIALIZING):
+                if self._stopping.wait(_START_LOOK):
+                    break
+            return query
 
     def _look_after(self, query: StreamingQuery) -> None:
         while not self._stopping.is_set():
@@ -157,6 +173,7 @@ class TableWriter:
             if self._requested.is_set():
                 self._turns.rebase_on_request()
                 self._requested.clear()
+            self._turns.release_if_due()
             self._turns.rebase_if_due()
 
     def _finish(self) -> None:

@@ -10,10 +10,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from pyspark.sql import DataFrame
 
 from streamfold.errors import StreamfoldError
+from streamfold.spark.writer.arrivals import Batch
 from streamfold.spark.writer.events import TableEvents
 from streamfold.spark.writer.pipeline import FIRST, TablePipeline
 from streamfold.spark.writer.published import PublishedTable
@@ -59,7 +61,7 @@ class Turns:
         """Look at the archive, and return where the query has to begin."""
         with self._turn:
             self._published.open()
-            self._pipeline.consumed = None
+            self._pipeline.restart()
             self.failure, self.progressed = None, False
             self._begin_empty()
             self._adopt()
@@ -91,6 +93,14 @@ class Turns:
             if self._open and (reason := self._pipeline.due()):
                 self._rebase(reason)
 
+    def release_if_due(self) -> None:
+        """Take in an open transaction that was waited for long enough, if nothing follows it."""
+        with self._turn:
+            if not (self._open and self._pipeline.is_held_enough()):
+                return
+            if self._stream.tail() <= self._next():
+                self._count(self._pipeline.release)
+
     def rebase_on_request(self) -> None:
         """Write a base now, with everything that is in the stream by now."""
         with self._turn:
@@ -98,7 +108,7 @@ class Turns:
                 self._rebase(REQUESTED)
 
     def flush(self) -> None:
-        """Take in everything that is in the stream by now."""
+        """Take in everything that is in the stream by now, up to the last complete transaction."""
         with self._turn:
             self._drain(None)
 
@@ -116,12 +126,16 @@ class Turns:
         return based
 
     def _process(self, records: DataFrame, force: str | None = None) -> None:
+        self._count(partial(self._pipeline.process, records, force=force))
+
+    def _count(self, work: Callable[[], Batch | None]) -> None:
+        """Do something that may take records in, and account for it."""
         began = time.monotonic()
         epoch = self._epoch()
-        batch = self._pipeline.process(records, force=force)
+        batch = work()
         if batch is not None:
             self.progressed = True
-            self._watch.take(batch, time.monotonic() - began)
+            self._watch.take(batch, time.monotonic() - began, self._pipeline.held_from)
         self._committed()
         if self._epoch() > epoch:
             self._collect()
@@ -148,7 +162,7 @@ class Turns:
 
     def _next(self) -> int:
         """The first record that is not taken in yet."""
-        known = [at for at in (self._pipeline.consumed, self._published.head) if at is not None]
+        known = [at for at in (self._pipeline.seen, self._published.head) if at is not None]
         return max(known) + 1 if known else self._stream.start()
 
     def _epoch(self) -> int:

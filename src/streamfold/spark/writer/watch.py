@@ -18,7 +18,7 @@ from streamfold.snapshotter.service.status import (
     State,
     TableStatus,
 )
-from streamfold.spark.writer.pipeline import Batch
+from streamfold.spark.writer.arrivals import Batch
 
 
 class Watch:
@@ -60,8 +60,8 @@ class Watch:
             errors = self._status.counts.destination_errors
             self._set_count(destination_errors=errors | {place: errors.get(place, 0) + 1})
 
-    def take(self, batch: Batch, seconds: float) -> None:
-        """A batch was taken in."""
+    def take(self, batch: Batch, seconds: float, held_from: int | None) -> None:
+        """A batch was taken in, up to what is held back."""
         with self._lock:
             self._last_time = batch.timestamp
             self._count(
@@ -69,9 +69,10 @@ class Watch:
                 changes=batch.changes,
                 dead_letters=batch.dead,
                 ignored=batch.ignored,
+                transactions_cut=int(batch.cut),
             )
             rate = batch.records / seconds if seconds > 0 else 0.0
-            self._change(rows_per_second=rate, position=batch.last)
+            self._change(rows_per_second=rate, position=batch.seen, waiting_from=held_from)
 
     def lag(self, records: int) -> None:
         """So many records of the stream were not read yet, when it was last looked at."""

@@ -70,8 +70,6 @@ def encode_frame_batches(payload: bytes, tail: StreamPosition | None = None) -> 
     return [*pieces, encode_read_batch(payload[start:], tail)]
 
 
-
-
 def _field(tag: bytes, position: StreamPosition) -> bytes:
     message = encode_position(position.seq_num, position.timestamp)
     return tag + bytes((len(message),)) + message  # at most 22 bytes: one length byte is enough

@@ -1,0 +1,132 @@
+"""The subjects of `bench.fold`: one archive folded into a new base by Spark, polars and DuckDB."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bench.table_archives import SCHEMA, TABLE, manifest_of, write_archive
+from streamfold.archive.formats import format_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Fold = Callable[[], dict[str, Any]]
+
+#: Rows and buckets of the table that a writer has folded before: enough for each worker to have one.
+SMALL, SMALL_BUCKETS = 10_000, 16
+
+
+def fold_with_spark(folder: Path, settings: Mapping[str, str] | None = None) -> Fold:
+    """A re-base by a snapshot writer that has been at work: it has folded a small table before."""
+    from streamfold.spark.writer import writer_session
+
+    spark = writer_session(settings)
+    with tempfile.TemporaryDirectory() as small:
+        keys = np.arange(SMALL)
+        asyncio.run(write_archive(Path(small), SMALL, [keys, keys], buckets=SMALL_BUCKETS))
+        _rebase(spark, Path(small))
+
+    return lambda: {"rows": _rebase(spark, folder)}
+
+
+def _rebase(spark: SparkSession, folder: Path) -> int:
+    from streamfold.spark.writer.driver_loop import DriverLoop
+    from streamfold.spark.writer.pipeline import TablePipeline
+    from streamfold.spark.writer.published import PublishedTable
+
+    job = table_job(folder)
+    with DriverLoop() as loop:
+        published = PublishedTable(job, loop)
+        published.open()
+        return TablePipeline(spark, job, published).rebase("measured").base.row_count or 0
+
+
+def table_job(folder: Path) -> Any:
+    """What a snapshot writer is told about the table in the folder."""
+    from streamfold.snapshotter.decoding import EnvelopeDecoder
+    from streamfold.spark.writer import DeadLetterFolder, Place, TableJob
+
+    place, form = Place(folder.as_uri()), format_of("parquet")
+    return TableJob(
+        table=TABLE,
+        stream=TABLE,
+        source={},
+        decoder=EnvelopeDecoder(SCHEMA.key_fields),
+        places=(place,),
+        formats=(form,),
+        diff_formats=(form,),
+        dead_letters=DeadLetterFolder(place, TABLE, TABLE),
+        writer_id="bench",
+        schema=SCHEMA,
+    )
+
+
+def files_of(folder: Path) -> tuple[list[str], list[list[str]]]:
+    """The files of the base, and of each diff in order."""
+    manifest = manifest_of(folder)
+    base = [str(folder / part.path) for part in manifest.base.parts()]
+    return base, [[str(folder / part.path) for part in diff.parts()] for diff in manifest.chain]
+
+
+def fold_with_polars(folder: Path) -> Fold:
+    import polars as pl
+
+    def fold() -> dict[str, Any]:
+        base, diffs = files_of(folder)
+        found = pl.concat(
+            pl.scan_parquet(paths).select(
+                pl.col("action"),
+                pl.col("key").struct.field("key").alias("key"),
+                pl.col("after").struct.field("seq").alias("seq"),
+                pl.col("after").struct.field("payload").alias("payload"),
+                pl.lit(number).alias("diff"),
+            )
+            for number, paths in enumerate(diffs)
+        )
+        last = found.unique("key", keep="last", maintain_order=True)
+        alive = last.filter(pl.col("action") != "DELETE").select("key", "seq", "payload")
+        kept = pl.scan_parquet(base).join(last.select("key"), on="key", how="anti")
+        result = pl.concat([kept, alive]).collect()
+        result.write_parquet(folder / "polars.parquet", compression="zstd")
+        return {"rows": len(result)}
+
+    return fold
+
+
+def fold_with_duckdb(folder: Path) -> Fold:
+    import duckdb
+
+    def fold() -> dict[str, Any]:
+        base, diffs = files_of(folder)
+        parts = " UNION ALL ".join(
+            f"SELECT key.key AS key, action, after.seq AS seq, after.payload AS payload, {n} AS diff "
+            f"FROM read_parquet({paths})"
+            for n, paths in enumerate(diffs)
+        )
+        target = str(folder / "duckdb.parquet")
+        with duckdb.connect() as connection:
+            connection.execute(
+                f"COPY (WITH last AS (SELECT key, arg_max(struct_pack(action, seq, payload), diff) "
+                f"AS c FROM ({parts}) GROUP BY key) "
+                f"SELECT b.key, b.seq, b.payload FROM read_parquet({base}) AS b WHERE NOT EXISTS "
+                f"(SELECT 1 FROM last WHERE last.key = b.key) "
+                f"UNION ALL SELECT key, c.seq, c.payload FROM last WHERE c.action <> 'DELETE') "
+                f"TO '{target}' (FORMAT parquet, COMPRESSION zstd)"
+            )
+            count = connection.execute(f"SELECT count(*) FROM '{target}'").fetchone()
+        return {"rows": int(count[0]) if count else 0}
+
+    return fold
+
+
+FOLDS: dict[str, Callable[[Path], Fold]] = {
+    "polars": fold_with_polars,
+    "duckdb": fold_with_duckdb,
+    "spark": fold_with_spark,
+}
