@@ -14,8 +14,9 @@ demo: $(READY) ## Append and read; then feed a live table, kill its writer, and 
 	$(BIN)/python examples/embedded_store.py
 	$(BIN)/python examples/live_table.py
 
-test: lint ## Check everything: lint, types, layers, all tests, by two processes
-	$(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder
+test: lint ## Check everything: lint, types, layers, all tests, most of them by two processes
+	$(BIN)/pytest -m alone
+	$(BIN)/pytest -m 'not alone' -n 2 --dist loadgroup --no-loadscope-reorder
 
 lint: $(READY) ## Check style, types and layers only
 	$(BIN)/ruff check

@@ -1,4 +1,4 @@
-"""Reads archives one after the other and prints the peak of memory of each: run by a test."""
+"""Reads an archive and prints the peak of its memory: run by a test."""
 
 from __future__ import annotations
 
@@ -23,10 +23,7 @@ async def read(folder: str, form: str) -> dict[str, int]:
 
 
 def main() -> None:
-    for given in sys.argv[1:]:
-        form, _, folder = given.partition(":")
-        Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-        print(json.dumps(asyncio.run(read(folder, form))), flush=True)
+    print(json.dumps(asyncio.run(read(*sys.argv[1:]))))
 
 
 if __name__ == "__main__":

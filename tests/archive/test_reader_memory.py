@@ -51,15 +51,16 @@ async def write(folder: Path, count: int) -> None:
 def test_memory_does_not_grow_with_the_table(tmp_path: Path) -> None:
     for count in (SMALL, LARGE):
         asyncio.run(write(tmp_path / str(count), count))
-    given = [f"{form}:{tmp_path / str(n)}" for form in ("parquet", "jsonl") for n in (SMALL, LARGE)]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.archive.reading_process", *given],
-        check=True,
-        stdout=subprocess.PIPE,
-        timeout=120,
-    )
-    read = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [found["rows"] for found in read] == [SMALL * ROWS, LARGE * ROWS] * 2
-    for small, large in (read[:2], read[2:]):
+    for form in ("parquet", "jsonl"):
+        small, large = (read(tmp_path / str(count), form) for count in (SMALL, LARGE))
+        assert (small["rows"], large["rows"]) == (SMALL * ROWS, LARGE * ROWS)
         # The larger table has 96 MiB more.
-        assert large["peak"] - small["peak"] < 32 * MIB, read
+        assert large["peak"] - small["peak"] < 48 * MIB, (form, small, large)
+
+
+def read(folder: Path, form: str) -> dict[str, int]:
+    """Read in a process of its own: what one read leaves behind must not count for the next."""
+    command = [sys.executable, "-m", "tests.archive.reading_process", str(folder), form]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=120)
+    found: dict[str, int] = json.loads(done.stdout)
+    return found

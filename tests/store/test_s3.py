@@ -26,6 +26,8 @@ from tests.store.crash.load import STREAMS, Load, prepare
 from tests.store.crash.verify import BASIN, read_all, verify
 from tests.store.flaky_proxy import FlakyProxy, Weather
 
+pytestmark = pytest.mark.alone
+
 STREAM = STREAMS[0]
 #: A store that does not wait long for an answer, nor for its recovery. Seconds.
 IMPATIENT = StoreSettings(commit_timeout=0.5, recovery_patience=0.2)
