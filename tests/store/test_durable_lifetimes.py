@@ -111,6 +111,17 @@ async def test_upkeep_sweeps_what_is_over(bench: Bench, clock: Clock) -> None:
         assert left == set()
 
 
+async def test_upkeep_does_not_delete_what_replaced_an_expired_stream(
+    bench: Bench, clock: Clock
+) -> None:
+    async with bench.store() as store:
+        await store.create_basin(BASIN)
+        await create(store, "s", b"old", ttl=100)
+        clock.pass_seconds(100)
+        await asyncio.gather(create(store, "s", b"new", ttl=100), store.upkeep())
+        assert await read(store, "s") == [b"new"]
+
+
 @pytest.mark.parametrize("way", ["deleted", "expired"])
 async def test_a_name_that_is_used_again_is_another_stream(
     bench: Bench, clock: Clock, way: str

@@ -37,6 +37,7 @@ from streamfold.model.resources import BasinInfo, Provision, StreamInfo
 from streamfold.store import keys, rows
 from streamfold.store.engine import Op
 from streamfold.store.locks import NamedLocks
+from streamfold.store.log import StreamLog
 from streamfold.store.rows import BasinRow, CleanupRow, CounterRow, StreamRow
 from streamfold.store.session import Session
 
@@ -202,10 +203,19 @@ class Catalog:
             return config
 
     @_finished
-    async def delete_stream(self, basin: BasinName, name: StreamName) -> None:
-        """Stop the stream now; its records are removed in the background, then the name is free."""
+    async def delete_stream(
+        self,
+        basin: BasinName,
+        name: StreamName,
+        *,
+        when: Callable[[StreamLog], bool] = lambda log: True,
+    ) -> None:
+        """Stop the stream now; its records are removed in the background, then the name is free.
+
+        `when` is asked in the same step: by then the name may be another stream's, or no longer empty.
+        """
         async with self.locks.hold(basin, name), self.session.log(basin, name) as log:
-            if log.row.deleted_at is not None:
+            if log.row.deleted_at is not None or not when(log):
                 return
             row = msgspec.structs.replace(log.row, deleted_at=self.now())
             log.deleting = True  # from here on the log refuses appends

@@ -117,9 +117,14 @@ class Upkeep:
         else:
             self.poke()  # once the streams are gone, the basin goes
 
-    async def _delete_stream(self, basin: BasinName, stream: StreamName) -> None:
+    async def _delete_stream(
+        self,
+        basin: BasinName,
+        stream: StreamName,
+        when: Callable[[StreamLog], bool] = lambda log: True,
+    ) -> None:
         with _skipping(basin, stream):
-            await self.catalog.delete_stream(basin, stream)
+            await self.catalog.delete_stream(basin, stream, when=when)
             self.poke()
 
     async def _sweep_streams(self) -> None:
@@ -175,16 +180,19 @@ class Upkeep:
                 await self._commit(log)
 
     async def _delete_if_empty(self, basin: BasinName, stream: StreamName, age: int) -> None:
+        def is_empty(log: StreamLog) -> bool:
+            return log.empty and log.arrived_at + age <= self.now()
+
         async with self.session.log(basin, stream) as log:
-            empty = log.empty and log.arrived_at + age <= self.now()
+            empty = is_empty(log)
         if empty:
-            await self._delete_stream(basin, stream)
+            await self._delete_stream(basin, stream, is_empty)
 
     async def _delete_if_over(self, basin: BasinName, stream: StreamName) -> None:
         async with self.session.log(basin, stream) as log:
             over = log.over
         if over:
-            await self._delete_stream(basin, stream)
+            await self._delete_stream(basin, stream, lambda log: log.over)
 
     async def _clean_up(self) -> None:
         """Delete trimmed chunks and purge deleted streams, as the clean-up rows say."""
