@@ -25,6 +25,9 @@ Numbers = npt.NDArray[np.int64]
 #: Field of a part that tells by which hash its bucket was chosen, and this hash. A writer that says so
 #: also marks every part of a diff that empties the table.
 BUCKETING, SPLITMIX64 = "bucketing", "splitmix64"
+#: Field of a part that says that its diff empties the table first: parts of one bucket alone could
+#: not tell, since only the first part of the diff holds the TRUNCATE.
+TRUNCATES = "truncates"
 #: Bytes of a base, in its first format, that one bucket should have: what a task holds and rewrites.
 BUCKET_BYTES = 64 << 20
 #: A manifest names every part, so there must not be too many of them.

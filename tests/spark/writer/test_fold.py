@@ -21,10 +21,10 @@ from streamfold.archive.formats.registry import format_of
 from streamfold.archive.part_files import PartFiles
 from streamfold.archive.parts import PartPlan, WrittenPart, write_part
 from streamfold.archive.positions import SEQ_NUM
-from streamfold.spark.buckets import bucket_numbers
+from streamfold.spark.buckets import TRUNCATES, bucket_numbers
 from streamfold.spark.writer.bucket_rows import FILES_AT_ONCE, BucketRows
 from streamfold.spark.writer.fold import FoldStep, fold, written_parts
-from streamfold.spark.writer.layers import TRUNCATES, Layer, Stack
+from streamfold.spark.writer.layers import Layer, Stack
 from streamfold.spark.writer.opened import OpenedFiles
 from streamfold.spark.writer.parcels import Parcel, raise_failures
 from streamfold.spark.writer.places import Place, open_mirrors

@@ -19,9 +19,8 @@ from streamfold.archive.plan import TablePlan
 from streamfold.archive.table import truncates
 from streamfold.spark.archive.pruning import is_hashed
 from streamfold.spark.archive.row_groups import WHOLE, Share
+from streamfold.spark.buckets import TRUNCATES
 
-#: Field of a part that says that its diff empties the table first.
-TRUNCATES = "truncates"
 #: Bytes of a Parquet file of which a task reads its own row groups: seconds of work.
 SHARE_BYTES = 128 << 20
 #: Tasks that share a file at most: each of them checks the hash of all of it.

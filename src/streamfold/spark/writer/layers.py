@@ -11,10 +11,7 @@ from streamfold.archive.formats.base import Format
 from streamfold.archive.manifest import Artifact, Manifest, Part
 from streamfold.archive.parts import PartPlan, WrittenPart
 from streamfold.archive.schema import TableSchema
-
-#: Field of a part that says that its diff empties the table first: parts of one bucket alone could
-#: not tell, since only the first part of the diff holds the TRUNCATE.
-TRUNCATES = "truncates"
+from streamfold.spark.buckets import TRUNCATES
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,10 @@ from streamfold.archive.schema import TableSchema
 from streamfold.blob.local_files import finish
 from streamfold.snapshotter.decoding.base import decoded_schema
 from streamfold.snapshotter.netting import net_changes
+from streamfold.spark.buckets import TRUNCATES
 from streamfold.spark.writer.bucket_rows import BucketRows
 from streamfold.spark.writer.fold import own_attempt, part_parcel
-from streamfold.spark.writer.layers import TRUNCATES, Stack
+from streamfold.spark.writer.layers import Stack
 from streamfold.spark.writer.opened import OpenedFiles
 from streamfold.spark.writer.parcels import Batches, Parcel, parcels_of, task, unpack
 from streamfold.spark.writer.places import Place, open_mirrors
