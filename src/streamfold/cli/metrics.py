@@ -93,10 +93,13 @@ async def get_stream_metrics(
 
 
 def _span(start: int | None, end: int | None, interval: str | None) -> dict[str, Any]:
-    """The span in the SDK's words, which count seconds."""
+    """The span in the SDK's words: whole seconds, of which the end is the first one not asked for.
+
+    It is rounded up, or what happened in the second that is going on would be left out.
+    """
     from s2_sdk import TimeseriesInterval
 
-    until = int(time.time()) if end is None else end // 1000
+    until = int(time.time()) + 1 if end is None else -(-end // 1000)
     return {
         "start": until - _HOUR if start is None else start // 1000,
         "end": until,
