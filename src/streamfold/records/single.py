@@ -6,6 +6,10 @@ are made of the record, and no arrays.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+import msgspec
+
 from streamfold.model.configs import TimestampMode
 from streamfold.model.records import RECORD_OVERHEAD
 from streamfold.records.plain import APPEND_BODY, APPEND_TIMESTAMP, RECORDS, encode_position
@@ -13,18 +17,16 @@ from streamfold.records.protobuf import read_varint, varint
 from streamfold.records.sequencing import Place, Sequenced, missing_timestamp
 
 
-class SingleRecord:
+class SingleRecord(msgspec.Struct, frozen=True, eq=False, gc=False):
     """One record that waits for its place."""
 
-    __slots__ = ("_rest", "_timestamp", "end", "metered")
-    count = 1
+    count: ClassVar[int] = 1
 
-    def __init__(self, timestamp: int | None, rest: bytes, metered: int, end: int) -> None:
-        self._timestamp = timestamp
-        self._rest = rest
-        self.metered = metered
-        #: Offset after the record in the message that it came in.
-        self.end = end
+    _timestamp: int | None
+    _rest: bytes
+    metered: int
+    #: Offset after the record in the message that it came in.
+    end: int
 
     def nameless(self) -> list[tuple[int, int, int]]:
         """Records that have a header with an empty name: this one has no headers."""

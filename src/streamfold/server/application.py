@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable
 from time import perf_counter
 from typing import Final
 
@@ -66,30 +67,26 @@ class Application:
         if self._access_log is not None:
             self._access_log.record(request, perf_counter() - started)
 
-    async def _answer(self, request: Request) -> None:
+    def _answer(self, request: Request) -> Awaitable[None]:
         path = request.raw_path
         match = self._router.match(path)
         draining = self._gate.draining.is_set()
         if match is None and self._durable.serves(path) and not draining:
-            await self._durable.handle(request)
-            return
-        if self._allow_origins and (origin := request.header("origin")) is not None:
-            cors.allow_origin(request, origin)
+            return self._durable.handle(request)
+        if b"origin" in request.headers and self._allow_origins:
+            cors.allow_origin(request)
             if cors.is_preflight(request):
-                await cors.answer_preflight(request)
-                return
+                return cors.answer_preflight(request)
         if draining and path not in _ALWAYS_OPEN:
             raise StoreClosingError
         if match is None:
-            await _refuse(request, 404, "not_found", f"there is nothing at {path[:200]!r}")
-            return
+            return _refuse(request, 404, "not_found", f"there is nothing at {path[:200]!r}")
         handler = match.handlers.get(request.method)
         if handler is None:
             allow = (b"allow", match.allowed.encode())
             what = f"{request.method[:20]} is not possible here, only {match.allowed}"
-            await _refuse(request, 405, "method_not_allowed", what, allow)
-            return
-        await handler(request, *match.segments)
+            return _refuse(request, 405, "method_not_allowed", what, allow)
+        return handler(request, *match.segments)
 
 
 async def _refuse(

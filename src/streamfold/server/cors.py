@@ -12,10 +12,10 @@ _EXPOSED: Final = b"s2-provision-result, retry-after-ms, content-encoding"
 _MAX_AGE: Final = b"86400"
 
 
-def allow_origin(request: Request, origin: str) -> None:
+def allow_origin(request: Request) -> None:
     """Add to the answer that its sender's origin may read it."""
     request.added_headers = (
-        (b"access-control-allow-origin", origin.encode(errors="surrogateescape")),
+        (b"access-control-allow-origin", request.headers[b"origin"]),
         (b"access-control-allow-credentials", b"true"),
         (b"access-control-expose-headers", _EXPOSED),
         (b"vary", b"origin"),

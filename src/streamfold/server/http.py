@@ -43,13 +43,15 @@ class Request:
     """One request; answer it once, by `respond` or by `open`."""
 
     __slots__ = (
-        "_headers",
         "_patience",
         "_receive",
         "_scope",
         "_send",
         "_to_come",
         "added_headers",
+        "headers",
+        "method",
+        "raw_path",
         "received",
         "sent",
         "status",
@@ -67,10 +69,14 @@ class Request:
         patience: Patience,
     ) -> None:
         self._scope = scope
+        self.method: str = scope["method"]
+        #: The path as the client wrote it, still percent-encoded.
+        self.raw_path: str = scope["raw_path"].decode("latin-1")
         self._patience = patience
         self._receive = receive
         self._send = send
-        self._headers: dict[bytes, bytes] = dict(scope["headers"])
+        #: By name in lower case; the last one where there are several. `header` has them as text.
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self._to_come = True
         #: Headers that every answer to this request gets, whoever gives it.
         self.added_headers: tuple[tuple[bytes, bytes], ...] = ()
@@ -79,16 +85,6 @@ class Request:
         self.sent = 0
         #: Of the answer; 0 until there is one.
         self.status = 0
-
-    @property
-    def method(self) -> str:
-        return str(self._scope["method"])
-
-    @property
-    def raw_path(self) -> str:
-        """The path as the client wrote it, still percent-encoded."""
-        raw: bytes = self._scope["raw_path"]
-        return raw.decode("latin-1")
 
     @property
     def query(self) -> str:
@@ -111,8 +107,8 @@ class Request:
 
     def header(self, name: str) -> str | None:
         """The value of a header, by its name in lower case; the last one where there are several."""
-        value = self._headers.get(_encoded(name))
-        return None if value is None else value.decode(errors="surrogateescape")
+        value = self.headers.get(_encoded(name))
+        return None if value is None else text_of(value)
 
     async def body(self, limit: int) -> bytes | None:
         """The whole body, or None as soon as it is known to have more than `limit` bytes."""
@@ -121,7 +117,7 @@ class Request:
             return None
         self._patience.begin(self.task)
         try:
-            chunk = await self._next_chunk()
+            chunk = self._taken(await self._receive())
             if chunk is not None and len(chunk) == declared:
                 return chunk  # nothing can follow: one trip to granian's thread less
             return await self._gather(chunk, limit, declared)
@@ -177,7 +173,7 @@ class Request:
     @property
     def declared_size(self) -> int | None:
         """Bytes of the body, if the client said how many there are."""
-        declared = self._headers.get(b"content-length")
+        declared = self.headers.get(b"content-length")
         return int(declared) if declared is not None else None
 
     @property
@@ -186,18 +182,24 @@ class Request:
 
         Over HTTP/2 only its declared size tells: hyper takes a stream that was cancelled for ended.
         """
-        return b"content-length" in self._headers or not self.http_version.startswith("2")
+        return b"content-length" in self.headers or not self.http_version.startswith("2")
 
     async def _next_chunk(self) -> bytes | None:
-        if not self._to_come:
-            return None
-        message = await self._receive()
+        return self._taken(await self._receive()) if self._to_come else None
+
+    def _taken(self, message: Message) -> bytes | None:
+        """The chunk that a message brought; None if the body ended before it."""
         if message["type"] == _DISCONNECT:
             raise _hung_up()
         self._to_come = message["more_body"]
         chunk: bytes = message["body"]
         self.received += len(chunk)
         return chunk if chunk or self._to_come else None
+
+
+def text_of(value: bytes) -> str:
+    """The value of a header as text; bytes that are none stay recognizable."""
+    return value.decode(errors="surrogateescape")
 
 
 def _hung_up() -> ClientHangupError:
@@ -211,12 +213,14 @@ class ResponseStream:
         self._request = request
         self._send = send
 
-    async def send(self, data: bytes) -> None:
+    def send(self, data: bytes) -> Awaitable[None]:
         """Hand over `data`; waits while the client is behind. Says nothing if it has gone."""
         self._request.sent += len(data)
         if len(data) <= PIECE:
-            await self._send({"type": _BODY, "body": data, "more_body": True})
-            return
+            return self._send({"type": _BODY, "body": data, "more_body": True})
+        return self._send_pieces(data)
+
+    async def _send_pieces(self, data: bytes) -> None:
         for at in range(0, len(data), PIECE):
             piece = data[at : at + PIECE]
             await self._send({"type": _BODY, "body": piece, "more_body": True})

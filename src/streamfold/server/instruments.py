@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+import numpy as np
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
@@ -19,10 +19,17 @@ RECORDS_BUCKETS: Final = (1, 10, 50, 100, 250, 500, 1000)
 BYTES_BUCKETS: Final = (512, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 512 << 10, 1 << 20)
 
 
-class Histogram:
-    """Counts values by size. A tenth of the cost of prometheus_client's, which locks: one loop."""
+#: Values that wait to be counted.
+_UNCOUNTED_MAX: Final = 4096
 
-    __slots__ = ("_bounds", "_counts", "_name", "_text", "_total")
+
+class Histogram:
+    """Counts values by size, many at once; for one event loop, without a lock.
+
+    To count each on its own, as prometheus_client does, would take a tenth of the time of an append.
+    """
+
+    __slots__ = ("_bounds", "_counts", "_name", "_text", "_total", "_uncounted")
 
     def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
         self._name = name
@@ -30,13 +37,23 @@ class Histogram:
         self._bounds = tuple(bounds)
         self._counts = [0] * (len(bounds) + 1)
         self._total = 0.0
+        self._uncounted: list[float] = []
 
     def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._total += value
+        self._uncounted.append(value)
+        if len(self._uncounted) >= _UNCOUNTED_MAX:
+            self._count()
+
+    def _count(self) -> None:
+        places = np.searchsorted(self._bounds, self._uncounted)  # to the left: bounds are inclusive
+        found = np.bincount(places, minlength=len(self._counts)).tolist()
+        self._counts = [before + more for before, more in zip(self._counts, found, strict=True)]
+        self._total += sum(self._uncounted)
+        self._uncounted.clear()
 
     def family(self) -> HistogramMetricFamily:
         """The state so far, with counts that accumulate as Prometheus has them."""
+        self._count()
         buckets, seen = [], 0
         for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
             seen += count

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import socket
 import sys
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,7 +134,8 @@ class Listener:
 class _Scheduler(CallbackScheduler):
     """What granian's thread calls for every request: it has the event loop call `begin`.
 
-    Like granian's own, but with the task known to the request from the start.
+    Like granian's own, but with the task known to the request from the start, and the loop is called
+    once for all requests that arrive before it answers.
     """
 
     def __init__(
@@ -141,9 +143,23 @@ class _Scheduler(CallbackScheduler):
     ) -> None:
         super().__init__()
         context = self._ctx  # one for all: copying one for each would cost more than the call
+        waiting: deque[Any] = deque()
+
+        def begin_all() -> None:
+            # Only those that are there: others want their turn of the loop, too.
+            try:
+                for _ in range(len(waiting)):
+                    begin(waiting.popleft())
+            finally:
+                if waiting:
+                    loop.call_soon(begin_all, context=context)
 
         def schedule(watcher: Any) -> None:
-            loop.call_soon_threadsafe(begin, watcher, context=context)
+            waiting.append(watcher)
+            # Whoever finds the queue empty calls. Between the end of `begin_all` and its own look at
+            # the queue a call may be made twice, which does no harm.
+            if len(waiting) == 1:
+                loop.call_soon_threadsafe(begin_all, context=context)
 
         self._schedule_fn = schedule
 

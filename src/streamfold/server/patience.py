@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from time import monotonic
 from typing import Any, Final
 
 from streamfold.wire.s2.failures import RequestTimeoutError
@@ -20,13 +19,15 @@ class Patience:
 
     def __init__(self, seconds: float = BODY_PATIENCE) -> None:
         self._seconds = seconds
-        self._since: dict[asyncio.Task[Any], float] = {}
+        #: The look after which each began to wait.
+        self._since: dict[asyncio.Task[Any], int] = {}
+        self._looks = 0
         self._interrupted: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, task: asyncio.Task[Any]) -> None:
         """Watch a task that begins to wait; end it whatever happens."""
-        self._since[task] = monotonic()
+        self._since[task] = self._looks
         if self._timer is None:
             self._look_again(task.get_loop())
 
@@ -47,7 +48,8 @@ class Patience:
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
-        latest = monotonic() - self._seconds
+        self._looks += 1
+        latest = self._looks - _LOOKS
         for task in [task for task, since in self._since.items() if since < latest]:
             self._interrupted.add(task)
             self.end(task)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -45,7 +45,7 @@ class AppendAck(msgspec.Struct, frozen=True, gc=False):
     tail: StreamPosition
 
 
-class Accepted(NamedTuple):
+class Accepted(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A batch that has its place in the stream but is not durable yet."""
 
     chunk: Chunk
@@ -53,7 +53,7 @@ class Accepted(NamedTuple):
     key: SealingKey | None
 
 
-class Share(NamedTuple):
+class Share(msgspec.Struct, frozen=True, eq=False, gc=False):
     """What one commit carries for one stream."""
 
     log: StreamLog
@@ -151,7 +151,8 @@ class StreamLog:
         first = self._next_seq_num
         if match_seq_num is not None and match_seq_num != first:
             raise SeqNumMismatchError(match_seq_num, first)
-        self._check_numbers_left(batch.count)
+        if first + batch.count > self._seq_num_max:
+            self._check_numbers_left(batch.count)
         return self._place(batch, key, now)
 
     def repeats(self, claim: Claim, key: SealingKey | None, now: int) -> bool:
@@ -296,7 +297,8 @@ class StreamLog:
         ops: list[Op] = []
         metered = 0
         for chunk in merged:
-            ops.append((keys.chunk(self.id, chunk.last_seq_num), chunks.encode(chunk)))
+            last = chunk.first_seq_num + chunk.records - 1
+            ops.append((keys.chunk(self.id, last), chunks.encode(chunk)))
             metered += chunk.metered
         if self._state_changed:
             ops.append((keys.state(self.id), rows.encode(self._state_row())))
@@ -353,9 +355,12 @@ class StreamLog:
         if share.trim_point > self.durable_trim_point:
             self.durable_trim_point = share.trim_point
         self._unsettled -= len(share.batches)
-        for chunk, ack, _ in share.batches:
-            if not ack.done():
-                ack.set_result(AppendAck(chunk.start, chunk.end, self.durable))
+        tail = self.durable
+        for accepted in share.batches:
+            if not accepted.ack.done():
+                chunk = accepted.chunk
+                end = tail if accepted is share.batches[-1] else chunk.end
+                accepted.ack.set_result(AppendAck(chunk.start, end, tail))
         if self._settlers and not self._unsettled:
             _resolve(self._settlers)
         if share.chunks or (share.closed and not self.durable_closed):

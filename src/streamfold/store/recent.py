@@ -31,7 +31,8 @@ class _Stream:
         self.to_tail: dict[int, ReadBatch | None] = {}
 
     def append(self, chunk: Chunk) -> None:
-        self.to_tail.clear()
+        if self.to_tail:
+            self.to_tail.clear()
         self.chunks.append(chunk)
 
     def pop_oldest(self) -> Chunk:
@@ -60,7 +61,7 @@ class RecentChunks:
         else:
             self._streams.move_to_end(stream_id)
         stream.append(chunk)
-        self._size += _cost(chunk)
+        self._size += len(chunk.payload) + _CHUNK_OVERHEAD
         while self._size > self._capacity:
             self._forget_oldest()
 

@@ -87,9 +87,10 @@ class Session:
             yield log
 
     def cached_log(self, basin: str, name: str) -> StreamLog | None:
-        log = self._logs.get((basin, name))
+        place = (basin, name)
+        log = self._logs.get(place)
         if log is not None:
-            self._logs.move_to_end((basin, name))
+            self._logs.move_to_end(place)
         return log
 
     def forget(self, log: StreamLog) -> None:

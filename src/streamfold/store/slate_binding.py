@@ -91,27 +91,30 @@ _QUICK: Any = None if MISSING else _library(ctypes.PyDLL)
 _SLOW: Any = None if MISSING else _library(ctypes.CDLL)
 
 
-def _rust_bytes(library: Any, data: bytes, status: Any) -> Any:
-    """`data` as the length-prefixed buffer in which the binding passes byte strings to Rust."""
-    framed = _LENGTH.pack(len(data)) + data
-    return library.ffi_slatedb_uniffi_rustbuffer_from_bytes(_View(len(framed), framed), status)
-
-
 def _fill_fast(batch: Any, ops: list[Op]) -> None:
     large = any(value is not None and len(value) >= _UNLOCK_FROM for _, value in ops)
     lib = _SLOW if large else _QUICK
     clone = lib.uniffi_slatedb_uniffi_fn_clone_writebatch
     put = lib.uniffi_slatedb_uniffi_fn_method_writebatch_put
     delete = lib.uniffi_slatedb_uniffi_fn_method_writebatch_delete
+    copy, frame = lib.ffi_slatedb_uniffi_rustbuffer_from_bytes, _LENGTH.pack
     status = binding._UniffiRustCallStatus.default()
     ref = ctypes.byref(status)
+    view = _View()  # one for all: to make one takes as long as the copy
+
+    def rust_bytes(data: bytes) -> Any:
+        """`data` as the length-prefixed buffer in which the binding passes byte strings to Rust."""
+        framed = frame(len(data)) + data
+        view.len, view.data = len(framed), framed
+        return copy(view, ref)
+
     for key, value in ops:
         # Every call consumes one reference to the batch: hence the clone, as the binding does it.
         handle = clone(batch._handle, ref)
         if value is None:
-            delete(handle, _rust_bytes(lib, key, ref), ref)
+            delete(handle, rust_bytes(key), ref)
         else:
-            put(handle, _rust_bytes(lib, key, ref), _rust_bytes(lib, value, ref), ref)
+            put(handle, rust_bytes(key), rust_bytes(value), ref)
         if status.code:
             binding._uniffi_check_call_status(binding._UniffiFfiConverterTypeError, status)
 

@@ -224,8 +224,9 @@ class StreamStore:
         stream that has a cipher; `check` raises if the batch is not of the stream's content type.
         """
         batch = records if isinstance(records, RecordBatch) else RecordBatch.of(records)
-        if fencing_token is not None:
-            names.parse_token(fencing_token, "fencing token")
+        ack = self.submit_at_once(basin, stream, batch, match_seq_num, fencing_token, key, check)
+        if ack is not None:
+            return ack
         opening = self._supervisor.current or await self._supervisor.opening()
         log = opening.session.cached_log(basin, stream) or await self._log_for(
             opening.session, _place(basin, stream), create_with, on_append=True
@@ -242,6 +243,46 @@ class StreamStore:
             self._admission.release(batch.metered)
             with log.in_use():
                 await _settle_refusal(error, log, opening)
+            raise
+        log.renew(now)
+        opening.session.committer.touch(log)
+        return ack
+
+    def submit_at_once(
+        self,
+        basin: str,
+        stream: str,
+        batch: RecordBatch,
+        match_seq_num: int | None,
+        fencing_token: str | None,
+        key: SealingKey | None,
+        check: ContentCheck | None,
+    ) -> asyncio.Future[AppendAck] | None:
+        """`submit` without anything to wait for, as it nearly always goes.
+
+        None, and nothing has happened, if the stream must be opened or created, if there is no room,
+        or if the batch would be refused: `submit` does, or tells, the rest.
+        """
+        if fencing_token is not None:
+            names.parse_token(fencing_token, "fencing token")
+        opening = self._supervisor.current
+        if opening is None:
+            return None
+        log = opening.session.cached_log(basin, stream)
+        if log is None:
+            return None
+        if check is not None and log.row.traits is not None:
+            check(log.terms.content_type, batch)
+        if not self._admission.acquire_at_once(batch.metered):
+            return None
+        now = self._now()
+        try:
+            ack = log.accept(batch, match_seq_num, fencing_token, key, now)
+        except StreamfoldError:
+            self._admission.release(batch.metered)
+            return None
+        except BaseException:
+            self._admission.release(batch.metered)
             raise
         log.renew(now)
         opening.session.committer.touch(log)

@@ -38,6 +38,11 @@ class Access:
         #: What waits for a token to become worthless, by the header that shows it.
         self._lapses: dict[str, _Lapse] = {}
 
+    @property
+    def open(self) -> bool:
+        """Whether everybody has all rights."""
+        return self._root is None
+
     async def grant(self, request: Request) -> Grant:
         """The rights of the caller; UnauthenticatedError if it cannot prove that it has any."""
         if self._root is None:
@@ -115,6 +120,11 @@ class Standing:
     ) -> None:
         self._lapse = lapse
         self._look_up = look_up
+
+    @property
+    def certain(self) -> bool:
+        """Whether it cannot be lost: the caller's rights do not come from an issued token."""
+        return self._lapse is None
 
     async def require(self) -> None:
         """Raise UnauthenticatedError if the token is worth nothing at this moment."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from streamfold.server.http import Headers, Request
+from streamfold.server.http import Headers, Request, text_of
 from streamfold.wire.compression import COMPRESS_FROM, Compression, compress_if_smaller
 from streamfold.wire.s2 import headers as names
 from streamfold.wire.s2.failures import BadHeaderError, BadJsonError, BadProtoError
@@ -23,8 +23,9 @@ async def read_body(request: Request, encoding: Encoding) -> bytes:
     if encoding is Encoding.PROTO and not request.end_is_certain:
         # JSON that breaks off does not parse; protobuf may, and half a batch would be appended.
         raise BadHeaderError("content-length is missing: declare the size of a protobuf body")
-    coding = request.header("content-encoding")
-    compression = names.parse_content_encoding(coding) if coding else Compression.NONE
+    compression = Compression.NONE
+    if coding := request.headers.get(b"content-encoding"):
+        compression = names.parse_content_encoding(text_of(coding))
     body = await request.body(BODY_MAX)
     if body is None:
         refusal = BadProtoError if encoding is Encoding.PROTO else BadJsonError

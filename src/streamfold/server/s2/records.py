@@ -6,9 +6,10 @@ from functools import lru_cache
 from typing import Final
 
 from streamfold.model.access import Operation
+from streamfold.model.grants import ROOT
 from streamfold.records import AppendInput
 from streamfold.server.gate import Gate
-from streamfold.server.http import Request
+from streamfold.server.http import Request, text_of
 from streamfold.server.s2.access import Access, require_append_session
 from streamfold.server.s2.answers import JSON, PROTO, answer, read_body
 from streamfold.server.s2.append_session import AppendSession
@@ -25,14 +26,12 @@ from streamfold.store.store import StreamStore
 from streamfold.wire.s2 import headers, records_json, records_proto
 from streamfold.wire.s2.negotiation import (
     Encoding,
+    Negotiated,
     negotiate_append,
     negotiate_read,
 )
 from streamfold.wire.s2.queries import ReadQuery, parse_read_query
 from streamfold.wire.s2.sse import EventId
-
-#: The same few combinations of headers come with every request.
-_negotiate_append = lru_cache(256)(negotiate_append)
 
 _PROTO_HEAD: Final = (PROTO,)
 _JSON_HEAD: Final = (JSON,)
@@ -57,13 +56,18 @@ class Records:
         self._shared = SharedEncodings()
 
     async def append(self, request: Request, segment: str) -> None:
-        negotiated = _negotiate_append(request.header("content-type"), request.header("accept"))
-        target = target_of(request, segment, await self._access.grant(request))
-        require_append_session(target.grant, target.basin, target.stream)
+        given = request.headers
+        negotiated = _negotiate_append(given.get(b"content-type"), given.get(b"accept"))
+        grant = ROOT if self._access.open else await self._access.grant(request)
+        target = target_of(request, segment, grant)
+        require_append_session(grant, target.basin, target.stream)
         if negotiated.session:
             await self._open_append_session(request, target)
             return
-        wanted = await _read_append(request, negotiated.request)
+        if negotiated.request is Encoding.PROTO:
+            wanted = records_proto.decode_append_body(await read_body(request, Encoding.PROTO))
+        else:
+            wanted = await _read_json_append(request)
         ack = await self._appends.append(target, wanted)
         if negotiated.response is Encoding.PROTO:
             body = records_proto.encode_append_ack(ack.start, ack.end, ack.tail)
@@ -143,12 +147,16 @@ class Records:
             await self._followers.serve(request, target, standing, _wanted(query), presentation)
 
 
-async def _read_append(request: Request, encoding: Encoding | None) -> AppendInput:
-    if encoding is Encoding.PROTO:
-        return records_proto.decode_append_body(await read_body(request, encoding))
+async def _read_json_append(request: Request) -> AppendInput:
     record_format = headers.parse_format(request.header(headers.FORMAT))
     body = await read_body(request, Encoding.JSON)
     return records_json.decode_append_body(body, record_format)
+
+
+@lru_cache(256)
+def _negotiate_append(content_type: bytes | None, accept: bytes | None) -> Negotiated:
+    """Cached: the same few combinations of headers come with every request."""
+    return negotiate_append(text_of(content_type or b""), text_of(accept or b""))
 
 
 def _wanted(query: ReadQuery) -> ReadRequest:

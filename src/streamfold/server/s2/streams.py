@@ -9,7 +9,7 @@ from typing import Final
 from streamfold.model.access import Operation
 from streamfold.model.names import BasinName, StreamName
 from streamfold.model.resources import Page, Provision, StreamInfo
-from streamfold.server.http import Request
+from streamfold.server.http import Request, text_of
 from streamfold.server.s2.access import Access
 from streamfold.server.s2.answers import JSON, answer, read_json, read_optional_json
 from streamfold.store.store import StreamStore
@@ -18,6 +18,7 @@ from streamfold.wire.s2.paths import parse_stream
 
 #: Names that need not be checked again: the same few come with every request.
 NAMES_KEPT: Final = 4096
+_BASIN: Final = headers.BASIN.encode()
 
 
 class Streams:
@@ -84,7 +85,7 @@ class Streams:
 
 def basin_of(request: Request) -> BasinName:
     """The basin that the request's header names."""
-    return _parse_basin(request.header(headers.BASIN))
+    return _parse_basin(request.headers.get(_BASIN))
 
 
 @lru_cache(NAMES_KEPT)
@@ -94,8 +95,8 @@ def stream_of(segment: str) -> StreamName:
 
 
 @lru_cache(NAMES_KEPT)
-def _parse_basin(value: str | None) -> BasinName:
-    return headers.parse_basin(value)
+def _parse_basin(value: bytes | None) -> BasinName:
+    return headers.parse_basin(None if value is None else text_of(value))
 
 
 async def _provisioned(request: Request, info: StreamInfo, result: Provision, status: int) -> None:

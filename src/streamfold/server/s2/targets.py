@@ -9,7 +9,7 @@ import msgspec
 from streamfold.model.configs import StreamConfigLayer
 from streamfold.model.grants import Grant
 from streamfold.model.names import BasinName, StreamName
-from streamfold.server.http import Request
+from streamfold.server.http import Request, text_of
 from streamfold.server.s2.streams import basin_of, stream_of
 from streamfold.store.sealing import SealingKey
 from streamfold.store.store import StreamStore
@@ -17,6 +17,8 @@ from streamfold.wire.s2 import headers
 from streamfold.wire.s2.headers import EncryptionKey
 
 _NO_LAYER: Final = StreamConfigLayer()
+_CONFIG: Final = headers.STREAM_CONFIG.encode()
+_KEY: Final = headers.ENCRYPTION_KEY.encode()
 
 
 class Target(msgspec.Struct, frozen=True, gc=False):
@@ -38,14 +40,14 @@ def target_of(request: Request, segment: str, grant: Grant) -> Target:
     basin, stream = basin_of(request), stream_of(segment)
     if grant.stream_prefix:
         stream = grant.full_stream_name(stream)
-    config = request.header(headers.STREAM_CONFIG)
-    key = request.header(headers.ENCRYPTION_KEY)
+    config = request.headers.get(_CONFIG)
+    key = request.headers.get(_KEY)
     return Target(
         basin,
         stream,
         grant,
-        _NO_LAYER if config is None else headers.parse_stream_config(config),
-        None if key is None else headers.parse_encryption_key(key),
+        _NO_LAYER if config is None else headers.parse_stream_config(text_of(config)),
+        None if key is None else headers.parse_encryption_key(text_of(key)),
     )
 
 

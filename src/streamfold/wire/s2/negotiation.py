@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from functools import cached_property
 
 from streamfold.errors import MalformedError
 from streamfold.wire.compression import Compression, decompress
@@ -23,14 +24,14 @@ class Encoding(enum.StrEnum):
     S2S = "s2s/proto"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Negotiated:
     """How the request's body is to be read, and how the answer is to be written."""
 
     request: Encoding | None
     response: Encoding
 
-    @property
+    @cached_property
     def session(self) -> bool:
         """Whether the answer is an open-ended stream: no content coding, no length."""
         return self.response in (Encoding.S2S, Encoding.SSE)

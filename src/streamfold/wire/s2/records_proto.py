@@ -16,6 +16,8 @@ from streamfold.wire.s2.frames import BODY_MAX, Frame
 #: First byte of a field: its number and type. A varint, or bytes after a length.
 _ACK_START, _ACK_END, _ACK_TAIL = b"\x0a", b"\x12", b"\x1a"
 _BATCH_TAIL = b"\x12"
+#: Of a position: at most 22 bytes.
+_LENGTHS = tuple(bytes((length,)) for length in range(23))
 #: Bytes of a tail at most: tag, length, and two tags with ten bytes of number each.
 _TAIL_MAX = 24
 _FRAME_PAYLOAD_MAX = BODY_MAX - _TAIL_MAX
@@ -41,9 +43,9 @@ def decode_append_frame(frame: Frame) -> AppendInput:
 
 def encode_append_ack(start: StreamPosition, end: StreamPosition, tail: StreamPosition) -> bytes:
     """An AppendAck in which all three positions are present, even where they are zero."""
-    last = _field(_ACK_END, end)
-    same = _ACK_TAIL + last[1:] if tail == end else _field(_ACK_TAIL, tail)
-    return _field(_ACK_START, start) + last + same
+    first, last = _position(start), _position(end)
+    newest = last if tail is end else _position(tail)
+    return _ACK_START + first + _ACK_END + last + _ACK_TAIL + newest
 
 
 def encode_read_batch(payload: bytes, tail: StreamPosition | None = None) -> bytes:
@@ -51,7 +53,7 @@ def encode_read_batch(payload: bytes, tail: StreamPosition | None = None) -> byt
 
     Clients take a session's batch that has neither records nor tail for an error.
     """
-    return payload if tail is None else payload + _field(_BATCH_TAIL, tail)
+    return payload if tail is None else payload + _BATCH_TAIL + _position(tail)
 
 
 def encode_frame_batches(payload: bytes, tail: StreamPosition | None = None) -> list[bytes]:
@@ -70,6 +72,7 @@ def encode_frame_batches(payload: bytes, tail: StreamPosition | None = None) -> 
     return [*pieces, encode_read_batch(payload[start:], tail)]
 
 
-def _field(tag: bytes, position: StreamPosition) -> bytes:
+def _position(position: StreamPosition) -> bytes:
+    """A position as a field without its tag."""
     message = encode_position(position.seq_num, position.timestamp)
-    return tag + bytes((len(message),)) + message  # at most 22 bytes: one length byte is enough
+    return _LENGTHS[len(message)] + message
