@@ -59,7 +59,7 @@ class Cursor:
         if self.resting:
             self._log.check_alive()
             return None
-        if batch := self._live():
+        if batch := self.live():
             return batch
         gathering = _Gathering(*self._allowance.of_one_batch())
         while not self.ended and gathering.has_room:
@@ -88,7 +88,7 @@ class Cursor:
         """Whether there is nothing to read, and nothing to put away."""
         return self._scan is None and not self._ahead and self.at_tail
 
-    def _live(self) -> ReadBatch | None:
+    def live(self) -> ReadBatch | None:
         """All that there is up to the tail, which is what a follower wants: the same for everybody.
 
         A stream whose records are sealed has no such batch: each opens them with a key of its own.

@@ -78,7 +78,10 @@ class ReadSession:
         whenever `heartbeat` seconds passed without records.
         """
         while True:
-            batch = None if self._cursor.resting else await self._cursor.next(fill=False)
+            cursor = self._cursor
+            batch = None
+            if not cursor.resting:
+                batch = cursor.live() or await cursor.next(fill=False)
             if batch is not None:
                 self._deadline = None
                 self.on_delivered(batch.metered)

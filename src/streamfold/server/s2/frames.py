@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Final
 
 from streamfold.server.http import Headers, ResponseStream
@@ -31,10 +30,13 @@ class FramePresentation:
         self._compression = compression
         self._shared = shared
 
-    async def encode(self, batch: ReadBatch) -> bytes:
-        if self._compression is Compression.NONE or batch.metered < THREAD_FROM:
-            return self._shared.get(batch, self._compression, self._frames)
-        return await asyncio.to_thread(self._frames, batch)
+    def is_heavy(self, batch: ReadBatch) -> bool:
+        return batch.metered >= THREAD_FROM and self._compression is not Compression.NONE
+
+    def encode(self, batch: ReadBatch) -> bytes:
+        if self.is_heavy(batch):
+            return self._frames(batch)  # what is shared is the event loop's
+        return self._shared.get(batch, self._compression, self._frames)
 
     def _frames(self, batch: ReadBatch) -> bytes:
         messages = encode_frame_batches(batch.payload(), batch.tail)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from typing import Final, Protocol
 
@@ -26,7 +27,10 @@ class Presentation(Protocol):
 
     headers: Headers
 
-    async def encode(self, batch: ReadBatch) -> bytes:
+    def is_heavy(self, batch: ReadBatch) -> bool:
+        """Whether to encode the batch is work for a thread."""
+
+    def encode(self, batch: ReadBatch) -> bytes:
         """The message for one batch, or for a heartbeat."""
 
     async def finish(self, stream: ResponseStream) -> None:
@@ -82,12 +86,17 @@ class Followers:
         patience = self._patience()
         while not self._gate.draining.is_set():
             watch.interruptible = True
-            batch = await standing.during(reading.next(patience))
+            following = reading.next(patience)
+            batch = await (following if standing.certain else standing.during(following))
             watch.interruptible = False
             if batch is None:
                 return
-            await standing.require()
-            await stream.send(await presentation.encode(batch))
+            if not standing.certain:
+                await standing.require()
+            if presentation.is_heavy(batch):
+                await stream.send(await asyncio.to_thread(presentation.encode, batch))
+            else:
+                await stream.send(presentation.encode(batch))
             if not batch.count:
                 patience = self._patience()
         raise StoreClosingError

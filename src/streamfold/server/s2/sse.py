@@ -39,7 +39,10 @@ class EventPresentation:
         self._metered = 0
         self._now = now
 
-    async def encode(self, batch: ReadBatch) -> bytes:
+    def is_heavy(self, batch: ReadBatch) -> bool:
+        return False
+
+    def encode(self, batch: ReadBatch) -> bytes:
         if not batch.count:
             return sse.encode_ping(self._now(), batch.tail or STREAM_START)
         self._count += batch.count
