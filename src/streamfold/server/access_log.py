@@ -1,7 +1,7 @@
 """One JSON line per request, without anything that must stay secret.
 
-Only what is listed in `_Line` is ever written: of headers, only the basin. Lines are gathered and
-written by a thread a few times a second, since a log call per request costs as much as the request.
+Only what `_line` lists is ever written: of headers, only the basin. Lines are gathered and written by
+a thread a few times a second, since a log call per request costs as much as the request.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import lru_cache
 from time import time
 from typing import BinaryIO, Final
 
@@ -19,24 +20,14 @@ from streamfold.wire.s2.headers import BASIN
 
 #: Seconds between writes.
 FLUSH_INTERVAL: Final = 0.25
-#: Lines that wait to be written; more are dropped and counted, should the output be stuck.
-LINES_MAX: Final = 100_000
+#: Bytes that wait to be written; lines after them are dropped and counted, should the output be stuck.
+BYTES_MAX: Final = 16 << 20
+#: Beginnings of lines that are kept, and characters of a path for them to be kept.
+_KNOWN_MAX: Final = 4096
+_KNOWN_PATH_MAX: Final = 256
 
-
-class _Line(msgspec.Struct, omit_defaults=True):
-    #: Unix seconds at the end of the request.
-    time: float
-    client: str
-    http: str
-    method: str
-    path: str
-    status: int
-    #: Milliseconds.
-    took: float
-    received: int
-    sent: int
-    query: str = ""
-    basin: str | None = None
+_BASIN: Final = BASIN.encode()
+_encode: Final = msgspec.json.Encoder().encode
 
 
 class AccessLog:
@@ -44,30 +35,18 @@ class AccessLog:
 
     def __init__(self, output: BinaryIO) -> None:
         self._output = output
-        self._encoder = msgspec.json.Encoder()
-        self._lines: list[_Line] = []
+        self._lines: list[bytes] = []
+        self._size = 0
         self._dropped = 0
 
     def record(self, request: Request, seconds: float) -> None:
         """Note a request that is over."""
-        if len(self._lines) >= LINES_MAX:
+        if self._size >= BYTES_MAX:
             self._dropped += 1
             return
-        self._lines.append(
-            _Line(
-                round(time(), 3),
-                request.client,
-                request.http_version,
-                request.method,
-                request.raw_path,
-                request.status,
-                round(seconds * 1000, 3),
-                request.received,
-                request.sent,
-                request.query,
-                request.header(BASIN),
-            )
-        )
+        line = _line(request, seconds)
+        self._lines.append(line)
+        self._size += len(line)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -86,10 +65,42 @@ class AccessLog:
                 await asyncio.to_thread(self._write)
 
     def _write(self) -> None:
-        lines, self._lines = self._lines, []
+        lines, self._lines, self._size = self._lines, [], 0
         dropped, self._dropped = self._dropped, 0
-        text = self._encoder.encode_lines(lines)
         if dropped:
-            text += self._encoder.encode({"dropped": dropped}) + b"\n"
-        self._output.write(text)
+            lines.append(b'{"dropped":%d}\n' % dropped)
+        self._output.write(b"".join(lines))
         self._output.flush()
+
+
+def _line(request: Request, seconds: float) -> bytes:
+    """Unix seconds at the end of the request, who asked for what, and milliseconds that it took."""
+    known = _KNOWN if len(request.raw_path) <= _KNOWN_PATH_MAX else _KNOWN.__wrapped__
+    start = known(
+        request.client,
+        request.http_version,
+        request.method,
+        request.raw_path,
+        request.headers.get(_BASIN),
+    )
+    query = b',"query":' + _encode(request.query) if request.query else b""
+    return b'{"time":%.3f%b,"status":%d,"took":%.3f,"received":%d,"sent":%d%b}\n' % (
+        time(),
+        start,
+        request.status,
+        seconds * 1000,
+        request.received,
+        request.sent,
+        query,
+    )
+
+
+def _describe(client: str, http: str, method: str, path: str, basin: bytes | None) -> bytes:
+    """The part of a line that is the same for many requests."""
+    fields = {"client": client, "http": http, "method": method, "path": path}
+    if basin is not None:
+        fields["basin"] = basin.decode(errors="replace")
+    return b"," + _encode(fields)[1:-1]
+
+
+_KNOWN: Final = lru_cache(_KNOWN_MAX)(_describe)
