@@ -70,10 +70,11 @@ async def run_backend(backend: str, folder: Path, quick: bool) -> dict[str, Any]
 async def measure(place: Place) -> AsyncIterator[Row]:
     """All rows, in an order in which none finds much left behind by those before it."""
     yield await small_appends(place, "256 B append, one after the other", Shape(1, 1), 1)
-    for shape in (Shape(8, 64, processes=8), Shape(64, 8, processes=8)):
+    for shape in (Shape(4, 125), Shape(8, 64, processes=8), Shape(64, 8, processes=8)):
         count = len(SMALL_STREAMS)
         name = f"256 B appends, {shape.connections} connections x {shape.requests}"
-        yield await small_appends(place, f"{name}, {count} streams", shape, count)
+        by = f"by {shape.processes} h2load" if shape.processes > 1 else "by h2load"
+        yield await small_appends(place, f"{name} {by}, {count} streams", shape, count)
     for form in FOLLOWED:
         yield await followers(place, form)
     for sessions in BULK_STREAMS:

@@ -28,6 +28,7 @@ from streamfold.spark.writer.layers import Layer, Stack
 from streamfold.spark.writer.opened import OpenedFiles
 from streamfold.spark.writer.parcels import Parcel, raise_failures
 from streamfold.spark.writer.places import Place, open_mirrors
+from tests.archive.tables import SCHEMA, changes, open_writer, rows
 
 BUCKETS = 2
 COLUMNS = [("shop", pa.string()), ("number", pa.int32()), ("price", pa.float64())]
@@ -273,3 +274,20 @@ def _fold(step: FoldStep) -> list[Any]:
     rows = [Parcel(**batch.to_pylist()[0]) for batch in fold([ids], step=step)]
     raise_failures(rows)
     return [part.files["parquet"] for part in written_parts(rows)]
+
+
+async def test_an_archive_in_buckets_of_another_hash_is_folded_as_a_whole(tmp_path: Path) -> None:
+    """Nothing but the field `bucketing` tells how its writer chose the buckets."""
+    place = Place(tmp_path.as_uri())
+    writer = await open_writer(open_mirrors([place]).primary)
+    # Keys of any kind in either bucket: by our hash some of them would be looked for in the other.
+    base = {0: rows(dict.fromkeys(range(20), "old")), 1: rows(dict.fromkeys(range(20, 40), "old"))}
+    await writer.write_base(base, "0", reason="first")
+    found = [("UPDATE", key, "new") for key in range(0, 40, 2)]
+    manifest = await writer.write_diff(changes(*found, ("DELETE", 1, None)), "0", "1")
+    stack = Stack.of(manifest)
+    assert (stack.is_bucketed, stack.buckets) == (False, 1)
+    async with OpenedFiles(PartFiles(open_mirrors([place]).primary)) as files:
+        batches = await asyncio.to_thread(list, BucketRows(stack, 0, SCHEMA, files))
+    folded = {row["id"]: row["name"] for batch in batches for row in batch.to_pylist()}
+    assert folded == {key: "old" if key % 2 else "new" for key in range(40) if key != 1}

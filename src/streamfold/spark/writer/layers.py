@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from streamfold.archive.decoding import Decoding
 from streamfold.archive.failures import ManifestInvalidError
 from streamfold.archive.formats.base import Format
 from streamfold.archive.manifest import Artifact, Manifest, Part
 from streamfold.archive.parts import PartPlan, WrittenPart
 from streamfold.archive.schema import TableSchema
-from streamfold.spark.buckets import TRUNCATES
+from streamfold.spark.buckets import BUCKETING, SPLITMIX64, TRUNCATES
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class Layer:
                 f"the {artifact.kind} of table {manifest.table!r} at {artifact.to_position!r} has no "
                 "schema, so it cannot be folded: let this writer begin in a folder of its own"
             )
-        return cls._of_parts(chosen.form, chosen.schema, chosen.parts)
+        return cls._of_parts(chosen.form, chosen.schema, [_of_our_hash(p) for p in chosen.parts])
 
     @classmethod
     def pending(cls, plan: PartPlan, written: Sequence[WrittenPart]) -> Layer:
@@ -54,6 +56,13 @@ class Layer:
     @property
     def is_bucketed(self) -> bool:
         return None not in self.parts
+
+
+def _of_our_hash(part: Part) -> Part:
+    """The part without its bucket, unless that is one of ours: it may hold any key then."""
+    if part.bucket is None or part.extra.get(BUCKETING) == SPLITMIX64:
+        return part
+    return msgspec.structs.replace(part, bucket=None)
 
 
 @dataclass(frozen=True, slots=True)
