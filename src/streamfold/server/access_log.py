@@ -9,22 +9,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import lru_cache
 from time import time
 from typing import BinaryIO, Final
 
 import msgspec
 
 from streamfold.server.http import Request
+from streamfold.server.memory import remember_short
 from streamfold.wire.s2.headers import BASIN
 
 #: Seconds between writes.
 FLUSH_INTERVAL: Final = 0.25
 #: Bytes that wait to be written; lines after them are dropped and counted, should the output be stuck.
 BYTES_MAX: Final = 16 << 20
-#: Beginnings of lines that are kept, and characters of a path for them to be kept.
-_KNOWN_MAX: Final = 4096
-_KNOWN_PATH_MAX: Final = 256
+
+#: Characters of a method or a basin that are written: longer ones are none.
+_FIELD_MAX: Final = 64
 
 _BASIN: Final = BASIN.encode()
 _encode: Final = msgspec.json.Encoder().encode
@@ -75,13 +75,12 @@ class AccessLog:
 
 def _line(request: Request, seconds: float) -> bytes:
     """Unix seconds at the end of the request, who asked for what, and milliseconds that it took."""
-    known = _KNOWN if len(request.raw_path) <= _KNOWN_PATH_MAX else _KNOWN.__wrapped__
-    start = known(
+    start = _describe(
+        request.raw_path,
+        request.method[:_FIELD_MAX],
         request.client,
         request.http_version,
-        request.method,
-        request.raw_path,
-        request.headers.get(_BASIN),
+        request.headers.get(_BASIN, b"")[:_FIELD_MAX],
     )
     query = b',"query":' + _encode(request.query) if request.query else b""
     return b'{"time":%.3f%b,"status":%d,"took":%.3f,"received":%d,"sent":%d%b}\n' % (
@@ -95,12 +94,10 @@ def _line(request: Request, seconds: float) -> bytes:
     )
 
 
-def _describe(client: str, http: str, method: str, path: str, basin: bytes | None) -> bytes:
+@remember_short
+def _describe(path: str, method: str, client: str, http: str, basin: bytes) -> bytes:
     """The part of a line that is the same for many requests."""
     fields = {"client": client, "http": http, "method": method, "path": path}
-    if basin is not None:
+    if basin:
         fields["basin"] = basin.decode(errors="replace")
     return b"," + _encode(fields)[1:-1]
-
-
-_KNOWN: Final = lru_cache(_KNOWN_MAX)(_describe)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from operator import itemgetter
 from typing import Final, TypeAlias
+
+from streamfold.server.memory import remember_short
 
 #: Takes the request and the segments that stand at the pattern's placeholders, still encoded.
 Handler: TypeAlias = Callable[..., Awaitable[None]]
 
 _PLACEHOLDER: Final = "{}"
-#: Paths of which is remembered where they lead.
-MATCHES_KEPT: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +33,7 @@ class Router:
 
     def __init__(self) -> None:
         self._patterns: dict[int, list[_Pattern]] = {}
-        #: The same paths come again and again.
-        self.match = lru_cache(MATCHES_KEPT)(self._match)
+        self.match = remember_short(self._match)
 
     def add(self, method: str, path: str, handler: Handler) -> None:
         """Route `method` on `path`, in which {} stands for any one segment."""

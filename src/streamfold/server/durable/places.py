@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import enum
-from functools import lru_cache
 from typing import Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from streamfold.errors import InvalidError
 from streamfold.model.names import BasinName, StreamName, parse_bucket_name, parse_stream_name
+from streamfold.server.memory import remember_short
 
 #: Streams below this belong to the default basin, and may have slashes in their names.
 ROOT: Final = "/v1/stream/"
@@ -45,7 +45,7 @@ class Place(NamedTuple):
     position: str | None = None
 
 
-@lru_cache(maxsize=4096)
+@remember_short
 def parse_place(raw_path: str, default_basin: BasinName) -> Place | None:
     """The place that a raw path names; None if it names no stream at all."""
     if raw_path.startswith(ROOT):
