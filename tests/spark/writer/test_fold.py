@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from streamfold.archive.formats.registry import format_of
 from streamfold.archive.part_files import PartFiles
 from streamfold.archive.parts import PartPlan, WrittenPart, write_part
 from streamfold.archive.positions import SEQ_NUM
-from streamfold.spark.buckets import TRUNCATES, bucket_numbers
+from streamfold.spark.buckets import BUCKETING, SPLITMIX64, TRUNCATES, bucket_numbers
 from streamfold.spark.writer.bucket_rows import FILES_AT_ONCE, BucketRows
 from streamfold.spark.writer.fold import FoldStep, fold, written_parts
 from streamfold.spark.writer.layers import Layer, Stack
@@ -291,3 +291,43 @@ async def test_an_archive_in_buckets_of_another_hash_is_folded_as_a_whole(tmp_pa
         batches = await asyncio.to_thread(list, BucketRows(stack, 0, SCHEMA, files))
     folded = {row["id"]: row["name"] for batch in batches for row in batch.to_pylist()}
     assert folded == {key: "old" if key % 2 else "new" for key in range(40) if key != 1}
+
+
+@pytest.mark.parametrize("marked", [(), (1,)], ids=["none", "one"])
+async def test_changes_in_buckets_of_our_hash_after_a_base_of_another_are_all_folded(
+    tmp_path: Path, marked: Sequence[int]
+) -> None:
+    """No part of such a base, or not every part of it, says that its bucket is of our hash."""
+    mirrors = open_mirrors([Place(tmp_path.as_uri())])
+    writer = await open_writer(mirrors.primary)
+    by_bucket = _ids_by_bucket(range(40))
+    plan = writer.plan_base("0")
+    parts = []
+    for bucket, ids in by_bucket.items():
+        part = await write_part(plan, rows(dict.fromkeys(ids, "old")), mirrors, bucket=bucket)
+        parts.append(_of_our_hash(part) if bucket in marked else part)
+    await writer.commit_base(plan, parts, reason="first")
+    plan, parts = writer.plan_diff("0", "1"), []
+    for bucket, ids in by_bucket.items():
+        found = [("UPDATE", key, "new") for key in ids]
+        part = await write_part(plan, changes(*found), mirrors, bucket=bucket)
+        parts.append(_of_our_hash(part))
+    stack = Stack.of(await writer.commit_diff(plan, parts))
+    async with OpenedFiles(PartFiles(mirrors.primary)) as files:
+        read = [BucketRows(stack, bucket, SCHEMA, files) for bucket in range(stack.buckets)]
+        batches = await asyncio.to_thread(lambda: [batch for each in read for batch in each])
+    folded = {row["id"]: row["name"] for batch in batches for row in batch.to_pylist()}
+    assert folded == dict.fromkeys(range(40), "new")
+
+
+def _ids_by_bucket(ids: Iterable[int]) -> dict[int, list[int]]:
+    keys = list(ids)
+    numbers = bucket_numbers([pa.array(keys, pa.int64())], BUCKETS)
+    return {b: [k for k, n in zip(keys, numbers, strict=True) if n == b] for b in range(BUCKETS)}
+
+
+def _of_our_hash(part: WrittenPart) -> WrittenPart:
+    marked = {BUCKETING: SPLITMIX64}
+    return WrittenPart(
+        {name: msgspec.structs.replace(p, extra=marked) for name, p in part.files.items()}
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -57,11 +57,20 @@ class Layer:
     def is_bucketed(self) -> bool:
         return None not in self.parts
 
+    def whole(self) -> Layer:
+        """The same files, each of which may hold any key."""
+        files = [part for parts in self.parts.values() for part in parts]
+        return replace(self, parts={None: tuple(_without_bucket(part) for part in files)})
+
 
 def _of_our_hash(part: Part) -> Part:
     """The part without its bucket, unless that is one of ours: it may hold any key then."""
     if part.bucket is None or part.extra.get(BUCKETING) == SPLITMIX64:
         return part
+    return _without_bucket(part)
+
+
+def _without_bucket(part: Part) -> Part:
     return msgspec.structs.replace(part, bucket=None)
 
 
@@ -79,7 +88,10 @@ class Stack:
         """The table at the head of its archive."""
         base = Layer.of(manifest, manifest.base)
         diffs = tuple(Layer.of(manifest, diff) for diff in manifest.chain)
-        return cls(base, diffs, len(base.parts) if base.is_bucketed else 1)
+        if base.is_bucketed:
+            return cls(base, diffs, len(base.parts))
+        # All is one bucket then: a part that says another would be looked at by nobody.
+        return cls(base.whole(), tuple(diff.whole() for diff in diffs), 1)
 
     @property
     def is_bucketed(self) -> bool:
