@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
+import logging
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,9 @@ from streamfold.errors import (
     StoreClosingError,
     StoreRecoveringError,
     StreamfoldError,
+    WriterFencedError,
 )
+from streamfold.model.records import Record
 from streamfold.records.batch import RecordBatch
 from streamfold.store.local_disk import LocalDisk, sync_path
 from streamfold.store.location import open_location
@@ -236,3 +241,36 @@ async def test_work_that_comes_after_a_session_was_given_up_is_refused_not_left_
             await ack
         with pytest.raises(StoreClosingError):
             await session.committer.write([(b"late", b"row")])
+
+
+async def test_records_that_a_replaced_writer_could_not_append_leave_memory(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    size = 4 << 20
+    # What is logged is the error itself, and pytest would keep it, with all that it is about.
+    caplog.set_level(logging.ERROR, "streamfold.store.supervisor")
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        await _replace_while_appending(bench, size)
+        async with asyncio.timeout(10):
+            while tracemalloc.get_traced_memory()[0] - before >= size:
+                await asyncio.sleep(0.05)  # a stream that was just opened is held for a second
+                gc.collect()
+    finally:
+        tracemalloc.stop()
+
+
+async def _replace_while_appending(bench: Bench, size: int) -> None:
+    async with bench.store() as replaced:
+        await replaced.create_basin(BASIN)
+        await replaced.create_stream(BASIN, STREAM)
+        await replaced.append(BASIN, STREAM, bodies("a"))
+        async with bench.store():
+            each = 1 << 19
+            appends = [
+                replaced.append(BASIN, STREAM, [Record(bytes(each))]) for _ in range(size // each)
+            ]
+            outcomes = await asyncio.gather(*appends, return_exceptions=True)
+            assert {type(outcome) for outcome in outcomes} == {WriterFencedError}
+    bench.engines.clear()

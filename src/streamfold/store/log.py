@@ -45,7 +45,8 @@ class AppendAck(msgspec.Struct, frozen=True, gc=False):
     tail: StreamPosition
 
 
-class Accepted(msgspec.Struct, frozen=True, eq=False, gc=False):
+# Seen by the collector, as Share is: a failed commit's error holds on to them, and they to the error.
+class Accepted(msgspec.Struct, frozen=True, eq=False):
     """A batch that has its place in the stream but is not durable yet."""
 
     chunk: Chunk
@@ -53,7 +54,7 @@ class Accepted(msgspec.Struct, frozen=True, eq=False, gc=False):
     key: SealingKey | None
 
 
-class Share(msgspec.Struct, frozen=True, eq=False, gc=False):
+class Share(msgspec.Struct, frozen=True, eq=False):
     """What one commit carries for one stream."""
 
     log: StreamLog
