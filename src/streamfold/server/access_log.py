@@ -23,7 +23,9 @@ FLUSH_INTERVAL: Final = 0.25
 #: Bytes that wait to be written; lines after them are dropped and counted, should the output be stuck.
 BYTES_MAX: Final = 16 << 20
 
-#: Characters of a method or a basin that are written: longer ones are none.
+#: Characters of a path or a query that are written: all of those that are any good.
+_TEXT_MAX: Final = 2048
+#: The same of a method or a basin.
 _FIELD_MAX: Final = 64
 
 _BASIN: Final = BASIN.encode()
@@ -56,19 +58,21 @@ class AccessLog:
             yield
         finally:
             writer.cancel()
-            await asyncio.to_thread(self._write)
+            await asyncio.to_thread(self._write, self._take())
 
     async def _write_regularly(self) -> None:
         while True:
             await asyncio.sleep(FLUSH_INTERVAL)
             if self._lines:
-                await asyncio.to_thread(self._write)
+                await asyncio.to_thread(self._write, self._take())
 
-    def _write(self) -> None:
+    def _take(self) -> list[bytes]:
+        """The lines so far; in the event loop, as `record`, so that neither misses the other."""
         lines, self._lines, self._size = self._lines, [], 0
         dropped, self._dropped = self._dropped, 0
-        if dropped:
-            lines.append(b'{"dropped":%d}\n' % dropped)
+        return [*lines, b'{"dropped":%d}\n' % dropped] if dropped else lines
+
+    def _write(self, lines: list[bytes]) -> None:
         self._output.write(b"".join(lines))
         self._output.flush()
 
@@ -76,13 +80,14 @@ class AccessLog:
 def _line(request: Request, seconds: float) -> bytes:
     """Unix seconds at the end of the request, who asked for what, and milliseconds that it took."""
     start = _describe(
-        request.raw_path,
+        request.raw_path[:_TEXT_MAX],
         request.method[:_FIELD_MAX],
         request.client,
         request.http_version,
         request.headers.get(_BASIN, b"")[:_FIELD_MAX],
     )
-    query = b',"query":' + _encode(request.query) if request.query else b""
+    query = request.query[:_TEXT_MAX]
+    asked = b',"query":' + _encode(query) if query else b""
     return b'{"time":%.3f%b,"status":%d,"took":%.3f,"received":%d,"sent":%d%b}\n' % (
         time(),
         start,
@@ -90,7 +95,7 @@ def _line(request: Request, seconds: float) -> bytes:
         seconds * 1000,
         request.received,
         request.sent,
-        query,
+        asked,
     )
 
 

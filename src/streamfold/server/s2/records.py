@@ -35,6 +35,8 @@ from streamfold.wire.s2.sse import EventId
 
 _PROTO_HEAD: Final = (PROTO,)
 _JSON_HEAD: Final = (JSON,)
+#: Bytes of the headers that say what is sent and wanted, for what follows from them to be kept.
+_KNOWN_SIZE_MAX: Final = 256
 
 
 class Records:
@@ -153,10 +155,18 @@ async def _read_json_append(request: Request) -> AppendInput:
     return records_json.decode_append_body(body, record_format)
 
 
-@lru_cache(256)
 def _negotiate_append(content_type: bytes | None, accept: bytes | None) -> Negotiated:
-    """Cached: the same few combinations of headers come with every request."""
-    return negotiate_append(text_of(content_type or b""), text_of(accept or b""))
+    given, wanted = content_type or b"", accept or b""
+    is_short = len(given) + len(wanted) <= _KNOWN_SIZE_MAX
+    return (_negotiate_known if is_short else _negotiate)(given, wanted)
+
+
+def _negotiate(content_type: bytes, accept: bytes) -> Negotiated:
+    return negotiate_append(text_of(content_type), text_of(accept))
+
+
+#: The same few combinations of headers come with every request.
+_negotiate_known = lru_cache(256)(_negotiate)
 
 
 def _wanted(query: ReadQuery) -> ReadRequest:
