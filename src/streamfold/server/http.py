@@ -117,7 +117,7 @@ class Request:
             return None
         self._patience.begin(self.task)
         try:
-            chunk = self._taken(await self._receive())
+            chunk = self._taken(await self._receive()) if self._to_come else None
             if chunk is not None and len(chunk) == declared:
                 return chunk  # nothing can follow: one trip to granian's thread less
             return await self._gather(chunk, limit, declared)

@@ -144,21 +144,25 @@ class _Scheduler(CallbackScheduler):
         super().__init__()
         context = self._ctx  # one for all: copying one for each would cost more than the call
         waiting: deque[Any] = deque()
+        called = False
 
         def begin_all() -> None:
-            # Only those that are there: others want their turn of the loop, too.
+            nonlocal called
+            # First: whoever comes from here on calls again. That may be once too often, and never
+            # leaves a request behind.
+            called = False
             try:
                 for _ in range(len(waiting)):
                     begin(waiting.popleft())
             finally:
-                if waiting:
+                if waiting and not called:
                     loop.call_soon(begin_all, context=context)
 
         def schedule(watcher: Any) -> None:
+            nonlocal called
             waiting.append(watcher)
-            # Whoever finds the queue empty calls. Between the end of `begin_all` and its own look at
-            # the queue a call may be made twice, which does no harm.
-            if len(waiting) == 1:
+            if not called:
+                called = True
                 loop.call_soon_threadsafe(begin_all, context=context)
 
         self._schedule_fn = schedule

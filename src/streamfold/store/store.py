@@ -224,9 +224,8 @@ class StreamStore:
         stream that has a cipher; `check` raises if the batch is not of the stream's content type.
         """
         batch = records if isinstance(records, RecordBatch) else RecordBatch.of(records)
-        ack = self.submit_at_once(basin, stream, batch, match_seq_num, fencing_token, key, check)
-        if ack is not None:
-            return ack
+        if fencing_token is not None:
+            names.parse_token(fencing_token, "fencing token")
         opening = self._supervisor.current or await self._supervisor.opening()
         log = opening.session.cached_log(basin, stream) or await self._log_for(
             opening.session, _place(basin, stream), create_with, on_append=True
@@ -253,15 +252,15 @@ class StreamStore:
         basin: str,
         stream: str,
         batch: RecordBatch,
-        match_seq_num: int | None,
-        fencing_token: str | None,
-        key: SealingKey | None,
-        check: ContentCheck | None,
+        *,
+        match_seq_num: int | None = None,
+        fencing_token: str | None = None,
+        key: SealingKey | None = None,
     ) -> asyncio.Future[AppendAck] | None:
-        """`submit` without anything to wait for, as it nearly always goes.
+        """`submit` without anything to wait for or to look into, as it nearly always goes.
 
-        None, and nothing has happened, if the stream must be opened or created, if there is no room,
-        or if the batch would be refused: `submit` does, or tells, the rest.
+        None, and nothing has happened, if the stream must be opened or created or has a content type,
+        if there is no room, or if the batch would be refused: `submit` does, or tells, the rest.
         """
         if fencing_token is not None:
             names.parse_token(fencing_token, "fencing token")
@@ -269,22 +268,18 @@ class StreamStore:
         if opening is None:
             return None
         log = opening.session.cached_log(basin, stream)
-        if log is None:
+        if log is None or log.row.traits is not None:
             return None
-        if check is not None and log.row.traits is not None:
-            check(log.terms.content_type, batch)
         if not self._admission.acquire_at_once(batch.metered):
             return None
-        now = self._now()
         try:
-            ack = log.accept(batch, match_seq_num, fencing_token, key, now)
+            ack = log.accept(batch, match_seq_num, fencing_token, key, self._now())
         except StreamfoldError:
             self._admission.release(batch.metered)
             return None
         except BaseException:
             self._admission.release(batch.metered)
             raise
-        log.renew(now)
         opening.session.committer.touch(log)
         return ack
 

@@ -74,10 +74,9 @@ class Appends:
             target.basin,
             target.stream,
             wanted.batch,
-            wanted.match_seq_num,
-            wanted.fencing_token,
-            target.sealing_key,
-            check_content,
+            match_seq_num=wanted.match_seq_num,
+            fencing_token=wanted.fencing_token,
+            key=target.sealing_key,
         )
 
     def _submit(self, target: Target, wanted: AppendInput) -> Awaitable[asyncio.Future[AppendAck]]:
