@@ -1,10 +1,23 @@
-"""Which tests stay together when two processes share the work: `pytest -n 2 --dist loadgroup`."""
+"""What holds for all tests: which stay together when two processes share the work, as `pytest -n 2
+--dist loadgroup` has them do, and that random examples are the same each time.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+#: Neither chance nor the speed of the machine decides: the same examples, however long each takes.
+settings.register_profile(
+    "tests",
+    derandomize=True,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("tests")
 
 ROOT = Path(__file__).parent
 #: Folders whose files stay together: those of Spark share a session, which takes long to start and much
