@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 
@@ -22,6 +23,7 @@ from s2_sdk import (
 )
 
 from streamfold.server.main import Server
+from streamfold.store import store as stores
 from tests.server.conftest import BASIN, STREAM
 from tests.server.frames import PATH, SESSION, append_frame, frames_in
 from tests.server.raw_h2 import h2_client
@@ -43,9 +45,25 @@ async def root(guarded: Server) -> AsyncIterator[S2]:
         yield s2
 
 
+class Clock:
+    """The time of the server, which a test can put forward."""
+
+    ahead = timedelta(0)
+
+    def time_ns(self) -> int:
+        return time.time_ns() + round(self.ahead.total_seconds() * 1e9)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(stores, "time", clock)
+    return clock
+
+
 async def expiring_token(root: S2) -> str:
-    """A token that is good for a second."""
-    soon = datetime.now(UTC) + timedelta(seconds=1)
+    """A token that is good for an hour."""
+    soon = datetime.now(UTC) + timedelta(hours=1)
     token: str = await root.issue_access_token("brief", scope=EVERYTHING, expires_at=soon)
     return token
 
@@ -87,12 +105,14 @@ async def test_nothing_is_delivered_to_a_reader_whose_token_was_revoked(
 
 
 async def test_a_quiet_append_session_ends_when_its_token_expires(
-    guarded: Server, root: S2
+    guarded: Server, root: S2, clock: Clock
 ) -> None:
     authorization = ("authorization", f"Bearer {await expiring_token(root)}")
     async with h2_client(guarded.port) as h2:
         session = h2.open("POST", PATH, (*SESSION, authorization))
         await h2.send(session, append_frame(b"in time"))
+        await h2.body_of(session, 10)
+        clock.ahead = timedelta(hours=2)
         ack, end = frames_in(bytes((await h2.whole(session)).body))
     assert not ack.terminal
     assert end.failure().status == 401
@@ -116,13 +136,14 @@ async def test_no_batch_is_taken_after_its_token_was_revoked(guarded: Server, ro
 
 
 async def test_events_end_with_an_error_event_when_their_token_expires(
-    guarded: Server, root: S2
+    guarded: Server, root: S2, clock: Clock
 ) -> None:
     authorization = ("-H", f"authorization: Bearer {await expiring_token(root)}")
     async with events(guarded, "tail_offset=0", *authorization) as stream:
         ping = await stream.next()
         assert ping is not None
         assert ping.name == "ping"
+        clock.ahead = timedelta(hours=2)
         error = await stream.next()
         assert error is not None
         assert error.name == "error"
