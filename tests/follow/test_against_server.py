@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,6 +24,7 @@ from streamfold.follow import (
 from streamfold.follow.s2 import S2Client
 from tests.follow.ledger import SMALL, Ledger, fold, initial
 from tests.interop.serving import serving
+from tests.ports import free_port
 from tests.s3 import S3Server, run_s3_server
 
 BASIN, STREAM = "follow-basin", "deltas"
@@ -107,8 +107,7 @@ def s3_server() -> Any:
 
 
 async def test_a_follower_survives_a_restart_of_the_server(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     options = (*QUIET, "--port", port, "--local-root", str(tmp_path / "store"))
     endpoint = f"http://127.0.0.1:{port}"
     async with S2("ignored", endpoints=Endpoints(endpoint, endpoint)) as s2:

@@ -17,8 +17,8 @@ from streamfold.follow import Outcome, ServedSnapshots, Snapshotter, external, f
 from streamfold.follow.client import StreamRecord
 from streamfold.model.access import Secret
 from streamfold.server.configuration import Configuration
-from streamfold.server.listener import bind
 from streamfold.server.main import Server, running_server
+from tests.ports import free_port
 
 BASIN, STREAM = "follow-served", "team/counts"
 
@@ -83,9 +83,7 @@ async def test_what_the_server_refuses_is_told(server: Server) -> None:
 
 
 async def test_a_server_that_is_away_is_unavailable() -> None:
-    with bind("127.0.0.1", 0) as closed:
-        port = closed.getsockname()[1]
-    away = ServedSnapshots(f"http://127.0.0.1:{port}", BASIN, STREAM)
+    away = ServedSnapshots(f"http://127.0.0.1:{free_port()}", BASIN, STREAM)
     with pytest.raises(BlobUnavailableError):
         await away.list()
     with pytest.raises(BlobUnavailableError):

@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from streamfold.model.records import Record as Stored
 from streamfold.server.main import Server, running_server
 from streamfold.store.settings import StoreSettings
 from streamfold.wire.s2.frames import Frame
+from tests.ports import free_port
 from tests.server.conftest import BASIN, STREAM, configuration, sdk, until
 from tests.server.curl import curl
 from tests.server.frames import PATH, SESSION, append_frame, frames_in
@@ -215,11 +215,12 @@ async def test_what_a_client_had_accepted_is_there_after_a_restart(tmp_path: Pat
 
 async def test_a_session_of_the_official_client_outlives_a_restart(tmp_path: Path) -> None:
     """Nothing that it submits is lost or doubled, although the server goes away in the middle."""
-    settings = configuration(location=tmp_path.as_uri(), linger=0.1)
+    settings = configuration(
+        location=tmp_path.as_uri(), port=free_port(), linger=0.1
+    )
     async with running_server(settings) as server:
         await server.store.create_basin(BASIN)
         await server.store.create_stream(BASIN, STREAM)
-        settings = replace(settings, port=server.port)
         client = sdk(server, retry=Retry(max_attempts=20))
         stream = (await client.__aenter__()).basin(BASIN).stream(STREAM)
         session = stream.append_session()

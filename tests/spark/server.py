@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -17,6 +16,7 @@ import s2_sdk
 
 from streamfold.server.certificates import write_self_signed
 from streamfold.server.listener import TlsFiles
+from tests.ports import free_port
 
 BASIN = "spark-basin"
 #: What a token looks like: unlike anything else in a log.
@@ -33,7 +33,7 @@ class Server:
 
     def __init__(self, folder: Path, tls: TlsFiles | None = None, cipher: str = "") -> None:
         self._folder = folder
-        self._port = _free_port()
+        self._port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self._tls = tls
         config = {"stream_cipher": cipher} if cipher else {}
@@ -135,9 +135,3 @@ class SecuredServer(Server):
             patch.setenv("SSL_CERT_FILE", str(self.certificate))
             self.create(stream)
             self.append(stream, [s2_sdk.Record(b"%d" % number) for number in numbers], KEY)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -124,12 +124,12 @@ async def test_receivers_that_do_not_exist_refuse(access: AwsAccess) -> None:
 
 
 async def test_a_service_that_is_not_reached_refuses(ambient: S3Server) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    closed = access_to(ambient, endpoint_url=f"http://127.0.0.1:{port}")
-    for sink in sinks_of(closed):
-        with pytest.raises(EventRefusedError, match="EndpointConnectionError"):
-            await sink.send(sample_event())
+    with socket.socket() as unused:  # nobody else can listen there meanwhile
+        unused.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        for sink in sinks_of(access_to(ambient, endpoint_url=endpoint)):
+            with pytest.raises(EventRefusedError, match="EndpointConnectionError"):
+                await sink.send(sample_event())
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -19,6 +18,7 @@ import psutil
 from pyspark.find_spark_home import _find_spark_home
 
 from streamfold.spark import find_java
+from tests.ports import free_port
 from tests.spark.cluster import mortal
 from tests.spark.writer.waiting import wait_for
 
@@ -35,7 +35,7 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._port, self._web_port = _free_port(), _free_port()
+        self._port, self._web_port = free_port(), free_port()
         self._processes: list[subprocess.Popen[bytes]] = []
         self.environment = folder / "environment"
         self.python = bare_python(self.environment)
@@ -146,9 +146,3 @@ def command_of(process: psutil.Process) -> str:
         return " ".join(process.cmdline())
     except psutil.NoSuchProcess:  # or a zombie, which is one of these
         return ""
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((_HOST, 0))
-        return int(probe.getsockname()[1])

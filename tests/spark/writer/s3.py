@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from tests.ports import free_port
 from tests.s3 import S3Server, new_moto_server, s3_client
 
 
@@ -12,12 +13,11 @@ class RestartableS3:
 
     def __init__(self) -> None:
         logging.getLogger("werkzeug").setLevel(logging.WARNING)
-        self._server = new_moto_server()
-        self._port = 0
+        self._port = free_port()
+        self._server = new_moto_server(self._port)
 
     def __enter__(self) -> RestartableS3:
         self._server.start()
-        _, self._port = self._server.get_host_and_port()
         s3_client(self._known()).create_bucket(Bucket=self._known().bucket)
         return self
 

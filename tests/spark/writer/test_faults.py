@@ -24,6 +24,7 @@ from streamfold.spark.options import parse_source
 from streamfold.spark.writer import DeadLetterStream, table_jobs
 from streamfold.spark.writer.driver_loop import DriverLoop
 from streamfold.spark.writer.table import TableWriter
+from tests.ports import free_port
 from tests.s3 import S3Server, run_s3_server
 from tests.spark.server import BASIN, TOKEN, Server
 from tests.spark.writer.feeding import Feed, envelope, feed
@@ -47,10 +48,9 @@ def test_artifacts_end_with_transactions_events_wait_for_their_sink_and_letters_
     spark: SparkSession, server: Server, fresh: Callable[[], str], tmp_path: Path
 ) -> None:
     moved, odd, dead = fresh(), fresh(), fresh()
-    with Hook() as closed:
-        port = closed.port  # nobody listens there from now on
+    port = free_port()  # nobody listens there yet
     limits = TransactionLimits(max_records=4, quiet=timedelta(seconds=1))
-    sink = {"type": "webhook", "url": closed.url}
+    sink = {"type": "webhook", "url": f"http://127.0.0.1:{port}/events"}
     moves = table_job(
         server, moved, tmp_path / "moves", table="moves", transactions=limits, events={"hook": sink}
     )
