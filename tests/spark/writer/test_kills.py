@@ -8,11 +8,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.spark.server import Server
 from tests.spark.writer.feeding import Feed, feed
 from tests.spark.writer.process import Process, configuration
 from tests.spark.writer.tables import check_every_boundary, manifest_of
 from tests.spark.writer.waiting import wait_for
+
+#: Seconds: Spark starts three times, each in a process of its own.
+pytestmark = pytest.mark.timeout(900)
 
 SEED = 20260603
 #: Each costs a start of Spark.

@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 #: Seconds: far above what anything takes on a busy machine.
-PATIENCE = 90.0
+PATIENCE = 240.0
 
 
 def wait_for(look: Callable[[], T], accept: Callable[[T], bool], seconds: float = PATIENCE) -> T:
