@@ -253,7 +253,7 @@ def test_two_processes_never_both_win_a_conditional_put(tmp_path: Path) -> None:
         )
         for name in names
     ]
-    results = [racer.communicate(timeout=60) for racer in racers]
+    results = [racer.communicate(timeout=240) for racer in racers]
     assert [racer.returncode for racer in racers] == [0, 0]
     won = [[int(number) for number in output.split()] for output, _ in results]
     assert sorted(won[0] + won[1]) == list(range(ROUNDS))
@@ -290,5 +290,5 @@ def test_two_processes_that_swap_lose_no_step(tmp_path: Path) -> None:
         subprocess.Popen([sys.executable, "-c", COUNTER, str(tmp_path), str(STEPS)])
         for _ in range(2)
     ]
-    assert [counter.wait(timeout=60) for counter in counters] == [0, 0]
+    assert [counter.wait(timeout=240) for counter in counters] == [0, 0]
     assert (tmp_path / "blob").read_bytes() == b"%d" % (2 * STEPS)

@@ -52,7 +52,7 @@ class Shell:
             input=stdin,
             capture_output=True,
             env=self.environment,
-            timeout=60,
+            timeout=120,
             check=False,
         )
         stderr = done.stderr.decode()
@@ -87,13 +87,13 @@ class Shell:
 async def line_of(process: Process) -> str:
     """The next line on standard output."""
     assert process.stdout is not None
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         return (await process.stdout.readline()).decode()
 
 
 async def ending_of(process: Process) -> Outcome:
     """How a process ends, with what it printed since it was last looked at."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         stdout, stderr = await process.communicate()
     assert process.returncode is not None
     return Outcome(process.returncode, stdout, stderr.decode())

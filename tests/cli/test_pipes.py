@@ -29,7 +29,7 @@ def test_a_reader_that_has_had_enough_ends_the_read_quietly(shell: Shell, place:
     shell.ok("append", place, stdin=b"a line of some length, many times\n" * 50_000)
     done = subprocess.run(
         ["bash", "-c", '"$@" | head -n 1; echo "${PIPESTATUS[0]}"', "-", *COMMAND, "read", place],
-        env=shell.environment, capture_output=True, timeout=60, check=True,
+        env=shell.environment, capture_output=True, timeout=120, check=True,
     )  # fmt: skip
     assert done.stdout == b"a line of some length, many times\n141\n"
     assert done.stderr == b""
@@ -89,7 +89,7 @@ async def test_an_append_that_is_refused_ends_although_input_is_still_open(
     async with shell.running("append", place, "--fencing-token", "wrong") as appender:
         await _type(appender, b"one\n")
         assert appender.stderr is not None
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             errors = (await appender.stderr.read()).decode()
             status = await appender.wait()
         assert status == 3

@@ -35,7 +35,7 @@ async def process(*arguments: str) -> AsyncIterator[Process]:
 
 async def line_of(running: Process) -> str:
     assert running.stdout is not None
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         return (await running.stdout.readline()).decode()
 
 

@@ -42,7 +42,7 @@ async def connected(exports: dict[str, str]) -> AsyncIterator[S2Client]:
 
 
 async def until_trimmed(client: S2Client, first: int) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while (await client.peek(0, 1))[0].seq_num < first:  # noqa: ASYNC110 - nothing announces it
             await asyncio.sleep(0.01)
 
@@ -88,7 +88,7 @@ async def test_two_snapshotters_run_while_writers_append(s3_server: S3Server) ->
                 for _ in range(20):
                     await ledger.add(10)
                 assert place.store is not None
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(120):
                     await until_saved(place.store, 160)
                 assert not any(task.done() for task in tasks)
                 for task in tasks:
@@ -122,7 +122,7 @@ async def test_a_follower_survives_a_restart_of_the_server(tmp_path: Path) -> No
         assert not waiting.done()
         with serving(*options):
             await ledger.add(1)
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(120):
                 assert (await waiting).body == b"5"
             assert state.value["seen"] == ledger.expected
             await follower.__aexit__(None, None, None)

@@ -45,7 +45,7 @@ class Interleavings(RuleBasedStateMachine):
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         async def bounded() -> T:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 return await work
 
         return self.runner.run(bounded())

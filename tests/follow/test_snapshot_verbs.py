@@ -50,7 +50,7 @@ class Verbs:
     def run(self, name: str, *options: str) -> tuple[int, str, str]:
         with self.start(name, *options) as process:
             try:
-                out, err = process.communicate(timeout=60)
+                out, err = process.communicate(timeout=120)
             finally:
                 process.kill()
         return process.returncode, out, err
@@ -137,7 +137,7 @@ async def test_running_takes_snapshots_until_interrupted(verbs: Verbs) -> None:
             line = await asyncio.to_thread(process.stdout.readline)
             assert json.loads(line)["outcome"] == "taken"
             process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=30)
+            _, err = process.communicate(timeout=120)
         finally:
             process.kill()
     assert "Traceback" not in err

@@ -235,7 +235,7 @@ async def taken_by_running(ledger: Ledger, policy: Policy, feed: Any, **options:
     async with ledger.snapshotter(in_stream(), watched, policy=policy, **options) as snapshotter:
         running = asyncio.create_task(snapshotter.run())
         await feed()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await written.wait()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -279,7 +279,7 @@ async def test_running_goes_on_after_a_snapshot_of_another(
         for _ in range(10):
             await ledger.add(5)
             await asyncio.sleep(0)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while await newest_cursor(snapshots) < 50:  # noqa: ASYNC110 - blobs announce nothing
                 await asyncio.sleep(0.001)
         assert not any(task.done() for task in tasks)

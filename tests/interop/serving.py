@@ -17,7 +17,7 @@ def serving(*options: str) -> Iterator[dict[str, str]]:
     try:
         yield _exports(server)
         server.send_signal(signal.SIGTERM)
-        assert server.wait(timeout=30) == 0
+        assert server.wait(timeout=60) == 0
     finally:
         server.kill()
         server.wait()

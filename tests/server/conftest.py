@@ -31,7 +31,7 @@ def configuration(**changes: Any) -> Configuration:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for something in the server that nothing announces."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - nothing announces that a request is over
             await asyncio.sleep(0.005)
 

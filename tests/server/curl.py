@@ -26,7 +26,7 @@ async def curl(*arguments: str, stdin: bytes | None = None) -> Response:
         "--show-error",
         "--include",
         "--max-time",
-        "20",
+        "60",
         *arguments,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,

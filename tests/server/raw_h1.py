@@ -23,7 +23,7 @@ class H1Client:
 
     async def head(self) -> tuple[int, dict[str, str]]:
         """Status and headers of the next response."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             raw = await self.reader.readuntil(b"\r\n\r\n")
         first, *lines = raw.decode().strip().split("\r\n")
         pairs = (line.split(": ", 1) for line in lines)
@@ -31,18 +31,18 @@ class H1Client:
 
     async def chunk(self) -> bytes:
         """The next chunk of a chunked body; empty at its end."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             size = int(await self.reader.readline(), 16)
             data = await self.reader.readexactly(size + 2)
         return data[:-2]
 
     async def body(self, size: int) -> bytes:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await self.reader.readexactly(size)
 
     async def rest(self) -> bytes:
         """Everything until the server closes the connection."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await self.reader.read(-1)
 
 

@@ -152,7 +152,7 @@ class H2Client:
         return await self.whole(stream_id)
 
     async def _wait(self) -> None:
-        async with asyncio.timeout(10), self._news:
+        async with asyncio.timeout(60), self._news:
             await self._news.wait()
 
     def _flush(self) -> None:

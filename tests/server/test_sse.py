@@ -31,7 +31,7 @@ class Events:
 
     async def next(self) -> Event | None:
         """The next event, None at the end."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             lines = []
             while line := (await self._reader.readline()).decode().rstrip("\n"):
                 lines.append(line)

@@ -47,7 +47,7 @@ class Server:
     @property
     def options(self) -> dict[str, str]:
         """What every read and write needs."""
-        return {"endpoint": self.url, "basin": BASIN, "accessToken": TOKEN, "retryTimeout": "30"}
+        return {"endpoint": self.url, "basin": BASIN, "accessToken": TOKEN, "retryTimeout": "120"}
 
     def start(self) -> Server:
         command = [sys.executable, "-m", "streamfold.cli.main", "serve", "--json"]

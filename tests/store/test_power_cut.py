@@ -340,7 +340,7 @@ async def test_a_restore_point_leaves_alone_what_is_not_synced_yet(tmp_path: Pat
 
 def wait_for(path: Path) -> None:
     """Return once another thread, of SlateDB, has written `path`."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not path.exists():
         assert time.monotonic() < deadline, f"{path} did not come"
         time.sleep(0.001)

@@ -237,7 +237,7 @@ async def test_work_that_comes_after_a_session_was_given_up_is_refused_not_left_
     session.committer.fail(StoreClosingError())
     ack = log.accept(RecordBatch.of(bodies("late")), None, None, None, 0)
     session.committer.touch(log)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         with pytest.raises(StoreClosingError):
             await ack
         with pytest.raises(StoreClosingError):

@@ -111,7 +111,7 @@ async def test_a_failing_blob_store_leaves_no_snapshot(bench: Bench, kind: Fault
 
 async def until_swept(bench: Bench, left: int) -> None:
     """Opening sweeps in the background: wait until it has."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(await blobs_of(bench)) != left:  # noqa: ASYNC110 - nothing announces it
             await asyncio.sleep(0.01)
 
@@ -264,7 +264,7 @@ async def test_collection_never_takes_a_snapshot_that_is_published_meanwhile(ben
         await paused.reached.wait()
         late = asyncio.create_task(publish(store, 30))
         found = partial(store.durable.snapshots, BASIN, "s")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (await found())[-1].seq_num < 30:  # noqa: ASYNC110 - nothing announces it
                 await asyncio.sleep(0.001)
         paused.go_on.set()

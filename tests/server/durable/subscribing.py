@@ -88,7 +88,7 @@ class Receiver:
         return f"http://127.0.0.1:{self.port}/hook"
 
     async def hook(self) -> Hook:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await self.hooks.get()
 
     async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -151,7 +151,7 @@ class Bench:
 
     async def stored(self, id_: str, holds: Callable[[Subscription], bool]) -> Subscription:
         """What storage has of a subscription, as soon as this holds."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 content = await self.store.documents.get(f"ds-subscription/{BASIN}", id_)
                 state = decode(id_, content) if content is not None else None
@@ -186,7 +186,7 @@ async def serving(
         url = f"http://127.0.0.1:{listener.port}{CONTROL_ROOT}"
         async with subscriptions.running():
             listener.start()
-            async with httpx.AsyncClient(base_url=url) as client:
+            async with httpx.AsyncClient(base_url=url, timeout=60) as client:
                 yield Bench(store, subscriptions, client, clock)
             await listener.stop(2.0)
 
@@ -243,9 +243,9 @@ async def messages(store: StreamStore, stream: str) -> list[dict[str, Any]]:
 
 async def next_message(store: StreamStore, stream: str, place: int) -> dict[str, Any]:
     """The message at a place in a stream, as soon as it is there."""
-    async with asyncio.timeout(10), store.durable.reading(BASIN, stream, place) as reading:
+    async with asyncio.timeout(60), store.durable.reading(BASIN, stream, place) as reading:
         while (batch := await reading.next()) is None:
-            await reading.wait(10)
+            await reading.wait(60)
     first: dict[str, Any] = json.loads(next(iter(batch.records())).body)
     return first
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-import httpx
 import pytest
 from s2_sdk import (
     S2,
@@ -170,5 +169,5 @@ async def test_reads_are_not_for_shared_caches(guarded: Server) -> None:
 
 
 async def test_preflights_need_no_token(guarded: Server) -> None:
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{guarded.port}") as web:
+    async with browsing(guarded) as web:
         assert (await web.options(STREAM)).status_code == 204

@@ -51,7 +51,7 @@ def test_every_command_does_what_the_page_says(tmp_path: Path) -> None:
                 env=environment,
                 capture_output=True,
                 text=True,
-                timeout=30,
+                timeout=60,
                 check=False,
             )
             assert done.stdout == example.status, (example, body.read_text(), done.stderr)

@@ -175,7 +175,7 @@ async def test_hundreds_of_appends_reach_every_kind_of_reader_in_order(
 
 async def test_a_stop_ends_live_reads_in_good_time() -> None:
     async with running_server(configuration(long_poll=60.0)) as server:
-        client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=20)
+        client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60)
         await client.put(STREAM, headers=JSON)
         poll = asyncio.create_task(client.get(f"{STREAM}?offset=now&live=long-poll"))
         sse = asyncio.create_task(client.get(f"{STREAM}?offset=now&live=sse"))

@@ -140,7 +140,7 @@ def test_a_killed_server_has_everything_that_it_acknowledged(tmp_path: Path) -> 
             try:
                 assert server.stdout is not None
                 url = httpx.Response(200, content=server.stdout.readline()).json()["url"]
-                with httpx.Client(base_url=url, timeout=20) as web:
+                with httpx.Client(base_url=url, timeout=60) as web:
                     web.put(STREAM, headers=JSON)
                     assert web.get(STREAM).json() == list(range(seen))
                     for number in range(seen, seen + 20):
