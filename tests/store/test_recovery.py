@@ -254,7 +254,7 @@ async def test_records_that_a_replaced_writer_could_not_append_leave_memory(
     try:
         before, _ = tracemalloc.get_traced_memory()
         await _replace_while_appending(bench, size)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while tracemalloc.get_traced_memory()[0] - before >= size:
                 await asyncio.sleep(0.05)  # a stream that was just opened is held for a second
                 gc.collect()
@@ -273,5 +273,6 @@ async def _replace_while_appending(bench: Bench, size: int) -> None:
                 replaced.append(BASIN, STREAM, [Record(bytes(each))]) for _ in range(size // each)
             ]
             outcomes = await asyncio.gather(*appends, return_exceptions=True)
-            assert {type(outcome) for outcome in outcomes} == {WriterFencedError}
+            # A commit that was under way may be of unknown outcome.
+            assert {type(o) for o in outcomes} <= {WriterFencedError, OutcomeUnknownError}
     bench.engines.clear()
