@@ -93,10 +93,13 @@ class Cursor:
 
         A stream whose records are sealed has no such batch: each opens them with a key of its own.
         """
-        log = self._log
-        if self._ahead or not self._unlimited or self.seq_num < log.durable_trim_point:
+        log, seq_num = self._log, self.seq_num
+        tail = log.durable
+        if seq_num >= tail.seq_num or self._ahead or not self._unlimited:
             return None
-        batch = self._session.recent.to_tail(log.id, self.seq_num, log.durable)
+        if seq_num < log.durable_trim_point:
+            return None
+        batch = self._session.recent.to_tail(log.id, seq_num, tail)
         if batch is not None:
             log.check_alive()
             self.seq_num += batch.count

@@ -79,9 +79,9 @@ class ReadSession:
         """
         while True:
             cursor = self._cursor
-            batch = None
-            if not cursor.resting:
-                batch = cursor.live() or await cursor.next(fill=False)
+            batch = cursor.live()
+            if batch is None and not cursor.resting:
+                batch = await cursor.next(fill=False)
             if batch is not None:
                 self._deadline = None
                 self.on_delivered(batch.metered)

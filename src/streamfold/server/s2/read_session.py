@@ -83,15 +83,15 @@ class Followers:
         standing: Standing,
         presentation: Presentation,
     ) -> None:
-        patience = self._patience()
+        patience, certain = self._patience(), standing.certain
         while not self._gate.draining.is_set():
             watch.interruptible = True
             following = reading.next(patience)
-            batch = await (following if standing.certain else standing.during(following))
+            batch = await (following if certain else standing.during(following))
             watch.interruptible = False
             if batch is None:
                 return
-            if not standing.certain:
+            if not certain:
                 await standing.require()
             if presentation.is_heavy(batch):
                 await stream.send(await asyncio.to_thread(presentation.encode, batch))
