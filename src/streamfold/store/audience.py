@@ -11,9 +11,9 @@ from streamfold.errors import StreamfoldError
 #: Followers that are told in one turn of the event loop: to serve them takes half a millisecond, after
 #: which others, above all appends, have their turn.
 TOLD_AT_ONCE: Final = 32
-#: Seconds from one round to the next for each follower. To serve one over HTTP takes about 25 us of
-#: processor, half of them in the kernel; so followers of one stream keep half a processor busy at most,
-#: and 1000 of them get what was appended in the last 50 ms at once.
+#: Seconds from one round to the next for each follower. To serve one over HTTP takes about 20 us of the
+#: event loop; so followers of one stream keep it busy for less than half of the time, and 1000 of them
+#: get what was appended in the last 50 ms at once.
 PAUSE_EACH: Final = 50e-6
 #: Seconds by which a timer may be early: those of uvloop count whole milliseconds.
 _TICK: Final = 1e-3
