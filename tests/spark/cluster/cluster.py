@@ -124,7 +124,7 @@ class Cluster:
             with urlopen(f"http://{_HOST}:{self._web_port}/json/", timeout=30) as answer:
                 found: dict[str, Any] = json.load(answer)
                 return found
-        except URLError:
+        except (URLError, json.JSONDecodeError):  # its page for people is there a moment before
             return {}
 
 
