@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from functools import lru_cache, wraps
-from typing import Concatenate, Final, ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar, cast
 
-#: Texts that are remembered, and characters of each: a client may send thousands of 64 KiB.
+#: Answers that are remembered, and characters of what each is for: a client may send 64 KiB.
 KEPT: Final = 4096
 SHORT_MAX: Final = 1024
 
-Others = ParamSpec("Others")
+Texts = ParamSpec("Texts")
 Result = TypeVar("Result")
-Function = Callable[Concatenate[str, Others], Result]
 
 
-def remember_short(function: Function[Others, Result]) -> Function[Others, Result]:
-    """`function`, called once for a text that is short and comes again and again."""
-    known = lru_cache(KEPT)(function)
+def remember_short(function: Callable[Texts, Result]) -> Callable[Texts, Result]:
+    """`function` of texts, called once for those that are short and come again and again."""
+    known = cast("Callable[Texts, Result]", lru_cache(KEPT)(function))
 
     @wraps(function)
-    def call(text: str, /, *others: Others.args, **named: Others.kwargs) -> Result:
-        return (known if len(text) <= SHORT_MAX else function)(text, *others, **named)
+    def call(*texts: Texts.args, **none: Texts.kwargs) -> Result:
+        size = sum(map(len, cast("tuple[Sized, ...]", texts)))
+        return (known if size <= SHORT_MAX else function)(*texts, **none)
 
     return call

@@ -152,8 +152,7 @@ class StreamLog:
         first = self._next_seq_num
         if match_seq_num is not None and match_seq_num != first:
             raise SeqNumMismatchError(match_seq_num, first)
-        if first + batch.count > self._seq_num_max:
-            self._check_numbers_left(batch.count)
+        self._check_numbers_left(batch.count)
         return self._place(batch, key, now)
 
     def repeats(self, claim: Claim, key: SealingKey | None, now: int) -> bool:
@@ -298,8 +297,7 @@ class StreamLog:
         ops: list[Op] = []
         metered = 0
         for chunk in merged:
-            last = chunk.first_seq_num + chunk.records - 1
-            ops.append((keys.chunk(self.id, last), chunks.encode(chunk)))
+            ops.append((keys.chunk(self.id, chunk.last_seq_num), chunks.encode(chunk)))
             metered += chunk.metered
         if self._state_changed:
             ops.append((keys.state(self.id), rows.encode(self._state_row())))

@@ -61,7 +61,7 @@ class RecentChunks:
         else:
             self._streams.move_to_end(stream_id)
         stream.append(chunk)
-        self._size += len(chunk.payload) + _CHUNK_OVERHEAD
+        self._size += _cost(chunk)
         while self._size > self._capacity:
             self._forget_oldest()
 

@@ -49,47 +49,35 @@ class Appends:
 
     async def append(self, target: Target, wanted: AppendInput) -> AppendAck:
         """Append a batch; it is durable when this returns."""
-        started = perf_counter()
-        ack = self._submit_at_once(target, wanted) or await self._submit(target, wanted)
-        placed = perf_counter()
-        self._instruments.placed(placed - started, wanted.batch.count, wanted.batch.metered)
-        acknowledged = await ack
-        self._instruments.ack_latency.observe(perf_counter() - placed)
-        return acknowledged
+        return await (await self.submit(target, wanted)).acknowledged()
 
     async def submit(self, target: Target, wanted: AppendInput) -> Ticket:
         """Take a place for a batch; raises if it is refused, and then nothing has happened."""
+        batch = wanted.batch
+        require_append(target.grant, target.basin, target.stream, batch)
         started = perf_counter()
-        ack = self._submit_at_once(target, wanted) or await self._submit(target, wanted)
+        ack = self._store.submit_at_once(
+            target.basin,
+            target.stream,
+            batch,
+            match_seq_num=wanted.match_seq_num,
+            fencing_token=wanted.fencing_token,
+            key=target.sealing_key,
+        )
+        if ack is None:
+            ack = await self._store.submit(
+                target.basin,
+                target.stream,
+                batch,
+                match_seq_num=wanted.match_seq_num,
+                fencing_token=wanted.fencing_token,
+                create_with=target.create_with,
+                key=target.sealing_key,
+                check=check_content,
+            )
         placed = perf_counter()
-        self._instruments.placed(placed - started, wanted.batch.count, wanted.batch.metered)
+        self._instruments.placed(placed - started, batch.count, batch.metered)
         return Ticket(ack, self._instruments, placed)
-
-    def _submit_at_once(
-        self, target: Target, wanted: AppendInput
-    ) -> asyncio.Future[AppendAck] | None:
-        """The way of nearly all batches; None if something must be waited for."""
-        require_append(target.grant, target.basin, target.stream, wanted.batch)
-        return self._store.submit_at_once(
-            target.basin,
-            target.stream,
-            wanted.batch,
-            match_seq_num=wanted.match_seq_num,
-            fencing_token=wanted.fencing_token,
-            key=target.sealing_key,
-        )
-
-    def _submit(self, target: Target, wanted: AppendInput) -> Awaitable[asyncio.Future[AppendAck]]:
-        return self._store.submit(
-            target.basin,
-            target.stream,
-            wanted.batch,
-            match_seq_num=wanted.match_seq_num,
-            fencing_token=wanted.fencing_token,
-            create_with=target.create_with,
-            key=target.sealing_key,
-            check=check_content,
-        )
 
 
 def check_content(content_type: str, batch: RecordBatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Final
 
 from streamfold.model.access import Operation
@@ -10,6 +9,7 @@ from streamfold.model.grants import ROOT
 from streamfold.records import AppendInput
 from streamfold.server.gate import Gate
 from streamfold.server.http import Request, text_of
+from streamfold.server.memory import remember_short
 from streamfold.server.s2.access import Access, require_append_session
 from streamfold.server.s2.answers import JSON, PROTO, answer, read_body
 from streamfold.server.s2.append_session import AppendSession
@@ -35,8 +35,6 @@ from streamfold.wire.s2.sse import EventId
 
 _PROTO_HEAD: Final = (PROTO,)
 _JSON_HEAD: Final = (JSON,)
-#: Bytes of the headers that say what is sent and wanted, for what follows from them to be kept.
-_KNOWN_SIZE_MAX: Final = 256
 
 
 class Records:
@@ -59,7 +57,7 @@ class Records:
 
     async def append(self, request: Request, segment: str) -> None:
         given = request.headers
-        negotiated = _negotiate_append(given.get(b"content-type"), given.get(b"accept"))
+        negotiated = _negotiate_append(given.get(b"content-type", b""), given.get(b"accept", b""))
         grant = ROOT if self._access.open else await self._access.grant(request)
         target = target_of(request, segment, grant)
         require_append_session(grant, target.basin, target.stream)
@@ -155,18 +153,9 @@ async def _read_json_append(request: Request) -> AppendInput:
     return records_json.decode_append_body(body, record_format)
 
 
-def _negotiate_append(content_type: bytes | None, accept: bytes | None) -> Negotiated:
-    given, wanted = content_type or b"", accept or b""
-    is_short = len(given) + len(wanted) <= _KNOWN_SIZE_MAX
-    return (_negotiate_known if is_short else _negotiate)(given, wanted)
-
-
-def _negotiate(content_type: bytes, accept: bytes) -> Negotiated:
+@remember_short
+def _negotiate_append(content_type: bytes, accept: bytes) -> Negotiated:
     return negotiate_append(text_of(content_type), text_of(accept))
-
-
-#: The same few combinations of headers come with every request.
-_negotiate_known = lru_cache(256)(_negotiate)
 
 
 def _wanted(query: ReadQuery) -> ReadRequest:

@@ -60,8 +60,7 @@ class HeldBytes:
 
     def appended(self, share: Share) -> None:
         """The chunks of `share` have become durable."""
-        newest = share.chunks[-1]
-        end = newest.first_seq_num + newest.records
+        end = share.chunks[-1].last_seq_num + 1
         fresh = self._fresh.get(share.log.id)
         if fresh is None:
             if len(self._fresh) >= _FRESH_MAX:
