@@ -102,6 +102,9 @@ class StreamLog:
         self.failure: StreamfoldError | None = None
         self._next_seq_num = int(tail.seq_num)
         self._last_timestamp = int(tail.timestamp)
+        #: Of the last record that was accepted. A clock that goes back must not make records look old:
+        #: retention would remove them, and all before them.
+        self._last_arrival = arrived_at
         self._fencing_token = state.fencing_token
         self._trim_point = state.trim_point
         #: The tail as storage has it written down, for when no chunk tells it.
@@ -203,8 +206,9 @@ class StreamLog:
             self._obey(batch, first)
         self._next_seq_num = first + batch.count
         self._last_timestamp = last_timestamp
+        self._last_arrival = arrived_at = max(now, self._last_arrival)
         chunk = Chunk(
-            first, batch.count, batch.metered, first_timestamp, last_timestamp, now, payload
+            first, batch.count, batch.metered, first_timestamp, last_timestamp, arrived_at, payload
         )
         ack: asyncio.Future[AppendAck] = self._loop.create_future()
         self._pending.append(Accepted(chunk, ack, key if self.row.cipher else None))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from slatedb.uniffi._slatedb_uniffi import slatedb as binding
@@ -13,6 +13,7 @@ from streamfold.store import slate_binding
 from streamfold.store.engine import Op, Row
 from streamfold.store.local_disk import LocalDisk, forget_restore_point
 from streamfold.store.location import Location
+from streamfold.store.slate_clock import SlateClock, newest_time, system_time
 
 #: Bytes of one value from which the copy into SlateDB, 4 ms per MiB and without the interpreter's
 #: lock, is worth a thread. Many small values are not: their cost is Python.
@@ -54,27 +55,34 @@ class SlateEngine:
         self._closed = False
 
     @classmethod
-    async def open(cls, location: Location, disk: LocalDisk | None = None) -> SlateEngine:
+    async def open(
+        cls,
+        location: Location,
+        disk: LocalDisk | None = None,
+        now: Callable[[], int] = system_time,
+    ) -> SlateEngine:
         """Open the database at `location` and become its writer; a former writer is fenced.
 
-        With `disk`, a commit is synced to the device before it counts as durable.
+        With `disk`, a commit is synced to the device before it counts as durable. `now` is the time
+        (ms) from which SlateDB's clock starts, unless storage has seen a later one.
         """
         builder = binding.DbBuilder(location.path, location.store)
         builder.with_settings(_settings(collects=disk is None, in_memory=location.url == "memory:"))
         builder.with_sst_block_size(binding.SstBlockSize.BLOCK64_KIB)
         cache = binding.FoyerCacheOptions(max_capacity=_CACHE_BYTES, shards=4)
         builder.with_db_cache(binding.DbCache.new_foyer_cache(cache), 0)
+        wal = binding.SlateDbWalReader.with_options(location.path, location.store, _READ_WAL)
         try:
             if disk is not None:
-                reader = binding.SlateDbWalReader.with_options(
-                    location.path, location.store, _READ_WAL
-                )
-                await disk.repair(reader)
+                await disk.repair(wal)
             elif location.folder is not None:
                 forget_restore_point(location.folder)
-            admin = binding.AdminBuilder(location.path, location.store).build()
-            await _check_answers(admin, location)
-            db = await builder.build()
+            admin = _admin(location)
+            manifest = await _check_answers(admin, location)
+            seen = await newest_time(manifest, admin, wal) if manifest is not None else 0
+            clock = await SlateClock.for_time(max(now(), seen), location.url)
+            admin = clock.start(lambda: _admin(location))
+            db = await clock.open(builder.build)
         except (binding.Error, OSError) as error:
             raise _translated(error) from error
         engine = cls(db, admin, 0, disk)
@@ -174,11 +182,18 @@ class SlateEngine:
                 raise _translated(error) from error
 
 
-async def _check_answers(admin: Any, location: Location) -> None:
-    """Raise if storage does not answer: SlateDB itself would try for ever, and not say why."""
+def _admin(location: Location) -> Any:
+    return binding.AdminBuilder(location.path, location.store).build()
+
+
+async def _check_answers(admin: Any, location: Location) -> Any:
+    """The newest manifest, None if there is none; raises if storage does not answer.
+
+    SlateDB itself would try for ever, and not say why.
+    """
     try:
         async with asyncio.timeout(_ANSWER_PATIENCE):
-            await admin.read_manifest(None)
+            return await admin.read_manifest(None)
     except TimeoutError:
         raise StorageError(
             f"storage at {location.url} gave no good answer within {_ANSWER_PATIENCE} s: check that "

@@ -418,7 +418,7 @@ async def open_store(
 
     async def open_slate() -> SlateEngine:
         disk = LocalDisk(location.folder) if location.folder and settings.fsync else None
-        return await SlateEngine.open(location, disk)
+        return await SlateEngine.open(location, disk, now)
 
     supervisor = Supervisor(opener or open_slate, settings, now, location.snapshots)
     async with supervisor.running():
