@@ -13,6 +13,7 @@ import pytest
 
 from streamfold.archive import ArchiveWriter, TableSchema, write_part
 from streamfold.archive.formats import format_of
+from streamfold.archive.formats.registry import FORMAT_IDS
 from streamfold.archive.mirrors import Mirrors
 from streamfold.archive.positions import SEQ_NUM
 from tests.archive.reading import Consumer, folder_at, reopened, state_at
@@ -217,3 +218,27 @@ async def test_many_changes_of_the_same_keys_are_merged_on_the_way(
         ]
         await writer.write_diff(changes(*given), str(position), str(position + 1))
     assert await state_at(await reopened(tmp_path)) == state
+
+
+@pytest.mark.parametrize("format_id", FORMAT_IDS)
+async def test_a_table_without_rows_learns_its_columns_from_what_comes_later(
+    tmp_path: Path, format_id: str
+) -> None:
+    formats, nothing = [format_of(format_id)], TableSchema.of_keys(["id"])
+    writer = await open_writer(folder_at(tmp_path), schema=nothing, formats=formats)
+    await writer.write_base({0: []}, "0", reason="first")
+    empty = await (await reopened(tmp_path)).table()
+    assert (empty.column_names, len(empty)) == (["id"], 0)
+    seen = TableSchema.of([pa.field("id", pa.string()), pa.field("n", pa.null())], ["id"])
+    writer.evolve(seen)
+    first = {"id": "a", "n": None}
+    await writer.write_diff(changes_of(seen, change(seen, "INSERT", first)), "0", "1")
+    assert (await (await reopened(tmp_path)).table()).to_pylist() == [first]
+    known = TableSchema.of([*seen.arrow][:1] + [pa.field("n", pa.list_(pa.int64()))], ["id"])
+    writer.evolve(known)
+    second = {"id": "b", "n": [1]}
+    await writer.write_diff(changes_of(known, change(known, "INSERT", second)), "1", "2")
+    table = await (await reopened(tmp_path)).table()
+    assert table.sort_by("id").to_pylist() == [first, second]
+    assert table.schema.field("n").type == pa.list_(pa.int64())
+    assert not table.schema.field("id").nullable

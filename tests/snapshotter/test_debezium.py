@@ -130,6 +130,8 @@ def test_a_schema_beside_the_payload_teaches_the_exact_types() -> None:
 
 def test_the_same_payload_with_and_without_schema_is_the_same_change() -> None:
     wrapped = with_schema()
+    columns = wrapped["schema"]["fields"][1]["fields"]
+    columns[:] = [column for column in columns if column["field"] != "ratio"]
     del wrapped["payload"]["after"]["ratio"]
     bare = dict(wrapped["payload"])
     bare["after"] = bare["after"] | {"price": "12.50", "made": 1767182400123000}
@@ -178,3 +180,79 @@ def test_decimals_without_a_scale_of_their_own_are_read() -> None:
     schema = parse_ddl("id INT NOT NULL, price DECIMAL(10,3)", ["id"])
     (change,) = DECODER.decode(records([body]), schema).changes.to_pylist()
     assert change["after"]["price"] == Decimal("1.250")
+
+
+def declaring(columns: list[dict[str, Any]], after: dict[str, Any]) -> bytes:
+    """A record as the connector for PostgreSQL writes it, with its schema."""
+    images = [
+        {"type": "struct", "optional": True, "name": f"db.public.t.{name}", "field": image}
+        | {"fields": columns}
+        for image, name in (("before", "Value"), ("after", "Value"))
+    ]
+    operation = {"type": "string", "optional": False, "field": "op"}
+    schema = {"type": "struct", "name": "db.public.t.Envelope", "fields": [*images, operation]}
+    payload = {"before": None, "after": after, "op": "c", "ts_ms": 1, "source": {"txId": 7}}
+    return json.dumps({"schema": schema, "payload": payload}).encode()
+
+
+VARIABLE = {
+    "type": "struct",
+    "name": "io.debezium.data.VariableScaleDecimal",
+    "fields": [{"type": "int32", "field": "scale"}, {"type": "bytes", "field": "value"}],
+}
+DECLARED: dict[str, tuple[dict[str, Any], pa.DataType]] = {
+    "whole": ({"type": "int64"}, pa.int64()),
+    "text": ({"type": "string"}, pa.string()),
+    "yes": ({"type": "boolean"}, pa.bool_()),
+    "cents": (
+        {"type": "bytes", "name": "org.apache.kafka.connect.data.Decimal"}
+        | {"parameters": {"scale": "2", "connect.decimal.precision": "12"}},
+        pa.decimal128(12, 2),
+    ),
+    "loose": (VARIABLE, pa.decimal128(38, 18)),
+    "day": ({"type": "int32", "name": "io.debezium.time.Date"}, pa.date32()),
+    "at": ({"type": "int64", "name": "io.debezium.time.MicroTimestamp"}, pa.timestamp("us")),
+    "tags": ({"type": "array", "items": {"type": "string"}}, pa.list_(pa.string())),
+    "point": (
+        {"type": "struct", "fields": [{"type": "double", "field": "x"}]},
+        pa.struct([("x", pa.float64())]),
+    ),
+    "pairs": (
+        {"type": "map", "keys": {"type": "string"}, "values": {"type": "string"}},
+        pa.map_(pa.string(), pa.string()),
+    ),
+    "unheard": ({"type": "novelty"}, pa.null()),
+}
+
+
+def test_a_declared_column_has_its_declared_type_though_every_value_is_null() -> None:
+    columns = [{"type": "int32", "optional": False, "field": "id"}]
+    columns += [kind | {"optional": True, "field": name} for name, (kind, _) in DECLARED.items()]
+    after = {"id": 1} | dict.fromkeys(DECLARED)
+    found = DECODER.decode(records([declaring(columns, after)]), None)
+    assert found.schema is not None
+    types = dict(zip(found.schema.names, found.schema.arrow.types, strict=True))
+    assert types == {"id": pa.int32()} | {name: kind for name, (_, kind) in DECLARED.items()}
+    assert found.changes["after"].to_pylist() == [after]
+
+
+def test_a_declared_column_that_comes_in_later_is_added_though_it_is_null() -> None:
+    columns = [{"type": "int32", "field": "id"}, {"type": "int64", "field": "more"}]
+    schema = parse_ddl("id INT NOT NULL", ["id"])
+    found = DECODER.decode(records([declaring(columns, {"id": 1, "more": None})]), schema)
+    assert found.schema == parse_ddl("id INT NOT NULL, more BIGINT", ["id"])
+
+
+def test_a_decimal_that_brings_its_scale_is_a_decimal_and_widens_where_it_must() -> None:
+    columns: list[dict[str, Any]] = [
+        {"type": "int32", "field": "id"},
+        VARIABLE | {"field": "loose"},
+    ]
+    small = {"scale": 3, "value": "BOI="}  # 1.250
+    fine = {"scale": 24, "value": "AQ=="}
+    bodies = [declaring(columns, {"id": n, "loose": v}) for n, v in enumerate((small, fine, None))]
+    found = DECODER.decode(records(bodies), None)
+    assert found.schema is not None
+    assert found.schema.arrow.field("loose").type == pa.decimal256(44, 24)
+    values = [change["after"]["loose"] for change in found.changes.to_pylist()]
+    assert values == [Decimal("1.250"), Decimal("1E-24"), None]

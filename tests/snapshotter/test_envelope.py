@@ -192,14 +192,9 @@ def test_columns_are_learned_from_what_they_hold_and_nothing_is_guessed_from_tex
     assert dict(zip(found.schema.names, found.schema.arrow.types, strict=True)) == {
         "id": pa.int64(), "flag": pa.bool_(), "many": pa.uint64(), "ratio": pa.float64(),
         "day": pa.string(), "tags": pa.list_(pa.field("item", pa.string())),
-        "place": pa.struct([("x", pa.float64())]),
+        "place": pa.struct([("x", pa.float64())]), "nothing": pa.null(),
+        "empty": pa.list_(pa.null()),
     }  # fmt: skip
-
-
-def test_a_column_that_shows_nothing_yet_is_not_known_and_not_refused() -> None:
-    found = decode({"op": "c", "after": {"id": 1, "later": None, "also": [], "deep": {"x": None}}})
-    assert found.schema == PEOPLE
-    assert len(found.changes) == 1
 
 
 def test_a_truncate_needs_no_schema() -> None:
@@ -315,3 +310,42 @@ def test_the_quick_way_and_the_careful_way_give_the_same_columns(
     for name in WIDE.names:
         left, right = (t["after"].combine_chunks().field(name) for t in (quick, careful))
         assert left.equals(right.slice(0, len(rows))), name
+
+
+@pytest.mark.parametrize("schema", [None, parse_ddl("id BIGINT NOT NULL", ["id"])])
+@pytest.mark.parametrize(
+    ("empty", "kind", "later", "grown"),
+    [
+        (None, pa.null(), 5, pa.int64()),
+        (None, pa.null(), "text", pa.string()),
+        (None, pa.null(), [1], pa.list_(pa.int64())),
+        ({}, pa.null(), {"a": True}, pa.struct([("a", pa.bool_())])),
+        ([], pa.list_(pa.null()), [["x"]], pa.list_(pa.list_(pa.string()))),
+        ({"a": None}, pa.struct([("a", pa.null())]), {"a": 1}, pa.struct([("a", pa.int64())])),
+    ],
+    ids=str,
+)
+def test_a_column_that_was_seen_exists_and_takes_the_type_of_its_first_value(
+    schema: TableSchema | None, empty: Any, kind: pa.DataType, later: Any, grown: pa.DataType
+) -> None:
+    found = decode({"op": "c", "after": {"id": 1, "seen": empty}}, schema=schema)
+    assert found.schema is not None
+    assert found.schema.arrow.field("seen").type == kind
+    # An object without members cannot be told from null until it shows one.
+    assert brief(found) == [
+        (0, "insert", 1, {"id": 1, "seen": empty or ([] if empty == [] else None)})
+    ]
+    more = decode(
+        {"op": "c", "after": {"id": 2, "seen": later}},
+        {"op": "c", "after": {"id": 3, "seen": empty}},
+        schema=found.schema,
+    )
+    assert more.schema is not None
+    assert more.schema.arrow.field("seen").type == grown
+    assert more.changes["after"].to_pylist()[0] == {"id": 2, "seen": later}
+    assert found.schema.merged(more.schema) == more.schema
+
+
+def test_a_key_that_was_only_seen_as_null_makes_no_table() -> None:
+    found = decode({"op": "c", "after": {"id": None, "name": "x"}}, schema=None)
+    assert (found.schema, len(found.changes), len(found.dead_letters)) == (None, 0, 1)

@@ -15,6 +15,8 @@ from streamfold.errors import InvalidError
 
 #: Types without parameters, by their name in a schema.
 _PLAIN: dict[str, pa.DataType] = {
+    # A column that has held no value yet: it widens to any type.
+    "null": pa.null(),
     "bool": pa.bool_(),
     "int8": pa.int8(),
     "int16": pa.int16(),
@@ -42,7 +44,7 @@ _DIGITS_MAX = {"128": 38, "256": 76}
 _DEPTH_MAX = 32
 
 _SUPPORTED = (
-    "bool, int8-int64, uint8-uint64, float32, float64, decimal128, decimal256, string, binary, "
+    "null, bool, int8-int64, uint8-uint64, float32, float64, decimal128, decimal256, string, binary, "
     "date32, time64, timestamp[us], timestamp[ns], list, struct, map with string keys"
 )
 
@@ -59,7 +61,8 @@ def is_key_type(kind: pa.DataType) -> bool:
 def canonical_field(field: pa.Field, depth: int = 0) -> pa.Field:
     """The field in the one layout that stands for its values; an unsupported type is refused."""
     try:
-        return pa.field(field.name, canonical_type(field.type, depth), field.nullable)
+        kind = canonical_type(field.type, depth)
+        return pa.field(field.name, kind, field.nullable or pa.types.is_null(kind))
     except InvalidError as error:
         raise InvalidError(f"in {field.name!r}: {error.message}") from None
 

@@ -37,7 +37,9 @@ class TableSchema:
     """Columns in order and the fields that identify a row; equal schemas have equal ids.
 
     `arrow` holds canonical types only. Key fields are never null and of types whose equality is
-    beyond doubt. A table without key fields can be published as bases, not as diffs.
+    beyond doubt. A key field of type null says that no row was seen yet: no row fits it, and it
+    takes the type of the first one. A table without key fields can be published as bases, not as
+    diffs.
     """
 
     arrow: pa.Schema
@@ -50,9 +52,7 @@ class TableSchema:
         """The schema of any Arrow columns; refused when a type, a name or a key is not usable."""
         keys = tuple(key_fields)
         fields = [canonical_field(field) for field in columns]
-        fields = [
-            field.with_nullable(field.nullable and field.name not in keys) for field in fields
-        ]
+        fields = [_nullable(field, field.nullable and field.name not in keys) for field in fields]
         _check_names([field.name for field in fields])
         _check_keys({field.name: field for field in fields}, keys)
         return cls(pa.schema(fields), keys)
@@ -83,6 +83,16 @@ class TableSchema:
     def id(self) -> str:
         return hashlib.sha256(self.canonical_json).hexdigest()[:ID_DIGITS]
 
+    @classmethod
+    def of_keys(cls, key_fields: Sequence[str]) -> TableSchema:
+        """The schema of a table of which nothing is known but what its key fields are called."""
+        return cls.of([pa.field(name, pa.null()) for name in key_fields], key_fields)
+
+    @property
+    def has_untyped_key(self) -> bool:
+        """Whether no row was seen yet, so that the key fields have no type."""
+        return any(pa.types.is_null(self.arrow.field(name).type) for name in self.key_fields)
+
     @property
     def names(self) -> list[str]:
         return list(self.arrow.names)
@@ -96,7 +106,7 @@ class TableSchema:
         if not self.key_fields:
             raise InvalidError("a schema without key fields has no changes: declare key fields")
         key = pa.struct([self.arrow.field(name) for name in self.key_fields])
-        before = [f.with_nullable(f.name not in self.key_fields) for f in self.arrow]
+        before = [_nullable(f, f.name not in self.key_fields) for f in self.arrow]
         return pa.schema(
             [
                 pa.field("action", pa.string(), nullable=False),
@@ -116,8 +126,9 @@ class TableSchema:
     def merged(self, new: TableSchema) -> TableSchema:
         """The schema under which rows of both can be written; nothing written loses its meaning.
 
-        Added columns must be nullable. Types may widen: to a wider integer, float32 to float64, a
-        decimal of more digits. A column that is gone stays, and is nullable from then on.
+        Added columns must be nullable. Types may widen: null to anything, an integer to a wider
+        one, float32 to float64, a decimal to more digits. A column that is gone stays, and is
+        nullable from then on.
         """
         if new.key_fields != self.key_fields:
             raise SchemaIncompatibleError("the key", list(self.key_fields), list(new.key_fields))
@@ -125,6 +136,11 @@ class TableSchema:
         if gone:
             raise SchemaIncompatibleError(gone[0], "a key field", "no column")
         return TableSchema.of(merged_fields(self.arrow, new.arrow), self.key_fields)
+
+
+def _nullable(field: pa.Field, nullable: bool) -> pa.Field:
+    """The field with that promise, which a column of type null cannot give."""
+    return field.with_nullable(nullable or pa.types.is_null(field.type))
 
 
 def _check_names(names: list[str]) -> None:

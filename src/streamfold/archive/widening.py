@@ -50,6 +50,8 @@ def _merged_type(old: pa.DataType, new: pa.DataType, path: str) -> pa.DataType:
 def widens(old: pa.DataType, new: pa.DataType) -> bool:
     """True when every value of `old` is a value of `new`, of the same kind."""
     types = pa.types
+    if types.is_null(old):
+        return True
     if types.is_integer(old) and types.is_integer(new):
         grows = new.bit_width > old.bit_width
         return bool(grows and (types.is_signed_integer(new) or types.is_unsigned_integer(old)))

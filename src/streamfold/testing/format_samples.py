@@ -28,6 +28,7 @@ _US_9999 = 253_402_300_799_999_999
 
 #: By name: a type, and values that are easily lost or changed. Null is tried with each of them.
 EVERY_TYPE: dict[str, tuple[pa.DataType, list[Any]]] = {
+    "null": (pa.null(), []),
     "bool": (pa.bool_(), [True, False]),
     "int8": (pa.int8(), [-128, 0, 127]),
     "int16": (pa.int16(), [-(2**15), 2**15 - 1]),
@@ -69,6 +70,12 @@ EVERY_TYPE: dict[str, tuple[pa.DataType, list[Any]]] = {
         pa.struct([("in", pa.struct([("d", pa.decimal128(20, 2)), ("l", pa.list_(pa.binary()))]))]),
         [{"in": None}, {"in": {"d": Decimal("0.10"), "l": [b"x", None]}}, {"in": {"d": None}}],
     ),
+    "list of nothing": (pa.list_(pa.null()), [[], [None], [None, None]]),
+    "struct of nothing": (
+        pa.struct([("a", pa.null()), ("b", pa.int64())]),
+        [{"b": 1}, {"b": None}],
+    ),
+    "map of nothing": (pa.map_(pa.string(), pa.null()), [[], [("a", None)]]),
     "map": (pa.map_(pa.string(), pa.int64()), [[], [("a", None), ("b", 1)], [("", 2**62)]]),
     "map of structs": (
         pa.map_(pa.string(), pa.struct([("t", pa.timestamp("us", "UTC"))])),

@@ -62,7 +62,6 @@ def test_layouts_of_the_same_values_are_one_type() -> None:
         pa.date64(),
         pa.time32("s"),
         pa.duration("s"),
-        pa.null(),
         pa.struct([]),
         pa.struct([("a", pa.int8()), ("a", pa.int8())]),
         pa.map_(pa.int64(), pa.int64()),

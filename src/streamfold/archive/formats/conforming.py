@@ -77,6 +77,8 @@ def _cast_array(array: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
         return _cast_list(as_list(array), pa.struct([kind.key_field, kind.item_field]), kind, path)
     if (types.is_list(have) or types.is_large_list(have)) and types.is_list(kind):
         return _cast_list(array, kind.value_type, kind, path)
+    if types.is_null(have):
+        return pa.nulls(len(array), kind)
     if types.is_nested(have) or types.is_nested(kind):
         raise InvalidError(f"column {path!r} has type {have}, the schema says {kind}")
     try:

@@ -45,7 +45,7 @@ def readable_type(kind: pa.DataType) -> pa.DataType:
         return pa.list_(readable_type(kind.value_type))
     if types.is_floating(kind):
         return pa.float64()
-    if types.is_integer(kind) or types.is_boolean(kind):
+    if types.is_integer(kind) or types.is_boolean(kind) or types.is_null(kind):
         return kind
     return pa.string()
 

@@ -83,6 +83,8 @@ def _running(array: pa.Array) -> Lengths:
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         lengths = pc.fill_null(pc.binary_length(array), 0)
         return _summed(lengths.to_numpy(zero_copy_only=False)) + _ramp(count, 4)
+    if pa.types.is_null(kind):
+        return _ramp(count, 1)
     return _ramp(count, max(1, kind.bit_width // 8))
 
 

@@ -49,6 +49,8 @@ def encode_column(column: pa.Array) -> bytes:
     kind, types = column.type, pa.types
     valid = column.is_valid().to_numpy(zero_copy_only=False) if column.null_count else None
     head = b"" if valid is None else tagged(VALIDITY, np.packbits(valid, bitorder="little").data)
+    if types.is_null(kind):
+        return head
     if types.is_struct(kind):
         return head + _children(struct_children(column))
     if types.is_list(kind) or types.is_map(kind):
@@ -150,6 +152,8 @@ def decode_column(raw: bytes, span: tuple[int, int], kind: pa.DataType, rows: in
     """The values of a Column message; MalformedError when it does not hold `rows` of `kind`."""
     message = ColumnMessage(raw, *span)
     types = pa.types
+    if types.is_null(kind):
+        return pa.nulls(rows)
     if types.is_nested(kind):
         return _decode_nested(raw, message, kind, rows)
     validity = message.validity(rows)

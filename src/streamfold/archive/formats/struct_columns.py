@@ -132,6 +132,8 @@ def _column(data: Bytes, values: Values | None, kind: pa.DataType, rows: int) ->
         return pa.nulls(rows, readable_type(kind))
     present = set(np.unique(values.kinds).tolist()) - {NULL}
     nulls = values.kinds == NULL
+    if pa.types.is_null(kind) and not present:
+        return pa.nulls(rows)
     if pa.types.is_boolean(kind) and present <= {TRUTH}:
         return pa.array(data[values.starts] == 1, mask=nulls)
     if pa.types.is_floating(kind) and present <= {NUMBER}:

@@ -39,6 +39,10 @@ _TIMES = {
 _DECIMAL = f"{_CONNECT}.Decimal"
 #: Digits of a decimal whose source does not tell: all that 128 bits hold.
 _DIGITS_DEFAULT = 38
+#: A decimal that brings its scale with every value, such as a `numeric` of PostgreSQL without one:
+#: what Spark takes where nothing is said. More digits widen it.
+_VARIABLE = "io.debezium.data.VariableScaleDecimal"
+_VARIABLE_TYPE = pa.decimal128(_DIGITS_DEFAULT, 18)
 
 
 def hints_of(schema: Any) -> dict[str, Hint]:
@@ -58,7 +62,41 @@ def _hint(column: dict[str, Any]) -> tuple[str, Hint]:
         return str(column["field"]), _TIMES[name]
     if name == _DECIMAL and kind == "bytes":
         return str(column["field"]), _decimal(column.get("parameters") or {})
-    return str(column["field"]), Hint(_PLAIN.get(str(kind)))
+    return str(column["field"]), Hint(_kind(column))
+
+
+def _kind(declared: Any) -> pa.DataType | None:
+    """The type of a column, of an item or of a field; None for what cannot be understood."""
+    if not isinstance(declared, dict):
+        return None
+    match declared.get("name"), declared.get("type"):
+        case (name, _) if name == _VARIABLE:
+            return _VARIABLE_TYPE
+        case (name, _) if name in _TIMES or name == _DECIMAL:
+            return None  # numbers in a list or an object, whose unit nothing would keep
+        case (_, "array"):
+            item = _kind(declared.get("items"))
+            return None if item is None else pa.list_(item)
+        case (_, "map"):
+            return _map_type(declared)
+        case (_, "struct"):
+            return _struct_type(declared.get("fields"))
+        case (_, kind):
+            return _PLAIN.get(str(kind))
+    return None
+
+
+def _map_type(declared: dict[str, Any]) -> pa.DataType | None:
+    keys, values = _kind(declared.get("keys")), _kind(declared.get("values"))
+    return pa.map_(keys, values) if keys == pa.string() and values is not None else None
+
+
+def _struct_type(declared: Any) -> pa.DataType | None:
+    fields = [field for field in declared or () if isinstance(field, dict)]
+    kinds = {str(field.get("field")): _kind(field) for field in fields}
+    if not kinds or len(kinds) < len(fields) or None in kinds.values():
+        return None
+    return pa.struct([pa.field(name, kind) for name, kind in kinds.items()])
 
 
 def _decimal(parameters: dict[str, Any]) -> Hint:

@@ -150,11 +150,9 @@ def _json_type(kind: pa.DataType, reading: Reading) -> pa.DataType:
 
 
 def _is_expected(found: Sequence[pa.Field], wanted: Sequence[pa.Field]) -> bool:
-    """Whether there are no fields but the wanted ones, and some that hold nothing."""
+    """Whether there are no fields but the wanted ones: a new one is a column, even if it is null."""
     kinds = {f.name: f.type for f in wanted}
-    return all(
-        _fits(f.type, kinds[f.name]) if f.name in kinds else _is_blank(f.type) for f in found
-    )
+    return all(f.name in kinds and _fits(f.type, kinds[f.name]) for f in found)
 
 
 def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
@@ -162,14 +160,8 @@ def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
         return True
     if pa.types.is_list(found) and pa.types.is_list(wanted):
         return _fits(found.value_type, wanted.value_type)
-    # A struct with a field too many, even a blank one, would have to be cut: leave that to the others.
+    # A struct with a field too many would have to be cut: leave that to the others.
     return False
-
-
-def _is_blank(kind: pa.DataType) -> bool:
-    if pa.types.is_struct(kind):
-        return all(_is_blank(f.type) for f in kind)
-    return bool(pa.types.is_null(kind) or (pa.types.is_list(kind) and _is_blank(kind.value_type)))
 
 
 def _places(present: Mask) -> pa.Array | None:

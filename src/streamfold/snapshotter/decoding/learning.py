@@ -1,7 +1,8 @@
 """Types learned from values, and types widened so that they hold them.
 
-Nothing is guessed from the look of text. A column that has shown nothing but null, empty lists or
-empty objects is not known yet, and left out until it shows more.
+Nothing is guessed from the look of text. Every column that a source declares, or that a row names,
+is there: with the declared type, else with the type of its values. While it has shown nothing but
+null or empty objects its type is `null`, which widens to any other; an empty list is a list of nulls.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import Any
 import pyarrow as pa
 
 from streamfold.archive.column_types import is_decimal
+from streamfold.archive.formats.json_values import UnreadableError
 from streamfold.archive.widening import widens
-from streamfold.snapshotter.decoding.values import Hint
+from streamfold.snapshotter.decoding.values import Hint, variable_decimal
 
 _SIGNED = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 _UNSIGNED = (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
@@ -25,27 +27,30 @@ _DIGITS_128, _DIGITS_256 = 38, 76
 def learned_fields(
     known: Sequence[pa.Field], objects: Iterable[dict[str, Any]], hints: dict[str, Hint]
 ) -> list[pa.Field]:
-    """The known fields, widened where values ask for it, and the new ones after them.
+    """The known fields, widened where values ask for it, then the declared and the new ones.
 
     Values that no widening helps change nothing: whoever reads them with these fields finds out.
     """
-    values: dict[str, list[Any]] = {}
+    # A column must have a name.
+    values: dict[str, list[Any]] = {name: [] for name in hints if name}
     for item in objects:
         for name, value in item.items():
-            if value is not None and name:  # a column must have a name
-                values.setdefault(name, []).append(value)
-    fields = [f.with_type(_widened(f.type, values.pop(f.name, []))) for f in known]
-    for name, found in values.items():
-        hint = hints.get(name)
-        kind = hint.kind if hint and hint.kind is not None else None
-        kind = _widened(kind, found) if kind is not None else learned_type(found)
-        if kind is not None:
-            fields.append(pa.field(name, kind))
-    return fields
+            if name:
+                found = values.setdefault(name, [])
+                if value is not None:
+                    found.append(value)
+
+    def kind_of(name: str, kind: pa.DataType) -> pa.DataType:
+        declared = hints[name].kind if name in hints else None
+        untyped = pa.types.is_null(kind) and declared is not None
+        return _widened(declared if untyped else kind, values.pop(name, []))
+
+    fields = [field.with_type(kind_of(field.name, field.type)) for field in known]
+    return fields + [pa.field(name, kind_of(name, pa.null())) for name in list(values)]
 
 
-def learned_type(values: Sequence[Any]) -> pa.DataType | None:
-    """The type of values of which none is null; None while they show none."""
+def learned_type(values: Sequence[Any]) -> pa.DataType:
+    """The type of values of which none is null; `null` while they show none."""
     found = set(map(type, values))
     if found == {bool}:
         return pa.bool_()
@@ -57,13 +62,13 @@ def learned_type(values: Sequence[Any]) -> pa.DataType | None:
         return pa.string()
     if found == {list}:
         items = [item for value in values for item in value if item is not None]
-        kind = learned_type(items)
-        return None if kind is None else pa.list_(kind)
+        return pa.list_(learned_type(items))
     if found == {dict}:
         fields = learned_fields([], values, {})
-        return pa.struct(fields) if fields else None
+        # No format holds an object without fields, so it is null until it shows one.
+        return pa.struct(fields) if fields else pa.null()
     if not found:
-        return None
+        return pa.null()
     # No type fits all: that of the first stands, and the others are told to be unfit one by one.
     return learned_type([value for value in values if type(value) is type(values[0])])
 
@@ -79,6 +84,8 @@ def _integer_type(least: int, greatest: int) -> pa.DataType:
 
 def _widened(kind: pa.DataType, values: Sequence[Any]) -> pa.DataType:
     types = pa.types
+    if types.is_null(kind):
+        return learned_type(values)
     if types.is_integer(kind):
         return _wider_integer(kind, [v for v in values if type(v) is int])
     if is_decimal(kind):
@@ -126,6 +133,8 @@ def _wider_decimal(kind: pa.DataType, values: Sequence[Any]) -> pa.DataType:
 
 def _digits(value: Any) -> tuple[int, int] | None:
     """Digits before and after the point that a number needs; None for what is no number."""
+    if isinstance(value, dict) and set(value) == {"scale", "value"}:
+        return _variable_digits(value)
     if isinstance(value, bool) or not isinstance(value, int | Decimal | str):
         return None
     try:
@@ -141,6 +150,14 @@ def _digits(value: Any) -> tuple[int, int] | None:
         return 0, 0
     whole = len(digits) + int(exponent)
     return max(whole, 0), max(len(written) - whole, 0)
+
+
+def _variable_digits(value: dict[str, Any]) -> tuple[int, int] | None:
+    """The digits of a decimal whose source sends its scale with every value."""
+    try:
+        return _digits(variable_decimal(value, ""))
+    except UnreadableError:
+        return None
 
 
 def _decimal_type(precision: int, scale: int, bits: int) -> pa.DataType:

@@ -122,7 +122,8 @@ def learned_schema(
     known = list(schema.arrow) if schema else []
     rows = (row for reader in readers for row in reader.rows if row)
     fields = learned_fields(known, rows, readers[0].reading.hints)
-    if schema is None and not set(key_fields) <= {f.name for f in fields}:
+    typed = {f.name for f in fields if not pa.types.is_null(f.type)}
+    if schema is None and not typed.issuperset(key_fields):
         return None
     found = TableSchema.of(fields, key_fields)
     return schema.merged(found) if schema else found

@@ -90,6 +90,8 @@ def _plain(value: Any, kind: pa.DataType, hint: Hint, path: str) -> Any:
     if isinstance(value, bool):
         return value
     types = pa.types
+    if types.is_null(kind) and is_empty(value):
+        return None
     if is_decimal(kind):
         return _decimal_text(value, hint, path)
     if types.is_temporal(kind) and isinstance(value, int):
@@ -148,11 +150,19 @@ def _whole(value: Decimal, kind: pa.DataType, path: str) -> int:
 
 def _decimal_text(value: Any, hint: Hint, path: str) -> Any:
     if isinstance(value, dict) and set(value) == {"scale", "value"}:
-        # Debezium's decimals of no fixed scale.
-        return format(_unpacked(value["value"], int(value["scale"]), path), "f")
+        return format(variable_decimal(value, path), "f")
     if isinstance(value, str) and hint.packed_scale is not None:
         return format(_unpacked(value, hint.packed_scale, path), "f")
     return format(Decimal(value), "f") if isinstance(value, int | Decimal) else value
+
+
+def variable_decimal(value: dict[str, Any], path: str) -> Decimal:
+    """A decimal of Debezium's that brings its own scale."""
+    try:
+        scale = int(value["scale"])
+    except (TypeError, ValueError):
+        raise UnreadableError(f"{path}: {value['scale']!r} is no scale of a decimal") from None
+    return _unpacked(value["value"], scale, path)
 
 
 def _unpacked(text: object, scale: int, path: str) -> Decimal:

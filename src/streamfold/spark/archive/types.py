@@ -2,7 +2,7 @@
 
 Where Spark has no type that holds all values, the next one that does is taken: unsigned integers are
 the next wider type, 64-bit ones a decimal; nanoseconds and times of day are a bigint in their own
-unit; decimals of more than 38 digits are text.
+unit; decimals of more than 38 digits are text, and so are columns that have held no value yet.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from streamfold.archive.column_types import is_decimal
 DECIMAL_DIGITS = 38
 
 _PLAIN: dict[pa.DataType, spark.DataType] = {
+    # What Spark reads from files and writes to them has no type without values.
+    pa.null(): spark.StringType(),
     pa.bool_(): spark.BooleanType(),
     pa.int8(): spark.ByteType(),
     pa.int16(): spark.ShortType(),
