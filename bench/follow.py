@@ -24,7 +24,7 @@ from s2_sdk import S2, Endpoints, S2Stream
 
 from streamfold.follow import Snapshots, external, follow
 from streamfold.follow.client import StreamRecord
-from streamfold.follow.container import pack
+from streamfold.follow.container import Description, pack
 from streamfold.model.records import Record
 from streamfold.records import RecordBatch
 from streamfold.server.configuration import Configuration
@@ -130,7 +130,7 @@ async def grow(
 async def save(store: StreamStore, snapshots: Snapshots[Any], state: State) -> None:
     cursor = (await store.check_tail(BASIN, STREAM)).seq_num
     pieces = snapshots.codec.encode(state)
-    blob = pack(pieces, snapshot=f"bench-{cursor}", cursor=cursor, codec="json", created_at=0)
+    blob = pack(pieces, Description.of(f"bench-{cursor}", cursor, "json", 0))
     assert snapshots.store is not None
     await snapshots.store.save(cursor, "json", blob)
 

@@ -9,7 +9,7 @@ from streamfold.follow import Appended, Backoff, MemoryStream, Snapshots, Stream
 from streamfold.follow.client import StreamRecord
 from streamfold.follow.snapshotter import Keeping, Snapshotter
 from streamfold.follow.writing import Sizes
-from streamfold.model.records import Record
+from streamfold.model.records import BATCH_RECORDS_MAX, Record
 
 State = dict[str, Any]
 
@@ -91,7 +91,9 @@ class Ledger:
 
     async def add(self, count: int = 1, stream: StreamClient | None = None) -> None:
         bodies = [str(len(self.expected) + number) for number in range(count)]
-        await (stream or self.stream).append([Record(body.encode()) for body in bodies])
+        for at in range(0, count, BATCH_RECORDS_MAX):
+            batch = [Record(body.encode()) for body in bodies[at : at + BATCH_RECORDS_MAX]]
+            await (stream or self.stream).append(batch)
         self.expected += bodies
 
     async def restored(
@@ -103,7 +105,10 @@ class Ledger:
             return found
 
     def follow(
-        self, snapshots: Snapshots[State] | None = None, stream: StreamClient | None = None
+        self,
+        snapshots: Snapshots[State] | None = None,
+        stream: StreamClient | None = None,
+        **others: Any,
     ) -> Any:
         return follow(
             stream or self.stream,
@@ -112,6 +117,7 @@ class Ledger:
             snapshots=snapshots,
             backoff=EAGER,
             progress=lambda _: None,
+            **others,
         )
 
     def snapshotter(

@@ -9,7 +9,7 @@ import pytest
 from streamfold.blob import open_blob_store
 from streamfold.follow import BytesCodec, Codec, JsonCodec, MsgpackCodec
 from streamfold.follow.arrow import ArrowCodec
-from streamfold.follow.container import pack, unpack
+from streamfold.follow.container import Description, pack, unpack
 from streamfold.follow.external import BlobSnapshots
 from streamfold.follow.failures import SnapshotCorruptError
 from streamfold.follow.retention import prune
@@ -46,14 +46,14 @@ def test_a_state_survives_being_cut_anywhere(codec: Codec[Any], state: Any, size
 @pytest.mark.parametrize("cut", [1, 100, 512, 513, 10_000])
 async def test_a_blob_survives_being_read_in_any_pieces(cut: int) -> None:
     codec, state = STATES[1]
-    blob = pack(codec.encode(state), snapshot="id", cursor=7, codec="json", created_at=5)
+    blob = pack(codec.encode(state), Description.of("id", 7, "json", 5))
 
     async def pieces() -> Any:
         for at in range(0, len(blob), cut):
             yield blob[at : at + cut]
 
     if cut == 1:
-        blob = pack([b"{}"], snapshot="id", cursor=7, codec="json", created_at=5)
+        blob = pack([b"{}"], Description.of("id", 7, "json", 5))
         state = {}
     unpacked = await unpack("name", pieces())
     assert (unpacked.description.cursor, unpacked.description.created_at) == (7, 5)
@@ -61,7 +61,7 @@ async def test_a_blob_survives_being_read_in_any_pieces(cut: int) -> None:
 
 
 def test_the_description_can_be_read_by_people() -> None:
-    blob = pack([b"[1]"], snapshot="id", cursor=7, codec="json", created_at=5)
+    blob = pack([b"[1]"], Description.of("id", 7, "json", 5))
     head, state = blob[:512], blob[512:]
     assert head.startswith(b'{"format":"streamfold-snapshot","version":1,"id":"id","cursor":7,')
     assert head.endswith(b" \n")
@@ -72,7 +72,7 @@ async def test_pruning_never_takes_the_newest_that_can_be_read() -> None:
     blobs = open_blob_store("memory:")
     store = BlobSnapshots(blobs)
     for cursor in (10, 20, 30, 40):
-        blob = pack([b"{}"], snapshot="id", cursor=cursor, codec="json", created_at=0)
+        blob = pack([b"{}"], Description.of("id", cursor, "json", 0))
         assert await store.save(cursor, "json", blob)
     await blobs.put("00000000000000000040.json", b"damaged")
     await blobs.put("notes.txt", b"not a snapshot")
@@ -102,7 +102,7 @@ async def test_a_snapshot_is_saved_once_per_cursor() -> None:
 
 
 async def test_a_state_that_the_codec_refuses_makes_the_snapshot_corrupt() -> None:
-    blob = pack([b'{"items":"none"}'], snapshot="id", cursor=7, codec="json", created_at=5)
+    blob = pack([b'{"items":"none"}'], Description.of("id", 7, "json", 5))
 
     async def pieces() -> Any:
         yield blob

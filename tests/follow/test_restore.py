@@ -20,7 +20,7 @@ from streamfold.follow import (
     in_stream,
 )
 from streamfold.follow.client import StreamRecord
-from streamfold.follow.container import BLOCK_BYTES, pack
+from streamfold.follow.container import BLOCK_BYTES, Description, pack
 from streamfold.follow.follower import Follower
 from streamfold.follow.intake import Folding
 from streamfold.follow.snapshotter import Keeping, Outcome
@@ -196,11 +196,11 @@ def age(blob: bytes) -> bytes:
 
 
 def mislabel(blob: bytes) -> bytes:
-    return pack([b"{}"], snapshot="x", cursor=3, codec="json", created_at=0)
+    return pack([b"{}"], Description.of("x", 3, "json", 0))
 
 
 def undecodable(blob: bytes) -> bytes:
-    return pack([b"{nonsense"], snapshot="x", cursor=20, codec="json", created_at=0)
+    return pack([b"{nonsense"], Description.of("x", 20, "json", 0))
 
 
 SPOILT = [
@@ -298,7 +298,7 @@ async def test_an_unusable_snapshot_in_the_stream_is_an_error_that_names_it(
     # With the records before it still to be had from outside, the reader goes on from there.
     blobs = open_blob_store("memory:")
     state = b'{"seen":[%s]}' % b",".join(b'"%d"' % number for number in range(10))
-    old = pack([state], snapshot="old", cursor=11, codec="json", created_at=0)
+    old = pack([state], Description.of("old", 11, "json", 0))
     await blobs.put("00000000000000000011.json", old)
     assert await ledger.restored(auto(blobs)) == ledger.expected
 

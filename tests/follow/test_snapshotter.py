@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 
 from streamfold.blob import BlobStore, open_blob_store
-from streamfold.errors import FencingTokenMismatchError, InvalidError
+from streamfold.errors import FencingTokenMismatchError, InvalidError, OutcomeUnknownError
 from streamfold.follow import (
+    JsonCodec,
     MemoryStream,
     Outcome,
     Place,
     Policy,
-    SnapshotOutrunError,
+    SnapshotFoldError,
     Snapshots,
     auto,
     external,
@@ -20,6 +21,7 @@ from streamfold.follow import (
 )
 from streamfold.follow.memory import wall_clock
 from streamfold.follow.snapshotter import Keeping
+from streamfold.follow.writing import Sizes
 from streamfold.model.records import Record
 from tests.follow.ledger import SMALL, KilledError, Ledger, Watched
 
@@ -77,14 +79,130 @@ async def test_an_append_between_choosing_the_cursor_and_writing_makes_it_try_ag
     assert await ledger.restored() == ledger.expected
 
 
-async def test_a_stream_that_never_rests_outruns_the_snapshot(ledger: Ledger) -> None:
+@pytest.mark.parametrize("sizes", [None, SMALL], ids=["fits one record", "outgrew one record"])
+async def test_a_stream_that_never_rests_does_not_outrun_the_snapshot(
+    ledger: Ledger, sizes: Sizes | None
+) -> None:
+    """Others append before each of its appends, so that no attempt ever finds the tail in peace."""
     await ledger.add(20)
     watched = Watched(ledger.stream)
     watched.before = lambda number: ledger.add(1)
-    async with ledger.snapshotter(in_stream(), watched) as snapshotter:
-        with pytest.raises(SnapshotOutrunError, match="outside the stream"):
-            await snapshotter.take()
+    async with ledger.snapshotter(in_stream(), watched, sizes=sizes) as snapshotter:
+        taken = await snapshotter.take()
+        assert (taken.outcome, taken.place) == (Outcome.TAKEN, Place.FRAMED)
+        head = (await ledger.stream.peek(0, 1))[0]
+        assert head.seq_num == taken.cursor > 20
+        await snapshotter.state.catch_up()
+        assert snapshotter.state.value["seen"] == ledger.expected
     assert await ledger.restored() == ledger.expected
+
+
+async def test_a_large_state_claims_its_cursor_before_it_is_encoded(ledger: Ledger) -> None:
+    """An append during the encoding must not cost the snapshot its cursor."""
+    await ledger.add(30)
+
+    class Slow(JsonCodec[Any]):
+        """While a state is encoded, another appends to the stream."""
+
+        def encode(self, state: Any) -> Any:
+            encoded = super().encode(state)
+            others.append(asyncio.ensure_future(ledger.add(1)))
+            return encoded
+
+    others: list[asyncio.Future[None]] = []
+    watched = Watched(ledger.stream)
+    async with ledger.snapshotter(in_stream(codec=Slow()), watched, sizes=SMALL) as snapshotter:
+        first = await snapshotter.take()
+        appends = watched.appends
+        await asyncio.gather(*others)
+        second = await snapshotter.take()
+    await asyncio.gather(*others)
+    assert (first.place, second.place) == (Place.FRAMED, Place.FRAMED)
+    frames = [
+        r for r in await ledger.stream.peek(0, 1000) if b"streamfold-index" in dict(r.headers)
+    ]
+    assert watched.appends - appends == len(frames) + 1, "one claim, the frames, one trim"
+    assert await ledger.restored() == ledger.expected
+
+
+async def test_a_lost_answer_to_an_opening_that_lands_anywhere_does_no_harm(ledger: Ledger) -> None:
+    """It is in the stream twice then, and the state is that before the first."""
+    await ledger.add(20)
+    watched = Watched(ledger.stream)
+    lost: list[int] = []
+
+    async def answer(number: int) -> None:
+        newest = (await ledger.stream.peek(len(ledger.expected), 1000))[-1]
+        if dict(newest.headers).get(b"streamfold-covers-before") == b"here" and not lost:
+            lost.append(newest.seq_num)
+            await ledger.add(1)
+            raise OutcomeUnknownError("the answer is lost")
+
+    watched.before = lambda number: ledger.add(1)
+    watched.after = answer
+    async with ledger.snapshotter(in_stream(), watched) as snapshotter:
+        taken = await snapshotter.take()
+    assert [taken.cursor] == lost
+    assert await ledger.restored() == ledger.expected
+
+
+async def test_snapshots_in_the_stream_without_trimming_keep_the_history(ledger: Ledger) -> None:
+    untrimmed = in_stream(trim=False)
+    async with ledger.snapshotter(untrimmed) as snapshotter:
+        for _ in range(3):
+            await ledger.add(1500)
+            assert (await snapshotter.take()).outcome is Outcome.TAKEN
+        await ledger.add(5)
+    assert (await ledger.stream.peek(0, 1))[0].seq_num == 0
+    async with ledger.follow(untrimmed) as state:
+        assert state.value["seen"] == ledger.expected
+        assert state.plan.snapshot is not None
+        assert state.plan.snapshot.cursor == 4502, "three times 1,500, and two snapshots"
+        assert state.plan.records == 6, "the snapshot, and five records"
+
+
+async def test_framed_snapshots_without_trimming_are_found_from_the_tail(ledger: Ledger) -> None:
+    untrimmed = in_stream(trim=False)
+    async with ledger.snapshotter(untrimmed, sizes=Sizes(record=64, frame=2000)) as snapshotter:
+        await ledger.add(2500)
+        assert (await snapshotter.take()).place is Place.FRAMED
+        await ledger.add(1200)
+    async with ledger.follow(untrimmed) as state:
+        assert state.value["seen"] == ledger.expected
+        assert state.plan.snapshot is not None
+        assert state.plan.read_from == state.plan.snapshot.cursor == 2500
+
+
+async def test_a_trim_that_has_not_taken_effect_does_not_make_a_restore_replay_everything() -> None:
+    ledger = Ledger(MemoryStream(lazy_trims=True))
+    await ledger.add(3000)
+    async with ledger.snapshotter(in_stream()) as snapshotter:
+        await snapshotter.take()
+    await ledger.add(2)
+    async with ledger.follow() as state:
+        assert state.plan.first == 0
+        assert state.plan.records == 3
+        assert state.value["seen"] == ledger.expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_snapshot_of_another_fold_is_refused(
+    ledger: Ledger, blobs: BlobStore, kind: str
+) -> None:
+    await ledger.add(30)
+    options = settings(kind, blobs)
+    async with ledger.snapshotter(**options, fold_name="all-bodies") as snapshotter:
+        await snapshotter.take()
+    for name in ("all-bodies", None):
+        async with ledger.follow(options["snapshots"], fold_name=name) as state:
+            assert state.value["seen"] == ledger.expected
+    with pytest.raises(SnapshotFoldError, match="made with the fold 'all-bodies', not with 'sum'"):
+        await ledger.follow(options["snapshots"], fold_name="sum").__aenter__()
+
+
+def test_a_fold_name_that_no_header_can_hold_is_refused(ledger: Ledger) -> None:
+    with pytest.raises(InvalidError, match="1 to 100 printable ASCII"):
+        ledger.follow(in_stream(), fold_name="é" * 3)
 
 
 async def test_an_append_while_it_is_saved_outside_does_no_harm(

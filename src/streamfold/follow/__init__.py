@@ -7,6 +7,7 @@ from streamfold.follow.failures import (
     HistoryTrimmedError,
     SnapshotAheadError,
     SnapshotCorruptError,
+    SnapshotFoldError,
     SnapshotOutrunError,
     SnapshotUnsupportedError,
 )
@@ -78,6 +79,7 @@ __all__ = [
     "HistoryTrimmedError",
     "SnapshotAheadError",
     "SnapshotCorruptError",
+    "SnapshotFoldError",
     "SnapshotOutrunError",
     "SnapshotUnsupportedError",
 ]

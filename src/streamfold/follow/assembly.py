@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from streamfold.follow.client import StreamRecord
 from streamfold.follow.failures import SnapshotCorruptError
-from streamfold.follow.frames import Closing, Frame, Opening, label, parse_frame
+from streamfold.follow.frames import Closing, Frame, Opening, label
+from streamfold.follow.shapes import HEADERS, Shape, shape_of
 
 #: Unfinished snapshots kept at a time. More than one is there only when writers died or race, and the
 #: oldest of so many is dead: dropping it bounds memory.
@@ -27,6 +28,7 @@ class Parts:
     #: Deltas and their bytes that had come before it, for counting from there.
     records_before: int
     bytes_before: int
+    in_one_record: bool = False
     timestamp: int = 0
     next_index: int = 0
     size: int = 0
@@ -56,14 +58,15 @@ class Assembly:
         `records` and `size` say how many deltas, and bytes of them, have come before. Raises for a
         snapshot that cannot be used; others under way are not touched.
         """
-        frame = parse_frame(record)
+        shape = shape_of(record) or HEADERS
+        frame = shape.parse(record)
         parts = self.open.get(frame.snapshot)
         if parts is None and frame.index == 0:
             parts = self._begin(frame, record, records, size)
         if parts is None:
             return None  # its beginning is trimmed, or it was given up
         try:
-            return self._continue(parts, frame, record)
+            return self._continue(parts, frame, record, shape)
         except SnapshotCorruptError:
             self.open.pop(frame.snapshot, None)
             raise
@@ -72,26 +75,29 @@ class Assembly:
         name = label(frame.snapshot, record.seq_num)
         if frame.opening is None:
             raise SnapshotCorruptError(name, "its first record does not say what it covers")
-        # In one record, the trim command that goes with it stands between cursor and snapshot.
-        cursor = record.seq_num - (1 if frame.closing else 0)
-        if frame.opening.covers_before != cursor:
+        # Between the cursor and a snapshot in one record, there may be the trim command beside it.
+        earliest = record.seq_num - (1 if frame.closing else 0)
+        if not earliest <= frame.opening.covers_before <= record.seq_num:
             raise SnapshotCorruptError(
-                name, f"it covers records before {frame.opening.covers_before}, not {cursor}"
+                name, f"it covers records before {frame.opening.covers_before}, not {earliest}"
             )
         if len(self.open) >= OPEN_MAX:
             del self.open[next(iter(self.open))]
-        parts = Parts(frame.snapshot, frame.opening, record.seq_num, records, size)
+        single = frame.closing is not None
+        parts = Parts(frame.snapshot, frame.opening, record.seq_num, records, size, single)
         self.open[frame.snapshot] = parts
         return parts
 
-    def _continue(self, parts: Parts, frame: Frame, record: StreamRecord) -> Parts | None:
+    def _continue(
+        self, parts: Parts, frame: Frame, record: StreamRecord, shape: Shape
+    ) -> Parts | None:
         parts.timestamp = record.timestamp
         if frame.index < parts.next_index:
             return None  # appended twice, because the first acknowledgement was lost
         if frame.index > parts.next_index:
             raise SnapshotCorruptError(parts.name, f"record {parts.next_index} of it is missing")
         if frame.closing is None or frame.index == 0:
-            self._collect(parts, record.body)
+            self._collect(parts, shape.state_of(record))
         if frame.closing is None:
             return None
         self._check(parts, frame.closing)
@@ -112,5 +118,6 @@ class Assembly:
                 f"it has {parts.size} bytes in {parts.next_index} records, and should have "
                 f"{closing.size} in {closing.count}",
             )
-        if self._keep and parts.digest.hexdigest() != closing.sha256:
+        digest = parts.digest.hexdigest() if self._keep and closing.sha256 is not None else None
+        if digest is not None and digest != closing.sha256:
             raise SnapshotCorruptError(parts.name, "its bytes do not have the digest that it tells")

@@ -12,7 +12,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from streamfold.follow.failures import SnapshotCorruptError, SnapshotUnsupportedError
+from streamfold.follow.failures import (
+    SnapshotCorruptError,
+    SnapshotFoldError,
+    SnapshotUnsupportedError,
+)
 
 S = TypeVar("S")
 
@@ -108,3 +112,9 @@ def decode_state(codec: Codec[S], written_with: str, name: str, pieces: Iterator
         return codec.decode(pieces)
     except Exception as error:  # whatever a codec raises, the snapshot is of no use to it
         raise SnapshotCorruptError(name, f"codec {codec.name} cannot decode it: {error}") from error
+
+
+def check_fold(name: str, made_with: str | None, fold: str | None) -> None:
+    """Raise SnapshotFoldError if another fold made the snapshot `name`; unnamed folds fit all."""
+    if made_with is not None and fold is not None and made_with != fold:
+        raise SnapshotFoldError(name, made_with, fold)

@@ -28,7 +28,7 @@ BLOCK_BYTES = 512
 _FORMAT = "streamfold-snapshot"
 
 
-class Description(msgspec.Struct, frozen=True):
+class Description(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the block says."""
 
     format: str
@@ -40,6 +40,15 @@ class Description(msgspec.Struct, frozen=True):
     sha256: str
     #: Milliseconds since the Unix epoch.
     created_at: int
+    #: Name of the fold that made the state, if its writer named one.
+    fold: str | None = None
+
+    @classmethod
+    def of(
+        cls, snapshot: str, cursor: int, codec: str, created_at: int, fold: str | None = None
+    ) -> Description:
+        """The description of a snapshot whose bytes are still to come."""
+        return cls(_FORMAT, VERSION, snapshot, cursor, codec, 0, "", created_at, fold)
 
 
 class _Version(msgspec.Struct):
@@ -47,20 +56,16 @@ class _Version(msgspec.Struct):
     version: int
 
 
-def pack(
-    pieces: Iterable[bytes | memoryview], *, snapshot: str, cursor: int, codec: str, created_at: int
-) -> bytes:
-    """The blob of a snapshot; the state's bytes are held once."""
+def pack(pieces: Iterable[bytes | memoryview], described: Description) -> bytes:
+    """The blob of a snapshot, described with its size and digest; the state's bytes are held once."""
     blob, digest, size = io.BytesIO(), hashlib.sha256(), 0
     blob.seek(BLOCK_BYTES)
     for piece in pieces:
         blob.write(piece)
         digest.update(piece)
         size += len(piece)
-    described = Description(
-        _FORMAT, VERSION, snapshot, cursor, codec, size, digest.hexdigest(), created_at
-    )
-    block = msgspec.json.encode(described).ljust(BLOCK_BYTES - 1) + b"\n"
+    whole = msgspec.structs.replace(described, bytes=size, sha256=digest.hexdigest())
+    block = msgspec.json.encode(whole).ljust(BLOCK_BYTES - 1) + b"\n"
     blob.seek(0)
     blob.write(block)
     return blob.getvalue()

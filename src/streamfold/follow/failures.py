@@ -4,11 +4,12 @@ StorageError
 ├── DataCorruptError        SnapshotCorruptError      its bytes are not what was written
 └── FormatUnsupportedError  SnapshotUnsupportedError  written by a newer version, or another codec
 ConflictError
-└── SnapshotAheadError      it covers records that the stream does not have
+├── SnapshotAheadError      it covers records that the stream does not have
+└── SnapshotFoldError       its state was made by another fold
 NotFoundError
 └── HistoryTrimmedError     records are gone, and no snapshot covers them
 RetryLaterError
-└── SnapshotOutrunError     the stream moved on faster than the snapshot could be written
+└── SnapshotOutrunError     the stream was trimmed by others faster than a snapshot could be written
 """
 
 from __future__ import annotations
@@ -51,6 +52,16 @@ class SnapshotAheadError(ConflictError):
         )
 
 
+class SnapshotFoldError(ConflictError):
+    code = "snapshot_fold_mismatch"
+
+    def __init__(self, name: str, made_with: str, fold: str) -> None:
+        super().__init__(
+            f"snapshot {name} was made with the fold {made_with!r}, not with {fold!r}: use the fold "
+            "that made it, or keep the snapshots of each fold in a location of their own"
+        )
+
+
 class HistoryTrimmedError(NotFoundError):
     code = "history_trimmed"
 
@@ -67,6 +78,6 @@ class SnapshotOutrunError(RetryLaterError):
 
     def __init__(self, attempts: int, cursor: int) -> None:
         super().__init__(
-            f"other records were appended before the snapshot in each of {attempts} attempts, the last "
-            f"at {cursor}: try when the stream is quieter, or keep snapshots outside the stream"
+            f"others trimmed the stream during each of {attempts} attempts to write a snapshot, the "
+            f"last at {cursor}: try again, or let one snapshotter alone trim the stream"
         )

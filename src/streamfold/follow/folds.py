@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -10,7 +11,7 @@ import msgspec
 
 from streamfold.errors import InvalidError
 from streamfold.follow.client import StreamRecord
-from streamfold.follow.intake import Folding
+from streamfold.follow.intake import FOLD_NAME_MAX, Folding
 
 _decode = msgspec.json.Decoder().decode
 
@@ -109,9 +110,21 @@ def find_fold(
     with its attribute `initial`, a function, or with an empty object.
     """
     fold, first = _named(name, key_field, key_header)
+    called = _called(name, key_field, key_header)
     if initial is not None:
-        return Folding(fold, lambda: _decode(initial))
-    return Folding(fold, first)
+        return Folding(fold, lambda: _decode(initial), name=called)
+    return Folding(fold, first, name=called)
+
+
+def _called(name: str, key_field: str, key_header: str | None) -> str:
+    """The name of a fold in snapshots: two that may make different states have different ones."""
+    if name == "last-value":
+        name += f" by header {key_header}" if key_header else f" by field {key_field}"
+    called = name.encode("ascii", "backslashreplace").decode()
+    if len(called) <= FOLD_NAME_MAX:
+        return called
+    digest = hashlib.sha256(called.encode()).hexdigest()
+    return f"{called[: FOLD_NAME_MAX - len(digest) - 1]} {digest}"
 
 
 def _named(name: str, key_field: str, key_header: str | None) -> tuple[Any, Callable[[], Any]]:

@@ -11,6 +11,7 @@ from typing import Any, Generic, Self, TypeVar
 import msgspec
 
 from streamfold.errors import InvalidError
+from streamfold.follow.assembly import Parts
 from streamfold.follow.client import StreamClient, StreamRecord
 from streamfold.follow.intake import BUFFER_BYTES, Folding, Intake
 from streamfold.follow.places import in_stream
@@ -138,6 +139,20 @@ class Follower(Generic[S]):
         while self.cursor < tail or self._ready:
             await self.advance()
 
+    async def advance_to(self, snapshot: str, at_most: int) -> Parts | None:
+        """Apply everything before the first record of `snapshot`, and nothing after it.
+
+        That record is at `at_most` or before. None if it cannot be reached any more: the stream was
+        trimmed meanwhile, and the state restored from another snapshot.
+        """
+        while (parts := self._intake.frames.open.get(snapshot)) is None:
+            if self._jumped or self._intake.position > at_most:
+                return None
+            await self._fill()
+        while self._ready and self._ready[0].seq_num < parts.began_at:
+            self._intake.apply_one(self._ready.popleft())
+        return parts
+
     async def pause(self) -> None:
         """End the session until the next change is asked for; nothing is lost by it.
 
@@ -170,6 +185,7 @@ def follow(
     initial: Callable[[], S],
     snapshots: Snapshots[S] | None = None,
     fold_batch: Callable[[S, Sequence[StreamRecord]], S] | None = None,
+    fold_name: str | None = None,
     progress: ProgressCallback | None = None,
     backoff: Backoff | None = None,
 ) -> Follower[S]:
@@ -181,12 +197,13 @@ def follow(
                 ...
 
     `stream` is a `StreamClient`, or a stream of the S2 SDK. `fold` gets the state and a record and
-    returns the state; it may change the one that it got. Entering loads the newest snapshot and
+    returns the state; it may change the one that it got. A snapshot that was made by a fold of another
+    `fold_name` is refused. Entering loads the newest snapshot and
     replays what came after it; disconnects are survived by reconnecting. Leaving ends the session.
     """
     return Follower(
         as_client(stream),
-        Folding(fold, initial, fold_batch),
+        Folding(fold, initial, fold_batch, fold_name),
         snapshots or in_stream(),
         progress=progress,
         backoff=backoff,

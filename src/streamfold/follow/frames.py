@@ -5,20 +5,22 @@
 | `streamfold-snapshot` | every one | id of the snapshot, the same in all its records |
 | `streamfold-version` | every one | `1` |
 | `streamfold-index` | every one | place of the record in the snapshot, from 0 |
-| `streamfold-covers-before` | index 0 | cursor: the state has all records before it |
+| `streamfold-covers-before` | index 0 | cursor: the state has all records before it; `here` = its own |
 | `streamfold-codec` | index 0 | name of the codec |
+| `streamfold-fold` | index 0, optional | name of the fold that made the state |
 | `streamfold-final` | the last | number of records with a part of the state |
 | `streamfold-bytes` | the last | length of the whole state |
 | `streamfold-sha256` | the last | digest of the whole state, in hex |
 
 Numbers are decimal. A snapshot in one record is both index 0 and the last, with `final` = 1 and the
-state as its body. The last record of a framed one has no body: its index equals `final`.
+state as its body. The last record of a framed one has no body: its index equals `final`. The first
+one has no body either if its writer claimed the cursor before it encoded the state.
 Records with a header `streamfold-snapshot` are never given to a fold, nor are command records.
+`shapes.py` knows the other shape of a snapshot record, without headers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from streamfold.follow.client import StreamRecord
@@ -32,9 +34,14 @@ _VERSION = b"streamfold-version"
 _INDEX = b"streamfold-index"
 _COVERS = b"streamfold-covers-before"
 _CODEC = b"streamfold-codec"
+_FOLD = b"streamfold-fold"
 _FINAL = b"streamfold-final"
 _BYTES = b"streamfold-bytes"
 _SHA256 = b"streamfold-sha256"
+
+#: Stands for the seq_num of the record itself, which its writer cannot know; and how a header says it.
+HERE = -1
+_HERE = "here"
 
 #: Metered bytes that headers and overhead of one snapshot record, and of the trim command beside it,
 #: never exceed: names and values above sum up to less than half of it.
@@ -45,8 +52,10 @@ FRAME_OVERHEAD = 1024
 class Opening:
     """What the record with index 0 says."""
 
+    #: Writers may leave it open by HERE; once read, it is always a seq_num.
     covers_before: int
     codec: str
+    fold: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +64,8 @@ class Closing:
 
     count: int
     size: int
-    sha256: str
+    #: None where the shape has no digest.
+    sha256: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,29 +81,23 @@ class Frame:
         """The record to append for this frame."""
         headers = [(_ID, self.snapshot), (_VERSION, VERSION), (_INDEX, self.index)]
         if self.opening:
-            headers += [(_COVERS, self.opening.covers_before), (_CODEC, self.opening.codec)]
+            covers = self.opening.covers_before
+            headers += [(_COVERS, _HERE if covers == HERE else covers)]
+            headers += [(_CODEC, self.opening.codec)]
+            if self.opening.fold is not None:
+                headers += [(_FOLD, self.opening.fold)]
         if self.closing:
             headers += [(_FINAL, self.closing.count), (_BYTES, self.closing.size)]
-            headers += [(_SHA256, self.closing.sha256)]
+            headers += [(_SHA256, self.closing.sha256 or "")]
         return Record(body, tuple(Header(name, str(value).encode()) for name, value in headers))
 
 
-def snapshot_of(record: StreamRecord) -> str | None:
-    """The id of the snapshot that the record belongs to; None for deltas and commands."""
+def snapshot_id(record: StreamRecord) -> str | None:
+    """The id of the snapshot that the headers name; None if they name none."""
     for name, value in record.headers:
         if name == _ID:
             return bytes(value).decode("ascii", "replace")
     return None
-
-
-def is_delta(record: StreamRecord) -> bool:
-    """Whether the record is one for folds: neither of a snapshot nor a command."""
-    headers = record.headers
-    if not headers:
-        return True
-    if len(headers) == 1 and not headers[0][0]:
-        return False
-    return snapshot_of(record) is None
 
 
 def parse_frame(record: StreamRecord) -> Frame:
@@ -107,7 +111,8 @@ def parse_frame(record: StreamRecord) -> Frame:
             f"its version is {version} and this reader knows {VERSION}; update streamfold",
         )
     try:
-        return Frame(name, _number(found, _INDEX), _opening(found), _closing(found))
+        opening = _opening(found, record.seq_num)
+        return Frame(name, _number(found, _INDEX), opening, _closing(found))
     except (KeyError, ValueError) as error:
         raise SnapshotCorruptError(
             label(name, record.seq_num), f"header missing or malformed: {error}"
@@ -119,15 +124,12 @@ def label(snapshot: str, seq_num: int) -> str:
     return f"{snapshot} in the stream at {seq_num}"
 
 
-def find_snapshot(records: Sequence[StreamRecord], snapshot: str) -> bool:
-    """Whether one of the records belongs to this snapshot."""
-    return any(snapshot_of(record) == snapshot for record in records)
-
-
-def _opening(found: dict[bytes, bytes]) -> Opening | None:
+def _opening(found: dict[bytes, bytes], seq_num: int) -> Opening | None:
     if _COVERS not in found:
         return None
-    return Opening(_number(found, _COVERS), found[_CODEC].decode("ascii"))
+    covers = seq_num if found[_COVERS] == _HERE.encode() else _number(found, _COVERS)
+    fold = found[_FOLD].decode("ascii", "replace") if _FOLD in found else None
+    return Opening(covers, found[_CODEC].decode("ascii"), fold)
 
 
 def _closing(found: dict[bytes, bytes]) -> Closing | None:

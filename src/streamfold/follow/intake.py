@@ -5,19 +5,23 @@ Nothing here waits: records in, state out.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from streamfold.errors import StreamfoldError
+from streamfold.errors import InvalidError, StreamfoldError
 from streamfold.follow.assembly import Assembly, Parts
 from streamfold.follow.client import StreamRecord
-from streamfold.follow.codecs import Codec, decode_state
+from streamfold.follow.codecs import Codec, check_fold, decode_state
 from streamfold.follow.failures import SnapshotCorruptError, SnapshotUnsupportedError
-from streamfold.follow.frames import is_delta, parse_frame, snapshot_of
+from streamfold.follow.shapes import is_delta, may_be_marked, shape_of
 
 S = TypeVar("S")
 
+#: Characters: the name is a header of records, and part of a description of limited length.
+FOLD_NAME_MAX = 100
+_FOLD_NAME = re.compile(rf"[\x20-\x7e]{{1,{FOLD_NAME_MAX}}}")
 #: Bytes of deltas kept while a framed snapshot is read around them. Beyond that they are let go and
 #: read again after the snapshot, which costs time instead of memory.
 BUFFER_BYTES = 64 << 20
@@ -31,6 +35,15 @@ class Folding(Generic[S]):
     initial: Callable[[], S]
     #: The same as `fold` over all of them, for when many are there at once.
     fold_batch: Callable[[S, Sequence[StreamRecord]], S] | None = None
+    #: Goes with every snapshot; one that a fold of another name made is refused. None = not named.
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.name is not None and not _FOLD_NAME.fullmatch(self.name):
+            raise InvalidError(
+                f"fold name {self.name[:120]!r} must have 1 to {FOLD_NAME_MAX} printable "
+                "ASCII characters"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +74,11 @@ class Intake(Generic[S]):
         self._overflown = False
         self.value: S = folding.initial()
         self.start_at(self.value, 0)
+
+    @property
+    def fold_name(self) -> str | None:
+        """What the fold is called in snapshots."""
+        return self._folding.name
 
     def fresh(self) -> S:
         """The state before the first record."""
@@ -99,7 +117,7 @@ class Intake(Generic[S]):
     def sift(self, batch: Sequence[StreamRecord]) -> Sequence[StreamRecord]:
         """Take note of a batch that follows without a gap, and return the deltas in it."""
         self.position = batch[-1].seq_num + 1
-        if any(record.headers for record in batch):
+        if any(map(may_be_marked, batch)):
             return self._sift_marked(batch)
         self._count(batch)
         return batch
@@ -124,16 +142,17 @@ class Intake(Generic[S]):
             if is_delta(record):
                 deltas.append(record)
                 self._count((record,))
-            elif snapshot_of(record) is not None:
+            elif shape_of(record) is not None:
                 self._note(record)
         return deltas
 
     def _is_bridged(self, record: StreamRecord) -> bool:
         """Whether only the trim command is missing that a snapshot in one record came with."""
-        if snapshot_of(record) is None:
+        shape = shape_of(record)
+        if shape is None:
             return False
         try:
-            frame = parse_frame(record)
+            frame = shape.parse(record)
         except (SnapshotCorruptError, SnapshotUnsupportedError):
             return False
         covered = frame.opening.covers_before if frame.opening and frame.closing else None
@@ -164,7 +183,7 @@ class Intake(Generic[S]):
             self.position = record.seq_num + 1
             if is_delta(record):
                 self._keep_delta(record)
-            elif snapshot_of(record) is not None and self._found_in(record):
+            elif shape_of(record) is not None and self._found_in(record):
                 if self.position == record.seq_num + 1 and at + 1 < len(batch):
                     self.absorb(batch[at + 1 :])
                 return
@@ -190,6 +209,7 @@ class Intake(Generic[S]):
             parts = self.frames.add(record)
             if parts is None:
                 return False
+            check_fold(parts.name, parts.opening.fold, self.fold_name)
             value = decode_state(self._codec, parts.opening.codec, parts.name, parts.give_away())
         except (SnapshotCorruptError, SnapshotUnsupportedError) as error:
             self.problems.append(error)

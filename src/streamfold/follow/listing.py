@@ -5,8 +5,8 @@ from __future__ import annotations
 from streamfold.follow.assembly import Assembly, Parts
 from streamfold.follow.client import StreamClient
 from streamfold.follow.failures import SnapshotCorruptError, SnapshotUnsupportedError
-from streamfold.follow.frames import snapshot_of
 from streamfold.follow.reading import Backoff, Feed
+from streamfold.follow.shapes import shape_of
 from streamfold.follow.snapshots import AnySnapshots, Place, SnapshotInfo
 
 
@@ -30,7 +30,7 @@ async def list_in_stream(client: StreamClient, backoff: Backoff) -> list[Snapsho
     try:
         while feed.position < tail:
             for record in await feed.next() or ():
-                if snapshot_of(record) is None:
+                if shape_of(record) is None:
                     continue
                 try:
                     parts = assembly.add(record)
@@ -44,7 +44,7 @@ async def list_in_stream(client: StreamClient, backoff: Backoff) -> list[Snapsho
 
 
 def _info(parts: Parts) -> SnapshotInfo:
-    place = Place.RECORD if parts.began_at > parts.opening.covers_before else Place.FRAMED
+    place = Place.RECORD if parts.in_one_record else Place.FRAMED
     return SnapshotInfo(
         place,
         parts.snapshot,

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from functools import partial
 
 from streamfold.errors import StreamfoldError
+from streamfold.follow.backward import DEFAULT_REACH, FIRST_STEP, Located, find_newest
 from streamfold.follow.client import StreamClient, StreamRecord
 from streamfold.follow.failures import (
     SnapshotAheadError,
     SnapshotCorruptError,
     SnapshotUnsupportedError,
 )
-from streamfold.follow.frames import parse_frame, snapshot_of
 from streamfold.follow.reading import Backoff, retrying
+from streamfold.follow.shapes import shape_of
 from streamfold.follow.snapshots import AnySnapshots, Place, SnapshotInfo
 from streamfold.model.records import RECORD_OVERHEAD
 
@@ -88,12 +89,15 @@ async def make_plan(
         sample, tail = await _ends(client, backoff)
     first = sample[0].seq_num if sample else tail
     names = {skip.name for skip in skipped}
-    inside = _at_head(sample, names)
     best = _newest_outside(outside, first, tail, names)
-    if inside is not None and (best is None or inside.cursor >= best.cursor):
-        best = inside
-    read_from = best.cursor if best is not None and best.place is Place.EXTERNAL else first
-    if best is not None and best.place is Place.EXTERNAL and tail > read_from:
+    read_from = first if best is None else best.cursor
+    inside = _at_head(sample, names)
+    if inside is None and tail - read_from > FIRST_STEP:
+        reach = DEFAULT_REACH if snapshots.trim else None
+        inside = await find_newest(client, read_from, tail, names, backoff, reach)
+    if inside is not None and (best is None or inside.info.cursor >= best.cursor):
+        best, read_from = inside.info, inside.began_at
+    if read_from > first and tail > read_from:
         sample = await retrying(backoff, partial(client.peek, read_from, _SAMPLE))
     loaded = best.size or 0 if best is not None and best.place is Place.EXTERNAL else 0
     estimate = loaded + _mean_size(sample) * (tail - read_from)
@@ -115,18 +119,19 @@ def _newest_outside(
     return usable[0] if usable else None
 
 
-def _at_head(sample: Sequence[StreamRecord], skipped: set[str]) -> SnapshotInfo | None:
-    """The snapshot that the stream begins with: after its trim, the newest one does."""
-    if not sample or snapshot_of(sample[0]) is None:
+def _at_head(sample: Sequence[StreamRecord], skipped: set[str]) -> Located | None:
+    """The snapshot that the stream begins with: once it is trimmed, the newest one does."""
+    shape = shape_of(sample[0]) if sample else None
+    if shape is None:
         return None
     record = sample[0]
     try:
-        frame = parse_frame(record)
+        frame = shape.parse(record)
     except (SnapshotCorruptError, SnapshotUnsupportedError):
-        return None  # the search will meet it again, and tell
+        return None  # the search meets it again, and names it
     if frame.opening is None or frame.snapshot in skipped:
         return None
-    return SnapshotInfo(
+    info = SnapshotInfo(
         Place.RECORD if frame.closing else Place.FRAMED,
         frame.snapshot,
         frame.opening.covers_before,
@@ -134,6 +139,7 @@ def _at_head(sample: Sequence[StreamRecord], skipped: set[str]) -> SnapshotInfo 
         frame.closing.size if frame.closing else None,
         record.timestamp,
     )
+    return Located(info, record.seq_num)
 
 
 def _mean_size(sample: Sequence[StreamRecord]) -> int:

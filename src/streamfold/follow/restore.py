@@ -9,7 +9,8 @@ from typing import Generic, TypeVar
 
 from streamfold.errors import BlobNotFoundError, StreamfoldError
 from streamfold.follow.client import StreamClient
-from streamfold.follow.container import Unpacked, unpack
+from streamfold.follow.codecs import check_fold
+from streamfold.follow.container import Unpacked
 from streamfold.follow.failures import (
     HistoryTrimmedError,
     SnapshotCorruptError,
@@ -69,7 +70,7 @@ class Restorer(Generic[S]):
         """Have the intake begin as planned; False when the snapshot proved unusable."""
         info, store = plan.snapshot, self._snapshots.store
         if plan.searching:
-            self._intake.search_from(plan.first)
+            self._intake.search_from(plan.read_from)
         elif info is None or store is None:
             self._intake.start_at(self._intake.fresh(), 0)
         else:
@@ -83,6 +84,7 @@ class Restorer(Generic[S]):
                 raise SnapshotCorruptError(
                     info.name, f"it says that its cursor is {unpacked.description.cursor}"
                 )
+            check_fold(info.name, unpacked.description.fold, self._intake.fold_name)
             value = unpacked.decode(self._snapshots.codec)
         except (SnapshotCorruptError, SnapshotUnsupportedError, BlobNotFoundError) as error:
             self._skip(info.name, error)
@@ -91,10 +93,8 @@ class Restorer(Generic[S]):
         return True
 
     async def _fetch(self, store: SnapshotStore, info: SnapshotInfo) -> Unpacked:
-        return await unpack(
-            info.name,
-            store.load(info),
-            lambda size: self._report(Progress("load", size, info.size)),
+        return await store.unpack(
+            info, lambda size: self._report(Progress("load", size, info.size))
         )
 
     async def _replay(self, plan: RestorePlan) -> Feed | None:

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Sequence
 
 from streamfold.errors import BlobNotFoundError
-from streamfold.follow.container import unpack
 from streamfold.follow.failures import SnapshotCorruptError, SnapshotUnsupportedError
 from streamfold.follow.snapshots import SnapshotInfo, SnapshotStore
 
@@ -51,7 +50,7 @@ async def prune(
 async def _newest_whole(store: SnapshotStore, found: Sequence[SnapshotInfo]) -> SnapshotInfo | None:
     for info in found:
         try:
-            await unpack(info.name, store.load(info))
+            await store.unpack(info)
         except (SnapshotCorruptError, SnapshotUnsupportedError, BlobNotFoundError) as error:
             logger.warning("kept beside the newest whole snapshot: %s", error)
         else:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from streamfold.follow.codecs import Codec
+from streamfold.follow.container import Unpacked
+from streamfold.follow.naming import CONTAINER, NAMINGS, Naming
+from streamfold.follow.shapes import HEADERS, Shape
 
 S = TypeVar("S")
 
@@ -35,17 +38,24 @@ class SnapshotInfo:
     size: int | None
     #: Milliseconds since the Unix epoch.
     created_at: int
+    #: Of an external one: how it is named and packed, see `naming.py`.
+    naming: str = CONTAINER.name
 
     def __str__(self) -> str:
         return f"{self.place} snapshot {self.name}"
 
 
 class SnapshotStore(ABC):
-    """Snapshots outside the stream, as blobs in the form of `container.py`, one per cursor and codec.
+    """Snapshots outside the stream, as blobs in the form of a `Naming`, one per cursor and codec.
 
     A store raises `BlobError`s as `streamfold.blob` has them: `BlobNotFoundError`,
     `BlobUnavailableError`, `BlobOutcomeUnknownError`.
     """
+
+    @property
+    def naming(self) -> Naming:
+        """How the blobs of new snapshots are packed."""
+        return CONTAINER
 
     @abstractmethod
     async def list(self) -> list[SnapshotInfo]:
@@ -65,6 +75,12 @@ class SnapshotStore(ABC):
     @abstractmethod
     async def delete(self, info: SnapshotInfo) -> None:
         """Remove the snapshot; one that is not there is fine."""
+
+    async def unpack(
+        self, info: SnapshotInfo, on_bytes: Callable[[int], None] = lambda _: None
+    ) -> Unpacked:
+        """Load a snapshot whole and check it; `on_bytes` hears how much has come."""
+        return await NAMINGS[info.naming].unpack(info, self.load(info), on_bytes)
 
     async def newest(self) -> SnapshotInfo | None:
         """The snapshot with the largest cursor."""
@@ -91,6 +107,11 @@ class Snapshots(Generic[S]):
     codec: Codec[S]
     store: SnapshotStore | None
     writing: Writing
+    #: Of new snapshots in one record of the stream.
+    shape: Shape = HEADERS
+    #: Whether those in the stream trim the records that they cover. Without that, readers look for the
+    #: newest one from the tail backwards.
+    trim: bool = True
 
 
 #: For folds whose state is of any type; the codec decides what it can hold.

@@ -7,7 +7,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -19,9 +19,10 @@ from streamfold.errors import (
     RetryLaterError,
 )
 from streamfold.follow.client import StreamClient, StreamRecord
-from streamfold.follow.container import pack
+from streamfold.follow.container import Description
 from streamfold.follow.failures import SnapshotOutrunError
 from streamfold.follow.follower import Follower, as_client
+from streamfold.follow.frames import HERE
 from streamfold.follow.intake import Folding, Mark
 from streamfold.follow.policy import Policy, Since, due, wait_for
 from streamfold.follow.progress import ProgressCallback
@@ -33,8 +34,11 @@ from streamfold.follow.writing import Attempt, Piece, Sizes, StreamWriter
 S = TypeVar("S")
 logger = logging.getLogger(__name__)
 
-#: Times that a snapshot is tried anew because the stream moved on under it.
-_ATTEMPTS = 8
+#: Times that a snapshot is tried at the tail. On a stream that others append to all the time, it then
+#: goes wherever it lands.
+_CLAIMS = 8
+#: Times that a snapshot is opened anew because others trimmed the stream under it.
+_ATTEMPTS = 3
 #: Seconds without a further frame after which another's framed snapshot counts as given up.
 _ABANDONED = 30.0
 #: Seconds to leave another snapshotter before looking again.
@@ -59,12 +63,25 @@ class Taken:
     cursor: int
     place: Place | None = None
 
+    @property
+    def reason(self) -> str:
+        """Why there is a snapshot now, or why there is none, in a sentence."""
+        match self.outcome:
+            case Outcome.TAKEN:
+                return f"the state before {self.cursor} is saved"
+            case Outcome.NOTHING_NEW:
+                return f"a snapshot covers everything before {self.cursor} already"
+            case Outcome.ANOTHERS:
+                return (
+                    f"another process has just taken a snapshot at {self.cursor}, or is taking one"
+                )
+
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
     """What is done besides taking snapshots."""
 
-    #: Trim the stream to the cursor of an external snapshot; those in the stream always do.
+    #: Trim the stream to the cursor of an external snapshot; for those in the stream, see `in_stream`.
     trim: bool = False
     #: External snapshots to keep, by number and by age in seconds; None = all.
     keep: int | None = None
@@ -98,6 +115,7 @@ class Snapshotter(Generic[S]):
         initial: Callable[[], S],
         snapshots: Snapshots[S],
         fold_batch: Callable[[S, Sequence[StreamRecord]], S] | None = None,
+        fold_name: str | None = None,
         policy: Policy | None = None,
         keeping: Keeping | None = None,
         backoff: Backoff | None = None,
@@ -118,13 +136,17 @@ class Snapshotter(Generic[S]):
         self._began = now()
         self._follower = Follower(
             self._client,
-            Folding(fold, initial, fold_batch),
+            Folding(fold, initial, fold_batch, fold_name),
             snapshots,
             backoff=self._backoff,
             progress=progress,
         )
         token = self._keeping.fencing_token
-        self._writer = StreamWriter(self._client, self._backoff, token, sizes)
+        self._writer = StreamWriter(
+            self._client, self._backoff, token, sizes, snapshots.shape, trims=snapshots.trim
+        )
+        #: Whether the state was too large for one record when it was last encoded.
+        self._outgrown = False
         #: The newest snapshot that is known of from elsewhere than the stream.
         self._saved: Mark | None = None
         self._last_id = ""
@@ -191,10 +213,12 @@ class Snapshotter(Generic[S]):
     async def take(self) -> Taken:
         """Save the state as it is at the tail.
 
-        Appends that come in between make it extend the state and try again: in the stream, a
-        snapshot is written at the tail or not at all.
+        In the stream, the first record goes to the tail that the state stands at; if others append
+        there first, the state is extended and it tries again. On a stream that is never at rest it
+        goes wherever it lands, and the state is extended up to there. Both work at any rate of
+        appends at which this follower keeps up.
         """
-        for _ in range(_ATTEMPTS):
+        for _ in range(_CLAIMS):
             await self._follower.catch_up()
             cursor = self._follower.cursor
             if self.since().records == 0:
@@ -204,39 +228,76 @@ class Snapshotter(Generic[S]):
             taken = await self._write(cursor)
             if taken is not None:
                 return taken
+        for _ in range(_ATTEMPTS):
+            taken = await self._write_anywhere()
+            if taken is not None:
+                return taken
         raise SnapshotOutrunError(_ATTEMPTS, self._follower.cursor)
 
     async def _write(self, cursor: int) -> Taken | None:
         """Save the state where it belongs; None if the stream had moved on."""
         snapshots, store = self._snapshots, self._snapshots.store
-        pieces = snapshots.codec.encode(self._follower.value)
-        attempt = Attempt(self._new_id(), cursor, snapshots.codec.name)
-        self._last_id = attempt.snapshot
+        attempt = self._attempt(cursor)
         if snapshots.writing is Writing.EXTERNAL and store is not None:
-            return await self._save_outside(store, attempt, pieces)
-        whole, rest = self._writer.split(pieces)
-        if whole is not None:
-            won, place = await self._writer.write_record(attempt, whole), Place.RECORD
-        elif snapshots.writing is Writing.AUTO and store is not None:
-            return await self._save_outside(store, attempt, rest)
-        else:
-            await self._follower.pause()  # or its frames would come back and hold up the next ones
-            won, place = await self._writer.write_frames(attempt, rest), Place.FRAMED
-        if not won:
+            return await self._save_outside(store, attempt, self._encoded())
+        if snapshots.writing is Writing.AUTO and store is not None:
+            whole, rest = self._writer.split(self._encoded())
+            if whole is None:
+                return await self._save_outside(store, attempt, rest)
+            return await self._write_record(attempt, whole)
+        if not self._outgrown:
+            whole, _ = self._writer.split(self._encoded())
+            if whole is not None:
+                return await self._write_record(attempt, whole)
+            self._outgrown = True
+        # The claim first: encoding takes time, in which others would move the tail.
+        if not await self._writer.claim(attempt):
             return None
-        self._remember(cursor)
-        return Taken(Outcome.TAKEN, cursor, place)
+        return await self._write_frames(attempt)
+
+    async def _write_record(self, attempt: Attempt, state: bytes) -> Taken | None:
+        if not await self._writer.write_record(attempt, state):
+            return None
+        self._remember(attempt.cursor)
+        return Taken(Outcome.TAKEN, attempt.cursor, Place.RECORD)
+
+    async def _write_anywhere(self) -> Taken | None:
+        """Open a framed snapshot where it lands, and save the state as it is there.
+
+        None if others trimmed the stream before the state stood there.
+        """
+        attempt = self._attempt(HERE)
+        at_most = await self._writer.open_anywhere(attempt)
+        parts = await self._follower.advance_to(attempt.snapshot, at_most)
+        if parts is None:
+            await self._follower.catch_up()
+            return None
+        return await self._write_frames(replace(attempt, cursor=parts.began_at))
+
+    async def _write_frames(self, attempt: Attempt) -> Taken:
+        """Append the state, which stands at the cursor, after the first frame, which is there."""
+        whole, rest = self._writer.split(self._encoded())
+        self._outgrown = whole is None
+        await self._follower.pause()  # or its frames would come back and hold up the next ones
+        await self._writer.write_frames(attempt, rest if whole is None else [whole])
+        self._remember(attempt.cursor)
+        return Taken(Outcome.TAKEN, attempt.cursor, Place.FRAMED)
+
+    def _attempt(self, cursor: int) -> Attempt:
+        self._last_id = self._new_id()
+        fold = self._follower.intake.fold_name
+        return Attempt(self._last_id, cursor, self._snapshots.codec.name, fold)
+
+    def _encoded(self) -> Iterable[Piece]:
+        return self._snapshots.codec.encode(self._follower.value)
 
     async def _save_outside(
         self, store: SnapshotStore, attempt: Attempt, pieces: Iterable[Piece]
     ) -> Taken:
-        blob = pack(
-            pieces,
-            snapshot=attempt.snapshot,
-            cursor=attempt.cursor,
-            codec=attempt.codec,
-            created_at=self._now(),
+        described = Description.of(
+            attempt.snapshot, attempt.cursor, attempt.codec, self._now(), attempt.fold
         )
+        blob = store.naming.pack(pieces, described)
         saved = await self._put(store, attempt, blob)
         self._remember(attempt.cursor)
         if not saved:

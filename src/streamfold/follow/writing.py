@@ -11,15 +11,10 @@ from itertools import chain
 from typing import TypeVar
 
 from streamfold.errors import OutcomeUnknownError, RetryLaterError, SeqNumMismatchError
-from streamfold.follow.client import StreamClient
-from streamfold.follow.frames import (
-    FRAME_OVERHEAD,
-    Closing,
-    Frame,
-    Opening,
-    find_snapshot,
-)
+from streamfold.follow.client import Appended, StreamClient, StreamRecord
+from streamfold.follow.frames import FRAME_OVERHEAD, HERE, Closing, Frame, Opening
 from streamfold.follow.reading import Backoff, retrying
+from streamfold.follow.shapes import HEADERS, Shape
 from streamfold.model.records import BATCH_BYTES_MAX, Record, fence_record, trim_record
 
 T = TypeVar("T")
@@ -46,6 +41,11 @@ class Attempt:
     snapshot: str
     cursor: int
     codec: str
+    fold: str | None = None
+
+    @property
+    def opening(self) -> Opening:
+        return Opening(self.cursor, self.codec, self.fold)
 
 
 class StreamWriter:
@@ -57,11 +57,16 @@ class StreamWriter:
         backoff: Backoff,
         fencing_token: str | None = None,
         sizes: Sizes | None = None,
+        shape: Shape = HEADERS,
+        *,
+        trims: bool = True,
     ) -> None:
         self._client = client
         self._backoff = backoff
         self._token = fencing_token
         self._sizes = sizes or Sizes()
+        self._shape = shape
+        self._trims = trims
 
     def split(self, pieces: Iterable[Piece]) -> tuple[bytes | None, Iterator[Piece]]:
         """The state whole if it fits one record, or None and all its pieces."""
@@ -74,32 +79,45 @@ class StreamWriter:
         return b"".join(head), iter(())
 
     async def write_record(self, attempt: Attempt, state: bytes) -> bool:
-        """One atomic batch: the trim command, and the snapshot that is then the head."""
-        closing = Closing(1, len(state), hashlib.sha256(state).hexdigest())
-        opening = Opening(attempt.cursor, attempt.codec)
-        frame = Frame(attempt.snapshot, 0, opening, closing)
-        return await self._claim(attempt, [trim_record(attempt.cursor + 1), frame.record(state)])
+        """Append the snapshot at its cursor, in one atomic batch with the trim command that makes it
+        the head; False if another record was appended there first.
+        """
+        digest = hashlib.sha256(state).hexdigest()
+        frame = Frame(attempt.snapshot, 0, attempt.opening, Closing(1, len(state), digest))
+        record = self._shape.record(frame, state)
+        batch = [trim_record(attempt.cursor + 1), record] if self._trims else [record]
+        return await self._claim(attempt, batch)
 
-    async def write_frames(self, attempt: Attempt, pieces: Iterable[Piece]) -> bool:
-        """The first frame claims the cursor, the others follow wherever they find a place; the trim
+    async def claim(self, attempt: Attempt) -> bool:
+        """Append the first frame at the cursor, without any state: it is small, so that it gets there
+        before others move the tail. False if another record was appended there first.
+        """
+        return await self._claim(attempt, [Frame(attempt.snapshot, 0, attempt.opening).record(b"")])
+
+    async def open_anywhere(self, attempt: Attempt) -> int:
+        """Append the first frame wherever the tail is; its seq_num is the cursor.
+
+        Returns a seq_num that it is not beyond: after a lost answer it may be in the stream twice,
+        and readers take the first.
+        """
+        opening = Opening(HERE, attempt.codec, attempt.fold)
+        return await self._insist([Frame(attempt.snapshot, 0, opening).record(b"")], self._token)
+
+    async def write_frames(self, attempt: Attempt, pieces: Iterable[Piece]) -> None:
+        """Append the state in frames after the first one, in between the appends of others; the trim
         comes last, so that a reader always has the frames or the records before them.
         """
         digest, size, index = hashlib.sha256(), 0, 0
-        for body in regroup(pieces, self._sizes.frame):
-            if index == 0:
-                first = Frame(attempt.snapshot, 0, Opening(attempt.cursor, attempt.codec))
-                if not await self._claim(attempt, [first.record(body)]):
-                    return False
-            else:
-                await self._insist([Frame(attempt.snapshot, index).record(body)], self._token)
+        for index, body in enumerate(regroup(pieces, self._sizes.frame), 1):
+            await self._insist([Frame(attempt.snapshot, index).record(body)], self._token)
             digest.update(body)
             size += len(body)
-            index += 1
-        closing = Closing(index, size, digest.hexdigest())
-        final = Frame(attempt.snapshot, index, closing=closing)
+        count = index + 1
+        closing = Closing(count, size, digest.hexdigest())
+        final = Frame(attempt.snapshot, count, closing=closing)
         await self._insist([final.record(b"")], self._token)
-        await self.trim(attempt.cursor)
-        return True
+        if self._trims:
+            await self.trim(attempt.cursor)
 
     async def trim(self, seq_num: int) -> None:
         """Let the stream forget what is before `seq_num`."""
@@ -112,7 +130,7 @@ class StreamWriter:
     async def _claim(self, attempt: Attempt, records: Sequence[Record]) -> bool:
         """Append at the cursor and nowhere else; False if another record is there.
 
-        A lost answer, or a repeated request that meets its own first try, is told by the id.
+        After a lost answer, or a mismatch that its own first try may have caused, it reads back.
         """
         failures = 0
         while True:
@@ -120,10 +138,10 @@ class StreamWriter:
                 await self._append(records, self._token, attempt.cursor)
                 return True
             except SeqNumMismatchError:
-                return await self._is_there(attempt)
+                return await self._is_there(attempt, records[-1])
             except OutcomeUnknownError as error:
                 failures += 1
-                if await self._is_there(attempt):
+                if await self._is_there(attempt, records[-1]):
                     return True
                 tail = await retrying(self._backoff, self._client.check_tail)
                 if tail.seq_num != attempt.cursor:
@@ -131,37 +149,43 @@ class StreamWriter:
                 # It may still arrive, but at this cursor only one of both can.
                 await self._pause(failures, error)
 
-    async def _is_there(self, attempt: Attempt) -> bool:
+    async def _is_there(self, attempt: Attempt, written: Record) -> bool:
         found = await retrying(self._backoff, partial(self._client.peek, attempt.cursor, 2))
-        return find_snapshot(found, attempt.snapshot)
+        return any(_content(record) == _content(written) for record in found)
 
-    async def _insist(self, records: Sequence[Record], token: str | None) -> None:
-        """Append at least once: frames that come twice are told by their index, trims do no harm."""
+    async def _insist(self, records: Sequence[Record], token: str | None) -> int:
+        """Append at least once, and return a seq_num of the batch: readers recognise a frame that comes
+        twice by its index, and a repeated trim does no harm.
+        """
         failures = 0
         while True:
             try:
-                await self._append(records, token)
-                return
+                return (await self._append(records, token)).start
             except OutcomeUnknownError as error:
                 failures += 1
                 await self._pause(failures, error)
 
     async def _append(
         self, records: Sequence[Record], token: str | None, match_seq_num: int | None = None
-    ) -> None:
-        append: Callable[[], Awaitable[object]] = partial(
+    ) -> Appended:
+        append: Callable[[], Awaitable[Appended]] = partial(
             self._client.append,
             records,
             match_seq_num=match_seq_num,
             fencing_token=token,
         )
-        await retrying(self._backoff, append)
+        return await retrying(self._backoff, append)
 
     async def _pause(self, failures: int, error: OutcomeUnknownError) -> None:
         try:
             await self._backoff.pause(failures, RetryLaterError(error.message))
         except RetryLaterError:
             raise error from None
+
+
+def _content(record: Record | StreamRecord) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """What a record is recognised by; headers have the id of its snapshot."""
+    return [(bytes(name), bytes(value)) for name, value in record.headers], record.body
 
 
 def regroup(pieces: Iterable[Piece], size: int) -> Iterator[bytes]:
