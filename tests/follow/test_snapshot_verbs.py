@@ -18,7 +18,7 @@ from s2_sdk import S2, AppendInput, Endpoints, Record
 from tests.interop.serving import serving
 
 BASIN = "verbs-basin"
-RUN = "from streamfold.cli.snapshot import snapshot; snapshot(prog_name='snapshot')"
+RUN = "from streamfold.cli.main import main; main()"
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ class Verbs:
         self._folder = folder
 
     def start(self, name: str, *options: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", RUN, name, self.place, *options]
+        command = [sys.executable, "-c", RUN, "snapshot", name, self.place, *options]
         return subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
@@ -84,8 +84,15 @@ async def test_external_snapshots_from_take_to_prune(verbs: Verbs, tmp_path: Pat
     assert verbs.ok("take", *where, *fold) == "taken  2  external\n"
     await verbs.append('{"id":"a","n":2}', '{"id":"b"}')
     (taken,) = verbs.json("take", *where, *fold)
-    assert taken == {"outcome": "taken", "cursor": 4, "place": "external"}
-    assert verbs.json("take", *where, *fold)[0]["outcome"] == "nothing-new"
+    assert taken == {
+        "outcome": "taken",
+        "cursor": 4,
+        "place": "external",
+        "reason": "the state before 4 is saved",
+    }
+    status, out, err = verbs.run("take", *where, *fold)
+    assert (status, out) == (6, "")
+    assert "no snapshot was taken: a snapshot covers everything before 4 already" in err
     await verbs.append('{"id":"c","n":3}')
     text = verbs.ok("plan", *where)
     assert "load    external snapshot 00000000000000000004.json (cursor 4" in text
@@ -110,6 +117,47 @@ async def test_snapshots_in_the_stream(verbs: Verbs) -> None:
     assert verbs.ok("restore", "--fold", "counter") == "16\n"
     (info,) = verbs.json("list")
     assert (info["place"], info["cursor"], info["bytes"]) == ("record", 3, 1)
+
+
+async def test_snapshots_in_the_stream_that_leave_the_history(verbs: Verbs) -> None:
+    where = ["--snapshots", "in-stream", "--no-trim"]
+    await verbs.append("1", "2", "3")
+    verbs.ok("take", *where, "--fold", "counter")
+    await verbs.append("10")
+    assert verbs.json("plan", *where)[0]["first"] == 0
+    assert verbs.ok("restore", *where, "--fold", "counter") == "16\n"
+
+
+async def test_snapshots_on_the_server(verbs: Verbs, variables: dict[str, str]) -> None:
+    where = ["--snapshots", variables["S2_ACCOUNT_ENDPOINT"]]
+    await verbs.append("1", "2", "3")
+    assert verbs.ok("take", *where, "--fold", "counter").split() == ["taken", "3", "external"]
+    await verbs.append("10")
+    (plan,) = verbs.json("plan", *where)
+    assert (plan["snapshot"]["cursor"], plan["records"]) == (3, 1)
+    assert verbs.ok("restore", *where, "--fold", "counter") == "16\n"
+
+
+async def test_plain_snapshots(verbs: Verbs, tmp_path: Path) -> None:
+    where = ["--snapshots", f"file://{tmp_path}/snapshots", "--shape", "plain"]
+    await verbs.append("1", "2", "3")
+    verbs.ok("take", *where, "--fold", "counter")
+    assert (tmp_path / "snapshots" / "3.json").read_text() == "6"
+    assert verbs.ok("restore", *where, "--fold", "counter") == "6\n"
+
+
+@pytest.mark.parametrize("where", ["in-stream", "file"])
+async def test_a_snapshot_of_another_fold_is_refused(
+    variables: dict[str, str], tmp_path: Path, where: str
+) -> None:
+    verbs = Verbs(variables, f"other-fold-{where}", tmp_path)
+    place = ["--snapshots", f"file://{tmp_path}" if where == "file" else where]
+    await verbs.append('{"id":"a","n":1}')
+    verbs.ok("take", *place, "--fold", "last-value", "--key-field", "id")
+    for other in (["merge-patch"], ["last-value", "--key-field", "n"]):
+        status, _, err = verbs.run("restore", *place, "--fold", *other)
+        assert status == 1
+        assert "was made with the fold 'last-value by field id'" in err
 
 
 async def test_a_fold_of_ones_own(verbs: Verbs, tmp_path: Path) -> None:

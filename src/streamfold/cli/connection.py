@@ -101,6 +101,11 @@ def _endpoints(endpoint: str | None) -> Endpoints:
     return Endpoints(account=account, basin=basin)
 
 
+def current_token() -> str | None:
+    """The token of the verb that is running, for calls that do not go through the SDK."""
+    return _token(click.get_current_context().params.get("token_file"))
+
+
 def _token(file: Path | None) -> str:
     token = (file.read_text() if file else os.environ.get(_TOKEN, "")).strip()
     if not token:

@@ -22,6 +22,8 @@ class ExitStatus(enum.IntEnum):
     NOT_FOUND = 4
     #: What was asked for may or may not have happened.
     OUTCOME_UNKNOWN = 5
+    #: There was nothing to do, and nothing was done; the message says why.
+    NOTHING_DONE = 6
     INTERRUPTED = 130
     #: Whoever read the output has had enough; 128 + SIGPIPE, as a shell has it.
     OUTPUT_CLOSED = 141

@@ -90,23 +90,32 @@ def snapshot() -> None:
 @folding_options
 @keeping_options
 @_telling
-async def take(s2: S2, output: Output, place: Place, where: str, codec: str, **given: Any) -> None:
+async def take(s2: S2, output: Output, place: Place, **given: Any) -> None:
     """Take one snapshot now, of everything up to the tail.
 
-    If another was appended or saved in between it tries again, or says so.
+    Ends with status 6, and says why, if it took none: nothing came since the last one, or another
+    process has just taken one.
     """
-    from streamfold.follow import Backoff, Snapshotter
+    from streamfold.follow import Backoff, Outcome, Snapshotter
 
     folding = fold_of(given)
     async with Snapshotter(
         _client(s2, place),
         fold=folding.fold,
         initial=folding.initial,
-        snapshots=snapshots_of(where, codec),
+        fold_name=folding.name,
+        snapshots=snapshots_of(given, place),
         keeping=keeping_of(given),
         backoff=Backoff(attempts=_ATTEMPTS),
     ) as snapshotter:
-        _show_taken(output, await snapshotter.take())
+        taken = await snapshotter.take()
+    if taken.outcome is not Outcome.TAKEN:
+        raise VerbFailedError(
+            taken.outcome.replace("-", "_"),
+            f"no snapshot was taken: {taken.reason}",
+            ExitStatus.NOTHING_DONE,
+        )
+    _show_taken(output, taken)
 
 
 @verb("run", changes=True)
@@ -123,8 +132,6 @@ async def run(
     s2: S2,
     output: Output,
     place: Place,
-    where: str,
-    codec: str,
     records: int | None,
     size: int | None,
     age: int | None,
@@ -141,7 +148,8 @@ async def run(
         _client(s2, place),
         fold=folding.fold,
         initial=folding.initial,
-        snapshots=snapshots_of(where, codec),
+        fold_name=folding.name,
+        snapshots=snapshots_of(given, place),
         policy=policy,
         keeping=keeping_of(given),
         on_taken=lambda taken: _show_taken(output, taken),
@@ -161,9 +169,7 @@ async def run(
     help="Write the state to this file instead of standard output.",
 )
 @_telling
-async def restore(
-    s2: S2, output: Output, place: Place, where: str, codec: str, file: Path | None, **given: Any
-) -> None:
+async def restore(s2: S2, output: Output, place: Place, file: Path | None, **given: Any) -> None:
     """Restore the state as of now, and print it as JSON."""
     import msgspec
 
@@ -174,7 +180,8 @@ async def restore(
         _client(s2, place),
         fold=folding.fold,
         initial=folding.initial,
-        snapshots=snapshots_of(where, codec),
+        fold_name=folding.name,
+        snapshots=snapshots_of(given, place),
         backoff=Backoff(attempts=_ATTEMPTS),
     ) as state:
         shape: Shape = {"cursor": state.cursor, "plan": _plan_shape(state.plan)}
@@ -192,11 +199,11 @@ async def restore(
 @place_argument
 @where_options
 @_telling
-async def plan(s2: S2, output: Output, place: Place, where: str, codec: str) -> None:
+async def plan(s2: S2, output: Output, place: Place, **given: Any) -> None:
     """Show what a restore would load, and how much it would replay."""
     from streamfold.follow import make_plan
 
-    found = await make_plan(_client(s2, place), snapshots_of(where, codec))
+    found = await make_plan(_client(s2, place), snapshots_of(given, place))
     output.show(_plan_shape(found), str(found))
 
 
@@ -204,11 +211,11 @@ async def plan(s2: S2, output: Output, place: Place, where: str, codec: str) -> 
 @place_argument
 @where_options
 @_telling
-async def list_(s2: S2, output: Output, place: Place, where: str, codec: str) -> None:
+async def list_(s2: S2, output: Output, place: Place, **given: Any) -> None:
     """List snapshots, the newest first; those in the stream are found by reading it."""
     from streamfold.follow.listing import list_snapshots
 
-    for info in await list_snapshots(_client(s2, place), snapshots_of(where, codec)):
+    for info in await list_snapshots(_client(s2, place), snapshots_of(given, place)):
         size = "-" if info.size is None else str(info.size)
         text = f"{info.cursor:>20}  {info.place:8}  {info.codec:8}  {size:>12}  {info.name}"
         output.show(_info_shape(info), text)
@@ -224,17 +231,16 @@ async def prune(
     s2: S2,
     output: Output,
     place: Place,
-    where: str,
-    codec: str,
     keep: int | None,
     max_age: int | None,
+    **given: Any,
 ) -> None:
     """Delete external snapshots by number and age, but never the newest whole one."""
     from streamfold import follow
 
     if keep is None and max_age is None:
         raise click.UsageError("say what may go: --keep N, --max-age DURATION, or both")
-    store = _store(snapshots_of(where, codec))
+    store = _store(snapshots_of(given, place))
     now = int(time.time() * 1000)
     for info in await follow.prune(store, keep=keep, max_age=max_age, now=now):
         output.show(_info_shape(info), f"deleted {info.name}")
@@ -260,7 +266,12 @@ def _store(snapshots: Snapshots[Any]) -> SnapshotStore:
 
 
 def _show_taken(output: Output, taken: Taken) -> None:
-    shape: Shape = {"outcome": taken.outcome, "cursor": taken.cursor, "place": taken.place}
+    shape: Shape = {
+        "outcome": taken.outcome,
+        "cursor": taken.cursor,
+        "place": taken.place,
+        "reason": taken.reason,
+    }
     where = f"  {taken.place}" if taken.place else ""
     output.show(shape, f"{taken.outcome}  {taken.cursor}{where}")
 

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from streamfold.cli.parameters import Duration
+from streamfold.cli.connection import current_token
+from streamfold.cli.parameters import Duration, Place
 
 if TYPE_CHECKING:
-    from streamfold.follow import Keeping, Snapshots
+    from streamfold.follow import Keeping, Snapshots, SnapshotStore
     from streamfold.follow.intake import Folding
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -32,8 +33,22 @@ where_options = _options(
         default="auto",
         show_default=True,
         metavar="auto[:URL]|in-stream|URL",
-        help="Where snapshots live: outside at a URL (s3://, gs://, az://, file:///), in the stream, "
-        "or in the stream while they fit one record and then at the URL.",
+        help="Where snapshots live: outside at a URL (s3://, gs://, az://, file:///), on a Streamfold "
+        "server (http://host:port), in the stream, or in the stream while they fit one record and "
+        "then at the URL.",
+    ),
+    click.option(
+        "--shape",
+        type=click.Choice(["streamfold", "plain"]),
+        default="streamfold",
+        show_default=True,
+        help="How new snapshots look: Streamfold's own, with digests, or plain JSON with the cursor "
+        "in the name or in the record. Both are read.",
+    ),
+    click.option(
+        "--no-trim",
+        is_flag=True,
+        help="Snapshots in the stream leave the records that they cover.",
     ),
     click.option(
         "--codec",
@@ -86,13 +101,31 @@ def keeping_of(given: dict[str, Any]) -> Keeping:
     )
 
 
-def snapshots_of(where: str, codec: str) -> Snapshots[Any]:
-    """What `where_options` asked for."""
+def snapshots_of(given: dict[str, Any], place: Place) -> Snapshots[Any]:
+    """What `where_options` asked for, for the stream at `place`."""
     from streamfold.follow import JsonCodec, MsgpackCodec, auto, external, in_stream
 
-    chosen = JsonCodec[Any]() if codec == "json" else MsgpackCodec[Any]()
+    where, shape, trim = given["where"], given["shape"], not given["no_trim"]
+    codec = JsonCodec[Any]() if given["codec"] == "json" else MsgpackCodec[Any]()
     if where == "in-stream":
-        return in_stream(codec=chosen)
-    if where == "auto" or where.startswith("auto:"):
-        return auto(where.removeprefix("auto").removeprefix(":") or None, codec=chosen)
-    return external(where, codec=chosen)
+        return in_stream(codec=codec, shape=shape, trim=trim)
+    if where == "auto":
+        return auto(codec=codec, shape=shape, trim=trim)
+    url = where.removeprefix("auto:")
+    served = url.startswith(("http://", "https://"))
+    store = _served(url, place, shape) if served else url
+    naming = "streamfold" if served else shape
+    if where.startswith("auto:"):
+        return auto(store, codec=codec, naming=naming, shape=shape, trim=trim)
+    return external(store, codec=codec, naming=naming)
+
+
+def _served(endpoint: str, place: Place, shape: str) -> SnapshotStore:
+    """Snapshots of the stream that the server at `endpoint` keeps."""
+    from streamfold.follow import ServedSnapshots
+
+    if shape != "streamfold":
+        raise click.UsageError(
+            "a server keeps snapshots in Streamfold's own shape: leave out --shape"
+        )
+    return ServedSnapshots(endpoint, place.basin, place.stream, current_token())
