@@ -26,7 +26,7 @@ _OPENING = 64
 
 
 def head_of(method: str, path: str, *lines: str, size: int = 0) -> bytes:
-    text = [f"{method} {path} HTTP/1.1", "host: bench", *lines, f"content-length: {size}"]
+    text = [f"{method} {path} HTTP/1.1", "host: localhost", *lines, f"content-length: {size}"]
     return ("\r\n".join(text) + "\r\n\r\n").encode()
 
 
@@ -85,7 +85,7 @@ class Writer(asyncio.Protocol):
     def _send(self) -> None:
         self._sent = time.monotonic_ns()
         self._transport.write(
-            b"POST %b HTTP/1.1\r\nhost: bench\r\ncontent-type: application/octet-stream\r\n"
+            b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/octet-stream\r\n"
             b"producer-id: writer\r\nproducer-epoch: 0\r\nproducer-seq: %d\r\n"
             b"content-length: %d\r\n\r\n%b" % (self._path.encode(), self._number, SIZE, b"x" * SIZE)
         )
@@ -153,7 +153,7 @@ async def follow(options: argparse.Namespace) -> None:
     """Subscribers of one stream by server-sent events, until each has had every event."""
     crowd = Crowd(options.count, options.events)
     path = f"/v1/stream/{options.stream}?offset=-1&live=sse"
-    request = f"GET {path} HTTP/1.1\r\nhost: bench\r\n\r\n".encode()
+    request = f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
     room, loop = asyncio.Semaphore(_OPENING), asyncio.get_running_loop()
 
     async def connect() -> Follower:

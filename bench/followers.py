@@ -84,7 +84,7 @@ class Follower(asyncio.Protocol):
 async def follow(options: argparse.Namespace) -> None:
     crowd = Crowd(options.followers, options.records)
     request = (
-        f"GET /v1/streams/{options.stream}/records?seq_num=0 HTTP/1.1\r\nhost: bench\r\n"
+        f"GET /v1/streams/{options.stream}/records?seq_num=0 HTTP/1.1\r\nhost: localhost\r\n"
         f"s2-basin: {BASIN}\r\n{FORMS[options.form]}\r\n\r\n"
     ).encode()
     async with asyncio.timeout(options.patience):

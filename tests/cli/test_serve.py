@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
@@ -85,6 +86,42 @@ async def test_an_address_that_is_taken_is_refused_in_one_line() -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "host", "said"),
+    [
+        ((), "127.0.0.1", "for this machine alone, and asks for no tokens"),
+        (("--host", "0.0.0.0"), "localhost", "0.0.0.0 and is open: anybody who reaches it"),
+        (("--auth",), "localhost", "0.0.0.0 and asks for access tokens"),
+        (("--auth", "--host", "127.0.0.1"), "127.0.0.1", "127.0.0.1 and asks for access tokens"),
+    ],
+)
+async def test_it_listens_for_this_machine_alone_unless_told_otherwise_and_says_so(
+    options: tuple[str, ...], host: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STREAMFOLD_ROOT_TOKEN", "a-root-token-of-this-test")
+    async with process("serve", "--port", "0", *options) as running:
+        assert running.stderr is not None
+        exported = (await line_of(running)).strip()
+        assert exported.startswith(f"export S2_ACCOUNT_ENDPOINT=http://{host}:")
+        while said not in (line := (await running.stderr.readline()).decode()):
+            assert line, "it ended without saying so"
+        port = int(exported.rpartition(":")[2])
+        assert _listening_addresses(port) == {
+            "127.0.0.1" if "127.0.0.1" in said + host else "0.0.0.0"
+        }
+
+
+def _listening_addresses(port: int) -> set[str]:
+    """Where this machine listens on a port, as the kernel has it."""
+    found: set[str] = set()
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        local, state = line.split()[1], line.split()[3]
+        address, _, number = local.partition(":")
+        if state == "0A" and int(number, 16) == port:
+            found.add(socket.inet_ntoa(bytes.fromhex(address)[::-1]))
+    return found
+
+
+@pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
         (["--bucket", "b", "--local-root", "/tmp/no-such-folder"], "choose one"),
@@ -94,6 +131,9 @@ async def test_an_address_that_is_taken_is_refused_in_one_line() -> None:
         (["--commit-interval", "-1"], "commit-interval"),
         (["--port", "70000"], "65535"),
         (["--init-file", "/nowhere"], "does not exist"),
+        (["--cors-origin", "app.example"], "scheme, host and port"),
+        (["--public-url", "streams.example"], "must be http or https"),
+        (["--public-url", "https://streams.example/"], "last slash"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(

@@ -38,5 +38,8 @@ async def curl(*arguments: str, stdin: bytes | None = None) -> Response:
     if head.startswith(b"HTTP/1.1 100"):
         head, _, body = body.partition(b"\r\n\r\n")
     first, *lines = head.decode().split("\r\n")
-    pairs = (line.split(": ", 1) for line in lines)
-    return Response(int(first.split()[1]), {name.lower(): value for name, value in pairs}, body)
+    headers: dict[str, str] = {}
+    for name, value in (line.split(": ", 1) for line in lines):
+        held = headers.get(name.lower())
+        headers[name.lower()] = value if held is None else f"{held}, {value}"
+    return Response(int(first.split()[1]), headers, body)

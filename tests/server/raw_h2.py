@@ -90,7 +90,12 @@ class H2Client:
     ) -> int:
         """Send the head of a request."""
         stream_id = self._h2.get_next_available_stream_id()
-        pseudo = [(":method", method), (":scheme", "http"), (":authority", "test"), (":path", path)]
+        pseudo = [
+            (":method", method),
+            (":scheme", "http"),
+            (":authority", "localhost"),
+            (":path", path),
+        ]
         self._h2.send_headers(stream_id, [*pseudo, *headers], end_stream=end)
         self._flush()
         return stream_id

@@ -79,12 +79,12 @@ async def test_a_request_that_breaks_off_appends_nothing(server: Server) -> None
         assert (await h2.exchange("GET", f"{PATH}/tail", UNARY)).status == 200
     async with h1_client(server.port) as client:
         await client.send(
-            b"POST /v1/streams/orders/records HTTP/1.1\r\nhost: t\r\ns2-basin: test-basin\r\n"
+            b"POST /v1/streams/orders/records HTTP/1.1\r\nhost: localhost\r\ns2-basin: test-basin\r\n"
             b"content-type: application/protobuf\r\ntransfer-encoding: chunked\r\n\r\n"
         )
         await client.send_chunk(body[:whole_first])
     async with h1_client(server.port) as client:
-        await client.send(b"GET /ping HTTP/1.1\r\nhost: t\r\n\r\n")
+        await client.send(b"GET /ping HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert (await client.head())[0] == 200
     assert await nothing_was_appended(server)
 

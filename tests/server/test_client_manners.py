@@ -29,7 +29,7 @@ async def test_a_follower_that_hangs_up_is_forgotten(server: Server) -> None:
 async def test_a_follower_over_http1_that_hangs_up_is_forgotten(server: Server) -> None:
     async with h1_client(server.port) as client:
         await client.send(
-            b"GET /v1/streams/orders/records HTTP/1.1\r\nhost: t\r\ns2-basin: test-basin\r\n"
+            b"GET /v1/streams/orders/records HTTP/1.1\r\nhost: localhost\r\ns2-basin: test-basin\r\n"
             b"accept: text/event-stream\r\n\r\n"
         )
         await client.head()

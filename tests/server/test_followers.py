@@ -30,7 +30,7 @@ SIZE = 6 + RECORD_OVERHEAD
 @asynccontextmanager
 async def follower(server: Server, path: str, header: str) -> AsyncIterator[H1Client]:
     async with h1_client(server.port) as client:
-        head = f"GET {path} HTTP/1.1\r\nhost: t\r\ns2-basin: {BASIN}\r\n{header}\r\n\r\n"
+        head = f"GET {path} HTTP/1.1\r\nhost: localhost\r\ns2-basin: {BASIN}\r\n{header}\r\n\r\n"
         await client.send(head.encode())
         assert (await client.head())[0] == 200
         yield client
@@ -110,7 +110,7 @@ async def test_events_of_a_durable_stream_reach_every_follower_with_the_offset_a
     server: Server, crowd: Crowd
 ) -> None:
     async with h1_client(server.port) as client:
-        head = f"PUT /{BASIN}/text HTTP/1.1\r\nhost: t\r\ncontent-type: text/plain\r\n"
+        head = f"PUT /{BASIN}/text HTTP/1.1\r\nhost: localhost\r\ncontent-type: text/plain\r\n"
         await client.send(f"{head}content-length: 0\r\n\r\n".encode())
         assert (await client.head())[0] == 201
     for _ in range(CROWD // 2):

@@ -9,7 +9,7 @@ from tests.server.frames import append_frame, frames_in
 from tests.server.raw_h1 import H1Client, h1_client
 
 HEAD = (
-    b"%b /v1/streams/orders/records%b HTTP/1.1\r\nhost: test\r\ns2-basin: test-basin\r\n"
+    b"%b /v1/streams/orders/records%b HTTP/1.1\r\nhost: localhost\r\ns2-basin: test-basin\r\n"
     b"content-type: s2s/proto\r\n%b\r\n"
 )
 CHUNKED = b"transfer-encoding: chunked\r\n"
@@ -45,7 +45,7 @@ async def test_a_read_session_follows_over_http1(server: Server) -> None:
 async def test_a_connection_serves_one_request_after_the_other(server: Server) -> None:
     async with h1_client(server.port) as client:
         for _ in range(3):
-            await client.send(b"GET /v1/streams/orders/records/tail HTTP/1.1\r\nhost: t\r\n"
+            await client.send(b"GET /v1/streams/orders/records/tail HTTP/1.1\r\nhost: localhost\r\n"
                               b"s2-basin: test-basin\r\n\r\n")  # fmt: skip
             status, headers = await client.head()
             assert status == 200
@@ -57,13 +57,13 @@ async def test_a_request_that_is_not_http_harms_nobody(server: Server) -> None:
         await client.send(b"\x00\x01\x02 what is this\r\n\r\n")
         assert b"400" in (await client.rest()).split(b"\r\n")[0]
     async with h1_client(server.port) as client:
-        await client.send(b"GET /ping HTTP/1.1\r\nhost: t\r\n\r\n")
+        await client.send(b"GET /ping HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert (await client.head())[0] == 200
 
 
 async def test_headers_without_end_are_refused(server: Server) -> None:
     async with h1_client(server.port) as client:
-        await client.send(b"GET /ping HTTP/1.1\r\nhost: t\r\nx: ")
+        await client.send(b"GET /ping HTTP/1.1\r\nhost: localhost\r\nx: ")
         try:
             for _ in range(64):
                 await client.send(b"y" * 16384)

@@ -50,7 +50,9 @@ async def test_long_requests_of_strangers_leave_nothing_in_memory(line: str, hea
 
 
 async def _ask(h1: H1Client, line: str, header: str) -> None:
-    await h1.send(f"{line} HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n{header}\r\n\r\n".encode())
+    await h1.send(
+        f"{line} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n{header}\r\n\r\n".encode()
+    )
     _, headers = await h1.head()
     await h1.body(int(headers.get("content-length", 0)))
 

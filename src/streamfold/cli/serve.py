@@ -13,6 +13,7 @@ from streamfold.cli.parameters import ByteSize
 from streamfold.errors import InvalidError
 from streamfold.model.access import Secret
 from streamfold.server.configuration import PORT, TLS_PORT, Configuration, store_location
+from streamfold.server.cors import is_loopback, parse_origin
 from streamfold.server.main import Server, TlsFiles, run
 from streamfold.store.settings import StoreSettings
 
@@ -33,7 +34,10 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     "--bucket", help="Keep records in this S3 bucket; AWS_* variables say how to reach it."
 )
 @click.option("--path", default="", help="Prefix within the folder or bucket.")
-@click.option("--host", default="0.0.0.0", show_default=True, help="Address to listen at.")  # noqa: S104
+@click.option(
+    "--host",
+    help="Address to listen at.  [default: 127.0.0.1, this machine alone; 0.0.0.0 with --auth]",
+)
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
@@ -47,6 +51,17 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     type=_FILE,
     envvar="S2LITE_INIT_FILE",
     help="JSON file of basins and streams to make sure of.",
+)
+@click.option(
+    "--public-url",
+    help="What clients reach the server by, for links in answers; otherwise the request's host.",
+)
+@click.option(
+    "--cors-origin",
+    "cors_origins",
+    multiple=True,
+    help="Let web pages of this origin use a server without --auth, beside those of this machine; "
+    "* for all. May be given several times.",
 )
 @click.option("--no-cors", is_flag=True, help="Do not let pages of other origins use the server.")
 @click.option(
@@ -95,12 +110,14 @@ def serve(
     local_root: Path | None,
     bucket: str | None,
     path: str,
-    host: str,
+    host: str | None,
     port: int | None,
     tls_cert: Path | None,
     tls_key: Path | None,
     tls_self: bool,
     init_file: Path | None,
+    public_url: str | None,
+    cors_origins: tuple[str, ...],
     no_cors: bool,
     append_inflight_bytes: int,
     commit_interval: float,
@@ -129,6 +146,8 @@ def serve(
         tls=tls,
         tls_self=tls_self,
         cors=not no_cors,
+        cors_origins=tuple(map(parse_origin, cors_origins)),
+        public_url=public_url,
         init_file=init_file,
         root_token=_root_token(root_token_file) if auth or root_token_file else None,
         access_log=not no_access_log,
@@ -154,12 +173,24 @@ def _root_token(file: Path | None) -> Secret:
     return Secret(token)
 
 
+def _reach(configuration: Configuration) -> str:
+    """Who can reach the server, and what they may do then."""
+    host = configuration.listening_host
+    if configuration.guarded:
+        return f"It listens at {host} and asks for access tokens."
+    if is_loopback(host):
+        return (
+            f"It listens at {host}, for this machine alone, and asks for no tokens. "
+            "--auth opens it to other machines with tokens, --host without."
+        )
+    return f"It listens at {host} and is open: anybody who reaches it may read and write."
+
+
 def _announce(server: Server, configuration: Configuration, as_json: bool) -> None:
     if as_json:
         where = {"url": server.url, "port": server.port, "location": configuration.location}
         click.echo(json.dumps(where))
         return
     click.echo(f"Streamfold serves {configuration.location} at {server.url}", err=True)
-    if not server.guarded:
-        click.echo("It is open: anybody who reaches it may read and write.", err=True)
+    click.echo(_reach(configuration), err=True)
     click.echo(server.exports(), nl=False)

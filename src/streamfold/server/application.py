@@ -13,6 +13,7 @@ import msgspec
 from streamfold.errors import StoreClosingError
 from streamfold.server import cors
 from streamfold.server.access_log import AccessLog
+from streamfold.server.cors import Pages
 from streamfold.server.durable.routes import Durable
 from streamfold.server.gate import Gate
 from streamfold.server.http import Request
@@ -37,14 +38,15 @@ class Application:
         durable: Durable,
         gate: Gate,
         access_log: AccessLog | None,
-        *,
-        allow_origins: bool,
+        pages: Pages,
+        public_url: str | None,
     ) -> None:
         self._router = router
         self._durable = durable
         self._gate = gate
         self._access_log = access_log
-        self._allow_origins = allow_origins
+        self._pages = pages
+        self._public_url = public_url
 
     async def __call__(self, request: Request) -> None:
         started = perf_counter()
@@ -68,15 +70,17 @@ class Application:
             self._access_log.record(request, perf_counter() - started)
 
     def _answer(self, request: Request) -> Awaitable[None]:
+        request.public_url = self._public_url
+        refusal = self._pages.judge(request)
+        if refusal is not None:
+            return _refuse(request, 403, refusal.code, refusal.message)
+        if self._pages.enabled and cors.is_preflight(request):
+            return cors.answer_preflight(request)
         path = request.raw_path
         match = self._router.match(path)
         draining = self._gate.draining.is_set()
         if match is None and self._durable.serves(path) and not draining:
             return self._durable.handle(request)
-        if b"origin" in request.headers and self._allow_origins:
-            cors.allow_origin(request)
-            if cors.is_preflight(request):
-                return cors.answer_preflight(request)
         if draining and path not in _ALWAYS_OPEN:
             raise StoreClosingError
         if match is None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from streamfold.errors import InvalidError
 from streamfold.model.access import Secret
+from streamfold.server.cors import is_loopback, parse_origin
 from streamfold.server.listener import TlsFiles
 from streamfold.server.patience import BODY_PATIENCE
 from streamfold.server.s2.read_session import HEARTBEAT
@@ -16,6 +18,7 @@ from streamfold.store.settings import StoreSettings
 PORT, TLS_PORT = 80, 443
 #: Addresses that mean all of a machine's.
 _ANY_HOST = ("0.0.0.0", "::")  # noqa: S104
+_ALL_ADDRESSES, _THIS_MACHINE = "0.0.0.0", "127.0.0.1"  # noqa: S104
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +28,19 @@ class Configuration:
     #: memory:, file:///folder or s3://bucket/prefix.
     location: str = "memory:"
     store: StoreSettings = field(default_factory=StoreSettings)
-    host: str = "0.0.0.0"  # noqa: S104 - a server that containers run must be reachable
+    #: Where to listen; without one, at all addresses if there is a root token, else for this machine.
+    host: str | None = None
     #: 0 takes any free port.
     port: int = PORT
     tls: TlsFiles | None = None
     #: Make a certificate for localhost instead.
     tls_self: bool = False
-    #: Let pages of any origin use the server.
+    #: Let web pages use the server: those of this machine, and with a root token all.
     cors: bool = True
+    #: Origins whose pages may use a server without a root token as well; "*" for all.
+    cors_origins: tuple[str, ...] = ()
+    #: What clients reach the server by, for links in answers; without one, it is the request's host.
+    public_url: str | None = None
     #: Basins and streams that exist from the start.
     init_file: Path | None = None
     #: What its owner shows to do everything and to issue access tokens; without one, nothing is asked.
@@ -59,6 +67,32 @@ class Configuration:
             raise InvalidError("a certificate and a self-signed one exclude each other: choose one")
         if not 0 <= self.port <= 65535:
             raise InvalidError(f"port {self.port} must be 0 to 65535")
+        for origin in self.cors_origins:
+            parse_origin(origin)
+        if self.public_url is not None:
+            _check_public_url(self.public_url)
+
+    @property
+    def guarded(self) -> bool:
+        """Whether access tokens are asked for."""
+        return self.root_token is not None
+
+    @property
+    def listening_host(self) -> str:
+        """The address to listen at."""
+        return self.host or (_ALL_ADDRESSES if self.guarded else _THIS_MACHINE)
+
+    @property
+    def known_hosts(self) -> frozenset[str] | None:
+        """Names by which clients may call the server; None if that can be any.
+
+        A server for this machine alone has its own names only. Otherwise a web page could have its
+        name lead here, and would be taken for a page of this server.
+        """
+        if not is_loopback(self.listening_host):
+            return None
+        own = urlsplit(self.public_url).hostname if self.public_url else None
+        return frozenset(name for name in (own, self.listening_host) if name)
 
     @property
     def location_name(self) -> str:
@@ -69,8 +103,26 @@ class Configuration:
     def url(self, port: int) -> str:
         """Where a client on this machine finds the server."""
         scheme = "https" if self.tls or self.tls_self else "http"
-        host = "localhost" if self.host in _ANY_HOST else self.host
+        listening = self.listening_host
+        host = "localhost" if listening in _ANY_HOST else listening
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _check_public_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        fit = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        fit = False
+    if not fit or parts.query or parts.fragment or "@" in parts.netloc or url.endswith("/"):
+        raise InvalidError(
+            f"public URL {url[:80]!r} must be http or https with a host, and may have a port and a "
+            "path, as in https://streams.example: leave out user, query, fragment and the last slash"
+        )
+    if not (url.isascii() and url.isprintable() and " " not in url):
+        raise InvalidError(
+            f"public URL {url[:80]!r} must be printable ASCII: encode the rest of it"
+        )
 
 
 def store_location(local_root: Path | None, bucket: str | None, path: str) -> str:

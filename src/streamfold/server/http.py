@@ -51,6 +51,7 @@ class Request:
         "added_headers",
         "headers",
         "method",
+        "public_url",
         "raw_path",
         "received",
         "sent",
@@ -80,6 +81,8 @@ class Request:
         self._to_come = True
         #: Headers that every answer to this request gets, whoever gives it.
         self.added_headers: tuple[tuple[bytes, bytes], ...] = ()
+        #: What clients reach this server by, if it was configured: scheme, host, and a path perhaps.
+        self.public_url: str | None = None
         #: Bytes of bodies so far.
         self.received = 0
         self.sent = 0
@@ -101,7 +104,9 @@ class Request:
         return str(self._scope["http_version"])
 
     def url_of(self, path: str) -> str:
-        """The address of a path on this server, as the client reaches it."""
+        """The address of a path on this server, as clients reach it: by its own name, if it has one."""
+        if self.public_url is not None:
+            return self.public_url + path
         host = self.header("host") or self.header(":authority") or ""
         return f"{self._scope['scheme']}://{host}{path}" if host else path
 

@@ -22,6 +22,7 @@ from streamfold.server.access_log import AccessLog
 from streamfold.server.application import Application
 from streamfold.server.certificates import write_self_signed
 from streamfold.server.configuration import Configuration
+from streamfold.server.cors import Pages
 from streamfold.server.durable.routes import Durable
 from streamfold.server.durable.subscriptions import Subscriptions
 from streamfold.server.gate import Gate
@@ -73,7 +74,7 @@ async def running_server(configuration: Configuration) -> AsyncIterator[Server]:
     spec = read_init_file(configuration.init_file) if configuration.init_file else None
     async with AsyncExitStack() as stack:
         # First of all, so that an address that is taken costs no start of the store.
-        bound = stack.enter_context(bind(configuration.host, configuration.port))
+        bound = stack.enter_context(bind(configuration.listening_host, configuration.port))
         tls = configuration.tls
         if configuration.tls_self:
             tls = write_self_signed(Path(stack.enter_context(TemporaryDirectory())))
@@ -94,8 +95,8 @@ async def running_server(configuration: Configuration) -> AsyncIterator[Server]:
         listener = Listener(bound, application, tls, configuration.body_patience)
         listener.start()
         try:
-            url, guarded = configuration.url(listener.port), configuration.root_token is not None
-            yield Server(store, url, listener.port, gate, guarded)
+            url = configuration.url(listener.port)
+            yield Server(store, url, listener.port, gate, configuration.guarded)
         finally:
             await gate.drain(configuration.drain_patience)
             await gate.linger(configuration.linger)
@@ -146,10 +147,15 @@ def _application(
         subscriptions,
         parse_bucket_name(configuration.default_basin),
         configuration.long_poll,
-        cors=configuration.cors,
-        private=configuration.root_token is not None,
+        private=configuration.guarded,
     )
-    return Application(router, durable, gate, access_log, allow_origins=configuration.cors)
+    pages = Pages(
+        guarded=configuration.guarded,
+        enabled=configuration.cors,
+        origins=configuration.cors_origins,
+        known_hosts=configuration.known_hosts,
+    )
+    return Application(router, durable, gate, access_log, pages, configuration.public_url)
 
 
 async def serve(configuration: Configuration, announce: Callable[[Server], None]) -> None:

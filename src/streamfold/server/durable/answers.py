@@ -35,34 +35,8 @@ UP_TO_DATE: Final = (b"stream-up-to-date", b"true")
 CLOSED: Final = (b"stream-closed", b"true")
 NO_STORE: Final = (b"cache-control", b"no-store")
 
-#: On every answer: what is in a stream is untrusted, and pages of other origins may read it.
-SAFETY: Final = (
-    (b"x-content-type-options", b"nosniff"),
-    (b"cross-origin-resource-policy", b"cross-origin"),
-)
-#: What pages of other origins may see of an answer.
-CORS: Final = (
-    (b"access-control-allow-origin", b"*"),
-    (
-        b"access-control-expose-headers",
-        b"stream-next-offset, stream-cursor, stream-up-to-date, stream-closed, producer-epoch, "
-        b"producer-seq, producer-expected-seq, producer-received-seq, stream-snapshot-offset, "
-        b"stream-snapshot-digest, stream-retained-offset, stream-sse-data-encoding, etag, "
-        b"content-type, content-encoding, location, vary, retry-after",
-    ),
-)
-#: And what they may send, which browsers ask first.
-PREFLIGHT: Final = (
-    (b"access-control-allow-methods", b"GET, POST, PUT, DELETE, HEAD, OPTIONS"),
-    (
-        b"access-control-allow-headers",
-        b"content-type, authorization, if-none-match, stream-seq, stream-ttl, stream-expires-at, "
-        b"stream-closed, producer-id, producer-epoch, producer-seq, stream-forked-from, "
-        b"stream-fork-offset, stream-fork-sub-offset, stream-trim-on-snapshot, "
-        b"stream-snapshot-match, s2-encryption-key",
-    ),
-    (b"access-control-max-age", b"86400"),
-)
+#: On every answer: pages that may use the server may also embed what a stream holds.
+RESOURCE_POLICY: Final = (b"cross-origin-resource-policy", b"cross-origin")
 
 
 def offset_header(seq_num: int) -> tuple[bytes, bytes]:

@@ -53,7 +53,6 @@ class Durable:
         default_basin: BasinName,
         long_poll: float,
         *,
-        cors: bool,
         private: bool,
     ) -> None:
         self._store = store
@@ -65,8 +64,6 @@ class Durable:
         self._snapshots = Snapshots(store)
         self._buckets = Buckets(store, access)
         self._subscriptions = subscriptions
-        self._added = (*answers.SAFETY, *(answers.CORS if cors else ()))
-        self._preflight = answers.PREFLIGHT if cors else ()
 
     def serves(self, raw_path: str) -> bool:
         """Whether a path that nothing else is at may be a stream's, or a bucket's."""
@@ -74,9 +71,9 @@ class Durable:
 
     async def handle(self, request: Request) -> None:
         """Answer a request; a failure before the answer begins is answered as well."""
-        request.added_headers = self._added
+        request.added_headers = (*request.added_headers, answers.RESOURCE_POLICY)
         if request.method == "OPTIONS":
-            await request.respond(204, self._preflight)
+            await request.respond(204)
             return
         path = request.raw_path
         try:
