@@ -234,7 +234,7 @@ async def test_a_table_without_rows_learns_its_columns_from_what_comes_later(
     first = {"id": "a", "n": None}
     await writer.write_diff(changes_of(seen, change(seen, "INSERT", first)), "0", "1")
     assert (await (await reopened(tmp_path)).table()).to_pylist() == [first]
-    known = TableSchema.of([*seen.arrow][:1] + [pa.field("n", pa.list_(pa.int64()))], ["id"])
+    known = TableSchema.of([seen.arrow[0], pa.field("n", pa.list_(pa.int64()))], ["id"])
     writer.evolve(known)
     second = {"id": "b", "n": [1]}
     await writer.write_diff(changes_of(known, change(known, "INSERT", second)), "1", "2")
