@@ -129,6 +129,7 @@ def _listening_addresses(port: int) -> set[str]:
         (["--append-inflight-bytes", "1KiB"], "at least 1048576"),
         (["--append-inflight-bytes", "lots"], "64MiB"),
         (["--commit-interval", "-1"], "commit-interval"),
+        (["--commit-timeout", "0"], "commit-timeout"),
         (["--port", "70000"], "65535"),
         (["--init-file", "/nowhere"], "does not exist"),
         (["--cors-origin", "app.example"], "scheme, host and port"),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 _PIECE = 1 << 16
+_DENIAL = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+_LENGTH = re.compile(rb"content-length: *([0-9]+)", re.IGNORECASE)
 
 
 class Weather(enum.Enum):
@@ -19,6 +22,7 @@ class Weather(enum.Enum):
     REFUSED = "it is closed at once: nothing is asked, nothing answered"
     SILENT = "it stays open, but nothing passes"
     ANSWERS_LOST = "requests get through, then it is closed before the answer comes"
+    DENIED = "writes are answered with 403, and go no further"
 
 
 class FlakyProxy:
@@ -74,7 +78,7 @@ class FlakyProxy:
             try:
                 request = _Request()
                 async with asyncio.TaskGroup() as group:
-                    group.create_task(self._requests(reader, up_writer, request))
+                    group.create_task(self._requests(reader, writer, up_writer, request))
                     group.create_task(self._answers(up_reader, writer, request))
             finally:
                 self._open.discard(up_writer)
@@ -93,13 +97,20 @@ class FlakyProxy:
             raise ConnectionResetError
 
     async def _requests(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: _Request
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        up_writer: asyncio.StreamWriter,
+        request: _Request,
     ) -> None:
         while piece := await reader.read(_PIECE):
             await self._pass()
+            if self._weather is Weather.DENIED and piece.startswith(b"PUT "):
+                await _deny(piece, reader, writer)
+                continue
             request.note(piece)
-            writer.write(piece)
-            await writer.drain()
+            up_writer.write(piece)
+            await up_writer.drain()
         raise EOFError
 
     async def _answers(
@@ -116,6 +127,17 @@ class FlakyProxy:
             with suppress(ConnectionResetError):
                 await writer.drain()
         raise EOFError
+
+
+async def _deny(piece: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Read the rest of a request, and answer that it is not allowed."""
+    while b"\r\n\r\n" not in piece:
+        piece += await reader.read(_PIECE)
+    head, _, body = piece.partition(b"\r\n\r\n")
+    length = _LENGTH.search(head)
+    await reader.readexactly((int(length[1]) if length else 0) - len(body))
+    writer.write(b"HTTP/1.1 403 Forbidden\r\ncontent-length: %d\r\n\r\n" % len(_DENIAL) + _DENIAL)
+    await writer.drain()
 
 
 @dataclass(slots=True)

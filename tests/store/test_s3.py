@@ -200,6 +200,55 @@ async def test_a_store_cannot_be_opened_while_its_endpoint_is_away(
         await prepare(store)
 
 
+#: Seconds that no test takes: what ends before was answered, and not given up.
+SILENCE = StoreSettings(commit_timeout=3600, recovery_patience=60)
+
+
+async def test_a_write_that_storage_denies_is_answered_before_the_timeout_for_silence(
+    far: Location, proxy: FlakyProxy
+) -> None:
+    async with asyncio.timeout(120), open_store(far, SILENCE) as store:
+        await prepare(store)
+        await store.append(BASIN, STREAM, [Record(b"before")])
+        await proxy.turn(Weather.DENIED)
+        with pytest.raises(OutcomeUnknownError, match=r"403 Forbidden.*AccessDenied"):
+            await store.append(BASIN, STREAM, [Record(b"denied")])
+        waiting = asyncio.create_task(store.append(BASIN, STREAM, [Record(b"after")]))
+        await proxy.turn(Weather.CLEAR)
+        assert (await waiting).start.seq_num == 1
+        assert [record.body for record in await read_all(store, STREAM)] == [b"before", b"after"]
+
+
+async def test_calls_do_not_wait_for_storage_that_is_known_to_refuse(
+    far: Location, proxy: FlakyProxy
+) -> None:
+    async with asyncio.timeout(120), open_store(far, IMPATIENT) as store:
+        await prepare(store)
+        await proxy.turn(Weather.DENIED)
+        with pytest.raises(OutcomeUnknownError):
+            await store.append(BASIN, STREAM, [Record(b"denied")])
+        with pytest.raises(StoreRecoveringError):
+            await store.check_tail(BASIN, STREAM)  # waits for the recovery, in vain
+        with pytest.raises(StoreRecoveringError, match="403 Forbidden"):
+            store.check_tail(BASIN, STREAM).send(
+                None
+            )  # raises at its first step: it waits for nothing
+
+
+async def test_a_bucket_that_is_deleted_is_an_answer_too(s3_server: S3Server) -> None:
+    client = s3_client(s3_server)
+    client.create_bucket(Bucket="short-lived")
+    location = open_location("s3://short-lived", s3_server.environment())
+    async with asyncio.timeout(120), open_store(location, SILENCE) as store:
+        await prepare(store)
+        listed = client.list_objects_v2(Bucket="short-lived")["Contents"]
+        for item in listed:
+            client.delete_object(Bucket="short-lived", Key=item["Key"])
+        client.delete_bucket(Bucket="short-lived")
+        with pytest.raises(OutcomeUnknownError, match=r"404 Not Found|NoSuchBucket"):
+            await store.append(BASIN, STREAM, [Record(b"lost")])
+
+
 class Watch:
     """Lets a test wait for what happens to the load."""
 

@@ -78,6 +78,15 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="Seconds between commits, at least: for buckets whose requests cost.",
 )
 @click.option(
+    "--commit-timeout",
+    type=click.FloatRange(min=0.1),
+    default=_DEFAULTS.commit_timeout,
+    show_default=True,
+    envvar="STREAMFOLD_COMMIT_TIMEOUT",
+    show_envvar=True,
+    help="Seconds that storage may be silent before an append fails as of unknown outcome.",
+)
+@click.option(
     "--no-fsync",
     is_flag=True,
     help="Acknowledge before the disk has it: a power cut may lose records.",
@@ -121,6 +130,7 @@ def serve(
     no_cors: bool,
     append_inflight_bytes: int,
     commit_interval: float,
+    commit_timeout: float,
     no_fsync: bool,
     auth: bool,
     root_token_file: Path | None,
@@ -139,6 +149,7 @@ def serve(
         store=StoreSettings(
             inflight_bytes=append_inflight_bytes,
             commit_interval=commit_interval,
+            commit_timeout=commit_timeout,
             fsync=not no_fsync,
         ),
         host=host,

@@ -20,7 +20,8 @@ class StoreSettings:
     commits_in_flight: int = 2
     #: Seconds from the start of one commit to the next, at least: for buckets whose requests cost.
     commit_interval: float = 0.0
-    #: Seconds after which a commit without an answer counts as of unknown outcome.
+    #: Seconds after which a commit without an answer counts as of unknown outcome. An error that
+    #: storage answers with counts at once.
     commit_timeout: float = 30.0
     #: Bytes of recent records kept in memory, over all streams, for readers at the tail.
     recent_bytes: int = 64 << 20
@@ -28,7 +29,7 @@ class StoreSettings:
     idle_streams: int = 10_000
     #: Seconds between passes of the background work (retention, deletion of what is trimmed).
     upkeep_interval: float = 60.0
-    #: Seconds for which calls wait while the store reopens its storage after a failure.
+    #: Seconds from a failure for which calls wait while the store reopens its storage.
     recovery_patience: float = 5.0
     #: On local disk: sync each commit to the device before it is acknowledged.
     fsync: bool = True

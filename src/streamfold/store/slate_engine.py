@@ -35,6 +35,13 @@ _FETCH_TASKS = 2
 _PAGE_ROWS = 512
 _PAGE_BYTES = 1 << 20
 
+#: How often SlateDB repeats a request that storage answered with an error, 0.1 to 0.8 s apart; then the
+#: request has failed. It would go on for ever, and the answer to an append would have to wait for it.
+#: Server errors (5xx), throttling and connections that are refused are retried below this, for minutes.
+_RETRIES = 4
+#: Seconds that a failed database gets to say why.
+_CAUSE_TIMEOUT = 1.0
+
 #: Seconds in which storage must answer once, or it is not opened.
 _ANSWER_PATIENCE = 15.0
 
@@ -113,8 +120,23 @@ class SlateEngine:
                 await written.await_durable()
             if self._disk is not None:
                 await self._disk.sync_wal()
-        except (binding.Error, OSError) as error:
+        except binding.Error as error:
+            raise _translated(await self._cause(error)) from error
+        except OSError as error:
             raise _translated(error) from error
+
+    async def _cause(self, error: Any) -> Any:
+        """What storage answered when a commit failed: only the next call of SlateDB repeats it."""
+        if isinstance(error, binding.Error.Closed):
+            return error
+        try:
+            async with asyncio.timeout(_CAUSE_TIMEOUT):
+                await self._db.flush_with_options(_WAL)
+        except binding.Error as cause:
+            return cause
+        except TimeoutError:
+            return error
+        return error
 
     async def get(self, key: bytes) -> bytes | None:
         try:
@@ -224,6 +246,7 @@ def _settings(*, collects: bool, in_memory: bool) -> Any:
             settings.set(option, '{"interval": "10s", "min_age": "10s", "dry_run": false}')
     # No timer: a commit flushes when it is complete, so an ack waits for one write and no tick.
     settings.set("flush_interval", "null")
+    settings.set("object_store_max_retries", str(_RETRIES))
     settings.set("l0_sst_size_bytes", str(_TABLE_BYTES))
     settings.set("max_unflushed_bytes", str(_UNFLUSHED_BYTES))
     # A writer at full speed waits while there are too many young tables: look for work often.
@@ -261,4 +284,4 @@ def _translated(error: Exception) -> Exception:
         return WriterFencedError()
     if isinstance(error, OSError):
         return StorageError(f"the disk failed: {error}")
-    return StorageError(f"SlateDB failed: {error}")
+    return StorageError(f"SlateDB failed: {getattr(error, 'message', error)}")

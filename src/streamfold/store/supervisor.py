@@ -87,13 +87,20 @@ class Supervisor:
         #: Why no session will come any more, or why there is none just now.
         self._refusal: StreamfoldError = StoreRecoveringError("it is being opened")
         self._final = False
+        #: Until when calls wait for the next session, by the clock of the event loop.
+        self._wait_until = 0.0
 
     async def opening(self) -> Opening:
-        """The current session; waits a little while the storage is being reopened."""
+        """The current session; waits a little after a failure, while storage is reopened.
+
+        Storage that is not back by then is known to be down: then this raises at once.
+        """
         if self.current is not None:
             return self.current
+        if self._wait_until <= asyncio.get_running_loop().time():
+            raise self._refusal
         try:
-            async with asyncio.timeout(self._settings.recovery_patience):
+            async with asyncio.timeout_at(self._wait_until):
                 while self.current is None and not self._final:
                     self._changed.clear()
                     await self._changed.wait()
@@ -113,8 +120,10 @@ class Supervisor:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Open the storage, keep it open while the context lasts, then drain and close it."""
+        opening = await self._open()
+        self._let_calls_wait()
         # Not a task group: that would wrap whatever the body raises.
-        keeper = asyncio.create_task(self._keep(await self._open()))
+        keeper = asyncio.create_task(self._keep(opening))
         try:
             yield
         finally:
@@ -122,6 +131,11 @@ class Supervisor:
             keeper.cancel()
             with suppress(asyncio.CancelledError):
                 await keeper
+
+    def _let_calls_wait(self) -> None:
+        """From now on for a while, the next session is worth waiting for."""
+        now = asyncio.get_running_loop().time()
+        self._wait_until = now + self._settings.recovery_patience
 
     async def _keep(self, opening: Opening) -> None:
         while True:
@@ -154,6 +168,7 @@ class Supervisor:
                 group.create_task(_look_for_successor(opening.session.engine))
         except BaseExceptionGroup as errors:
             failure = _cause(errors)
+            self._let_calls_wait()
             if isinstance(failure, FINAL):
                 self._refuse(failure)
             elif not self._final:
