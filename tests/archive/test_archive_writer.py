@@ -11,6 +11,7 @@ import pytest
 
 from streamfold.archive.failures import (
     ChainGapError,
+    CommitConflictError,
     PositionInvalidError,
     SchemaIncompatibleError,
     WriterFencedOutError,
@@ -362,3 +363,18 @@ async def test_a_cancelled_write_commits_nothing_and_the_next_one_works(blobs: B
         await asyncio.gather(write, return_exceptions=True)
     await writer.write_diff(changes(("INSERT", 1, "a")), "0", "1")
     assert await read_states(blobs) == [("0", {}), ("1", {1: "a"})]
+
+
+async def test_a_table_takes_a_new_name_where_its_former_one_is_told(blobs: BlobStore) -> None:
+    formats, folder = [JsonlFormat()], [at(blobs)]
+    first = await ArchiveWriter.open("users", SCHEMA, folder, formats=formats, writer_id="w-1")
+    await first.write_base(rows({1: "a"}), "1", reason="first")
+    with pytest.raises(CommitConflictError, match=r"holds table 'users', not 'public\.users'"):
+        await ArchiveWriter.open("public.users", SCHEMA, folder, formats=formats, writer_id="w-2")
+    second = await ArchiveWriter.open(
+        "public.users", SCHEMA, folder, formats=formats, writer_id="w-2", former_names=["users"]
+    )
+    await second.write_diff(changes(("INSERT", 2, "b")), "1", "2")
+    stored = await at(blobs).read()
+    assert stored is not None
+    assert (stored.manifest.table, stored.manifest.head_position) == ("public.users", "2")

@@ -327,7 +327,7 @@ async def test_a_commit_begins_at_what_is_there_not_at_what_was_read(
 ) -> None:
     stored = await current(blobs)
     await write(writer)
-    outcome = await commit_of(ClaimTable("other", "claim")).run(at(blobs), stored)
+    outcome = await commit_of(ClaimTable("other", "claim", "t")).run(at(blobs), stored)
     assert isinstance(outcome, Committed)
     assert outcome.stored.manifest.head_position == "1"
     assert outcome.stored.manifest.fencing_token == 2
@@ -392,5 +392,5 @@ async def test_applying_updates_leaves_the_old_manifest_as_it_was(
 ) -> None:
     before = (await current(blobs)).manifest
     copy = (await current(blobs)).manifest
-    apply_updates(before, [ClaimTable("other", "claim")], Stamp("c", START), SEQ_NUM)
+    apply_updates(before, [ClaimTable("other", "claim", "t")], Stamp("c", START), SEQ_NUM)
     assert before == copy

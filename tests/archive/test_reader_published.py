@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 import streamfold.archive
 from streamfold.archive import ArtifactCorruptError, TableSchema
+from streamfold.archive.failures import KeyFieldsUnknownError
 from streamfold.archive.formats import ProtobufFormat
 from streamfold.errors import InvalidError
 from tests.archive.tables import SCHEMA
@@ -163,8 +166,10 @@ async def test_an_empty_base_and_a_truncate_need_no_columns(tmp_path: Path) -> N
 
 async def test_key_fields_that_are_no_columns_are_told(folder: Path) -> None:
     archive = await streamfold.archive.open(folder, key_fields=["no", "column"])
-    with pytest.raises(ArtifactCorruptError, match="name the key fields"):
+    with pytest.raises(KeyFieldsUnknownError, match=r"'no' .* give --key .*'id', 'name'"):
         await archive.table()
+    with pytest.raises(KeyFieldsUnknownError):
+        await archive.verify()
 
 
 async def test_published_protobuf_is_rebuilt_with_and_without_a_schema(tmp_path: Path) -> None:
@@ -200,3 +205,61 @@ async def test_files_that_are_elsewhere_in_the_same_storage_are_found_by_their_u
     path.write_text(path.read_text().replace("s3://a-bucket-that-is-not-here/users", there))
     archive = await streamfold.archive.open(folder)
     assert len(await archive.table()) == 3
+
+
+COLUMNS = {
+    "id": "int8", "price": "numeric", "cents": "numeric(12,2)", "ok": "bool", "ratio": "float8",
+    "name": "character varying(20)", "raw": "bytea", "day": "date", "at": "timestamp with time zone",
+    "local": "timestamp", "clock": "time", "never": "int4", "doc": "jsonb",
+}  # fmt: skip
+#: The same row as the published writer's baseline has it, and as its stream has it.
+TYPED = {
+    "id": 7, "price": 12.5, "cents": 3, "ok": True, "ratio": 0.5, "name": "Ada", "raw": "aGk=",
+    "day": "2026-06-03T00:00:00Z", "at": "2026-06-03T12:00:00.5Z", "local": "2026-06-03T12:00:00Z",
+    "clock": "07:30:00", "never": None, "doc": {"a": [1]},
+}  # fmt: skip
+AS_TEXT = TYPED | {
+    "id": "8", "price": "1234567890123456789.125", "cents": "3.00", "ok": "t", "ratio": "0.5",
+    "raw": "\\x6869", "day": "2026-06-03", "at": "2026-06-03 12:00:00.5+00",
+    "local": "2026-06-03 12:00:00", "clock": "07:30:00",
+}  # fmt: skip
+
+
+async def test_types_that_a_foreign_manifest_declares_are_used(tmp_path: Path) -> None:
+    diff = [{"action": "INSERT", "key": "8", "new": AS_TEXT}]
+    columns = [{"Name": n, "Type": t, "PrimaryKey": n == "id"} for n, t in COLUMNS.items()]
+    publish(
+        tmp_path,
+        [
+            artifact(tmp_path, lines([TYPED]), None, BASE, 1),
+            artifact(tmp_path, lines(diff), BASE, HEAD, 1),
+        ],
+        columns=columns,
+    )
+    archive = await streamfold.archive.open(tmp_path)
+    table = await archive.table()
+    moment = datetime(2026, 6, 3, 12, 0, 0, 500_000, UTC)
+    same = {
+        "cents": Decimal("3.00"), "ok": True, "ratio": 0.5, "name": "Ada", "raw": b"hi",
+        "day": date(2026, 6, 3), "at": moment, "local": datetime(2026, 6, 3, 12),
+        "clock": time(7, 30), "never": None, "doc": {"a": [1]},
+    }  # fmt: skip
+    assert sorted_rows(table) == [
+        {"id": 7, "price": Decimal("12.500"), **same},
+        {"id": 8, "price": Decimal("1234567890123456789.125"), **same},
+    ]
+    assert table.schema.field("id").type == pa.int64()
+    assert table.schema.field("price").type == pa.decimal128(22, 3)
+    assert table.schema.field("cents").type == pa.decimal128(12, 2)
+    assert table.schema.field("never").type == pa.int32()
+    assert (await archive.verify()).ok
+
+
+async def test_a_value_that_is_not_of_its_declared_type_is_told_with_both(tmp_path: Path) -> None:
+    publish(
+        tmp_path,
+        [artifact(tmp_path, lines([{"id": 1, "price": "cheap"}]), None, BASE, 1)],
+        columns=[{"Name": "price", "Type": "numeric"}],
+    )
+    with pytest.raises(ArtifactCorruptError, match="'price' is declared as numeric"):
+        await (await streamfold.archive.open(tmp_path)).table()

@@ -328,3 +328,33 @@ def test_progress_is_for_people_at_a_terminal(
     assert "100%" in shown
     assert json.loads(done.stdout)
     assert orphan.exists() == (label == "verifying")
+
+
+def test_an_archive_without_keys_asks_for_them(shell: Shell, tmp_path: Path) -> None:
+    row = {"code": "x", "n": 1}
+    change = {"action": "UPDATE", "key": "x", "old": row, "new": {"code": "x", "n": 2}}
+    artifacts = []
+    for name, start, content in (("snapshot-1", None, row), ("diff-1-2", "1", change)):
+        file = tmp_path / "epoch=1" / f"{name}.jsonl"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(json.dumps(content) + "\n")
+        artifacts.append(
+            {
+                "kind": "diff" if start else "snapshot",
+                "epoch": 1,
+                "from_position": start,
+                "to_position": "2" if start else "1",
+                "created_at": "2026-06-03T18:00:00Z",
+                "change_count" if start else "row_count": 1,
+                "formats": {"jsonl": {"uri": file.as_uri(), "size_bytes": file.stat().st_size}},
+            }
+        )
+    about = {"manifest_version": 1, "table": "t", "epoch": 1, "updated_at": "2026-06-03T18:00:00Z"}
+    manifest = about | {"head_position": "2", "artifacts": artifacts}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    refused = shell("archive", "verify", str(tmp_path))
+    assert refused.status == 1
+    assert "give --key" in refused.stderr
+    assert "'code', 'n'" in refused.stderr
+    assert "wrong" not in refused.stderr
+    assert shell.json("archive", "verify", str(tmp_path), "--key", "code")["files"] == 2

@@ -105,7 +105,7 @@ def test_the_published_full_form_is_read(tmp_path: Path) -> None:
     )
     found = load_configuration(file, environment={})
     (only,) = found.tables
-    assert only.source.stream == "public.settings"
+    assert (only.name, only.source.stream) == ("public.settings", "public.settings")
     assert only.thresholds == Thresholds(
         timedelta(minutes=5), timedelta(hours=6), 32 << 20, 0.25, 100_000, 0.5
     )
@@ -123,7 +123,7 @@ def test_the_published_full_form_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["snapshotter.toml", "snapshotter.conf"])
 def test_the_examples_are_read(name: str) -> None:
     found = load_configuration(EXAMPLES / name, environment={})
-    assert [t.name for t in found.tables] in (["users", "orders"], ["people"])
+    assert [t.name for t in found.tables] in (["users", "orders"], ["public.people"])
 
 
 def test_a_limit_that_is_left_out_is_off_and_without_the_section_the_usual_ones_hold() -> None:
@@ -424,3 +424,20 @@ def test_the_reference_names_every_setting() -> None:
     names = {name for known in told for name in known.split(", ") if name}
     assert len(names) > 30
     assert [name for name in sorted(names) if name not in page] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "stream"),
+    [
+        ({"table": "orders"}, "orders", "orders"),
+        ({"table": "orders", "schema": "public"}, "public.orders", "public.orders"),
+        ({"table": "public.orders", "schema": "public"}, "public.orders", "public.orders"),
+        ({"table": "public.orders"}, "public.orders", "public.orders"),
+        ({"table": "orders", "schema": "shop", "stream": "cdc"}, "shop.orders", "cdc"),
+    ],
+)
+def test_a_table_is_called_what_the_configuration_says_with_its_schema(
+    source: dict[str, str], name: str, stream: str
+) -> None:
+    [only] = read_configuration(table(source={"server": "h:1", **source})).tables
+    assert (only.name, only.source.stream) == (name, stream)

@@ -25,11 +25,16 @@ from streamfold.snapshotter.configuration.hocon import HoconError, parse_hocon
         ('a = "x # no // note \\n\\u00e9"', {"a": "x # no // note \né"}),
         ('a = """two\n"lines" """', {"a": 'two\n"lines" '}),
         ("// all\n# notes\n", {}),
+        ("/* all */ a /* is */ = /* b */ 1 /* c\nd */ b = 2", {"a": "1", "b": "2"}),
+        ("a { /* named profiles */ }\nb = [ /* none */ ]", {"a": {}, "b": []}),
+        ("a = x/y /* not: { */, b = z", {"a": "x/y", "b": "z"}),
+        ('a = "/* text */" /***/', {"a": "/* text */"}),
         ("a = localhost:4001", {"a": "localhost:4001"}),
         ('"a.b" = 1', {"a.b": "1"}),
         ("a =\n  1", {"a": "1"}),
         ("a = ./here-and_there/x.y", {"a": "./here-and_there/x.y"}),
         ("a { }\nb = []", {"a": {}, "b": []}),
+        ("a [{ b = 1 }\n{ b = 2 }]", {"a": [{"b": "1"}, {"b": "2"}]}),
     ],
 )
 def test_what_published_files_use_is_read(text: str, expected: dict[str, Any]) -> None:
@@ -54,6 +59,8 @@ def test_what_published_files_use_is_read(text: str, expected: dict[str, Any]) -
         ("{a = 1} b", 1, "nothing"),
         ("a = " + "[" * 100, 1, "nested"),
         ('a = """x', 1, "must end"),
+        ("a = 1\n/* open", 2, "must end with"),
+        ("a = 1 /* open", 1, "must end with"),
         ("a = s3://bucket/x", 1, "quotes"),
     ],
 )
@@ -78,7 +85,7 @@ def test_json_is_hocon(value: dict[str, Any], indent: int | None) -> None:
 
 
 @settings(deadline=None)
-@given(st.text("ab=:{}[],.\"'#/ \n\\$+", max_size=40))
+@given(st.text("ab=:{}[],.\"'#/* \n\\$+", max_size=40))
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:
         parse_hocon(text)

@@ -8,11 +8,12 @@ taken from its images.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
 import pyarrow as pa
 
+from streamfold.archive.declared_types import DeclaredTypes
 from streamfold.archive.failures import ArtifactCorruptError, ManifestInvalidError
 from streamfold.archive.formats.base import Format
 from streamfold.archive.formats.parquet import ParquetFormat
@@ -36,19 +37,23 @@ class Chosen:
     form: Format
     schema: TableSchema | None
     parts: tuple[Part, ...]
+    #: What the manifest of another writer says about columns, for files without a schema.
+    declared: DeclaredTypes = field(default_factory=DeclaredTypes)
 
     def rows(
         self, part: Part, source: BinaryIO, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one file of a base; `columns` needs a schema."""
-        return self._counted(part, self._form(part).read_rows(source, self.schema, columns))
+        batches = self._form(part).read_rows(source, self.schema, columns)
+        found = batches if self.schema else map(self.declared.rows, batches)
+        return self._counted(part, found)
 
     def changes(
         self, part: Part, source: BinaryIO, keys: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:
         """Yield the changes of one file of a diff, with the key fields in `key`."""
         for batch in self._counted(part, self._form(part).read_changes(source, self.schema)):
-            yield batch if self.schema else with_keys(batch, keys)
+            yield batch if self.schema else with_keys(self.declared.changes(batch), keys)
 
     def _form(self, part: Part) -> Format:
         """Return how to read a file that has been held against its hash, if it has one."""
@@ -92,7 +97,8 @@ class Decoding:
             if files := artifact.formats.get(name):
                 form = format_in(name, files)
                 _check_parts(manifest, artifact, name, files)
-                return Chosen(artifact, form, self.schema_of(manifest, artifact), files.parts)
+                schema, declared = self.schema_of(manifest, artifact), DeclaredTypes.of(manifest)
+                return Chosen(artifact, form, schema, files.parts, declared)
         raise FormatUnsupportedError(
             f"an artifact of table {manifest.table!r} at {artifact.to_position!r} is there as "
             f"{sorted(artifact.formats)}, and none of {list(self.formats)} is wanted or known"

@@ -2,6 +2,7 @@
 
 InvalidError
 ├── PositionInvalidError              give a position of the table's order, after the head
+├── KeyFieldsUnknownError             say which columns are the key
 └── SchemaIncompatibleError           publish under another name, or change the source
 NotFoundError
 ├── ManifestNotFoundError             look elsewhere, or write a base first
@@ -24,6 +25,8 @@ StorageError
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from streamfold.errors import (
     ConflictError,
     DataCorruptError,
@@ -41,6 +44,18 @@ class PositionInvalidError(InvalidError):
     """A position is missing, not of the table's order, or not after the one before it."""
 
     code = "position_invalid"
+
+
+class KeyFieldsUnknownError(InvalidError):
+    """The manifest of another writer does not tell the key, and changes lack the one assumed."""
+
+    code = "key_fields_unknown"
+
+    def __init__(self, name: str, columns: Sequence[str]) -> None:
+        super().__init__(
+            f"{name!r} is taken for a key field, and no change has a column of that name: give --key "
+            f"(key_fields in Python) with the key among {list(columns)}"
+        )
 
 
 class SchemaIncompatibleError(InvalidError):

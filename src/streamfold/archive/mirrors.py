@@ -41,12 +41,13 @@ class Mirrors:
         """Store a file in every destination; durable in all of them when this returns."""
         await finish_all(destination.put(path, pieces) for destination in self._all)
 
-    async def open(self, table: str) -> Stored | None:
+    async def open(self, *names: str) -> Stored | None:
         """Return the newest manifest of all, once the first destination holds it.
 
-        All must answer: one that was the first in an earlier run may know more than the others.
+        It must be of a table of one of these names. All destinations must answer: one that was the
+        first in an earlier run may know more than the others.
         """
-        found = {d.uri: await self._find(d, table) for d in self._all}
+        found = {d.uri: await self._find(d, names) for d in self._all}
         stored = [(s, d) for d in self._all if (s := found[d.uri])]
         if not stored:
             return None
@@ -78,12 +79,12 @@ class Mirrors:
         else:
             self.lagging.pop(other.uri, None)
 
-    async def _find(self, destination: Destination, table: str) -> Stored | None:
+    async def _find(self, destination: Destination, names: Sequence[str]) -> Stored | None:
         stored = await destination.read(self._order)
-        if stored and stored.manifest.table != table:
+        if stored and stored.manifest.table not in names:
             raise CommitConflictError(
                 f"destination {destination.uri} holds table {stored.manifest.table!r}, not "
-                f"{table!r}: give each table a folder of its own"
+                f"{names[0]!r}: give each table a folder of its own"
             )
         return stored
 

@@ -39,8 +39,10 @@ class OwnedTable:
         order: PositionOrder,
         now: Callable[[], datetime],
         new_id: Callable[[], str],
+        former_names: Sequence[str] = (),
     ) -> None:
         self.table = table
+        self._former_names = tuple(former_names)
         self.mirrors = mirrors
         self._order = order
         self._now = now
@@ -61,14 +63,14 @@ class OwnedTable:
 
     async def load(self) -> Manifest | None:
         """Return the newest manifest of all destinations."""
-        self._adopt(await self.mirrors.open(self.table))
+        self._adopt(await self.mirrors.open(self.table, *self._former_names))
         return self.manifest
 
     async def claim(self) -> None:
         """Take the table from whoever wrote it before."""
         if self._stored is None:
             return
-        claim = ClaimTable(self._writer.id, self._writer.claim_id)
+        claim = ClaimTable(self._writer.id, self._writer.claim_id, self.table)
         manifest = await self._commit([claim], [])
         self._writer = manifest.writer or self._writer
 

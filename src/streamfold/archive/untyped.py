@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamfold.archive.failures import ArtifactCorruptError
+from streamfold.archive.failures import ArtifactCorruptError, KeyFieldsUnknownError
 from streamfold.archive.folding import Delta, columns_of, fitted
 from streamfold.errors import InvalidError
 
@@ -24,14 +24,15 @@ def with_keys(changes: pa.RecordBatch, keys: Sequence[str]) -> pa.RecordBatch:
     wanted = pa.schema([pa.field(f.name, f.type) for f in known])
     sides = [columns_of(changes[side], wanted) for side in ("after", "before")]
     found = {f.name: pc.coalesce(*(s[f.name] for s in sides)) for f in known}
-    if len(keys) == 1:
+    if len(keys) == 1 and (keys[0] in found or not images.num_fields):
         # A published DELETE may come without an image: the text of a single key is its value.
         value = found.get(keys[0], pa.nulls(len(changes), pa.string()))
         found[keys[0]] = pc.coalesce(value, _parsed(text, value.type))
     truncates = pc.equal(changes["action"], "TRUNCATE")
     for name in keys:
-        column = found.get(name)
-        if column is None or column.null_count > pc.sum(truncates).as_py():
+        if name not in found:
+            raise KeyFieldsUnknownError(name, [field.name for field in images])
+        if found[name].null_count > pc.sum(truncates).as_py():
             raise ArtifactCorruptError(
                 f"a change has no value for key field {name!r}: name the key fields of the table"
             )

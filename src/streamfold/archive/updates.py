@@ -59,10 +59,14 @@ class TableShape:
 
 @dataclass(frozen=True, slots=True)
 class ClaimTable:
-    """Makes this writer the only one that may commit data; whoever claims last owns the table."""
+    """Makes this writer the only one that may commit data; whoever claims last owns the table.
+
+    From then on the table is called what this writer calls it.
+    """
 
     writer_id: str
     claim_id: str
+    table: str
 
     def apply(self, manifest: Manifest, stamp: Stamp) -> Manifest:
         if manifest.writer and manifest.writer.claim_id == self.claim_id:
@@ -70,7 +74,8 @@ class ClaimTable:
         token = manifest.fencing_token + 1
         writer = Writer(id=self.writer_id, fencing_token=token, claim_id=self.claim_id)
         # An archive of another writer has no id yet.
-        return replace(manifest, writer=writer, archive_id=manifest.archive_id or self.claim_id)
+        archive_id = manifest.archive_id or self.claim_id
+        return replace(manifest, writer=writer, archive_id=archive_id, table=self.table)
 
 
 @dataclass(frozen=True, slots=True)

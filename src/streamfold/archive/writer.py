@@ -82,8 +82,11 @@ class ArchiveWriter:
         now: Callable[[], datetime] = _now,
         new_id: Callable[[], str] = _new_id,
         spool: Path | None = None,
+        former_names: Sequence[str] = (),
     ) -> ArchiveWriter:
         """Return the writer of `table`, which goes on at the head of what is there.
+
+        What is there may be called by one of `former_names`: it is renamed.
 
         Every destination shows first that it can compare and swap. From then on no earlier writer
         can commit. The schema is merged with the archive's; one that does not fit is refused, and
@@ -95,7 +98,10 @@ class ArchiveWriter:
         if not table or not writer_id:
             raise InvalidError(f"table {table!r} and writer_id {writer_id!r} may not be empty")
         mirrors = Mirrors(destinations, order)
-        owned = OwnedTable(table, mirrors, writer_id, order=order, now=now, new_id=new_id)
+        owned = OwnedTable(
+            table, mirrors, writer_id, order=order, now=now, new_id=new_id,
+            former_names=former_names,
+        )  # fmt: skip
         await owned.check_destinations(destinations)
         merged = _merged_schema(await owned.load(), schema)
         await owned.claim()

@@ -17,6 +17,7 @@ import click
 
 from streamfold.cli.failures import ExitStatus, VerbFailedError, needing_extra
 from streamfold.snapshotter.configuration import Configuration, describe, load_configuration
+from streamfold.snapshotter.failures import ConfigurationError
 from streamfold.snapshotter.service import State, StatusServer, TableStatus
 
 _CONFIG = click.option(
@@ -50,7 +51,7 @@ def snapshotter() -> None:
 @_JSON
 def validate(file: Path, settings: tuple[str, ...], as_json: bool) -> None:
     """Check a configuration, and show what is in effect; nothing is contacted."""
-    configuration = load_configuration(file, settings=settings)
+    configuration = _load(file, settings, as_json)
     if as_json:
         tables = [table.name for table in configuration.tables]
         click.echo(json.dumps({"valid": True, "tables": tables}))
@@ -86,7 +87,7 @@ def run(
 
     Ends with status 1 when a table could not be flushed, or when none is left to publish.
     """
-    configuration = load_configuration(file, settings=settings)
+    configuration = _load(file, settings, as_json)
     spark_settings = dict(_pair(text) for text in confs)
     if master is not None:
         spark_settings["spark.master"] = master
@@ -112,6 +113,20 @@ def pack(folder: Path, as_json: bool) -> None:
         click.echo(json.dumps({"package": str(package), "script": str(script)}))
     else:
         click.echo(f"spark-submit --py-files {package} {script} --config FILE")
+
+
+def _load(file: Path, settings: tuple[str, ...], as_json: bool) -> Configuration:
+    """The configuration; what is wrong with it is listed, one problem per line."""
+    try:
+        return load_configuration(file, settings=settings)
+    except ConfigurationError as error:
+        if as_json:
+            raise
+        for problem in error.problems:
+            click.echo(problem, err=True)
+        count = len(error.problems)
+        told = "1 problem, which is" if count == 1 else f"{count} problems, which are"
+        raise VerbFailedError(error.code, f"{file} has {told} listed above: correct it") from None
 
 
 def _publish(

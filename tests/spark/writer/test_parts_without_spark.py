@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from streamfold.archive import SchemaIncompatibleError, TableSchema
+from streamfold.cli.failures import VerbFailedError
 from streamfold.cli.snapshotter import snapshotter
 from streamfold.errors import (
     BlobUnavailableError,
@@ -204,8 +207,8 @@ def test_validate_says_what_is_in_effect_and_what_is_wrong(tmp_path: Path) -> No
     assert "diff.interval" in done.output
     given = ["validate", "--config", str(file), "--set", "diff.interval=never"]
     failed = CliRunner().invoke(snapshotter, given)
-    assert isinstance(failed.exception, InvalidError)
-    assert "diff.interval" in failed.exception.message
+    assert isinstance(failed.exception, VerbFailedError)
+    assert failed.output.startswith("diff.interval: never must be")
 
 
 class _Tables:
@@ -251,3 +254,25 @@ def test_the_status_of_every_table_is_served() -> None:
     assert 'snapshotter_artifacts_written_total{kind="diff",table="a"} 2.0' in metrics
     assert 'snapshotter_destination_errors_total{dest="s3://b/",table="a"} 3.0' in metrics
     assert 'snapshotter_up{table="b"} 0.0' in metrics
+
+
+def test_two_writers_on_one_machine_are_told_apart() -> None:
+    source = {"server": "h:1", "table": "t", "schema": "public"}
+    places = [{"type": "local", "path": "/archive"}]
+    named = {"source": source | {"client_id": "archive-1"}, "destinations": places}
+    unnamed = {"source": source, "destinations": places}
+    ids = [table_jobs(read_configuration(raw), {})[0].writer_id for raw in (named, named, unnamed)]
+    assert len(set(ids)) == 3
+    assert all(f"{socket.gethostname()}/{os.getpid()}-" in name for name in ids)
+    assert ids[0].startswith("archive-1@")
+
+
+def test_a_table_keeps_its_archive_though_its_name_has_its_schema_now() -> None:
+    source = {"server": "h:1", "table": "t", "schema": "public"}
+    raw = {"source": source, "destinations": [{"type": "local", "path": "/archive"}]}
+    [job] = table_jobs(read_configuration(raw), {})
+    assert (job.table, job.former_names, job.places[0].url) == (
+        "public.t",
+        ("t",),
+        "file:///archive/t",
+    )

@@ -1,8 +1,9 @@
 """HOCON, as far as the published configurations use it.
 
-Objects with `=`, `:` or nothing before the brace, dotted keys, arrays, comments, quoted and bare
-values, commas or line ends between members; objects of one name are merged, of other values the last
-one counts. Includes, substitutions and joined values are refused: `${HOME}` must not become text.
+Objects and arrays with `=`, `:` or nothing before the bracket, dotted keys, quoted and bare values,
+commas or line ends between members; comments after `#` and `//`, and between `/*` and `*/`. Objects of
+one name are merged, of other values the last one counts. Includes, substitutions and joined values are
+refused: `${HOME}` must not become text.
 
 Every bare value comes out as text. What it means is decided where it is used, as for the environment.
 """
@@ -15,11 +16,12 @@ from typing import Any, NoReturn
 
 #: Objects and arrays within each other; no configuration needs as many.
 _DEPTH_MAX = 64
-_BLANK = re.compile(r"(?:[ \t\r\ufeff]|(?:#|//)[^\n]*)*")
-_BLANK_LINES = re.compile(r"(?:[\s\ufeff]|(?:#|//)[^\n]*)*")
+_COMMENT = r"(?:#|//)[^\n]*|/\*(?s:.*?)\*/"
+_BLANK = re.compile(rf"(?:[ \t\r\ufeff]|{_COMMENT})*")
+_BLANK_LINES = re.compile(rf"(?:[\s\ufeff]|{_COMMENT})*")
 _KEY = re.compile(r"[A-Za-z0-9_-]+")
 _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"')
-_BARE = re.compile(r"(?:(?!//)[^\n,{}\[\]#\"=:$+^*&!@\\?`]|(?<=\w):(?=[/\w]))+")
+_BARE = re.compile(r"(?:(?!//|/\*)[^\n,{}\[\]#\"=:$+^*&!@\\?`]|(?<=\w):(?=[/\w]))+")
 
 
 class HoconError(ValueError):
@@ -58,9 +60,10 @@ class _Parser:
         while not self._at_end(end):
             path = self._path()
             self._skip(_BLANK)
-            if not self._next("{"):
+            if not (self._next("{") or self._next("[")):
                 if not (self._take("=") or self._take(":")):
-                    self._fail(f"{'.'.join(path)!r} must be followed by = and a value, or by {{")
+                    name = ".".join(path)
+                    self._fail(f"{name!r} must be followed by = and a value, or by {{ or [")
                 self._skip(_BLANK_LINES)
             _put(found, path, self._value(depth))
             self._separator(end)
@@ -130,7 +133,6 @@ class _Parser:
 
     def _separator(self, end: str) -> None:
         """A comma, a line end, or the end of what the values are in."""
-        self._skip(_BLANK)
         before = self._place
         self._skip(_BLANK_LINES)
         crossed = "\n" in self._text[before : self._place]
@@ -160,6 +162,8 @@ class _Parser:
         return False
 
     def _fail(self, rule: str) -> NoReturn:
+        if self._next("/*"):
+            rule = "a comment that begins with /* must end with */"
         line = self._text.count("\n", 0, self._place) + 1
         if self._next("${"):
             rule = "substitutions are not read: override the setting by the environment instead"

@@ -45,12 +45,21 @@ class SourceSettings:
     basin: str
     stream: str
     table: str
+    #: Schema of the database that the table is in.
+    namespace: str | None = None
     client_id: str | None = None
     #: Where a new archive starts: earliest, latest, or a sequence number.
     start: str = "earliest"
     #: Where the access token is: a variable, or a file.
     token_env: str = "S2_ACCESS_TOKEN"  # noqa: S105 - the name of a variable
     token_file: Path | None = None
+
+    @property
+    def qualified(self) -> str:
+        """The table with its schema, as in `public.orders`."""
+        if self.namespace is None or self.table.startswith(f"{self.namespace}."):
+            return self.table
+        return f"{self.namespace}.{self.table}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +149,8 @@ class TableSettings:
 
     @property
     def name(self) -> str:
-        return self.source.table
+        """What manifest, events and status call the table: with its schema, where one is given."""
+        return self.source.qualified
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
@@ -32,16 +33,18 @@ _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")
 
 
 def read_source(section: Section) -> SourceSettings:
-    table = section.required("table")
-    namespace = section.text("schema")
-    # Published configurations name a table of a database and no stream: the stream is called after it.
-    stream = section.text("stream") or (f"{namespace}.{table}" if namespace else table)
+    table, namespace, stream = (
+        section.required("table"),
+        section.text("schema"),
+        section.text("stream"),
+    )
     section.raw("local_snapshot_path")  # a cache of the published writer; ours needs none
     settings = SourceSettings(
         server=section.parsed("server", "", _origin),
         basin=_checked(section, "basin", parse_bucket_name) or DEFAULT_BASIN,
-        stream=stream,
+        stream=stream or "",
         table=table,
+        namespace=namespace,
         client_id=section.text("client_id"),
         start=section.parsed("start", "earliest", _start),
         token_env=section.text("token_env") or "S2_ACCESS_TOKEN",
@@ -49,8 +52,10 @@ def read_source(section: Section) -> SourceSettings:
     )
     if not section.holds("server"):
         section.problem("server", "is missing")
+    # Published configurations name a table of a database and no stream: the stream is called after it.
+    settings = replace(settings, stream=stream or settings.qualified)
     try:
-        parse_stream_name(stream or "-")
+        parse_stream_name(settings.stream or "-")
     except InvalidError as error:
         section.problem("stream", error.message)
     section.close()

@@ -36,6 +36,8 @@ class TableJob:
     diff_formats: tuple[Format, ...]
     dead_letters: DeadLetters
     writer_id: str
+    #: What earlier versions called the table in its manifest.
+    former_names: tuple[str, ...] = ()
     #: Declared, or None to have it learned from the first records.
     schema: TableSchema | None = None
     #: Where a table without an archive begins: earliest, latest, or a seq_num.

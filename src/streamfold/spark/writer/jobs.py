@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import socket
 from collections.abc import Mapping, Sequence
+from uuid import uuid4
 
 import msgspec
 
@@ -26,15 +28,23 @@ from streamfold.spark.writer.places import Place
 
 #: Hexadecimal digits by which two sinks of one type are told apart.
 _SINK_DIGITS = 8
+#: Hexadecimal digits by which two runs with one pid are told apart: containers all have the same.
+_RUN_DIGITS = 6
 
 
 def table_jobs(configuration: Configuration, environment: Mapping[str, str]) -> list[TableJob]:
     """One job for each table."""
-    return [_job(table, configuration, environment) for table in configuration.tables]
+    run = _run_name()
+    return [_job(table, configuration, environment, run) for table in configuration.tables]
+
+
+def _run_name() -> str:
+    """This run, as against any other of the same machine, also a later one with the same pid."""
+    return f"{socket.gethostname()}/{os.getpid()}-{uuid4().hex[:_RUN_DIGITS]}"
 
 
 def _job(
-    table: TableSettings, configuration: Configuration, environment: Mapping[str, str]
+    table: TableSettings, configuration: Configuration, environment: Mapping[str, str], run: str
 ) -> TableJob:
     source = _source(table.source, environment)
     places = tuple(
@@ -49,7 +59,8 @@ def _job(
         formats=tuple(format_of(*chosen) for chosen in table.formats.snapshot),
         diff_formats=tuple(format_of(*chosen) for chosen in table.formats.diff),
         dead_letters=_dead_letters(table, source, places),
-        writer_id=table.source.client_id or socket.gethostname(),
+        writer_id=f"{table.source.client_id}@{run}" if table.source.client_id else run,
+        former_names=(table.source.table,),
         schema=table.schema,
         start=table.source.start,
         interval=table.interval,

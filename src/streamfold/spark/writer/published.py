@@ -62,6 +62,7 @@ class PublishedTable:
                 formats=self._job.formats,
                 diff_formats=self._job.diff_formats,
                 writer_id=self._job.writer_id,
+                former_names=self._job.former_names,
             )
         )
 
