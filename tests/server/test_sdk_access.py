@@ -145,7 +145,29 @@ async def test_an_auto_prefixed_caller_lives_in_streams_of_its_own(guarded: Serv
         assert [stream.name for stream in full.items] == ["tenant-1/mine"]
 
 
-async def test_health_and_metrics_need_no_token(guarded: Server) -> None:
+async def test_health_needs_no_token(guarded: Server) -> None:
     async with h2_client(guarded.port) as h2:
-        assert (await h2.exchange("GET", "/health")).status == 200
+        for path in ("/health", "/ping", "/ready"):
+            assert (await h2.exchange("GET", path)).status == 200
+
+
+async def test_metrics_are_for_root_and_for_tokens_that_may_see_the_accounts(
+    guarded: Server,
+) -> None:
+    async with client(guarded, ROOT) as root, h2_client(guarded.port) as h2:
+        watcher = AccessTokenScope(ops=[Operation.ACCOUNT_METRICS])
+        reader = AccessTokenScope(
+            basins=PrefixMatch(""), streams=PrefixMatch(""), ops=[Operation.READ]
+        )
+        good = await root.issue_access_token("watcher", scope=watcher)
+        poor = await root.issue_access_token("reader", scope=reader)
+        for token, status in ((None, 401), ("x", 401), (poor, 403), (good, 200), (ROOT, 200)):
+            headers = [("authorization", f"Bearer {token}")] if token else []
+            assert (await h2.exchange("GET", "/metrics", headers)).status == status
+
+
+async def test_metrics_can_be_opened_to_everybody() -> None:
+    settings = configuration(root_token=Secret(ROOT), open_metrics=True)
+    async with running_server(settings) as server, h2_client(server.port) as h2:
         assert (await h2.exchange("GET", "/metrics")).status == 200
+        assert (await h2.exchange("GET", "/v1/metrics")).status == 401

@@ -98,6 +98,9 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @click.option("--root-token-file", type=_FILE, help="File with the root token; implies --auth.")
 @click.option(
+    "--open-metrics", is_flag=True, help="Show /metrics without a token, although --auth is on."
+)
+@click.option(
     "--default-basin",
     default=Configuration().default_basin,
     show_default=True,
@@ -134,6 +137,7 @@ def serve(
     no_fsync: bool,
     auth: bool,
     root_token_file: Path | None,
+    open_metrics: bool,
     default_basin: str,
     long_poll: float,
     local_webhooks: bool,
@@ -161,6 +165,7 @@ def serve(
         public_url=public_url,
         init_file=init_file,
         root_token=_root_token(root_token_file) if auth or root_token_file else None,
+        open_metrics=open_metrics,
         access_log=not no_access_log,
         default_basin=default_basin,
         long_poll=long_poll,

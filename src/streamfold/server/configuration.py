@@ -45,6 +45,8 @@ class Configuration:
     init_file: Path | None = None
     #: What its owner shows to do everything and to issue access tokens; without one, nothing is asked.
     root_token: Secret | None = None
+    #: Show /metrics to everybody, although there is a root token.
+    open_metrics: bool = False
     access_log: bool = True
     #: Seconds that the body of a request may take to arrive, unless it is a session.
     body_patience: float = BODY_PATIENCE

@@ -139,7 +139,8 @@ def _application(
         access,
         configuration.location_name,
     )
-    Operations(store, gate, instruments).add_to(router)
+    watchers = None if configuration.open_metrics else access
+    Operations(store, gate, instruments, watchers).add_to(router)
     durable = Durable(
         store,
         gate,

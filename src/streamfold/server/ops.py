@@ -9,10 +9,12 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import CollectorRegistry
 
 from streamfold.errors import StreamfoldError
+from streamfold.model.access import Operation
 from streamfold.server.gate import Gate
 from streamfold.server.http import Request
 from streamfold.server.instruments import AppendInstruments
 from streamfold.server.router import Router
+from streamfold.server.s2.access import Access
 from streamfold.store.store import StreamStore
 
 _TEXT: Final = (b"content-type", b"text/plain; charset=utf-8")
@@ -22,9 +24,17 @@ _PROMETHEUS: Final = (b"content-type", b"text/plain; version=0.0.4; charset=utf-
 class Operations:
     """Handlers of /health, /ping, /ready and /metrics."""
 
-    def __init__(self, store: StreamStore, gate: Gate, instruments: AppendInstruments) -> None:
+    def __init__(
+        self,
+        store: StreamStore,
+        gate: Gate,
+        instruments: AppendInstruments,
+        access: Access | None,
+    ) -> None:
+        """With `access`, /metrics is for those who may see the account's metrics."""
         self._store = store
         self._gate = gate
+        self._access = access
         self._registry = CollectorRegistry()
         for collector in (instruments, PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
             self._registry.register(collector)
@@ -53,4 +63,6 @@ class Operations:
             await self.health(request)
 
     async def metrics(self, request: Request) -> None:
+        if self._access is not None:
+            await self._access.allow(request, Operation.ACCOUNT_METRICS)
         await request.respond(200, (_PROMETHEUS,), generate_latest(self._registry))
