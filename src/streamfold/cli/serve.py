@@ -21,6 +21,8 @@ _DEFAULTS = StoreSettings()
 _ROOT_TOKEN = "STREAMFOLD_ROOT_TOKEN"  # noqa: S105 - where it is, not what it is
 #: Characters: one that is shorter could be guessed.
 _ROOT_TOKEN_MIN = 16
+#: What is written is for this user alone: files 0600 in folders 0700. SlateDB takes it from here.
+_UMASK = 0o077
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -171,6 +173,7 @@ def serve(
         long_poll=long_poll,
         local_webhooks=local_webhooks,
     )
+    os.umask(_UMASK)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )

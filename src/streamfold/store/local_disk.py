@@ -233,7 +233,7 @@ class LocalDisk:
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
         """Keep another process, which this one replaces or is replaced by, from noting at once."""
-        handle = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             while not _locked(handle):  # noqa: ASYNC110  # the kernel sends no event for it
                 await asyncio.sleep(_LOCK_PAUSE)

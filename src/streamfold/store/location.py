@@ -16,6 +16,8 @@ from streamfold.errors import InvalidError
 
 #: Folders below the location in which SlateDB keeps its files, and the store its snapshots.
 DATABASE, SNAPSHOTS = "db", "snapshots"
+#: Of folders on local disk: for this user alone, whatever files within allow.
+_PRIVATE = 0o700
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,8 @@ def open_location(url: str, environment: Mapping[str, str] = os.environ) -> Loca
 def _local(url: str, folder: Path) -> Location:
     if not folder.is_absolute():
         raise InvalidError(f"store location {url!r} must name an absolute folder: file:///folder")
-    folder.mkdir(parents=True, exist_ok=True)
+    for private in (folder, folder / DATABASE, folder / SNAPSHOTS):
+        private.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
     builder = binding.ObjectStoreBuilder(binding.ObjectStoreType.LOCAL)
     builder.with_config("local_path", str(folder))
     snapshots = LocalBlobStore(folder / SNAPSHOTS)
