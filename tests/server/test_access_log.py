@@ -42,6 +42,32 @@ async def test_every_request_leaves_a_line_without_its_secrets(
     assert all(line["took"] > 0 for line in (basins, session, missing))
 
 
+#: Queries, and what the log shows of them.
+QUERIES = {
+    "limit=3&prefix=a/b": "limit=3&prefix=a/b",
+    "access_token=SECRET": "***",
+    "token=SECRET&limit=3": "***&limit=3",
+    "limit=3&SECRET": "limit=3&***",
+    "SECRET=1": "***",
+    "limit=3;token=SECRET": "***",
+    "prefix=sf_SECRET": "***",
+    "offset=now&live=sse&Token=SECRET": "offset=now&live=sse&***",
+    f"limit=%26token%3DSECRET{'x' * 200}": "***",
+}
+
+
+async def test_a_token_in_a_query_is_not_logged(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    async with (
+        running_server(configuration(access_log=True)) as server,
+        h2_client(server.port) as h2,
+    ):
+        for query in QUERIES:
+            await h2.exchange("GET", f"/v1/stream/missing?{query}")
+    written = capfdbinary.readouterr().err
+    assert b"SECRET" not in written
+    assert [_parse(line)["query"] for line in written.splitlines()] == list(QUERIES.values())
+
+
 def _parse(line: bytes) -> dict[str, Any]:
     parsed: dict[str, Any] = json.loads(line)
     return parsed

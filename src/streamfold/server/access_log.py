@@ -1,12 +1,14 @@
 """One JSON line per request, without anything that must stay secret.
 
-Only what `_line` lists is ever written: of headers, only the basin. Lines are gathered and written by
-a thread a few times a second, since a log call per request costs as much as the request.
+Only what `_line` lists is ever written: of headers, only the basin; of a query, only parameters that
+the server knows, because clients that cannot set headers put tokens there. Lines are gathered and
+written by a thread a few times a second, since a log call per request costs as much as the request.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from time import time
@@ -14,6 +16,7 @@ from typing import BinaryIO, Final
 
 import msgspec
 
+from streamfold.model.access import SECRET_PREFIX
 from streamfold.server.http import Request
 from streamfold.server.memory import remember_short
 from streamfold.wire.s2.headers import BASIN
@@ -27,6 +30,17 @@ BYTES_MAX: Final = 16 << 20
 _TEXT_MAX: Final = 2048
 #: The same of a method or a basin.
 _FIELD_MAX: Final = 64
+#: Parameters of queries whose values are written, if they look as values of theirs do.
+_PARAMETERS: Final = frozenset(
+    (
+        *("seq_num", "timestamp", "tail_offset", "clamp", "count", "bytes", "until", "wait"),
+        *("prefix", "start_after", "limit", "set", "start", "end", "interval"),
+        *("offset", "live", "cursor", "after"),
+    )
+)
+_VALUE: Final = re.compile(r"[\w.%~/+-]{0,128}", re.ASCII)
+#: What stands for a parameter that is not written.
+_HIDDEN: Final = "***"
 
 _BASIN: Final = BASIN.encode()
 _encode: Final = msgspec.json.Encoder().encode
@@ -86,7 +100,7 @@ def _line(request: Request, seconds: float) -> bytes:
         request.http_version,
         request.headers.get(_BASIN, b"")[:_FIELD_MAX],
     )
-    query = request.query[:_TEXT_MAX]
+    query = _shown(request.query[:_TEXT_MAX])
     asked = b',"query":' + _encode(query) if query else b""
     return b'{"time":%.3f%b,"status":%d,"took":%.3f,"received":%d,"sent":%d%b}\n' % (
         time(),
@@ -97,6 +111,17 @@ def _line(request: Request, seconds: float) -> bytes:
         request.sent,
         asked,
     )
+
+
+def _shown(query: str) -> str:
+    """The query without parameters that may be secret."""
+    return "&".join(map(_shown_parameter, query.split("&"))) if query else ""
+
+
+def _shown_parameter(text: str) -> str:
+    name, _, value = text.partition("=")
+    known = name in _PARAMETERS and _VALUE.fullmatch(value) and SECRET_PREFIX not in value
+    return text if known else _HIDDEN
 
 
 @remember_short
