@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 from streamfold.model.access import Operation
 from streamfold.server.gate import Gate
 from streamfold.server.http import Request
@@ -15,10 +18,10 @@ from streamfold.server.s2.locations import Locations
 from streamfold.server.s2.read_session import Followers
 from streamfold.server.s2.records import Records
 from streamfold.server.s2.snapshots import StreamSnapshots
-from streamfold.server.s2.streams import Streams
+from streamfold.server.s2.streams import Streams, basin_of
 from streamfold.store.store import StreamStore
 from streamfold.store.usage.recorder import UsageRecorder
-from streamfold.wire.s2 import headers
+from streamfold.wire.s2.paths import parse_basin
 
 
 def add_s2(
@@ -40,14 +43,31 @@ def add_s2(
     _add_account(router, Account(store.account, access, locations), store.usage)
 
 
-def _counted(usage: UsageRecorder, operation: Operation, handler: Handler) -> Handler:
-    """`handler`, with what it did well counted as used."""
+#: Tells the basin of a request that succeeded, by what it was authorised for.
+ChargedBasin: TypeAlias = Callable[[Request, tuple[str, ...]], str | None]
+
+
+def _of_account(request: Request, segments: tuple[str, ...]) -> str | None:
+    return None
+
+
+def _named_by_header(request: Request, segments: tuple[str, ...]) -> str | None:
+    return basin_of(request)
+
+
+def _named_by_path(request: Request, segments: tuple[str, ...]) -> str | None:
+    return parse_basin(segments[0]) if segments else None
+
+
+def _counted(
+    usage: UsageRecorder, operation: Operation, handler: Handler, charged: ChargedBasin
+) -> Handler:
+    """`handler`, with what it did well charged to the basin that it did it to."""
 
     async def counted(request: Request, *segments: str) -> None:
         await handler(request, *segments)
         if request.status < 400:
-            basin = request.header(headers.BASIN) or (segments[0] if segments else None)
-            usage.record_operation(operation, basin)
+            usage.record_operation(operation, charged(request, segments))
 
     return counted
 
@@ -57,7 +77,9 @@ def _add_records(router: Router, records: Records, usage: UsageRecorder) -> None
     # Appends and reads are counted by the store, when they are durable and when they are read.
     router.add("POST", path, records.append)
     router.add("GET", path, records.read)
-    router.add("GET", f"{path}/tail", _counted(usage, Operation.CHECK_TAIL, records.tail))
+    router.add(
+        "GET", f"{path}/tail", _counted(usage, Operation.CHECK_TAIL, records.tail, _named_by_header)
+    )
 
 
 def _add_streams(router: Router, streams: Streams, usage: UsageRecorder) -> None:
@@ -70,7 +92,7 @@ def _add_streams(router: Router, streams: Streams, usage: UsageRecorder) -> None
         ("PATCH", path, Operation.RECONFIGURE_STREAM, streams.reconfigure),
         ("DELETE", path, Operation.DELETE_STREAM, streams.delete),
     ):
-        router.add(method, where, _counted(usage, operation, handler))
+        router.add(method, where, _counted(usage, operation, handler, _named_by_header))
 
 
 def _add_basins(router: Router, basins: Basins, usage: UsageRecorder) -> None:
@@ -83,7 +105,7 @@ def _add_basins(router: Router, basins: Basins, usage: UsageRecorder) -> None:
         ("PATCH", path, Operation.RECONFIGURE_BASIN, basins.reconfigure),
         ("DELETE", path, Operation.DELETE_BASIN, basins.delete),
     ):
-        router.add(method, where, _counted(usage, operation, handler))
+        router.add(method, where, _counted(usage, operation, handler, _named_by_path))
 
 
 def _add_account(router: Router, account: Account, usage: UsageRecorder) -> None:
@@ -94,10 +116,12 @@ def _add_account(router: Router, account: Account, usage: UsageRecorder) -> None
         ("POST", tokens, Operation.ISSUE_ACCESS_TOKEN, account.issue_token),
         ("DELETE", f"{tokens}/{{}}", Operation.REVOKE_ACCESS_TOKEN, account.revoke_token),
         ("GET", metrics, Operation.ACCOUNT_METRICS, account.account_metrics),
-        ("GET", f"{metrics}/{{}}", Operation.BASIN_METRICS, account.basin_metrics),
-        ("GET", f"{metrics}/{{}}/{{}}", Operation.STREAM_METRICS, account.stream_metrics),
         ("GET", locations, Operation.LIST_LOCATIONS, account.list_locations),
         ("GET", default, Operation.GET_DEFAULT_LOCATION, account.default_location),
         ("PUT", default, Operation.SET_DEFAULT_LOCATION, account.set_default_location),
     ):
-        router.add(method, where, _counted(usage, operation, handler))
+        router.add(method, where, _counted(usage, operation, handler, _of_account))
+    of_basin = _counted(usage, Operation.BASIN_METRICS, account.basin_metrics, _named_by_path)
+    router.add("GET", f"{metrics}/{{}}", of_basin)
+    of_stream = _counted(usage, Operation.STREAM_METRICS, account.stream_metrics, _named_by_path)
+    router.add("GET", f"{metrics}/{{}}/{{}}", of_stream)
