@@ -12,12 +12,14 @@ from streamfold.errors import (
     StoreClosingError,
     StreamDeletingError,
     StreamNotFoundError,
+    UnauthenticatedError,
 )
 from streamfold.server.durable.content import bodies, join
 from streamfold.server.durable.places import Place
 from streamfold.server.durable.reads import Query, check_start, start_of
 from streamfold.server.gate import Gate
 from streamfold.server.http import Request, ResponseStream
+from streamfold.server.s2.access import Standing
 from streamfold.server.s2.shared import SharedEncodings
 from streamfold.server.watch import Watch
 from streamfold.store.durable import Reading
@@ -39,6 +41,7 @@ _TOLD_LATER: Final = (
     StoreClosingError,
     StreamDeletingError,
     StreamNotFoundError,
+    UnauthenticatedError,
 )
 
 
@@ -57,9 +60,14 @@ class Events:
         self._shared = SharedEncodings()
 
     async def serve(
-        self, request: Request, place: Place, query: Query, key: SealingKey | None
+        self,
+        request: Request,
+        place: Place,
+        query: Query,
+        key: SealingKey | None,
+        standing: Standing,
     ) -> None:
-        """Answer with events until the stream or the connection ends."""
+        """Answer with events until the stream, the connection or the caller's token ends."""
         start = start_of(query.start)
         async with self._store.durable.reading(place.basin, place.stream, start, key) as reading:
             check_start(reading, start)
@@ -73,7 +81,7 @@ class Events:
             connection = _Connection(reading, stream, content_type, query.cursor, self._shared)
             try:
                 async with Watch(request, self._gate) as watch:
-                    await connection.run(watch)
+                    await connection.run(watch, standing)
             except _TOLD_LATER:
                 pass
             await stream.close()
@@ -95,19 +103,22 @@ class _Connection:
         self._shared = shared
         self._told: tuple[int, bool] | None = None
 
-    async def run(self, watch: Watch) -> None:
+    async def run(self, watch: Watch, standing: Standing) -> None:
         """Send what is there and what comes, until the end of the stream or of this connection."""
         loop = asyncio.get_running_loop()
         ends = loop.time() + LIFETIME
         while True:
             watch.interruptible = False
             while batch := await self._reading.next():
+                await standing.require()
                 await self._send_data(batch)
+            await standing.require()
             await self._send_position()
             if self._reading.closed or loop.time() >= ends:
                 return
             watch.interruptible = True
-            if not await self._reading.wait(min(KEEP_ALIVE, max(0.0, ends - loop.time()))):
+            quiet = min(KEEP_ALIVE, max(0.0, ends - loop.time()))
+            if not await standing.during(self._reading.wait(quiet)):
                 watch.interruptible = False
                 await self._stream.send(_COMMENT)
 

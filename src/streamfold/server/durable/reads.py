@@ -13,6 +13,7 @@ from streamfold.server.durable.content import bodies, join
 from streamfold.server.durable.places import Place
 from streamfold.server.gate import Gate
 from streamfold.server.http import Request
+from streamfold.server.s2.access import Standing
 from streamfold.server.s2.answers import answer
 from streamfold.server.watch import Watch
 from streamfold.store.durable import Reading
@@ -135,8 +136,14 @@ class Reads:
         return (b"cache-control", b"no-cache" if page.up_to_date else self._kept)
 
     async def long_poll(
-        self, request: Request, place: Place, query: Query, key: SealingKey | None
+        self,
+        request: Request,
+        place: Place,
+        query: Query,
+        key: SealingKey | None,
+        standing: Standing,
     ) -> None:
+        """Answer with what comes within a while; UnauthenticatedError if the token ends before."""
         start = start_of(query.start)
         async with (
             Watch(request, self._gate),
@@ -146,8 +153,9 @@ class Reads:
             content_type = reading.status.traits.content_type
             page = await read_page(reading, content_type)
             if page.end == page.start and not page.closed:
-                await reading.wait(self._long_poll)
+                await standing.during(reading.wait(self._long_poll))
                 page = await read_page(reading, content_type)
+                await standing.require()
         cursor = caching.next_cursor(query.cursor, wall_clock(), random.randint)
         headers = [*_position_headers(page), answers.NO_STORE]
         if not page.closed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from streamfold.model.access import Operation
+from streamfold.model.grants import Grant
 from streamfold.model.names import BasinName, StreamName
 from streamfold.server.durable import answers
 from streamfold.server.durable.answers import answer_failure
@@ -115,7 +116,7 @@ class Durable:
             allowed = (verb for part, verb in _NEEDED if part is place.part)
             await answers.refuse_method(request, allowed)
             return
-        place, source = await self._allowed(request, place, needed)
+        place, source, grant = await self._allowed(request, place, needed)
         key = _key(request)
         match place.part, method:
             case None, "PUT":
@@ -123,7 +124,7 @@ class Durable:
             case None, "POST":
                 await self._streams.append(request, place, key)
             case None, "GET":
-                await self._read(request, place, key)
+                await self._read(request, place, key, grant)
             case None, "HEAD":
                 await self._streams.head(request, place)
             case None, _:
@@ -145,8 +146,8 @@ class Durable:
 
     async def _allowed(
         self, request: Request, place: Place, needed: Operation
-    ) -> tuple[Place, StreamName | None]:
-        """The place with the stream's whole name, and that of a fork's source, if all is allowed."""
+    ) -> tuple[Place, StreamName | None, Grant]:
+        """The place with the stream's whole name, that of a fork's source, and all that is allowed."""
         grant = await self._access.allow(request, needed, place.basin, place.stream)
         source = None
         if needed is Operation.CREATE_STREAM and not await self._store.durable.has_basin(
@@ -159,16 +160,18 @@ class Durable:
             grant.require(Operation.READ, place.basin, source)
         if grant.stream_prefix:
             place = place._replace(stream=grant.full_stream_name(place.stream))
-        return place, source
+        return place, source, grant
 
-    async def _read(self, request: Request, place: Place, key: SealingKey | None) -> None:
+    async def _read(
+        self, request: Request, place: Place, key: SealingKey | None, grant: Grant
+    ) -> None:
         query = parse_query(request.query)
-        if query.live == "sse":
-            await self._events.serve(request, place, query, key)
-        elif query.live is None:
+        if query.live is None:
             await self._reads.catch_up(request, place, query, key)
-        else:
-            await self._reads.long_poll(request, place, query, key)
+            return
+        async with self._access.standing(request, grant) as standing:
+            live = self._events.serve if query.live == "sse" else self._reads.long_poll
+            await live(request, place, query, key, standing)
 
 
 def _key(request: Request) -> SealingKey | None:

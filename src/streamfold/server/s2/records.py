@@ -129,8 +129,13 @@ class Records:
         )
         if not query.wait:
             return await reading
-        async with Watch(request, self._gate):
-            return await reading
+        async with (
+            self._access.standing(request, target.grant) as standing,
+            Watch(request, self._gate),
+        ):
+            batch = await standing.during(reading)
+            await standing.require()
+            return batch
 
     async def _read_events(self, request: Request, target: Target, query: ReadQuery) -> None:
         record_format = headers.parse_format(request.header(headers.FORMAT))
