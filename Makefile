@@ -26,7 +26,7 @@ lint: $(READY) ## Check style, types and layers only
 
 prove: $(READY) ## Run the long proofs: crash test, random state machine
 	$(BIN)/python -m tests.store.crash --kills 150
-	STREAMFOLD_PROVE=1 $(BIN)/pytest --timeout 0 tests/store/test_state_machine.py tests/follow/test_interleavings.py tests/spark/writer/test_kills.py
+	STREAMFOLD_PROVE=1 $(BIN)/pytest --timeout 0 tests/store/test_state_machine.py tests/follow/test_interleavings.py tests/spark/writer/test_kills.py tests/cli/test_exit_status.py
 
 bench: $(READY) ## Measure everything, beside something named; writes bench/results/
 	$(BIN)/python -m bench.store

@@ -1,5 +1,6 @@
 """Object storage behind one small interface: memory, local disk, S3-compatible services."""
 
+from streamfold.blob import process_exit as process_exit  # registers a step at exit
 from streamfold.blob.base import DEFAULT_CHUNK_SIZE, BlobChangedError, BlobMeta, BlobStore
 from streamfold.blob.faults import (
     Fault,

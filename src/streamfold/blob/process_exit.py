@@ -1,0 +1,42 @@
+"""Lets native threads leave Python before the interpreter shuts down, so that no exit aborts.
+
+obstore finishes a request in a thread of its Rust runtime, which calls the event loop's
+`call_soon_threadsafe`. That call wakes the loop and only then returns. On a busy machine the main
+thread may meanwhile take the result, end the program and shut the interpreter down. Up to Python
+3.13 the native thread, when it asks for the interpreter's lock again, is then ended by
+`pthread_exit`, which cannot unwind the frames of Rust below it: SIGABRT, status 134, after the
+program has done all its work. SlateDB's callbacks take the same way.
+
+Importing this module registers one step at exit, just before that point: it waits until no thread
+that Python did not start is running Python code. Once a request has been answered its thread enters
+Python no more, so nothing can come after the wait.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+import time
+
+#: Seconds after which the exit proceeds anyway. A callback needs microseconds, on a machine that is
+#: overloaded a few hundred milliseconds; a thread of another library may never return.
+LONGEST_WAIT = 5.0
+#: Seconds between two looks: sleeping releases the lock that the native thread waits for.
+PAUSE = 0.001
+
+
+def wait_for_native_threads() -> None:
+    """Return when no native thread is inside Python code, or after `LONGEST_WAIT` seconds."""
+    deadline = time.monotonic() + LONGEST_WAIT
+    while _native_threads_in_python() and time.monotonic() < deadline:
+        time.sleep(PAUSE)
+
+
+def _native_threads_in_python() -> set[int]:
+    """Return the ids of threads that run Python code and that `threading` did not start."""
+    started = {thread.ident for thread in threading.enumerate()}
+    return {ident for ident in sys._current_frames() if ident not in started}
+
+
+atexit.register(wait_for_native_threads)
