@@ -15,7 +15,7 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication
 from moto.server import ThreadedMotoServer
 
 
-class _OneAtATime(DomainDispatcherApplication):  # type: ignore[misc]  # moto has no types
+class OneAtATime(DomainDispatcherApplication):  # type: ignore[misc]  # moto has no types
     """moto looks at the condition of a write, and then writes: in threads, that is no swap."""
 
     _lock = Lock()
@@ -28,7 +28,7 @@ class _OneAtATime(DomainDispatcherApplication):  # type: ignore[misc]  # moto ha
 
 def new_moto_server(port: int = 0) -> ThreadedMotoServer:
     """A server of AWS's services whose conditional writes are atomic, as AWS's are."""
-    threaded_moto_server.DomainDispatcherApplication = _OneAtATime
+    threaded_moto_server.DomainDispatcherApplication = OneAtATime
     return ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
 
 

@@ -17,12 +17,13 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import msgspec
 
-from streamfold.errors import InvalidError, RetryLaterError
+from streamfold.blob.aws_identity import CredentialsUnavailableError, storage_credential
+from streamfold.errors import InvalidError
 
 if TYPE_CHECKING:  # these exist only in obstore's stubs
     from obstore.store import S3Credential
@@ -33,15 +34,6 @@ DEFAULT_SESSION_NAME = "streamfold"
 #: Seconds for a connection, and for an answer: short, as whoever calls tries again by itself.
 CONNECT_TIMEOUT = 5
 READ_TIMEOUT = 15
-#: For how long obstore may keep what it got: boto3 refreshes a role ten minutes before its end at
-#: the latest, so what it hands out is good for this long.
-PROVIDER_LIFETIME = timedelta(minutes=10)
-
-
-class CredentialsUnavailableError(RetryLaterError):
-    """Credentials could not be had, so nothing was sent with them."""
-
-    code = "credentials_unavailable"
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -126,13 +118,7 @@ class AwsAccess:
                 f"credentials {self._name!r}: there are none in the environment, in files or from "
                 "the machine; set them, or name another profile"
             )
-        frozen = found.get_frozen_credentials()
-        return {
-            "access_key_id": frozen.access_key,
-            "secret_access_key": frozen.secret_key,
-            "token": frozen.token,
-            "expires_at": self._now() + PROVIDER_LIFETIME,
-        }
+        return storage_credential(found, self._now())
 
     def _opened(self) -> Any:
         if self._session is None:

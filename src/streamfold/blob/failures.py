@@ -11,6 +11,7 @@ below does not match, the failure counts as `DOUBTFUL`, which is always safe to 
 
 from __future__ import annotations
 
+import ast
 import enum
 import re
 from dataclasses import dataclass
@@ -27,6 +28,23 @@ from streamfold.errors import (
 
 #: Everything that an obstore call raises on its own account.
 OBSTORE_ERRORS = (BaseError, OSError, ValueError)
+
+#: What obstore calls a function of ours that gives credentials.
+_PROVIDER = "External AWS credential provider"
+_KEYS_REFUSED = "the service does not accept the credentials; check AWS_PROFILE or the AWS_* keys"
+_OTHER_REGION = "the bucket is in another region; set AWS_REGION to the region of the bucket"
+#: What S3's error codes mean for the caller, where the code alone does not say what to do.
+_MEANINGS = {
+    "NoSuchBucket": "the bucket does not exist; create it, or check its name",
+    "InvalidAccessKeyId": _KEYS_REFUSED,
+    "SignatureDoesNotMatch": _KEYS_REFUSED,
+    "InvalidToken": _KEYS_REFUSED,
+    "ExpiredToken": "the credentials have expired; get new ones",
+    "AccessDenied": "these credentials do not allow it; use others, or change the bucket's policy",
+    "PermanentRedirect": _OTHER_REGION,
+    "AuthorizationHeaderMalformed": _OTHER_REGION,
+    "IllegalLocationConstraintException": _OTHER_REGION,
+}
 
 
 class FailureKind(enum.Enum):
@@ -78,7 +96,8 @@ def read_error(store: str, key: str, failure: Failure) -> StreamfoldError:
     """Return the error for a read that failed: reads change nothing, so it is always definite."""
     if failure.kind is FailureKind.NOT_FOUND:
         return BlobNotFoundError(f"blob {key!r} does not exist in {store}")
-    return BlobUnavailableError(f"cannot read {key!r} in {store}: {failure.reason}")
+    what = f"{key!r} in {store}" if key else store
+    return BlobUnavailableError(f"cannot read {what}: {failure.reason}")
 
 
 def write_error(store: str, key: str, failure: Failure, *, doubtful: bool) -> StreamfoldError:
@@ -106,20 +125,31 @@ def _kind(error: Exception, dump: str, status: int | None, code: str | None) -> 
     if status is not None:
         decided = 400 <= status < 500 and status != 408
         return FailureKind.REFUSED if decided else FailureKind.DOUBTFUL
+    if _was_redirected(dump):
+        return FailureKind.REFUSED
     if _was_not_sent(dump):
         return FailureKind.NOT_SENT
     return FailureKind.REFUSED if isinstance(error, ValueError) else FailureKind.DOUBTFUL
 
 
 def _was_not_sent(dump: str) -> bool:
-    if "External AWS credential provider" in dump:
+    if _PROVIDER in dump:
         return True  # there were no credentials to sign a request with
     return bool(re.search(r"^\s+kind: (Connect|Builder),$", dump, re.MULTILINE))
 
 
+def _was_redirected(dump: str) -> bool:
+    """Whether S3 sent the request away without saying where to: the bucket is in another region."""
+    return bool(re.search(r"^\s+inner: BareRedirect,$", dump, re.MULTILINE))
+
+
 def _reason(error: Exception, dump: str, status: int | None, code: str | None) -> str:
     if status is not None:
-        return f"HTTP {status}" + (f" {code}" if code else "")
+        return _answered(status, code, dump)
+    if _was_redirected(dump):
+        return _OTHER_REGION
+    if _PROVIDER in dump:
+        return _provider_failure(dump)
     if _was_not_sent(dump):
         return "no connection to the storage endpoint"
     if re.search(r"^\s+kind: Timeout,$", dump, re.MULTILINE):
@@ -127,6 +157,22 @@ def _reason(error: Exception, dump: str, status: int | None, code: str | None) -
     if re.search(r"^\s+kind: (Request|Interrupted),$", dump, re.MULTILINE):
         return "the connection broke"
     return type(error).__name__
+
+
+def _answered(status: int, code: str | None, dump: str) -> str:
+    text = f"HTTP {status}" + (f" {code}" if code else "")
+    meaning = _MEANINGS.get(code or "")
+    if meaning is None:
+        return text
+    region = _find(r"<Region>([a-z0-9-]{1,32})</Region>", dump)
+    named = f", {region}" if region and meaning is _OTHER_REGION else ""
+    return f"{text}: {meaning}{named}"
+
+
+def _provider_failure(dump: str) -> str:
+    """What a credential provider of ours said; others' words might hold secrets."""
+    words = _find(r"^\s+value: CredentialsUnavailableError\((.*)\),$", dump)
+    return str(ast.literal_eval(words)) if words else "the credential provider failed"
 
 
 def _is_before_completion(dump: str) -> bool:

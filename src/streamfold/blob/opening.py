@@ -12,6 +12,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, MemoryStore, S3Store
 
+from streamfold.blob.aws_identity import find_identity
 from streamfold.blob.base import BlobStore
 from streamfold.blob.limits import RequestLimits
 from streamfold.blob.local import LocalBlobStore
@@ -28,6 +29,9 @@ _SERVICES: dict[str, type[S3Store] | type[GCSStore] | type[AzureStore]] = {
 }
 #: An option of the connection, not of a service: obstore panics on one that is among those.
 _ALLOW_HTTP = "allow_http"
+#: The option of a function that gives credentials, and those that hold some, or want none.
+_PROVIDER = "credential_provider"
+_CREDENTIAL_OPTIONS = ("access_key_id", "aws_access_key_id", "skip_signature", "aws_skip_signature")
 #: Gives credentials of S3 as obstore takes them, for as long as they say.
 CredentialProvider: TypeAlias = Callable[[], Any]
 
@@ -46,9 +50,10 @@ def open_blob_store(url: str, **options: Any) -> BlobStore:
 
     - `memory:` is empty and private to the returned object.
     - `file:///folder` keeps files in that folder, created if missing.
-    - `s3://bucket/prefix` takes endpoint, region and credentials from the usual AWS variables, or
-      from options named as in obstore's `S3Config`: `endpoint`, `region`, `access_key_id`,
-      `secret_access_key`, `session_token`. An `http://` endpoint is taken as meant.
+    - `s3://bucket/prefix` takes endpoint, region and credentials from where AWS tools take them
+      (see `streamfold.blob.aws_identity`), or from options named as in obstore's `S3Config`:
+      `endpoint`, `region`, `access_key_id`, `secret_access_key`, `session_token`. An `http://`
+      endpoint is taken as meant.
     - `gs://bucket/prefix`, `az://container/prefix`: likewise, with `GCSConfig` and `AzureConfig`.
 
     The last three also take the fields of `RequestLimits` as options, all as text. S3 takes a
@@ -91,9 +96,9 @@ def _open_service(
         raise InvalidError(f"blob store URL {parts.geturl()!r} must name a bucket after '//'")
     name = parts.geturl().rstrip("/")
     limits, rest = RequestLimits.take_from(options)
-    config: dict[str, Any] = _s3_config(rest, os.environ) if parts.scheme == "s3" else dict(rest)
-    if provider is not None:
-        config["credential_provider"] = provider
+    config: dict[str, Any] = dict(rest)
+    if parts.scheme == "s3":
+        config = _s3_config(_identified(rest, provider), os.environ)
     return ObstoreBlobStore(
         name,
         repeating=_connect(name, config, limits, retries=limits.attempts - 1),
@@ -103,7 +108,22 @@ def _open_service(
     )
 
 
-def _s3_config(options: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, Any]:
+def _identified(options: Mapping[str, str], provider: CredentialProvider | None) -> dict[str, Any]:
+    """Return `options` with a credential provider, unless they or variables hold credentials."""
+    if provider is not None:
+        return {**options, _PROVIDER: provider}
+    if any(name in options for name in _CREDENTIAL_OPTIONS):
+        return dict(options)
+    identity = find_identity(os.environ)
+    if identity is None:
+        return dict(options)
+    found = {"region": os.environ.get("AWS_REGION") or identity.region()}
+    found["endpoint"] = identity.endpoint()
+    known = {name: value for name, value in found.items() if value}
+    return {**known, **options, _PROVIDER: identity.credentials}
+
+
+def _s3_config(options: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
     # One request per deletion works with every service; the bulk form does not.
     config: dict[str, Any] = {"disable_bulk_delete": True, **options}
     found = [environment[name] for name in _ENDPOINT_VARIABLES if environment.get(name)]
@@ -144,8 +164,8 @@ def _connect(
     }
     service: Any = _SERVICES[urlsplit(url).scheme]
     settings = {name: value for name, value in config.items() if name != _ALLOW_HTTP}
-    provider = settings.pop("credential_provider", None)
-    others = {} if provider is None else {"credential_provider": provider}
+    provider = settings.pop(_PROVIDER, None)
+    others = {} if provider is None else {_PROVIDER: provider}
     failure: str
     try:
         store: ObjectStore = service.from_url(

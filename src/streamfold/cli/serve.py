@@ -33,7 +33,8 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="Keep records in this folder.",
 )
 @click.option(
-    "--bucket", help="Keep records in this S3 bucket; AWS_* variables say how to reach it."
+    "--bucket",
+    help="Keep records in this S3 bucket, reached as by AWS tools: AWS_*, ~/.aws, roles.",
 )
 @click.option("--path", default="", help="Prefix within the folder or bucket.")
 @click.option(
@@ -177,6 +178,7 @@ def serve(
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    logging.getLogger("botocore").setLevel(logging.WARNING)  # a line for each file that it reads
     run(configuration, lambda server: _announce(server, configuration, as_json))
 
 

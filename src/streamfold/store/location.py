@@ -12,7 +12,8 @@ from urllib.parse import unquote, urlsplit
 from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 
 from streamfold.blob import BlobStore, LocalBlobStore, open_blob_store
-from streamfold.errors import InvalidError
+from streamfold.errors import BlobUnavailableError, InvalidError, StorageError
+from streamfold.store.s3_access import S3Access, find_access
 
 #: Folders below the location in which SlateDB keeps its files, and the store its snapshots.
 DATABASE, SNAPSHOTS = "db", "snapshots"
@@ -32,12 +33,31 @@ class Location:
     store: Any = field(repr=False)
     #: Where the bytes of snapshots are.
     snapshots: BlobStore = field(repr=False)
+    #: How a bucket is reached, and the database's folder in it for one quick question.
+    access: S3Access | None = field(default=None, repr=False)
+    probe: BlobStore | None = field(default=None, repr=False)
+
+    async def check_access(self) -> None:
+        """Raise, within seconds, if the bucket cannot be used: no such bucket, region or rights."""
+        if self.probe is None:
+            return
+        try:
+            async for _ in self.probe.list():
+                return
+        except BlobUnavailableError as error:
+            raise StorageError(f"the store at {self.url} cannot be opened: {error}") from None
+
+    def close(self) -> None:
+        """Let go of what was needed to reach it."""
+        if self.access is not None:
+            self.access.close()
 
 
 def open_location(url: str, environment: Mapping[str, str] = os.environ) -> Location:
     """Parse `url` and connect to it; nothing is read or written yet.
 
-    S3 takes endpoint, region and credentials from the usual AWS_* variables in `environment`.
+    S3 takes endpoint, region and credentials from where AWS tools take them; `environment` has the
+    variables. That may read files and wait for a network.
     """
     parts = urlsplit(url)
     if parts.scheme == "memory":
@@ -65,26 +85,15 @@ def _local(url: str, folder: Path) -> Location:
 
 
 def _s3(url: str, bucket: str, prefix: str, environment: Mapping[str, str]) -> Location:
-    builder = binding.ObjectStoreBuilder(binding.ObjectStoreType.S3)
-    builder.with_config("bucket", bucket)
-    options: dict[str, str] = {}
-    for key, names in {
-        "access_key_id": ("AWS_ACCESS_KEY_ID",),
-        "secret_access_key": ("AWS_SECRET_ACCESS_KEY",),
-        "session_token": ("AWS_SESSION_TOKEN",),
-        "region": ("AWS_REGION", "AWS_DEFAULT_REGION"),
-        "endpoint": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
-        "container_credentials_relative_uri": ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",),
-        "web_identity_token_file": ("AWS_WEB_IDENTITY_TOKEN_FILE",),
-        "role_arn": ("AWS_ROLE_ARN",),
-    }.items():
-        value = next((environment[name] for name in names if environment.get(name)), None)
-        if value is not None:
-            builder.with_config(key, value)
-            options[key] = value
-            if key == "endpoint" and value.startswith("http://"):
-                builder.with_config("allow_http", "true")
+    access = find_access(environment)
     path = f"{prefix}/{DATABASE}" if prefix else DATABASE
     snapshots = "/".join(part for part in (f"s3://{bucket}", prefix, SNAPSHOTS) if part)
-    blobs = open_blob_store(snapshots, **options)
-    return Location(url, path, None, builder.build(), blobs)
+    return Location(
+        url,
+        path,
+        None,
+        access.open_database(bucket),
+        access.open_blobs(snapshots),
+        access,
+        access.open_probe(f"s3://{bucket}/{path}"),
+    )

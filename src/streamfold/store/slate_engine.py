@@ -85,6 +85,7 @@ class SlateEngine:
             elif location.folder is not None:
                 forget_restore_point(location.folder)
             admin = _admin(location)
+            await location.check_access()
             manifest = await _check_answers(admin, location)
             seen = await newest_time(manifest, admin, wal) if manifest is not None else 0
             clock = await SlateClock.for_time(max(now(), seen), location.url)

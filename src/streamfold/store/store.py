@@ -414,15 +414,19 @@ async def open_store(
     acknowledged. `now` and `opener` are for tests: time, and an engine that fails on purpose.
     """
     settings = settings or StoreSettings()
-    location = url if isinstance(url, Location) else open_location(url)
+    location = url if isinstance(url, Location) else await asyncio.to_thread(open_location, url)
 
     async def open_slate() -> SlateEngine:
         disk = LocalDisk(location.folder) if location.folder and settings.fsync else None
         return await SlateEngine.open(location, disk, now)
 
     supervisor = Supervisor(opener or open_slate, settings, now, location.snapshots)
-    async with supervisor.running():
-        yield StreamStore(supervisor, now)
+    try:
+        async with supervisor.running():
+            yield StreamStore(supervisor, now)
+    finally:
+        if location is not url:
+            await asyncio.to_thread(location.close)
 
 
 async def _settle_refusal(error: BaseException, log: StreamLog, opening: Opening) -> None:

@@ -12,12 +12,12 @@ import pytest
 
 from streamfold.archive.credentials import (
     AwsAccess,
-    CredentialsUnavailableError,
     Profile,
     Profiles,
 )
 from streamfold.archive.destination import Destination, check_compare_and_swap
 from streamfold.archive.events import EventRefusedError, SqsSink
+from streamfold.blob.aws_identity import CredentialsUnavailableError
 from streamfold.errors import BlobUnavailableError, InvalidError
 from streamfold.testing.event_sink_kit import sample_event
 from tests.archive.events.receivers import Hook, Queue, access_to, aws_client

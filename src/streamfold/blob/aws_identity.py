@@ -1,0 +1,167 @@
+"""AWS credentials where every AWS tool looks for them, fresh for as long as a store is open.
+
+Keys in `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY` win. Otherwise botocore looks: a profile
+(`AWS_PROFILE`, `~/.aws`) with its keys, SSO session, role or credential process; a web identity; the
+container's credentials; the instance's role. It asks again well before what it has expires.
+
+Without botocore (`pip install 'streamfold[aws]'`) obstore and SlateDB still know web identities,
+containers and instances by themselves, but no files: where files are needed, that is an error.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from streamfold.errors import InvalidError, RetryLaterError
+
+if TYPE_CHECKING:  # exists only in obstore's stubs
+    from obstore.store import S3Credential
+
+#: For how long credentials may be kept before they are asked for again: botocore renews ten minutes
+#: before the end at the latest, so what it hands out is good for this long.
+LIFETIME: Final = timedelta(minutes=10)
+#: Variables that hold keys, or say that none are wanted: obstore and SlateDB read them themselves.
+_DECIDED_BY: Final = ("AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE")
+#: Files in which only botocore looks, with the variables that move them.
+_FILES: Final = {
+    "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials",
+    "AWS_CONFIG_FILE": "~/.aws/config",
+}
+#: Variables that name a source which obstore and SlateDB know by themselves.
+_KNOWN_SOURCES: Final = (
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+)
+
+
+class CredentialsUnavailableError(RetryLaterError):
+    """No credentials were found, so no request was sent."""
+
+    code = "credentials_unavailable"
+
+
+def utc_now() -> datetime:
+    """Return the time by which credentials expire."""
+    return datetime.now(UTC)
+
+
+class AwsIdentity:
+    """Credentials, region and endpoint that botocore finds; safe to use from any thread."""
+
+    def __init__(self, session: Any, now: Callable[[], datetime] = utc_now) -> None:
+        self._session = session
+        self._now = now
+        self._found: Any = None
+        # A session is not made for several threads, and one request for new credentials is enough.
+        self._one_at_a_time = threading.Lock()
+
+    def region(self) -> str | None:
+        """Return the region of the profile, if it has one."""
+        found: str | None = self._session.get_config_variable("region")
+        return found
+
+    def endpoint(self) -> str | None:
+        """Return the endpoint of S3 in the profile, if it has one."""
+        from botocore.configprovider import ConfiguredEndpointProvider
+
+        provider = ConfiguredEndpointProvider(
+            full_config=self._session.full_config,
+            scoped_config=self._session.get_scoped_config(),
+            client_name="s3",
+        )
+        found: str | None = provider.provide()
+        return found
+
+    def credentials(self) -> S3Credential:
+        """Return credentials of now, as obstore asks for them; this may wait for a network."""
+        with self._one_at_a_time:
+            return storage_credential(self._load(), self._now())
+
+    def expires(self) -> bool:
+        """Return whether the credentials are replaced from time to time."""
+        from botocore.credentials import RefreshableCredentials
+
+        with self._one_at_a_time:
+            return isinstance(self._load(), RefreshableCredentials)
+
+    def _load(self) -> Any:
+        if self._found is None:
+            with _explained():
+                self._found = self._session.get_credentials()
+        if self._found is None:
+            raise CredentialsUnavailableError(
+                "there are no AWS credentials: set AWS_PROFILE, or AWS_ACCESS_KEY_ID and "
+                "AWS_SECRET_ACCESS_KEY, or give the machine a role"
+            )
+        return self._found
+
+
+def find_identity(environment: Mapping[str, str]) -> AwsIdentity | None:
+    """Return who this process is for AWS; None if obstore and SlateDB find that out themselves.
+
+    Nothing is asked of a network yet. A profile that does not exist is refused.
+    """
+    if any(environment.get(name) for name in _DECIDED_BY):
+        return None
+    if find_spec("botocore") is None:
+        _refuse_files(environment)
+        return None
+    from botocore.session import get_session
+
+    session = get_session()
+    with _explained():
+        session.get_scoped_config()
+    return AwsIdentity(session)
+
+
+def storage_credential(found: Any, now: datetime) -> S3Credential:
+    """Return what botocore's credentials are at this time; they are renewed if it is time to."""
+    with _explained():
+        frozen = found.get_frozen_credentials()
+    ends: datetime | None = getattr(found, "_expiry_time", None)
+    lasts = now + LIFETIME
+    return {
+        "access_key_id": frozen.access_key,
+        "secret_access_key": frozen.secret_key,
+        "token": frozen.token,
+        "expires_at": lasts if ends is None else min(lasts, ends.astimezone(UTC)),
+    }
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Turn botocore's errors into ours: their texts may quote answers, or a process's output."""
+    from botocore.exceptions import BotoCoreError, ClientError, ProfileNotFound, SSOError
+
+    failure: str
+    try:
+        yield
+        return
+    except ProfileNotFound as error:
+        raise InvalidError(f"{error}: correct AWS_PROFILE, or add it to ~/.aws/config") from None
+    except ClientError as error:
+        code = str(error.response.get("Error", {}).get("Code", "unknown"))
+        failure = f"({code}): check the role, and who may assume it"
+    except SSOError as error:
+        failure = f"({type(error).__name__}): run `aws sso login`"
+    except BotoCoreError as error:
+        failure = f"({type(error).__name__}): check the profile in ~/.aws"
+    raise CredentialsUnavailableError(f"AWS credentials cannot be had {failure}")
+
+
+def _refuse_files(environment: Mapping[str, str]) -> None:
+    if any(environment.get(name) for name in _KNOWN_SOURCES) and "AWS_PROFILE" not in environment:
+        return
+    paths = [Path(environment.get(name, path)).expanduser() for name, path in _FILES.items()]
+    if environment.get("AWS_PROFILE") or any(path.exists() for path in paths):
+        raise InvalidError(
+            "AWS profiles and the files in ~/.aws need boto3: run pip install 'streamfold[aws]', "
+            "or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
