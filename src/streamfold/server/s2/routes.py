@@ -77,9 +77,10 @@ def _add_records(router: Router, records: Records, usage: UsageRecorder) -> None
     # Appends and reads are counted by the store, when they are durable and when they are read.
     router.add("POST", path, records.append)
     router.add("GET", path, records.read)
-    router.add(
-        "GET", f"{path}/tail", _counted(usage, Operation.CHECK_TAIL, records.tail, _named_by_header)
-    )
+    tail = _counted(usage, Operation.CHECK_TAIL, records.tail, _named_by_header)
+    # The last two are as the published description of streams has them.
+    for where in (f"{path}/tail", "/v1/streams/{}/tail", "/streams/{}/tail"):
+        router.add("GET", where, tail)
 
 
 def _add_streams(router: Router, streams: Streams, usage: UsageRecorder) -> None:
