@@ -40,6 +40,7 @@ own (`archive`, `follow`, `snapshotter`, `spark`) add leaves to these groups, in
     ├── RetryLaterError                   nothing happened: try again later
     │   ├── StoreClosingError
     │   ├── StoreRecoveringError
+    │   ├── StorageFullError
     │   └── BlobUnavailableError
     ├── OutcomeUnknownError               may or may not have happened: re-read before repeating
     │   └── BlobOutcomeUnknownError
@@ -340,6 +341,12 @@ class StoreRecoveringError(RetryLaterError):
 
     def __init__(self, cause: str) -> None:
         super().__init__(f"the store is reopening its storage after a failure: {cause}")
+
+
+class StorageFullError(RetryLaterError):
+    """There is no room for more records; trims and deletions still work, and make some."""
+
+    code = "storage_full"
 
 
 class BlobUnavailableError(RetryLaterError):

@@ -90,6 +90,14 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="Seconds that storage may be silent before an append fails as of unknown outcome.",
 )
 @click.option(
+    "--disk-reserve",
+    type=ByteSize(),
+    envvar="STREAMFOLD_DISK_RESERVE",
+    show_envvar=True,
+    help="Bytes of local disk that must be free for appends to be taken.  "
+    "[default: 256MiB, or a quarter of a small disk]",
+)
+@click.option(
     "--no-fsync",
     is_flag=True,
     help="Acknowledge before the disk has it: a power cut may lose records.",
@@ -137,6 +145,7 @@ def serve(
     append_inflight_bytes: int,
     commit_interval: float,
     commit_timeout: float,
+    disk_reserve: int | None,
     no_fsync: bool,
     auth: bool,
     root_token_file: Path | None,
@@ -157,6 +166,7 @@ def serve(
             inflight_bytes=append_inflight_bytes,
             commit_interval=commit_interval,
             commit_timeout=commit_timeout,
+            disk_reserve=disk_reserve,
             fsync=not no_fsync,
         ),
         host=host,

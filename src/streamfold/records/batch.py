@@ -52,6 +52,13 @@ class RecordBatch(msgspec.Struct, frozen=True, eq=False, gc=False):
             return _single(records[0])
         return validate(records)
 
+    @property
+    def only_trims(self) -> bool:
+        """Whether it only removes records."""
+        if len(self.commands) != self.count:
+            return False
+        return all(isinstance(command, Trim) for command in self.commands)
+
     def sequence(self, place: Place) -> Sequenced:
         """Give the records sequence numbers from the first of `place` on, and timestamps.
 

@@ -8,13 +8,14 @@ from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTO
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import CollectorRegistry
 
-from streamfold.errors import StreamfoldError
+from streamfold.errors import StorageFullError, StreamfoldError
 from streamfold.model.access import Operation
 from streamfold.server.gate import Gate
 from streamfold.server.http import Request
 from streamfold.server.instruments import AppendInstruments
 from streamfold.server.router import Router
 from streamfold.server.s2.access import Access
+from streamfold.server.store_instruments import StoreInstruments
 from streamfold.store.store import StreamStore
 
 _TEXT: Final = (b"content-type", b"text/plain; charset=utf-8")
@@ -36,7 +37,8 @@ class Operations:
         self._gate = gate
         self._access = access
         self._registry = CollectorRegistry()
-        for collector in (instruments, PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
+        own = (instruments, StoreInstruments(store))
+        for collector in (*own, PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
             self._registry.register(collector)
 
     def add_to(self, router: Router) -> None:
@@ -56,9 +58,14 @@ class Operations:
             await request.respond(200, (_TEXT,), b"OK")
 
     async def ready(self, request: Request) -> None:
-        """Whether new work should be sent here; not while draining."""
+        """Whether new work should be sent here; not while draining, nor when storage is full."""
         if self._gate.draining.is_set():
             await request.respond(503, (_TEXT,), b"draining\n")
+            return
+        try:
+            self._store.space.check()
+        except StorageFullError as error:
+            await request.respond(503, (_TEXT,), f"{error.message}\n".encode())
         else:
             await self.health(request)
 

@@ -89,6 +89,7 @@ class DurableStreams:
     async def create(self, basin: str, stream: str, wish: Wish) -> tuple[StreamStatus, bool]:
         """The stream, and whether this created it; AlreadyExistsError if it is another."""
         place = _place(basin, stream)
+        self.supervisor.space.check()
         opening = await self.supervisor.opening()
         log, created = await _creator(opening).create(*place, wish)
         begins = log.row.lineage[-1].end if log.row.lineage else 0
@@ -145,6 +146,8 @@ class DurableStreams:
         if log.repeats(claim, key, self.now()):
             return True, None
         batches = content(log.terms.content_type)
+        if not all(batch.only_trims for batch in batches):
+            self.supervisor.space.check()
         metered = sum(batch.metered for batch in batches)
         if metered > APPEND_BYTES_MAX:
             raise TooLargeError(
@@ -165,6 +168,7 @@ class DurableStreams:
 
     async def publish(self, basin: str, stream: str, new: Publication) -> Snapshot:
         """Store a snapshot; the same one again changes nothing."""
+        self.supervisor.space.check()
         async with self._using(basin, stream) as (opening, log):
             return await opening.snapshots.publish(log, new)
 

@@ -24,6 +24,7 @@ class Engine(Protocol):
         Several commits may be under way: they take effect in the order of the calls, and if one
         survives, so do all before it. Called by the committer alone, never cancelled. An exception
         means that the outcome is unknown: close the engine and open another before going on.
+        Raises StorageFullError when there was no room, which is no more certain of the outcome.
         Raises WriterFencedError once another process has opened the same store.
         """
         ...

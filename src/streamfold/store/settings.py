@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from streamfold.errors import InvalidError
 from streamfold.model.records import BATCH_BYTES_MAX
 
+_MAY_BE_ZERO = ("commit_interval", "recent_bytes", "disk_reserve")
+
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
@@ -33,6 +35,9 @@ class StoreSettings:
     recovery_patience: float = 5.0
     #: On local disk: sync each commit to the device before it is acknowledged.
     fsync: bool = True
+    #: On local disk: bytes that must stay free for appends to be taken. None is 256 MiB, or a quarter
+    #: of the file system if that is less.
+    disk_reserve: int | None = None
 
     def __post_init__(self) -> None:
         if self.inflight_bytes < BATCH_BYTES_MAX:
@@ -42,6 +47,6 @@ class StoreSettings:
             )
         for setting in fields(self):
             value = getattr(self, setting.name)
-            lowest = 0 if setting.name in ("commit_interval", "recent_bytes") else 1e-9
-            if setting.name != "fsync" and value < lowest:
+            lowest = 0 if setting.name in _MAY_BE_ZERO else 1e-9
+            if setting.name != "fsync" and value is not None and value < lowest:
                 raise InvalidError(f"{setting.name} {value} must be positive")

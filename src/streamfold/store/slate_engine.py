@@ -8,8 +8,9 @@ from typing import Any
 
 from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 
-from streamfold.errors import StorageError, WriterFencedError
+from streamfold.errors import StorageError, StorageFullError, WriterFencedError
 from streamfold.store import slate_binding
+from streamfold.store.disk_space import is_disk_full
 from streamfold.store.engine import Op, Row
 from streamfold.store.local_disk import LocalDisk, forget_restore_point
 from streamfold.store.location import Location
@@ -283,6 +284,9 @@ _READ = binding.ReadOptions(
 def _translated(error: Exception) -> Exception:
     if isinstance(error, binding.Error.Closed) and error.reason == binding.CloseReason.FENCED:
         return WriterFencedError()
+    text = getattr(error, "message", str(error))
+    if is_disk_full(error):
+        return StorageFullError(f"the disk is full: {text}")
     if isinstance(error, OSError):
-        return StorageError(f"the disk failed: {error}")
-    return StorageError(f"SlateDB failed: {getattr(error, 'message', error)}")
+        return StorageError(f"the disk failed: {text}")
+    return StorageError(f"SlateDB failed: {text}")

@@ -40,6 +40,7 @@ from streamfold.model.resources import BasinInfo, Page, Provision, StreamInfo
 from streamfold.records.batch import RecordBatch
 from streamfold.store import listing, reader
 from streamfold.store.account import Account
+from streamfold.store.disk_space import DiskSpace, UsageReader, read_usage
 from streamfold.store.documents import Documents
 from streamfold.store.durable import DurableStreams
 from streamfold.store.engine import EngineOpener
@@ -73,6 +74,8 @@ class StreamStore:
     def __init__(self, supervisor: Supervisor, now: Callable[[], int]) -> None:
         self._supervisor = supervisor
         self._admission = supervisor.admission
+        #: Room for records, where storage is a disk.
+        self.space = supervisor.space
         self._now = now
         self.account = Account(supervisor, now)
         self.durable = DurableStreams(supervisor, now)
@@ -226,6 +229,8 @@ class StreamStore:
         batch = records if isinstance(records, RecordBatch) else RecordBatch.of(records)
         if fencing_token is not None:
             names.parse_token(fencing_token, "fencing token")
+        if not batch.only_trims:
+            self.space.check()
         opening = self._supervisor.current or await self._supervisor.opening()
         log = opening.session.cached_log(basin, stream) or await self._log_for(
             opening.session, _place(basin, stream), create_with, on_append=True
@@ -260,12 +265,13 @@ class StreamStore:
         """`submit` without anything to wait for or to look into, as it nearly always goes.
 
         None, and nothing has happened, if the stream must be opened or created or has a content type,
-        if there is no room, or if the batch would be refused: `submit` does, or tells, the rest.
+        if there is no room in memory or on disk, or if the batch would be refused: `submit` does, or
+        tells, the rest.
         """
         if fencing_token is not None:
             names.parse_token(fencing_token, "fencing token")
         opening = self._supervisor.current
-        if opening is None:
+        if opening is None or self.space.full:
             return None
         log = opening.session.cached_log(basin, stream)
         if log is None or log.row.traits is not None:
@@ -407,11 +413,13 @@ async def open_store(
     *,
     now: Callable[[], int] = wall_clock,
     opener: EngineOpener | None = None,
+    disk_usage: UsageReader = read_usage,
 ) -> AsyncIterator[StreamStore]:
     """Open the store at `url` (memory:, file:///folder, s3://bucket/prefix) as its only writer.
 
     A process that had it open is fenced. Leaving the context waits until everything accepted is
-    acknowledged. `now` and `opener` are for tests: time, and an engine that fails on purpose.
+    acknowledged. `now`, `opener` and `disk_usage` are for tests: time, an engine that fails on purpose,
+    and a disk that fills.
     """
     settings = settings or StoreSettings()
     location = url if isinstance(url, Location) else await asyncio.to_thread(open_location, url)
@@ -420,7 +428,9 @@ async def open_store(
         disk = LocalDisk(location.folder) if location.folder and settings.fsync else None
         return await SlateEngine.open(location, disk, now)
 
-    supervisor = Supervisor(opener or open_slate, settings, now, location.snapshots)
+    root = location.folder.parent if location.folder is not None else None
+    space = DiskSpace(root, settings.disk_reserve, disk_usage)
+    supervisor = Supervisor(opener or open_slate, settings, now, location.snapshots, space)
     try:
         async with supervisor.running():
             yield StreamStore(supervisor, now)

@@ -15,6 +15,7 @@ from streamfold.errors import (
     DeviceFailedError,
     FormatUnsupportedError,
     StorageError,
+    StorageFullError,
     StoreClosingError,
     StoreRecoveringError,
     StreamfoldError,
@@ -24,6 +25,7 @@ from streamfold.store import keys, rows
 from streamfold.store.access_tokens import AccessTokens
 from streamfold.store.admission import Admission
 from streamfold.store.catalog import Catalog
+from streamfold.store.disk_space import DiskSpace
 from streamfold.store.engine import Engine, EngineOpener
 from streamfold.store.locks import NamedLocks
 from streamfold.store.log import Share
@@ -71,6 +73,7 @@ class Supervisor:
         settings: StoreSettings,
         now: Callable[[], int],
         snapshots: BlobStore,
+        space: DiskSpace,
     ) -> None:
         self._opener = opener
         self._snapshots = SnapshotBlobs(snapshots)
@@ -78,6 +81,7 @@ class Supervisor:
         self._now = now
         self.admission = Admission(settings.inflight_bytes)
         self.usage = UsageRecorder(now)
+        self.space = space
         #: Called when records of a stream have become durable, with its basin and name, their first
         #: number and the number after their last.
         self.listeners: list[Callable[[str, str, int, int], None]] = []
@@ -172,7 +176,7 @@ class Supervisor:
             if isinstance(failure, FINAL):
                 self._refuse(failure)
             elif not self._final:
-                self._refusal = StoreRecoveringError(str(failure))
+                self._refusal = _recovering(failure)
             opening.session.committer.fail(failure)
             return failure
         raise AssertionError("a session works until it is cancelled or fails")
@@ -190,7 +194,7 @@ class Supervisor:
                 self._refuse(error)
                 return None
             except StreamfoldError as error:
-                self._refusal = StoreRecoveringError(str(error))
+                self._refusal = _recovering(error)
                 logger.warning("storage cannot be opened, trying again in %.2f s: %s", pause, error)
 
     async def _open(self) -> Opening:
@@ -235,6 +239,13 @@ class Supervisor:
         self._final = True
         self.current = None
         self._changed.set()
+
+
+def _recovering(failure: StreamfoldError) -> StreamfoldError:
+    """What calls get while storage is being reopened after `failure`."""
+    if isinstance(failure, StorageFullError):
+        return failure
+    return StoreRecoveringError(str(failure))
 
 
 async def _look_for_successor(engine: Engine) -> NoReturn:

@@ -12,7 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 
-from streamfold.errors import DataCorruptError, DeviceFailedError, StorageError, StreamNotFoundError
+from streamfold.errors import (
+    DataCorruptError,
+    DeviceFailedError,
+    StorageError,
+    StorageFullError,
+    StreamNotFoundError,
+)
 from streamfold.model.configs import INFINITE
 from streamfold.model.names import BasinName, StreamName
 from streamfold.store import chunks, keys, rows
@@ -287,7 +293,7 @@ def _going_on() -> Iterator[None]:
         yield
     except DeviceFailedError:
         raise
-    except StorageError as error:
+    except (StorageError, StorageFullError) as error:
         logger.error("upkeep failed, to be tried again at the next pass: %s", error)
 
 

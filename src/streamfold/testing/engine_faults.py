@@ -6,7 +6,7 @@ import asyncio
 import enum
 from collections.abc import AsyncGenerator, Sequence
 
-from streamfold.errors import StorageError
+from streamfold.errors import StorageError, StorageFullError
 from streamfold.store.engine import Engine, Op, Row
 
 
@@ -19,6 +19,8 @@ class CommitFault(enum.Enum):
     AFTER = "after"
     #: It never answers.
     SILENCE = "silence"
+    #: It fails for want of room, and nothing of it was written.
+    FULL = "full"
 
 
 class FaultyEngine:
@@ -55,6 +57,8 @@ class FaultyEngine:
             fault = self._faults.pop(0) if self._faults else None
             if fault is CommitFault.BEFORE:
                 raise StorageError("injected: failed before the write")
+            if fault is CommitFault.FULL:
+                raise StorageFullError("injected: the disk is full")
             if fault is CommitFault.SILENCE:
                 await asyncio.Event().wait()
             await self.inner.commit(ops)

@@ -150,6 +150,8 @@ OWN_CODES: Final[dict[str, _Code]] = {
     "snapshot_conflict": _Code(409, True),
     "position_trimmed": _Code(410, True),
     "too_large": _Code(413, True),
+    # 503 and not 507: S2's clients repeat the one, and give up on the other.
+    "storage_full": _Code(503, True),
 }
 
 _KNOWN: Final = CODES | OWN_CODES
