@@ -173,15 +173,20 @@ async def test_framed_snapshots_without_trimming_are_found_from_the_tail(ledger:
         assert state.plan.read_from == state.plan.snapshot.cursor == 2500
 
 
-async def test_a_trim_that_has_not_taken_effect_does_not_make_a_restore_replay_everything() -> None:
+@pytest.mark.parametrize("place", [Place.RECORD, Place.FRAMED])
+@pytest.mark.parametrize("records", [30, 3000])
+async def test_a_trim_that_has_not_taken_effect_does_not_make_a_restore_replay_everything(
+    records: int, place: Place
+) -> None:
     ledger = Ledger(MemoryStream(lazy_trims=True))
-    await ledger.add(3000)
-    async with ledger.snapshotter(in_stream()) as snapshotter:
-        await snapshotter.take()
+    await ledger.add(records)
+    sizes = Sizes(record=64, frame=10 * records) if place is Place.FRAMED else Sizes()
+    async with ledger.snapshotter(in_stream(), sizes=sizes) as snapshotter:
+        assert (await snapshotter.take()).place is place
     await ledger.add(2)
     async with ledger.follow() as state:
         assert state.plan.first == 0
-        assert state.plan.records == 3
+        assert state.plan.read_from == (records if place is Place.FRAMED else records + 1)
         assert state.value["seen"] == ledger.expected
 
 

@@ -17,10 +17,13 @@ from streamfold.follow.failures import (
 from streamfold.follow.reading import Backoff, retrying
 from streamfold.follow.shapes import shape_of
 from streamfold.follow.snapshots import AnySnapshots, Place, SnapshotInfo
-from streamfold.model.records import RECORD_OVERHEAD
+from streamfold.model.records import RECORD_OVERHEAD, TRIM_COMMAND
 
 #: Records looked at to estimate how large the others are.
 _SAMPLE = 32
+#: Records before the tail among which the trim of a snapshot is looked for. Most often it is one of the
+#: last two; what comes before those may be large, and one answer has 1 MiB at most.
+_LAST = (2, 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,8 @@ async def make_plan(
     best = _newest_outside(outside, first, tail, names)
     read_from = first if best is None else best.cursor
     inside = _at_head(sample, names)
+    if inside is None:
+        inside = await _at_trim(client, first, tail, names, backoff)
     if inside is None and tail - read_from > FIRST_STEP:
         reach = DEFAULT_REACH if snapshots.trim else None
         inside = await find_newest(client, read_from, tail, names, backoff, reach)
@@ -140,6 +145,33 @@ def _at_head(sample: Sequence[StreamRecord], skipped: set[str]) -> Located | Non
         record.timestamp,
     )
     return Located(info, record.seq_num)
+
+
+def _trim_point(record: StreamRecord) -> int | None:
+    """Where the record trims the stream to, if it is the command for that."""
+    if len(record.headers) != 1 or tuple(record.headers[0]) != (b"", TRIM_COMMAND):
+        return None
+    return int.from_bytes(record.body, "big")
+
+
+async def _at_trim(
+    client: StreamClient, first: int, tail: int, skipped: set[str], backoff: Backoff
+) -> Located | None:
+    """The snapshot to which one of the last records trims the stream, if that is still to happen.
+
+    The trim that goes with a snapshot takes effect some seconds later; meanwhile it is the quick way
+    to the snapshot, however many records and bytes the stream begins with.
+    """
+    for count in _LAST:
+        start = max(first, tail - count)
+        if start == tail:
+            return None
+        for record in reversed(await retrying(backoff, partial(client.peek, start, count))):
+            point = _trim_point(record)
+            if point is not None and first < point < tail:
+                there = await retrying(backoff, partial(client.peek, point, 1))
+                return _at_head(there, skipped)
+    return None
 
 
 def _mean_size(sample: Sequence[StreamRecord]) -> int:
