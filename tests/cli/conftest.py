@@ -14,7 +14,7 @@ _NUMBERS = count(1)
 @pytest.fixture(scope="session")
 def variables() -> Iterator[dict[str, str]]:
     """What a server in memory prints for its clients."""
-    with serving("--host", "127.0.0.1", "--no-access-log") as exports:
+    with serving("--host", "127.0.0.1", "--no-access-log", "--trim-grace", "0") as exports:
         yield exports
 
 

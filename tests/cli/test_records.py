@@ -88,7 +88,7 @@ def test_conditions_that_do_not_hold_end_with_status_3(shell: Shell, place: str)
     assert shell.json("check-tail", place)["seq_num"] == 2502
 
 
-def test_a_trim_hides_what_is_before_it(shell: Shell, place: str) -> None:
+def test_a_trim_hides_what_is_before_it_when_its_grace_is_over(shell: Shell, place: str) -> None:
     shell.ok("append", place, stdin=b"a\nb\nc\n")
     assert shell.json("trim", place, "2")["end"]["seq_num"] == 4
     read = shell.ok("read", place)

@@ -41,4 +41,4 @@ def test_the_typescript_sdk_works(storage: str, tmp_path: Path) -> None:
             check=False,
         )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("ok ") == 6
+    assert done.stdout.count("ok ") == 7

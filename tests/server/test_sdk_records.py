@@ -26,8 +26,9 @@ from s2_sdk import (
     Timestamp,
 )
 
-from streamfold.server.main import Server
-from tests.server.conftest import BASIN, STREAM, sdk
+from streamfold.server.main import Server, running_server
+from streamfold.store.settings import StoreSettings
+from tests.server.conftest import BASIN, STREAM, configuration, sdk
 
 
 async def test_what_is_appended_is_read_back(stream: S2Stream) -> None:
@@ -82,11 +83,33 @@ async def test_a_fence_keeps_writers_with_another_token_out(stream: S2Stream) ->
     await stream.append(AppendInput(records=[Record(body=b"x")], fencing_token=""))
 
 
-async def test_a_trim_hides_what_is_below(stream: S2Stream) -> None:
-    await stream.append(AppendInput(records=[Record(body=b"x")] * 5))
-    await stream.append(AppendInput(records=[CommandRecord.trim(3)]))
-    batch = await stream.read(start=SeqNum(0), ignore_command_records=True)
-    assert [record.seq_num for record in batch.records] == [3, 4]
+async def test_a_trim_hides_what_is_below_when_its_grace_is_over() -> None:
+    settings = configuration(store=StoreSettings(trim_grace=0))
+    async with running_server(settings) as server, sdk(server) as client:
+        await server.store.create_basin(BASIN)
+        await server.store.create_stream(BASIN, STREAM)
+        stream = client.basin(BASIN).stream(STREAM)
+        await stream.append(AppendInput(records=[Record(body=b"x")] * 5))
+        await stream.append(AppendInput(records=[CommandRecord.trim(3)]))
+        batch = await stream.read(start=SeqNum(0), ignore_command_records=True)
+        assert [record.seq_num for record in batch.records] == [3, 4]
+
+
+async def test_a_follower_gets_the_records_that_one_append_writes_and_trims(
+    stream: S2Stream,
+) -> None:
+    got: list[int] = []
+    async with stream.read_session(start=TailOffset(0)) as reading:
+        assert (await reading.caught_up()).seq_num == 0
+        batch = [Record(body=b"a"), Record(body=b"b"), CommandRecord.trim(2)]
+        await stream.append(AppendInput(records=batch))
+        async for part in reading:
+            got.extend(record.seq_num for record in part.records)
+            if got[-1] == 2:
+                break
+    assert got == [0, 1, 2]
+    resumed = await stream.read(start=SeqNum(0))  # as one does that connects again right after
+    assert [record.seq_num for record in resumed.records] == [0, 1, 2]
 
 
 async def test_a_future_timestamp_is_capped_and_a_past_one_raised(stream: S2Stream) -> None:

@@ -125,6 +125,19 @@ async def test_a_read_session_gives_what_is_there_and_then_what_comes(stream: S2
     assert seen == [b"%d" % number for number in range(5)]
 
 
+async def test_a_stored_batch_that_ends_at_the_tail_carries_the_tail(stream: S2Stream) -> None:
+    for _ in range(3):
+        await stream.append(numbered(0, 500))
+    tails: list[tuple[int, int | None]] = []
+    async with stream.read_session(start=SeqNum(0), limit=ReadLimit(count=1500)) as reading:
+        async for batch in reading:
+            tail = None if batch.tail is None else batch.tail.seq_num
+            tails.append((batch.records[-1].seq_num + 1, tail))
+    assert len(tails) > 1
+    assert [tail for end, tail in tails if end < 1500] == [None] * (len(tails) - 1)
+    assert tails[-1] == (1500, 1500)
+
+
 async def test_a_read_session_with_a_limit_ends_by_itself(stream: S2Stream) -> None:
     await stream.append(numbered(0, 10))
     got: list[int] = []

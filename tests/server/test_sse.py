@@ -65,7 +65,7 @@ async def test_events_are_batches_then_a_ping_then_what_comes(server: Server) ->
         assert batch is not None
         assert (batch.name, batch.id) == ("batch", "1,2,22")
         assert [record["body"] for record in json.loads(batch.data)["records"]] == ["one", "two"]
-        assert "tail" not in json.loads(batch.data)
+        assert json.loads(batch.data)["tail"]["seq_num"] == 2
         ping = await stream.next()
         assert ping is not None
         assert (ping.name, ping.id) == ("ping", None)

@@ -20,6 +20,10 @@ STREAM = "orders"
 EPOCH = 1_767_225_600_000
 
 
+#: Most tests look at what a trim leaves, not at how long it takes to get there.
+NO_GRACE = StoreSettings(trim_grace=0)
+
+
 class Clock:
     """Time that passes only when a test says so."""
 
@@ -53,7 +57,7 @@ class Bench:
     @asynccontextmanager
     async def store(self, settings: StoreSettings | None = None) -> AsyncIterator[StreamStore]:
         async with open_store(
-            self.location, settings, now=self.clock, opener=self._open_engine
+            self.location, settings or NO_GRACE, now=self.clock, opener=self._open_engine
         ) as store:
             yield store
 

@@ -137,7 +137,9 @@ async def test_what_is_more_than_a_batch_comes_in_several(store: StreamStore) ->
             got.append(batch.count)
 
 
-async def test_what_was_trimmed_meanwhile_is_given_to_no_follower(store: StreamStore) -> None:
+async def test_without_a_grace_what_was_trimmed_meanwhile_is_given_to_no_follower(
+    store: StreamStore,
+) -> None:
     async with store.follow(BASIN, STREAM, ReadRequest(from_seq_num(0))) as session:
         await live(session)
         await store.append(BASIN, STREAM, bodies("a", "b"))

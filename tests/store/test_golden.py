@@ -52,7 +52,7 @@ async def open_engine(folder: Path, boot: str) -> SlateEngine:
 async def opened(folder: Path, boot: str = BOOT) -> AsyncIterator[StreamStore]:
     async with open_store(
         folder.as_uri(),
-        StoreSettings(upkeep_interval=3600),
+        StoreSettings(upkeep_interval=3600, trim_grace=0),
         now=lambda: NOW,
         opener=lambda: open_engine(folder, boot),
     ) as store:

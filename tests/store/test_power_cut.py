@@ -33,8 +33,8 @@ from tests.store.hostile_disk import HostileDisk, Mood
 from tests.store.small_tables import small_settings
 
 #: Upkeep only when a test asks for it.
-NO_UPKEEP = StoreSettings(upkeep_interval=3600)
-BUSY_UPKEEP = StoreSettings(upkeep_interval=0.05)
+NO_UPKEEP = StoreSettings(upkeep_interval=3600, trim_grace=0)
+BUSY_UPKEEP = StoreSettings(upkeep_interval=0.05, trim_grace=0)
 
 
 @pytest.fixture(autouse=True)

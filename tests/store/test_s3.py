@@ -31,9 +31,9 @@ pytestmark = pytest.mark.alone
 STREAM = STREAMS[0]
 #: A store that does not wait long for an answer, but long enough on a slow machine; nor for its
 #: recovery. Seconds.
-IMPATIENT = StoreSettings(commit_timeout=2, recovery_patience=0.2)
+IMPATIENT = StoreSettings(commit_timeout=2, recovery_patience=0.2, trim_grace=0)
 #: One that waits for its recovery.
-PATIENT = StoreSettings(commit_timeout=2, recovery_patience=60)
+PATIENT = StoreSettings(commit_timeout=2, recovery_patience=60, trim_grace=0)
 
 
 @pytest.fixture(scope="module")

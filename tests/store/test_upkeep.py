@@ -84,7 +84,7 @@ async def test_trimmed_records_are_deleted_from_storage_but_not_the_rest_of_thei
 
 
 async def test_clean_up_is_taken_up_after_a_restart(bench: Bench, clock: Clock) -> None:
-    never = StoreSettings(upkeep_interval=1e6)
+    never = StoreSettings(upkeep_interval=1e6, trim_grace=0)
     async with bench.store(never) as store:
         await store.create_basin(BASIN)
         await store.create_stream(BASIN, STREAM)

@@ -21,7 +21,7 @@ from tests.store.crash.process import WriterProcess
 from tests.store.crash.verify import BASIN, read_all, verify
 
 #: Short, so that upkeep of both writers gets into each other's way. Seconds.
-SETTINGS = StoreSettings(upkeep_interval=0.05)
+SETTINGS = StoreSettings(upkeep_interval=0.05, trim_grace=0)
 STREAM = STREAMS[0]
 
 

@@ -98,6 +98,15 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     "[default: 256MiB, or a quarter of a small disk]",
 )
 @click.option(
+    "--trim-grace",
+    type=click.FloatRange(min=0, max=3600),
+    default=_DEFAULTS.trim_grace,
+    show_default=True,
+    envvar="STREAMFOLD_TRIM_GRACE",
+    show_envvar=True,
+    help="Seconds after a trim command for which readers still get what it trims.",
+)
+@click.option(
     "--no-fsync",
     is_flag=True,
     help="Acknowledge before the disk has it: a power cut may lose records.",
@@ -146,6 +155,7 @@ def serve(
     commit_interval: float,
     commit_timeout: float,
     disk_reserve: int | None,
+    trim_grace: float,
     no_fsync: bool,
     auth: bool,
     root_token_file: Path | None,
@@ -167,6 +177,7 @@ def serve(
             commit_interval=commit_interval,
             commit_timeout=commit_timeout,
             disk_reserve=disk_reserve,
+            trim_grace=trim_grace,
             fsync=not no_fsync,
         ),
         host=host,

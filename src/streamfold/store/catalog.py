@@ -255,12 +255,16 @@ class Catalog:
             (keys.STREAM_IDS, rows.encode(CounterRow(row.id + 1))),
             *ops,
         )
+        if min_age := row.config.delete_on_empty_secs:
+            self.session.on_delete_on_empty(basin, name, row.created_at + min_age * 1000)
 
     async def replace_stream(self, basin: BasinName, name: StreamName, row: StreamRow) -> None:
         """Commit a changed row; the caller holds the stream's lock."""
         await self._write((keys.stream(basin, name), rows.encode(row)))
         if log := self.session.cached_log(basin, name):
             log.row = row
+        if row.config.delete_on_empty_secs:
+            self.session.on_delete_on_empty(basin, name, self.now())
 
     async def _basin_row(self, name: str) -> BasinRow:
         row = await self.session.basin(name)

@@ -32,6 +32,7 @@ from streamfold.store.lifetime import Lifetime
 from streamfold.store.log import StreamLog
 from streamfold.store.rows import CleanupRow, ForkRow, StateRow, StreamRow
 from streamfold.store.sealing import SealingKey
+from streamfold.store.seeking import apply_retention
 from streamfold.store.session import Session
 
 #: Makes the first content of a stream, whose content type it is told, into batches.
@@ -184,8 +185,9 @@ class Creator:
             raise InvalidError(
                 f"the fork begins at {anchor}, but stream {fork.source!r} ends at {tail}"
             )
-        if anchor < source.durable_trim_point:
-            raise PositionTrimmedError(anchor, source.durable_trim_point)
+        await apply_retention(self.session, source)
+        if anchor < source.retained_from:
+            raise PositionTrimmedError(anchor, source.retained_from)
         in_records = fork.in_records(content_type)
         return await find_fork_point(
             self.session, source, anchor, fork.sub_offset, key, in_records=in_records
@@ -204,7 +206,7 @@ class Creator:
         """The rows of the stream's state and first content."""
         now = row.created_at
         state = StateRow(
-            trim_point=source.durable_trim_point if source else 0,
+            trim_point=source.retained_from if source else 0,
             bare_seq_num=point.end.seq_num,
             bare_timestamp=point.end.timestamp,
             bare_arrived_at=now,

@@ -14,6 +14,7 @@ from streamfold.store.log import StreamLog
 from streamfold.store.reads import Allowance, ReadBatch
 from streamfold.store.rows import Segment
 from streamfold.store.sealing import SealingKey
+from streamfold.store.seeking import apply_retention
 from streamfold.store.session import Session
 
 
@@ -97,7 +98,7 @@ class Cursor:
         tail = log.durable
         if seq_num >= tail.seq_num or self._ahead or not self._unlimited:
             return None
-        if seq_num < log.durable_trim_point:
+        if seq_num < log.readable_from or log.retention_due:
             return None
         batch = self._session.recent.to_tail(log.id, seq_num, tail)
         if batch is not None:
@@ -148,7 +149,9 @@ class Cursor:
         """The chunk that holds the next record; None at the tail."""
         while True:
             self._log.check_alive()
-            self.seq_num = max(self.seq_num, self._log.durable_trim_point)
+            if self._log.retention_due:
+                await apply_retention(self._session, self._log)
+            self.seq_num = max(self.seq_num, self._log.readable_from)
             while self._ahead and self._ahead[0].last_seq_num < self.seq_num:
                 self._ahead.popleft()
             if self._ahead:
@@ -194,7 +197,7 @@ class Cursor:
             self._ahead.extend(part for part in parts if part.first_seq_num < limit)
             return
         await self._end_scan()
-        if fresh and self.seq_num >= self._log.durable_trim_point:
+        if fresh and self.seq_num >= self._log.readable_from:
             raise self._missing(int(durable))
 
 

@@ -33,6 +33,7 @@ from streamfold.store.log import AppendAck, StreamLog
 from streamfold.store.reads import Allowance, ReadBatch
 from streamfold.store.rows import ProducerRow
 from streamfold.store.sealing import SealingKey
+from streamfold.store.seeking import apply_retention
 from streamfold.store.snapshot_shelf import Publication, Snapshot
 from streamfold.store.supervisor import Opening, Supervisor
 
@@ -99,7 +100,8 @@ class DurableStreams:
 
     async def status(self, basin: str, stream: str) -> StreamStatus:
         """What there is to know; asking does not count as use."""
-        async with self._using(basin, stream) as (_, log):
+        async with self._using(basin, stream) as (opening, log):
+            await apply_retention(opening.session, log)
             return _status(log)
 
     async def delete(self, basin: str, stream: str) -> None:
@@ -215,8 +217,9 @@ class DurableStreams:
                 opening.session.committer.touch(log)
                 await opening.session.committer.write([])  # else a crash now could end it early
             start = int(log.durable.seq_num) if seq_num is None else seq_num
-            if start < log.durable_trim_point:
-                raise PositionTrimmedError(start, log.durable_trim_point)
+            await apply_retention(opening.session, log)
+            if start < log.readable_from:
+                raise PositionTrimmedError(start, log.retained_from)
             cursor = Cursor(opening.session, log, start, Allowance(None, None, None), key)
             delivered = partial(self.supervisor.usage.record_delivery, basin)
             try:
@@ -278,7 +281,7 @@ class Reading:
         batch = await self._cursor.next(fill=False)
         reached = self._cursor.seq_num if batch is None else batch.first_seq_num
         if reached > seq_num:
-            raise PositionTrimmedError(seq_num, self._log.durable_trim_point)
+            raise PositionTrimmedError(seq_num, self._log.retained_from)
         if batch is not None:
             self._delivered(batch.metered)
         return batch
@@ -302,7 +305,7 @@ def _creator(opening: Opening) -> Creator:
 
 
 def _status(log: StreamLog) -> StreamStatus:
-    first, (tail, closed) = log.durable_trim_point, _tail(log)
+    first, (tail, closed) = log.retained_from, _tail(log)
     return StreamStatus(log.id, log.row.traits or StreamTraits(), first, tail, closed)
 
 

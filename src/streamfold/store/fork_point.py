@@ -12,9 +12,9 @@ from streamfold.records import chunk as payloads
 from streamfold.store import lineage
 from streamfold.store.cursor import Cursor
 from streamfold.store.log import StreamLog
-from streamfold.store.reader import chunk_from
 from streamfold.store.reads import Allowance
 from streamfold.store.sealing import SealingKey
+from streamfold.store.seeking import chunk_from
 from streamfold.store.session import Session
 
 
@@ -90,7 +90,7 @@ async def _position(
     """The position `end` with the timestamp of the record before it."""
     if end == source.durable.seq_num:
         return source.durable
-    if end <= source.durable_trim_point:
+    if end <= source.retained_from:
         return StreamPosition(SeqNum(end), Timestamp(0))
     chunk = await chunk_from(session, source, end - 1, key)
     if chunk is None:

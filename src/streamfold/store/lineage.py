@@ -36,6 +36,13 @@ def span_from(row: StreamRow, seq_num: int) -> tuple[bytes, bytes]:
     return keys.chunk(holder, seq_num), keys.chunks_end(holder)
 
 
+def after(chunk: Chunk, row: StreamRow, seq_num: int) -> int:
+    """The record that follows what the stream has of `chunk`, which holds its record `seq_num`."""
+    segment = segment_of(row, seq_num)
+    end = chunk.last_seq_num + 1
+    return end if segment is None else min(end, segment.end)
+
+
 def own(chunk: Chunk, row: StreamRow, key: SealingKey | None) -> Chunk:
     """`chunk` in the clear, and no more of it than belongs to the stream."""
     segment = segment_of(row, chunk.first_seq_num)

@@ -32,9 +32,11 @@ from streamfold.store.audience import Audience, Waiter
 from streamfold.store.chunks import Chunk
 from streamfold.store.engine import Op
 from streamfold.store.lifetime import Lifetime
+from streamfold.store.retention import Expiry, age_limit
 from streamfold.store.rows import CleanupRow, ProducerRow, StateRow, StreamRow
 from streamfold.store.sealing import GCM_SEQ_NUM_MAX, SEALING_OF, SealingKey
 from streamfold.store.terms import Terms
+from streamfold.store.trimming import TrimPoints
 
 
 class AppendAck(msgspec.Struct, frozen=True, gc=False):
@@ -61,6 +63,7 @@ class Share(msgspec.Struct, frozen=True, eq=False):
     batches: list[Accepted]
     chunks: list[Chunk]
     trim_point: int
+    trim_point_at_once: int
     trimmed: bool
     closed: bool
     ops: list[Op]
@@ -68,7 +71,7 @@ class Share(msgspec.Struct, frozen=True, eq=False):
 
 
 class StreamLog:
-    """The state of one stream; `durable` and `durable_trim_point` are what readers may see."""
+    """The state of one stream; readers may see what lies from `readable_from` to `durable`."""
 
     def __init__(
         self,
@@ -80,6 +83,7 @@ class StreamLog:
         arrived_at: int,
         now: Callable[[], int],
         producers: dict[str, ProducerRow] | None = None,
+        trim_grace: int = 0,
     ) -> None:
         self.basin = basin
         self.name = name
@@ -87,7 +91,11 @@ class StreamLog:
         self.row = row
         self._seq_num_max = GCM_SEQ_NUM_MAX if row.cipher is Cipher.AES_256_GCM else U64_MAX
         self.durable = tail
-        self.durable_trim_point = state.trim_point
+        #: `trim_grace` in ms.
+        self.trims = TrimPoints(state.trim_point, trim_grace, now)
+        # Nothing that a stream wrote itself arrived before it was created.
+        oldest = 0 if row.lineage else row.created_at
+        self._expiry = Expiry(age_limit(row.config) or 0, 0, oldest)
         #: When the last record arrived, or the stream was created; ms since the Unix epoch.
         self.arrived_at = arrived_at
         self.deleting = row.deleted_at is not None
@@ -106,11 +114,11 @@ class StreamLog:
         #: retention would remove them, and all before them.
         self._last_arrival = arrived_at
         self._fencing_token = state.fencing_token
-        self._trim_point = state.trim_point
         #: The tail as storage has it written down, for when no chunk tells it.
         self._bare = state.bare_tail
         self._state_changed = False
         self._trim_changed = False
+        self._cleaned_up = False
         # Asked for once: to ask is a system call in Python 3.11.
         self._loop = asyncio.get_running_loop()
         self._pending: list[Accepted] = []
@@ -121,12 +129,48 @@ class StreamLog:
     @property
     def idle(self) -> bool:
         """Whether nobody would notice if this object were dropped and read from storage again."""
-        return not (self.users or self._unsettled or self._state_changed or len(self._audience))
+        busy = self.users or self._unsettled or self._state_changed or len(self._audience)
+        return not busy and self.trims.due_at is None
 
     @property
     def empty(self) -> bool:
         """Whether the stream holds no record that a reader could get, and none is on its way."""
-        return self._trim_point >= self._next_seq_num
+        return self.readable_from >= self._next_seq_num
+
+    @property
+    def readable_from(self) -> int:
+        """The first record that a reader may get: neither trimmed nor, when last looked, too old."""
+        return max(self.trims.effective, self._expired)
+
+    @property
+    def retained_from(self) -> int:
+        """The first record that is kept: readers may get some before it, but not for long."""
+        return max(self.trims.durable, self._expired)
+
+    @property
+    def _expired(self) -> int:
+        return self._expiry.seq_num if self._expiry.limit == self.age_limit else 0
+
+    @property
+    def age_limit(self) -> int | None:
+        """Milliseconds after its arrival for which a record is kept; None = for ever."""
+        return age_limit(self.row.config)
+
+    @property
+    def retention_due(self) -> bool:
+        """Whether records may have become too old since `expire` was told which are."""
+        limit = self.age_limit
+        return limit is not None and not self._expiry.holds(limit, self._now())
+
+    @property
+    def oldest_arrival(self) -> int:
+        """No record from `readable_from` on arrived before this; ms since the Unix epoch."""
+        return self._expiry.oldest
+
+    def expire(self, expiry: Expiry) -> None:
+        """Leave out records that are too old; they stay in storage until they are trimmed."""
+        if expiry.limit != self._expiry.limit or expiry.seq_num >= self._expiry.seq_num:
+            self._expiry = expiry
 
     def in_use(self) -> _Hold:
         """Keep this object in memory; there must never be two of one stream."""
@@ -233,24 +277,25 @@ class StreamLog:
                 self._fencing_token = command.token
                 self._state_changed = True
             else:
-                self.trim(min(command.seq_num, first + command.index + 1))
+                self._trim(min(command.seq_num, first + command.index + 1), at_once=False)
 
     def trim(self, seq_num: int) -> None:
-        """Let go of everything below `seq_num`; takes effect with the next commit."""
-        if seq_num > self._trim_point:
-            self._trim_point = seq_num
-            self._state_changed = self._trim_changed = True
+        """Let go of everything below `seq_num`; readers see it with the next commit."""
+        self._trim(seq_num, at_once=True)
 
-    @property
-    def trim_pending(self) -> bool:
-        """Whether a trim was accepted that is not durable yet."""
-        return self._trim_point > self.durable_trim_point
+    def _trim(self, seq_num: int, *, at_once: bool) -> None:
+        if self.trims.accept(seq_num, at_once=at_once):
+            self._state_changed = self._trim_changed = True
 
     def remember_tail(self) -> None:
         """Have the next commit write down the durable tail: chunks that told it may be deleted."""
         if self._bare != self.durable:
             self._bare = self.durable
             self._state_changed = True
+
+    def clean_up_done(self) -> None:
+        """Have the next commit remove the clean-up row, unless it carries another trim."""
+        self._cleaned_up = True
 
     @property
     def over(self) -> bool:
@@ -309,17 +354,20 @@ class StreamLog:
             ops += self.terms.take_changes(self.id)
         if self._trim_changed:
             ops.append((keys.cleanup(self.id), rows.encode(CleanupRow(self.basin, self.name))))
+        elif self._cleaned_up:
+            ops.append((keys.cleanup(self.id), None))
         share = Share(
             self,
             taken,
             merged,
-            self._trim_point,
+            self.trims.accepted,
+            self.trims.accepted_at_once,
             self._trim_changed,
             self.terms.closed,
             ops,
             metered,
         )
-        self._state_changed = self._trim_changed = False
+        self._state_changed = self._trim_changed = self._cleaned_up = False
         return share
 
     def _seal(self, taken: list[Accepted]) -> list[Chunk]:
@@ -338,7 +386,7 @@ class StreamLog:
     def _state_row(self) -> StateRow:
         return StateRow(
             fencing_token=self._fencing_token,
-            trim_point=self._trim_point,
+            trim_point=self.trims.accepted,
             bare_seq_num=self._bare.seq_num,
             bare_timestamp=self._bare.timestamp,
             bare_arrived_at=self.arrived_at,
@@ -355,8 +403,8 @@ class StreamLog:
             newest = share.chunks[-1]
             self.durable = newest.end
             self.arrived_at = newest.arrived_at
-        if share.trim_point > self.durable_trim_point:
-            self.durable_trim_point = share.trim_point
+        if share.trimmed:
+            self.trims.settle(share.trim_point, share.trim_point_at_once)
         self._unsettled -= len(share.batches)
         tail = self.durable
         for accepted in share.batches:

@@ -11,14 +11,11 @@ import msgspec
 from streamfold.errors import PositionUnwrittenError
 from streamfold.model.positions import StreamPosition
 from streamfold.model.records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
-from streamfold.records import chunk as payloads
-from streamfold.store import chunks, lineage
-from streamfold.store.chunks import Chunk
 from streamfold.store.cursor import Cursor
-from streamfold.store.engine import first_row
 from streamfold.store.log import StreamLog
 from streamfold.store.reads import WAIT_MAX, Allowance, ReadBatch, ReadRequest, StartKind
 from streamfold.store.sealing import SealingKey
+from streamfold.store.seeking import apply_retention, seek_timestamp
 from streamfold.store.session import Session
 
 
@@ -74,8 +71,8 @@ class ReadSession:
     async def next(self, heartbeat: float | None = None) -> ReadBatch | None:
         """The next batch, or None when the session has ended.
 
-        An empty batch tells the tail: it comes when the session first reaches the tail, and then
-        whenever `heartbeat` seconds passed without records.
+        A batch that ends at the tail carries it. An empty batch comes when the session first waits
+        there, and then whenever `heartbeat` seconds passed without records.
         """
         while True:
             cursor = self._cursor
@@ -85,8 +82,9 @@ class ReadSession:
             if batch is not None:
                 self._deadline = None
                 self.on_delivered(batch.metered)
-                self._live = self._live and self._cursor.at_tail
-                tail = self._log.durable if self._live else None
+                at_tail = self._cursor.at_tail
+                self._live = self._live and at_tail
+                tail = self._log.durable if at_tail else None
                 return batch if batch.tail is tail else msgspec.structs.replace(batch, tail=tail)
             if self._cursor.ended or not self._may_follow or self._log.durable_closed:
                 return None
@@ -119,6 +117,7 @@ async def _open(
 ) -> Cursor:
     log.check_alive()
     log.check_key(key)
+    await apply_retention(session, log)
     seq_num = await _resolve_start(session, log, request, key)
     allowance = Allowance(request.count, request.bytes, request.until)
     return Cursor(session, log, seq_num, allowance, key)
@@ -129,7 +128,7 @@ async def _resolve_start(
 ) -> int:
     start, tail = request.start, log.durable
     if start.kind is StartKind.TIMESTAMP and start.value <= tail.timestamp:
-        return await _seek_timestamp(session, log, start.value, key)
+        return await seek_timestamp(session, log, start.value, key)
     if start.kind is StartKind.TAIL_OFFSET:
         seq_num = max(0, tail.seq_num - start.value)
     elif start.kind is StartKind.SEQ_NUM and start.value <= tail.seq_num:
@@ -141,46 +140,6 @@ async def _resolve_start(
     if seq_num == tail.seq_num and not request.may_follow:
         raise PositionUnwrittenError(tail.seq_num, tail.timestamp)
     return seq_num
-
-
-async def _seek_timestamp(
-    session: Session, log: StreamLog, timestamp: int, key: SealingKey | None
-) -> int:
-    """seq_num of the first record at or after `timestamp`; the tail if there is none.
-
-    Timestamps never decrease, so halving the range of seq_nums finds the chunk: about log2(records)
-    seeks, and no second index to write.
-    """
-    tail = int(log.durable.seq_num)
-    low, high, found = log.durable_trim_point, tail, None
-    while low < high:
-        middle = (low + high) // 2
-        chunk = await chunk_from(session, log, middle, key)
-        if chunk is None or chunk.first_seq_num >= tail:
-            high = middle
-        elif chunk.last_timestamp >= timestamp:
-            found, high = chunk, min(middle, chunk.first_seq_num)
-        else:
-            low = chunk.last_seq_num + 1
-    if found is None:
-        return tail
-    clear = lineage.own(found, log.row, key)
-    within = payloads.measure(clear.payload).index_of_timestamp(timestamp)
-    return max(found.first_seq_num + within, log.durable_trim_point)
-
-
-async def chunk_from(
-    session: Session, log: StreamLog, seq_num: int, key: SealingKey | None
-) -> Chunk | None:
-    """The chunk that holds `seq_num`, with timestamps that are right for this stream."""
-    row = await first_row(session.engine, *lineage.span_from(log.row, seq_num))
-    if row is None:
-        return None
-    chunk = chunks.decode(row[1])
-    segment = lineage.segment_of(log.row, seq_num)
-    if segment is None or chunk.last_seq_num < segment.end:
-        return chunk
-    return lineage.own(chunk, log.row, key)
 
 
 def _empty(seq_num: int, tail: StreamPosition | None) -> ReadBatch:

@@ -94,7 +94,7 @@ class ReadBatch(msgspec.Struct, frozen=True):
     first_seq_num: int
     count: int
     metered: int
-    #: The durable tail, when the batch was read at the tail.
+    #: The durable tail, when the batch ends there.
     tail: StreamPosition | None
 
     @property

@@ -40,11 +40,16 @@ class Session:
         self.now = now
         self.recent = RecentChunks(settings.recent_bytes)
         self.committer = Committer(engine, settings, admission, self._on_durable)
-        #: Called when a trim has become durable: there is something to delete.
-        self.on_trimmed: Callable[[], None] = lambda: None
+        #: Called when a trim has become durable: there is something to delete, now or when its
+        #: grace is over (ms since the Unix epoch).
+        self.on_trimmed: Callable[[StreamLog, int], None] = lambda log, at: None
+        #: Called when a stream that is deleted when empty has been configured so: look at it then.
+        self.on_delete_on_empty: Callable[[str, str, int], None] = lambda basin, stream, at: None
         #: Called when records have become durable, before anybody is told.
         self.on_appended: Callable[[Sequence[Share]], None] = lambda shares: None
         self._settings = settings
+        #: Milliseconds.
+        self._trim_grace = round(settings.trim_grace * 1000)
         self._next_stream_id = next_stream_id
         self._logs: OrderedDict[tuple[str, str], StreamLog] = OrderedDict()
         self._loading: dict[tuple[str, str], asyncio.Task[StreamLog]] = {}
@@ -141,7 +146,8 @@ class Session:
             last = chunks.decode(found[1])
             tail, arrived_at = last.end, last.arrived_at
         producers = await self._producers(row.id) if state.producers else None
-        log = StreamLog(basin, name, row, state, tail, arrived_at, self.now, producers)
+        grace = self._trim_grace
+        log = StreamLog(basin, name, row, state, tail, arrived_at, self.now, producers, grace)
         # There must never be two logs of one stream. Those who asked for this one take hold of it
         # some turns of the event loop later: until then it must not be dropped.
         hold = log.in_use()
@@ -169,11 +175,10 @@ class Session:
             self.recent.forget(self._logs.pop(place).id)
 
     def _on_durable(self, shares: Sequence[Share]) -> None:
-        trimmed = False
         for share in shares:
             for chunk in share.chunks:
                 self.recent.add(share.log.id, chunk)
-            trimmed = trimmed or share.trimmed
+            if share.trimmed:
+                at_once = share.trim_point_at_once > share.log.trims.effective
+                self.on_trimmed(share.log, self.now() + (0 if at_once else self._trim_grace))
         self.on_appended(shares)
-        if trimmed:
-            self.on_trimmed()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from streamfold.errors import InvalidError
 from streamfold.model.records import BATCH_BYTES_MAX
 
-_MAY_BE_ZERO = ("commit_interval", "recent_bytes", "disk_reserve")
+_MAY_BE_ZERO = ("commit_interval", "recent_bytes", "disk_reserve", "trim_grace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,9 @@ class StoreSettings:
     idle_streams: int = 10_000
     #: Seconds between passes of the background work (retention, deletion of what is trimmed).
     upkeep_interval: float = 60.0
+    #: Seconds after a trim command for which readers still get what it trims, and storage keeps it:
+    #: followers get every acknowledged record, and so does one that connects again meanwhile.
+    trim_grace: float = 10.0
     #: Seconds from a failure for which calls wait while the store reopens its storage.
     recovery_patience: float = 5.0
     #: On local disk: sync each commit to the device before it is acknowledged.

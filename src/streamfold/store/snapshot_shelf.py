@@ -31,6 +31,7 @@ from streamfold.store.log import StreamLog
 from streamfold.store.reads import Allowance
 from streamfold.store.rows import SnapshotRow
 from streamfold.store.sealing import SealingKey
+from streamfold.store.seeking import apply_retention
 from streamfold.store.session import Session
 
 #: Snapshots of one stream that are kept: the newest ones.
@@ -125,7 +126,8 @@ class SnapshotShelf:
 
     async def all(self, log: StreamLog) -> list[Snapshot]:
         """Every snapshot from which the stream can be followed, oldest first."""
-        return await self._rows(log.id, log.durable_trim_point)
+        await apply_retention(self.session, log)
+        return await self._rows(log.id, log.retained_from)
 
     async def newest(self, log: StreamLog) -> Snapshot | None:
         found = await self.all(log)
@@ -159,9 +161,9 @@ class SnapshotShelf:
     ) -> None:
         """Let go of the records before `seq_num`: a snapshot must stand for them."""
         async with self.catalog.locks.hold(log.basin, log.name):
-            if seq_num < log.durable_trim_point:
+            if seq_num < log.retained_from:
                 raise SnapshotConflictError(
-                    f"records before {log.durable_trim_point} are gone already, {seq_num} would "
+                    f"records before {log.retained_from} are gone already, {seq_num} would "
                     "bring some back"
                 )
             newest = await self.newest(log)
@@ -179,7 +181,7 @@ class SnapshotShelf:
     async def prune(self, log: StreamLog) -> None:
         """Forget snapshots that nothing can be followed from, and the oldest of too many."""
         known = await self._rows(log.id, 0)
-        usable = [s for s in known if s.seq_num >= log.durable_trim_point]
+        usable = [s for s in known if s.seq_num >= log.retained_from]
         kept = usable[-SNAPSHOTS_KEPT:]
         gone = [s for s in known if s not in kept]
         if gone:
@@ -230,7 +232,8 @@ class SnapshotShelf:
             return _snapshot(new.seq_num, row)
 
     async def _check(self, log: StreamLog, new: Publication) -> None:
-        first, tail = log.durable_trim_point, int(log.durable.seq_num)
+        await apply_retention(self.session, log)
+        first, tail = log.retained_from, int(log.durable.seq_num)
         if new.seq_num < first:
             raise PositionTrimmedError(new.seq_num, first)
         if new.seq_num > tail:
@@ -252,7 +255,7 @@ class SnapshotShelf:
             await self._check_boundary(log, new.seq_num, new.key)
 
     async def _check_boundary(self, log: StreamLog, seq_num: int, key: SealingKey | None) -> None:
-        if seq_num in (log.durable_trim_point, int(log.durable.seq_num)):
+        if seq_num in (log.retained_from, int(log.durable.seq_num)):
             return
         cursor = Cursor(self.session, log, seq_num - 1, Allowance(1, None, None), key)
         try:

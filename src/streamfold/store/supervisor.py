@@ -168,7 +168,7 @@ class Supervisor:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(opening.session.committer.run())
-                group.create_task(opening.upkeep.run(self._settings.upkeep_interval))
+                group.create_task(opening.upkeep.run())
                 group.create_task(_look_for_successor(opening.session.engine))
         except BaseExceptionGroup as errors:
             failure = _cause(errors)
@@ -209,8 +209,10 @@ class Supervisor:
         tokens = AccessTokens(session, self._now)
         usage = UsageKeeper(session, self.usage, self._now)
         snapshots = SnapshotShelf(session, catalog, self._snapshots)
-        upkeep = Upkeep(session, catalog, tokens, usage, snapshots, self._now)
-        session.on_trimmed = upkeep.poke
+        interval = self._settings.upkeep_interval
+        upkeep = Upkeep(session, catalog, tokens, usage, snapshots, self._now, interval)
+        session.on_trimmed = upkeep.on_trimmed
+        session.on_delete_on_empty = upkeep.on_delete_on_empty
         session.on_appended = partial(self._on_appended, usage)
         return Opening(session, catalog, tokens, usage, snapshots, upkeep)
 

@@ -19,14 +19,16 @@ from streamfold.errors import (
     StorageFullError,
     StreamNotFoundError,
 )
-from streamfold.model.configs import INFINITE
 from streamfold.model.names import BasinName, StreamName
-from streamfold.store import chunks, keys, rows
+from streamfold.store import keys, rows
 from streamfold.store.access_tokens import AccessTokens
 from streamfold.store.catalog import Catalog
+from streamfold.store.due_times import DueTimes
 from streamfold.store.engine import Op, first_row
 from streamfold.store.log import StreamLog
+from streamfold.store.retention import age_limit
 from streamfold.store.rows import BasinRow, CleanupRow, StateRow, StreamRow
+from streamfold.store.seeking import apply_retention
 from streamfold.store.session import Session
 from streamfold.store.snapshot_shelf import SnapshotShelf
 from streamfold.store.usage.keeper import UsageKeeper
@@ -47,31 +49,57 @@ class Upkeep:
     usage: UsageKeeper
     snapshots: SnapshotShelf
     now: Callable[[], int]
+    #: Seconds from one whole pass to the next.
+    interval: float
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     #: One pass at a time, whoever asks for it.
     _busy: asyncio.Lock = field(default_factory=asyncio.Lock)
     #: Stream id to the time (ms) before which none of its records arrived.
     _oldest: dict[int, int] = field(default_factory=dict)
+    _due: DueTimes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._due = DueTimes(self.now, self.poke)
 
     def poke(self) -> None:
         """There is something to clean up: do not wait for the next pass."""
         self._wake.set()
 
-    async def run(self, interval: float) -> None:
-        """Work until cancelled: everything every `interval` seconds, clean-up also when poked."""
-        with _going_on():
-            await self.snapshots.sweep()
-        with _going_on():
-            await self._pass()  # usage is to gather for an interval before it is written
-        while True:
-            deadline = asyncio.get_running_loop().time() + interval
-            while await self._poked_before(deadline):
-                async with self._busy:
-                    with _going_on():
-                        await self._delete_basins()
-                        await self._clean_up()
+    def on_trimmed(self, log: StreamLog, at: int) -> None:
+        """Records of `log` are to be deleted from the time `at` on."""
+        if at <= self.now():
+            self.poke()
+        else:
+            self._look_at(log.basin, log.name, at)
+
+    def on_delete_on_empty(self, basin: str, stream: str, at: int) -> None:
+        """A stream that is deleted when empty was created or reconfigured; it may be due at `at`."""
+        self._look_at(basin, stream, at)
+
+    def _look_at(self, basin: str, stream: str, at: int) -> None:
+        """Have the stream looked at when `at` has come; the next pass looks at it anyway."""
+        if at - self.now() <= self.interval * 1000:
+            self._due.add(at, basin, stream)
+
+    async def run(self) -> None:
+        """Work until cancelled: everything every `interval` seconds, each stream when it is due."""
+        try:
             with _going_on():
-                await self.run_once()
+                await self.snapshots.sweep()
+            with _going_on():
+                await self._pass()  # usage is to gather for an interval before it is written
+            while True:
+                deadline = asyncio.get_running_loop().time() + self.interval
+                while await self._poked_before(deadline):
+                    async with self._busy:
+                        with _going_on():
+                            await self._sweep_due()
+                            await self._delete_basins()
+                            await self._clean_up()
+                with _going_on():
+                    await self.run_once()
+        finally:
+            self._due.close()
 
     async def run_once(self) -> None:
         """One whole pass; usage is durable after it."""
@@ -148,51 +176,63 @@ class Upkeep:
                         await self.usage.visit(basin, row.id)
         self.usage.end_round()
 
+    async def _sweep_due(self) -> None:
+        """Apply retention and delete-on-empty to the streams whose time has come."""
+        for basin, stream in self._due.take():
+            row = await self.session.stream(basin, stream)
+            if row is not None and row.deleted_at is None:
+                with _skipping(basin, stream):
+                    await self._sweep(BasinName(basin), StreamName(stream), row)
+
     async def _sweep(self, basin: BasinName, stream: StreamName, row: StreamRow) -> None:
         config = row.config
         traits = row.traits
         if traits is not None and (traits.ttl is not None or traits.expires_at is not None):
             await self._delete_if_over(basin, stream)
-        if config.retention != INFINITE:
-            age = int(config.retention) * 1000
-            if self._oldest.get(row.id, 0) < self.now() - age:
-                await self._expire(basin, stream, age)
+        limit = age_limit(config)
+        if limit is not None and self._oldest.get(row.id, 0) < self.now() - limit:
+            await self._expire(basin, stream)
         if config.delete_on_empty_secs:
-            await self._delete_if_empty(basin, stream, config.delete_on_empty_secs * 1000)
+            await self._delete_if_empty(basin, stream)
 
-    async def _expire(self, basin: BasinName, stream: StreamName, age: int) -> None:
-        """Trim the records of `stream` that arrived more than `age` ms ago."""
+    async def _expire(self, basin: BasinName, stream: StreamName) -> None:
+        """Trim the records of `stream` that are too old: readers do not get them any more."""
         async with self.catalog.locks.hold(basin, stream), self.session.log(basin, stream) as log:
             if log.deleting:
                 return
-            horizon = self.now() - age
-            expired = log.durable_trim_point
-            oldest = self.now()
-            span = keys.chunk(log.id, expired), keys.chunk(log.id, log.durable.seq_num)
-            async with aclosing(self.session.engine.scan(*span)) as pages:
-                async for page in pages:
-                    parts = [chunks.decode(value) for _, value in page]
-                    old = [part for part in parts if part.arrived_at < horizon]
-                    if old:
-                        expired = old[-1].last_seq_num + 1
-                    if len(old) < len(parts):
-                        oldest = parts[len(old)].arrived_at
-                        break
+            await apply_retention(self.session, log)
             if len(self._oldest) >= _KNOWN_STREAMS:
                 self._oldest.clear()
-            self._oldest[log.id] = oldest
-            if expired > log.durable_trim_point:
-                log.trim(expired)
+            self._oldest[log.id] = log.oldest_arrival
+            if log.readable_from > log.trims.effective:
+                log.trim(log.readable_from)
                 await self._commit(log)
 
-    async def _delete_if_empty(self, basin: BasinName, stream: StreamName, age: int) -> None:
-        def is_empty(log: StreamLog) -> bool:
-            return log.empty and log.arrived_at + age <= self.now()
-
+    async def _delete_if_empty(self, basin: BasinName, stream: StreamName) -> None:
         async with self.session.log(basin, stream) as log:
-            empty = is_empty(log)
+            empty = self._has_been_empty(log)
+            if not empty:
+                self._look_when_empty(log)
         if empty:
-            await self._delete_stream(basin, stream, is_empty)
+            await self._delete_stream(basin, stream, self._has_been_empty)
+
+    def _has_been_empty(self, log: StreamLog) -> bool:
+        """Whether the stream is empty, and its last record came long enough ago."""
+        min_age = log.row.config.delete_on_empty_secs * 1000
+        return bool(min_age) and log.empty and log.arrived_at + min_age <= self.now()
+
+    def _look_when_empty(self, log: StreamLog) -> None:
+        """Have the stream looked at when it may be deleted as empty, if that can be told."""
+        min_age = log.row.config.delete_on_empty_secs * 1000
+        limit, due_at = log.age_limit, log.trims.due_at
+        if not min_age or not (log.empty or limit or due_at):
+            return
+        at = log.arrived_at + min_age
+        if not log.empty:
+            emptied = [due_at] if due_at else []
+            emptied += [log.arrived_at + limit + 1] if limit else []
+            at = max(at, min(emptied))
+        self._look_at(log.basin, log.name, at)
 
     async def _delete_if_over(self, basin: BasinName, stream: StreamName) -> None:
         async with self.session.log(basin, stream) as log:
@@ -264,14 +304,22 @@ class Upkeep:
         async with self.catalog.locks.hold(basin, stream), self.session.log(basin, stream) as log:
             if log.deleting:
                 return  # a purge has taken the place of this row
-            trim_point = log.durable_trim_point
-            needed = await self._needed_from(log.id, trim_point)
+            trims = log.trims
+            effective, due_at = trims.effective, trims.due_at
+            if due_at is not None:  # readers still get what the later trims are to take
+                self._look_at(basin, stream, due_at)
+                if effective <= trims.collected:
+                    return
+            needed = await self._needed_from(log.id, effective)
             log.remember_tail()
             await self._commit(log)
             await self._delete_chunks(basin, log.id, keys.chunk(log.id, needed))
             await self.snapshots.prune(log)
-            if log.durable_trim_point == needed and not log.trim_pending:
-                await self.session.committer.write([(keys.cleanup(log.id), None)])
+            trims.collected = effective
+            if needed == trims.accepted:
+                log.clean_up_done()
+                await self._commit(log)
+            self._look_when_empty(log)
 
     async def _delete_chunks(self, basin: str, stream_id: int, end: bytes) -> None:
         await self.usage.held.settle(basin, stream_id)

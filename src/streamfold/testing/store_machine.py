@@ -125,7 +125,9 @@ class StoreMachine(RuleBasedStateMachine):
             self.engine = FaultyEngine(await self.open_engine())
             return self.engine
 
-        settings = StoreSettings(recent_bytes=500, upkeep_interval=1e6, idle_streams=1)
+        settings = StoreSettings(
+            recent_bytes=500, upkeep_interval=1e6, idle_streams=1, trim_grace=0
+        )
         async with AsyncExitStack() as stack:
             context = open_store("memory:", settings, now=lambda: self.clock, opener=open_faulty)
             opened.set_result(await stack.enter_async_context(context))
@@ -225,7 +227,9 @@ class StoreMachine(RuleBasedStateMachine):
             bytes=size,
             until=scaled,
         )
-        assert self.run(self._read_all(stream, request)) == model.read(start, count, size, scaled)
+        assert self.run(self._read_all(stream, request)) == model.read(
+            start, count, size, scaled, self.clock
+        )
 
     async def _read_all(self, stream: str, request: ReadRequest) -> list[SequencedRecord]:
         try:
@@ -238,14 +242,14 @@ class StoreMachine(RuleBasedStateMachine):
     def read_from_timestamp(self, stream: str, timestamp: int) -> None:
         model = self.models[stream]
         request = ReadRequest(from_timestamp(timestamp), count=_PLENTY)
-        expected = [record for record in model.visible() if record.timestamp >= timestamp]
+        expected = [record for record in model.visible(self.clock) if record.timestamp >= timestamp]
         assert self.run(self._read_all(stream, request)) == expected
 
     @rule(stream=streams, offset=st.integers(0, 20))
     def read_before_the_tail(self, stream: str, offset: int) -> None:
         model = self.models[stream]
         request = ReadRequest(from_tail(offset), count=_PLENTY)
-        start = max(len(model.records) - offset, model.trim_point)
+        start = max(len(model.records) - offset, model.first(self.clock))
         assert self.run(self._read_all(stream, request)) == model.records[start:]
 
     @rule(prefix=st.sampled_from(["", "s", "th", "x"]), after=st.sampled_from(["", *STREAMS]))
@@ -325,7 +329,7 @@ class StoreMachine(RuleBasedStateMachine):
             tail = self.run(self.store.check_tail(BASIN, stream))
             assert tail == model.tail, (stream, tail, model.tail)
             request = ReadRequest(from_seq_num(0), count=_PLENTY)
-            found, expected = self.run(self._read_all(stream, request)), model.visible()
+            found, expected = self.run(self._read_all(stream, request)), model.visible(self.clock)
             assert found == expected, (stream, found, expected)
 
 

@@ -38,8 +38,15 @@ class StreamModel:
         last = self.records[-1].timestamp if self.records else 0
         return StreamPosition(SeqNum(len(self.records)), Timestamp(last))
 
-    def visible(self) -> list[SequencedRecord]:
-        return self.records[self.trim_point :]
+    def first(self, now: int) -> int:
+        """The first record that is neither trimmed nor older than the retention."""
+        if self.config.retention == INFINITE:
+            return self.trim_point
+        horizon = now - int(self.config.retention) * 1000
+        return max(self.trim_point, sum(1 for arrival in self.arrivals if arrival < horizon))
+
+    def visible(self, now: int) -> list[SequencedRecord]:
+        return self.records[self.first(now) :]
 
     def refusal(
         self, batch: Sequence[Record], match_seq_num: int | None, fencing_token: str | None
@@ -76,19 +83,16 @@ class StreamModel:
         return record.timestamp if self.config.timestamp_uncapped else min(record.timestamp, now)
 
     def expire(self, now: int) -> None:
-        """Forget what is older than the retention."""
-        if self.config.retention != INFINITE:
-            horizon = now - int(self.config.retention) * 1000
-            old = sum(1 for arrival in self.arrivals if arrival < horizon)
-            self.trim_point = max(self.trim_point, old)
+        """Forget what is older than the retention: a longer one does not bring it back."""
+        self.trim_point = self.first(now)
 
     def read(
-        self, start: int, count: int | None, size: int | None, until: int | None
+        self, start: int, count: int | None, size: int | None, until: int | None, now: int
     ) -> list[SequencedRecord]:
         """What a read from a seq_num returns under these limits, however many batches it takes."""
         result: list[SequencedRecord] = []
         used = 0
-        for record in self.records[max(start, self.trim_point) :]:
+        for record in self.records[max(start, self.first(now)) :]:
             used += metered_size(record)
             if (
                 (count is not None and len(result) >= count)

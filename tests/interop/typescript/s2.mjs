@@ -110,6 +110,37 @@ const behaviours = {
     await producer.close();
   },
 
+  // As npm's @s2-dev/resumable-stream does in single-use mode: one append session writes the records and,
+  // in its last batch, the fence that says "done" and the trim of all before it. Who follows, and who
+  // resumes right after it, still gets everything.
+  async "a stream that ends by trimming itself reaches followers and those who resume"() {
+    const basin = s2.basin(BASIN);
+    await basin.streams.create({ stream: "single-use" });
+    const stream = basin.stream("single-use");
+    const until = async (session) => {
+      const bodies = [];
+      for await (const record of session) {
+        const [[name, value] = []] = record.headers ?? [];
+        const command = name === "" ? value : undefined;
+        if (command === "fence" && record.body.startsWith("end-")) break;
+        if (!command) bodies.push(record.body);
+      }
+      return bodies;
+    };
+    const start = { start: { from: { seqNum: 0 } } };
+    const following = until(await stream.readSession(start));
+    await stream.append(AppendInput.create([AppendRecord.fence("owner")]));
+    const session = await stream.appendSession();
+    const options = { fencingToken: "owner" };
+    await session.submit(AppendInput.create([text("one"), text("two")], options));
+    const last = [text("three"), AppendRecord.trim(5), AppendRecord.fence("end-1")];
+    const ticket = await session.submit(AppendInput.create(last, options));
+    await ticket.ack();
+    await session.close();
+    assert.deepEqual(await following, ["one", "two", "three"]);
+    assert.deepEqual(await until(await stream.readSession(start)), ["one", "two", "three"]);
+  },
+
   async "a mismatch in an append session ends it with that error"() {
     const stream = s2.basin(BASIN).stream("session");
     const session = await stream.appendSession();

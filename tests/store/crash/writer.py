@@ -24,7 +24,7 @@ from tests.store.crash.verify import verify
 from tests.store.small_tables import small_settings
 
 #: Short, so that trimmed records are deleted and restore points are made as well. Seconds.
-_SETTINGS = StoreSettings(upkeep_interval=0.2)
+_SETTINGS = StoreSettings(upkeep_interval=0.2, trim_grace=0)
 
 
 def tell(event: Event) -> None:

@@ -1,0 +1,30 @@
+"""Retention by age: which records of a stream are too old for readers at this moment."""
+
+from __future__ import annotations
+
+import msgspec
+
+from streamfold.model.configs import INFINITE, StreamConfig
+
+
+def age_limit(config: StreamConfig) -> int | None:
+    """Milliseconds after its arrival for which a record is kept; None = for ever."""
+    return None if config.retention == INFINITE else int(config.retention) * 1000
+
+
+class Expiry(msgspec.Struct, frozen=True):
+    """What was last found out about the age of a stream's records.
+
+    It holds until the first record that it leaves is too old itself, so most reads look nothing up.
+    """
+
+    #: The age limit for which this was found out.
+    limit: int
+    #: Every record below is too old.
+    seq_num: int
+    #: No record from `seq_num` on arrived before this; ms since the Unix epoch.
+    oldest: int
+
+    def holds(self, limit: int, now: int) -> bool:
+        """Whether this tells which records are older than `limit` now."""
+        return self.limit == limit and self.oldest >= now - limit

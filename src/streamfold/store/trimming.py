@@ -1,0 +1,85 @@
+"""How far a stream is trimmed: for the next append, in storage, and for its readers."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+#: Parts into which the grace is divided: trims of one part take effect together, so that a stream which
+#: is trimmed with every append remembers few of them.
+_GRACE_PARTS: Final = 16
+
+
+class _Waiting(msgspec.Struct):
+    """A durable trim that readers do not see yet. Times in ms since the Unix epoch."""
+
+    began_at: int
+    due_at: int
+    point: int
+
+
+class TrimPoints:
+    """The trim points of one stream.
+
+    A trim command takes effect for readers only `grace` ms after it became durable: a follower still
+    gets every record that was acknowledged before it, or with it. Other trims take effect at once.
+    No point ever goes back, whatever the clock does.
+    """
+
+    def __init__(self, point: int, grace: int, now: Callable[[], int]) -> None:
+        #: What has been accepted, and may not be durable yet.
+        self.accepted = point
+        self.durable = point
+        #: The part of `accepted` that takes effect without grace.
+        self.accepted_at_once = point
+        #: How far the background has deleted, since the stream was loaded.
+        self.collected = 0
+        self._effective = point
+        self._waiting: deque[_Waiting] = deque()
+        self._grace = grace
+        self._now = now
+
+    @property
+    def effective(self) -> int:
+        """The first record that readers may get; storage keeps everything from there on."""
+        if self._waiting:
+            now = self._now()
+            while self._waiting and self._waiting[0].due_at <= now:
+                self._effective = max(self._effective, self._waiting.popleft().point)
+        return self._effective
+
+    @property
+    def due_at(self) -> int | None:
+        """When the next trim takes effect; None when all have."""
+        return self._waiting[0].due_at if self.effective < self.durable else None
+
+    def accept(self, point: int, *, at_once: bool) -> bool:
+        """Take on a trim; False if it changes nothing."""
+        raised = point > self.accepted
+        self.accepted = max(self.accepted, point)
+        if at_once and point > self.accepted_at_once:
+            self.accepted_at_once = point
+            return True
+        return raised
+
+    def settle(self, point: int, at_once: int) -> None:
+        """Trims up to `point` are durable; up to `at_once`, readers see them now."""
+        self._effective = max(self._effective, at_once)
+        if point > self.durable:
+            self.durable = point
+            self._wait(point)
+
+    def _wait(self, point: int) -> None:
+        if not self._grace:
+            self._effective = max(self._effective, point)
+        if point <= self._effective:
+            return
+        now = self._now()
+        if self._waiting and now - self._waiting[-1].began_at < self._grace // _GRACE_PARTS:
+            self._waiting[-1].point = point
+            self._waiting[-1].due_at = now + self._grace
+        else:
+            self._waiting.append(_Waiting(now, now + self._grace, point))
