@@ -18,11 +18,11 @@ from streamfold.cli.failures import (
     ExitStatus,
     OutputClosedError,
     VerbFailedError,
-    needing_extra,
 )
 from streamfold.cli.output import Output
 from streamfold.cli.parameters import ByteSize, Moment
 from streamfold.errors import NotFoundError, OutcomeUnknownError, StreamfoldError
+from streamfold.extras import needing_extra
 
 if TYPE_CHECKING:
     from streamfold.archive import Archive, Destination

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streamfold.cli.failures import ExitStatus, VerbFailedError, needing_extra
+from streamfold.cli.failures import ExitStatus, VerbFailedError
 from streamfold.cli.output import Output
+from streamfold.extras import needing_extra
 
 if TYPE_CHECKING:
     from s2_sdk import S2, Endpoints

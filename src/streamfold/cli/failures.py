@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import msgspec
 
@@ -43,21 +41,6 @@ class OutputClosedError(StreamfoldError):
     """Nobody reads the output any more."""
 
     code = "output_closed"
-
-
-@contextmanager
-def needing_extra(extra: str) -> Iterator[None]:
-    """Tell what to install when an import in the block finds nothing."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] == "streamfold":
-            raise
-        raise VerbFailedError(
-            "extra_missing",
-            f"this verb needs the package {error.name!r}, which is not installed: "
-            f"run pip install 'streamfold[{extra}]'",
-        ) from None
 
 
 def failure_line(reason: str, message: str, *, as_json: bool) -> str:

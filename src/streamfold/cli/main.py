@@ -5,23 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+import click
+
 from streamfold import __version__
 from streamfold.cli.failures import (
     ExitStatus,
     OutputClosedError,
     VerbFailedError,
     failure_line,
-    needing_extra,
 )
+from streamfold.cli.menu import Menu
 from streamfold.errors import StreamfoldError
-
-try:
-    with needing_extra("client"):
-        import click
-
-        from streamfold.cli.menu import Menu
-except VerbFailedError as error:
-    sys.exit(failure_line(error.reason, error.message, as_json=False))
 
 
 @click.group(cls=Menu, context_settings={"help_option_names": ["-h", "--help"]})

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 import click
 
-from streamfold.cli.failures import needing_extra
+from streamfold.extras import needing_extra
 
 
 class Entry(NamedTuple):

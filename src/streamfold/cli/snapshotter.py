@@ -15,7 +15,8 @@ from pathlib import Path
 
 import click
 
-from streamfold.cli.failures import ExitStatus, VerbFailedError, needing_extra
+from streamfold.cli.failures import ExitStatus, VerbFailedError
+from streamfold.extras import needing_extra
 from streamfold.snapshotter.configuration import Configuration, describe, load_configuration
 from streamfold.snapshotter.failures import ConfigurationError
 from streamfold.snapshotter.service import State, StatusServer, TableStatus

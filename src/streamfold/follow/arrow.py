@@ -1,11 +1,14 @@
-"""Tables as states: Arrow's IPC stream, batch by batch. Needs pyarrow."""
+"""Tables as states: Arrow's IPC stream, batch by batch. Needs the extra `archive`."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterator
 
-import pyarrow as pa
+from streamfold.extras import needing_extra
+
+with needing_extra("archive"):
+    import pyarrow as pa
 
 
 class ArrowCodec:

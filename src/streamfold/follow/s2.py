@@ -6,16 +6,18 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-import s2_sdk
-from s2_sdk._exceptions import AppendIndefiniteFailureError, TransportError
-from s2_sdk._retrier import has_no_side_effects
-
 from streamfold import errors
 from streamfold.errors import StreamfoldError
+from streamfold.extras import needing_extra
 from streamfold.follow.client import Appended, StreamRecord
 from streamfold.follow.endings import see_off
 from streamfold.model.positions import SeqNum, StreamPosition, Timestamp
 from streamfold.model.records import Record
+
+with needing_extra("client"):
+    import s2_sdk
+    from s2_sdk._exceptions import AppendIndefiniteFailureError, TransportError
+    from s2_sdk._retrier import has_no_side_effects
 
 #: By status; a status that is not here is the caller's mistake.
 _BY_STATUS: dict[int, type[StreamfoldError]] = {

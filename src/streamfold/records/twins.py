@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Protocol
 
+from streamfold.extras import needing_extra
 from streamfold.model.configs import TimestampMode
 from streamfold.records.columns import warm_up_columns
 from streamfold.records.sequencing import Place
@@ -46,8 +47,8 @@ def warm_up() -> bool:
     if _warm is not None:
         return True
     try:
-        from streamfold.records import compiled
-
+        with needing_extra("fast"):
+            from streamfold.records import compiled
         _exercise(compiled)
         warm_up_columns()
     except Exception as error:  # whatever a broken compiler raises, plain Python still works

@@ -2,22 +2,25 @@
 `format("streamfold-archive")` for archives. Needs the extra `spark`.
 """
 
-from streamfold.spark.archive import (
-    ArchiveReplacedError,
-    FilesGoneError,
-    StreamfoldArchiveSource,
-)
-from streamfold.spark.failures import (
-    DataLossError,
-    EndpointUnavailableError,
-    JavaMissingError,
-    OptionError,
-    ReplayChangedError,
-    StreamGoneError,
-)
-from streamfold.spark.java import Java, find_java, use_java
-from streamfold.spark.session import local_session, register
-from streamfold.spark.source import StreamfoldSource
+from streamfold.extras import needing_extra
+
+with needing_extra("spark"):
+    from streamfold.spark.archive import (
+        ArchiveReplacedError,
+        FilesGoneError,
+        StreamfoldArchiveSource,
+    )
+    from streamfold.spark.failures import (
+        DataLossError,
+        EndpointUnavailableError,
+        JavaMissingError,
+        OptionError,
+        ReplayChangedError,
+        StreamGoneError,
+    )
+    from streamfold.spark.java import Java, find_java, use_java
+    from streamfold.spark.session import local_session, register
+    from streamfold.spark.source import StreamfoldSource
 
 __all__ = [
     "ArchiveReplacedError",

@@ -1,0 +1,193 @@
+"""The wheel, installed with each extra alone: what works, and what to install for the rest.
+
+pip installs the wheel into a fresh environment that holds exactly what the extra asks for. Those
+packages are linked from the environment of the tests, which is quick; pip itself looks whether they are
+what the wheel requires.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import venv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+
+#: What a command or an import needs.
+COMMANDS = {
+    "--version": None,
+    "serve --help": "server",
+    "lite --help": "server",
+    "ls --endpoint http://127.0.0.1:9": "client",
+    "snapshot plan s2://a-basin/b --endpoint http://127.0.0.1:9": "client",
+    "archive show /nowhere": "archive",
+    "snapshotter validate --config /nowhere": "spark",
+}
+IMPORTS = {
+    "streamfold": None,
+    "streamfold.store": None,
+    "streamfold.follow": None,
+    "streamfold.blob": None,
+    "streamfold.follow.s2": "client",
+    "streamfold.follow.arrow": "archive",
+    "streamfold.archive": "archive",
+    "streamfold.archive.manifest": "archive",
+    "streamfold.server.main": "server",
+    "streamfold.snapshotter.configuration": "spark",
+    "streamfold.spark": "spark",
+    "streamfold.testing": "testing",
+}
+EXTRAS = [None, "server", "client", "archive", "aws", "spark", "fast", "testing"]
+
+PROBE = """
+import contextlib, importlib, io, json, sys
+from streamfold.cli.main import main
+
+found = {}
+for name in json.loads(sys.argv[1]):
+    try:
+        importlib.import_module(name)
+        found[name] = ""
+    except ImportError as error:
+        found[name] = f"{type(error).__name__}: {error}"
+for command in json.loads(sys.argv[2]):
+    told = io.StringIO()
+    with contextlib.redirect_stderr(told), contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.suppress(SystemExit):
+            main(command.split())
+    found[command] = told.getvalue()
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder))
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def run(*command: str) -> str:
+    """Run a command that must succeed; returns what it prints."""
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A fresh environment with the wheel and one extra."""
+
+    folder: Path
+
+    @property
+    def python(self) -> str:
+        return str(self.folder / "bin/python")
+
+    @property
+    def packages(self) -> Path:
+        (found,) = self.folder.glob("lib/python*/site-packages")
+        return found
+
+    def install(self, wheel: Path, extra: str | None) -> None:
+        venv.create(self.folder)
+        for found in required(f"streamfold[{extra or ''}]", wheel):
+            link(found, self.packages)
+        what = f"{wheel}[{extra}]" if extra else str(wheel)
+        pip = (sys.executable, "-m", "pip", "--python", self.python, "--disable-pip-version-check")
+        run(*pip, "install", "--quiet", "--no-index", what)
+
+
+def required(root: str, wheel: Path) -> Iterator[Distribution]:
+    """What pip would install for a requirement, besides the wheel itself."""
+    seen: set[tuple[str, str]] = set()
+    wanted = [Requirement(root)]
+    while wanted:
+        requirement = wanted.pop()
+        for extra in requirement.extras or {""}:
+            if (requirement.name.lower(), extra) in seen:
+                continue
+            seen.add((requirement.name.lower(), extra))
+            is_root = requirement.name == "streamfold"
+            found = None if is_root else distribution(requirement.name)
+            if found is not None:
+                yield found
+            lines = requires_of(wheel) if found is None else found.requires or []
+            for line in lines:
+                further = Requirement(line)
+                if further.marker is None or further.marker.evaluate({"extra": extra}):
+                    wanted.append(further)
+
+
+def requires_of(wheel: Path) -> list[str]:
+    """The requirements that the wheel itself names."""
+    script = (
+        "import sys, zipfile; names = zipfile.ZipFile(sys.argv[1]);"
+        "print(names.read(next(n for n in names.namelist() if n.endswith('METADATA'))).decode())"
+    )
+    metadata = run(sys.executable, "-c", script, str(wheel))
+    return [
+        line.removeprefix("Requires-Dist: ")
+        for line in metadata.splitlines()
+        if line.startswith("Requires-Dist: ")
+    ]
+
+
+def link(found: Distribution, packages: Path) -> None:
+    """Link the folders and files of a package into another environment."""
+    for top in {Path(str(file)).parts[0] for file in found.files or []} - {"..", "__pycache__"}:
+        target = packages / top
+        if not target.exists():
+            target.symlink_to(Path(str(found.locate_file(top))))
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_what_an_extra_lacks_is_named_in_one_sentence(
+    extra: str | None, wheel: Path, tmp_path: Path
+) -> None:
+    environment = Environment(tmp_path / "environment")
+    environment.install(wheel, extra)
+    probe = (json.dumps(list(IMPORTS)), json.dumps(list(COMMANDS)))
+    found = json.loads(run(environment.python, "-c", PROBE, *probe))
+    # The pipeline reads and writes archives, so its extra has what those need.
+    provided = {None, extra} | ({"archive"} if extra == "spark" else set())
+    for what, needed in (IMPORTS | COMMANDS).items():
+        told = found[what]
+        if needed in provided:
+            assert "pip install" not in told, f"{what}: {told}"
+            assert "ModuleNotFoundError" not in told, f"{what}: {told}"
+        else:
+            assert told.count("\n") <= 1, f"{what}: {told}"
+            assert "is not installed: run pip install" in told, f"{what}: {told}"
+            assert f"'streamfold[{needed}]'" in told, f"{what}: {told}"
+    assert all(found[name] == "" for name, needed in IMPORTS.items() if needed in provided)
+
+
+def test_profiles_of_aws_without_their_extra_are_refused_with_its_name(
+    wheel: Path, tmp_path: Path
+) -> None:
+    environment = Environment(tmp_path / "environment")
+    environment.install(wheel, "server")
+    script = (
+        "import os; os.environ['AWS_PROFILE'] = 'work'; os.environ.pop('AWS_ACCESS_KEY_ID', None);"
+        "from streamfold.cli.main import main; main(['serve', '--port', '0', '--bucket', 'b'])"
+    )
+    done = subprocess.run(
+        [environment.python, "-c", script], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 1
+    *_, last = done.stderr.splitlines()
+    assert last.startswith("error: AWS profiles")
+    assert "pip install 'streamfold[aws]'" in last
+    assert "Traceback" not in done.stderr
