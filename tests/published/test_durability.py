@@ -10,12 +10,13 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 from s2_sdk import S2, AppendInput, Endpoints, Record, Retry, S2Error, SeqNum, SeqNumMismatchError
 from s2_sdk import S2Stream as Stream
 
 from tests.cli.commands import Shell, ending_of, line_of
-from tests.s3 import S3Server, run_s3_server
+from tests.s3 import S3Server, run_s3_server, s3_client
 from tests.store.flaky_proxy import FlakyProxy, Weather
 
 BASIN, STREAM = "my-basin", "my-stream"
@@ -140,6 +141,62 @@ async def test_e11_memory_is_the_default_and_a_local_root_survives(tmp_path: Pat
             assert (await ending_of(process)).status == 0
         async with lite(*options) as (_, url), stream_at(url) as stream:
             assert await bodies(stream) == expected
+
+
+async def test_e12_the_flush_interval_is_the_least_time_between_commits(
+    s3_server: S3Server,
+) -> None:
+    s3_client(s3_server).create_bucket(Bucket="my-bucket")
+    variables = {**s3_server.environment(), "SL8_FLUSH_INTERVAL": "10ms", "SL8_L0_MAX_SSTS": "9"}
+    async with lite("--bucket", "my-bucket", **variables) as (process, url):
+        async with stream_at(url) as stream:
+            for number in range(5):
+                await stream.append(batch(str(number)))
+        values = await metrics(url)
+        process.send_signal(signal.SIGTERM)
+        said = (await ending_of(process)).stderr
+    assert values["streamfold_flush_interval_seconds_count"] >= 5
+    assert values['streamfold_flush_interval_seconds_bucket{le="0.005"}'] == 0
+    assert "SL8_FLUSH_INTERVAL is taken as --commit-interval 0.01" in said
+    assert "SL8_L0_MAX_SSTS is not used" in said
+
+
+async def test_e12_an_option_of_our_own_comes_first() -> None:
+    variables = {"SL8_FLUSH_INTERVAL": "10s", "STREAMFOLD_COMMIT_INTERVAL": "0"}
+    async with lite(**variables) as (process, url):
+        async with stream_at(url) as stream:
+            for number in range(3):
+                await stream.append(batch(str(number)))
+        process.send_signal(signal.SIGTERM)
+        said = (await ending_of(process)).stderr
+    assert "SL8_FLUSH_INTERVAL is not used: --commit-interval 0 is given" in said
+
+
+async def test_e13_acks_and_flushes_are_measured_and_a_server_that_works_is_healthy() -> None:
+    async with lite() as (_, url), stream_at(url) as stream:
+        before = await metrics(url)
+        for number in range(5):
+            await stream.append(batch(f"{number} {'x' * 1000}"))
+        after = await metrics(url)
+        async with httpx.AsyncClient() as web:
+            assert (await web.get(f"{url}/health")).status_code == 200
+    assert after["s2_append_ack_latency_seconds_count"] == 5
+    for name in ("flush_duration_seconds", "flush_interval_seconds", "flush_bytes"):
+        key = f"streamfold_{name}_count"
+        assert after[key] - before[key] >= 5  # the background may write as well
+    assert after["streamfold_flush_duration_seconds_sum"] > 0
+    flushed = after["streamfold_flush_bytes_sum"] - before["streamfold_flush_bytes_sum"]
+    assert flushed > 5_000
+    assert after["streamfold_flush_queue_bytes"] == 0
+    assert after["streamfold_flush_queue_waiting"] == 0
+
+
+async def metrics(url: str) -> dict[str, float]:
+    """What /metrics says, by name and labels."""
+    async with httpx.AsyncClient() as web:
+        lines = (await web.get(f"{url}/metrics")).text.splitlines()
+    values = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, value in values}
 
 
 async def test_e14_appends_in_flight_are_answered_in_order_and_bounded() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from streamfold.cli import lite_variables
 from streamfold.cli.parameters import ByteSize
 from streamfold.errors import InvalidError
 from streamfold.model.access import Secret
@@ -76,9 +77,10 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option(
     "--commit-interval",
     type=click.FloatRange(min=0),
-    default=0.0,
-    show_default=True,
-    help="Seconds between commits, at least: for buckets whose requests cost.",
+    envvar="STREAMFOLD_COMMIT_INTERVAL",
+    show_envvar=True,
+    help="Seconds between commits, at least: for buckets whose requests cost.  "
+    "[default: SL8_FLUSH_INTERVAL, or 0]",
 )
 @click.option(
     "--commit-timeout",
@@ -152,7 +154,7 @@ def serve(
     cors_origins: tuple[str, ...],
     no_cors: bool,
     append_inflight_bytes: int,
-    commit_interval: float,
+    commit_interval: float | None,
     commit_timeout: float,
     disk_reserve: int | None,
     trim_grace: float,
@@ -174,7 +176,7 @@ def serve(
         location=store_location(local_root, bucket, path),
         store=StoreSettings(
             inflight_bytes=append_inflight_bytes,
-            commit_interval=commit_interval,
+            commit_interval=_commit_interval(commit_interval),
             commit_timeout=commit_timeout,
             disk_reserve=disk_reserve,
             trim_grace=trim_grace,
@@ -195,12 +197,37 @@ def serve(
         long_poll=long_poll,
         local_webhooks=local_webhooks,
     )
+    options = (
+        option for known in click.get_current_context().command.params for option in known.opts
+    )
+    for sentence in lite_variables.unused(os.environ, options):
+        _warn(sentence)
     os.umask(_UMASK)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     logging.getLogger("botocore").setLevel(logging.WARNING)  # a line for each file that it reads
     run(configuration, lambda server: _announce(server, configuration, as_json))
+
+
+def _commit_interval(given: float | None) -> float:
+    """Seconds between commits, from the option or the variable that S2's own server has for it."""
+    wanted = lite_variables.flush_interval(os.environ)
+    if wanted is None:
+        return given or 0.0
+    name = lite_variables.FLUSH_INTERVAL
+    if given is not None:
+        _warn(f"{name} is not used: --commit-interval {given:g} is given")
+        return given
+    _warn(
+        f"{name} is taken as --commit-interval {wanted:g}: storage is written as soon as there is "
+        "something to write, and at most that often"
+    )
+    return wanted
+
+
+def _warn(text: str) -> None:
+    click.echo(f"warning: {text}", err=True)
 
 
 def _root_token(file: Path | None) -> Secret:

@@ -10,8 +10,19 @@ class Admission:
     """First come, first served permits; a waiter that is cancelled holds nothing."""
 
     def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
         self._free = capacity
         self._queue: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @property
+    def used(self) -> int:
+        """Bytes accepted but not yet acknowledged."""
+        return self._capacity - self._free
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for room."""
+        return len(self._queue)
 
     def acquire_at_once(self, size: int) -> bool:
         """Take the permit if `size` bytes fit and nobody waits."""

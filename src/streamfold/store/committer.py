@@ -11,6 +11,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
+from typing import NamedTuple
 
 from streamfold.errors import (
     DeviceFailedError,
@@ -24,6 +26,17 @@ from streamfold.store.admission import Admission
 from streamfold.store.engine import Engine, Op
 from streamfold.store.log import Share, StreamLog
 from streamfold.store.settings import StoreSettings
+
+
+class CommitReport(NamedTuple):
+    """A commit that has become durable, measured."""
+
+    #: Seconds from its start until it was durable.
+    duration: float
+    #: Seconds from the start of the commit before it; None for the first.
+    interval: float | None
+    #: Bytes of keys and values.
+    size: int
 
 
 @dataclass(slots=True)
@@ -55,6 +68,9 @@ class Committer:
         self._settings = settings
         self._admission = admission
         self._on_durable = on_durable
+        #: Called for each commit that has become durable.
+        self.on_commit: Callable[[CommitReport], None] = lambda report: None
+        self._last_start: float | None = None
         self._dirty: dict[int, StreamLog] = {}
         self._rows: list[_Rows] = []
         self._under_way: deque[tuple[_Commit, asyncio.Task[None]]] = deque()
@@ -158,6 +174,9 @@ class Committer:
         return commit
 
     async def _commit(self, commit: _Commit) -> None:
+        start, before = perf_counter(), self._last_start  # the event loop's clock may be coarse
+        if commit.ops:
+            self._last_start = start
         try:
             async with asyncio.timeout(self._settings.commit_timeout):
                 await self._engine.commit(commit.ops)
@@ -165,6 +184,10 @@ class Committer:
             raise OutcomeUnknownError(
                 f"storage did not answer within {self._settings.commit_timeout} s"
             ) from None
+        if commit.ops:
+            interval = None if before is None else start - before
+            size = sum(len(key) + len(value or b"") for key, value in commit.ops)
+            self.on_commit(CommitReport(perf_counter() - start, interval, size))
 
     async def _settle_commits(self) -> None:
         while True:

@@ -40,6 +40,8 @@ from streamfold.model.resources import BasinInfo, Page, Provision, StreamInfo
 from streamfold.records.batch import RecordBatch
 from streamfold.store import listing, reader
 from streamfold.store.account import Account
+from streamfold.store.admission import Admission
+from streamfold.store.committer import CommitReport
 from streamfold.store.disk_space import DiskSpace, UsageReader, read_usage
 from streamfold.store.documents import Documents
 from streamfold.store.durable import DurableStreams
@@ -369,6 +371,15 @@ class StreamStore:
         It is called in the middle of a commit, hence it must be quick and must not raise.
         """
         self._supervisor.listeners.append(listener)
+
+    def on_commit(self, listener: Callable[[CommitReport], None]) -> None:
+        """Have `listener` called for each commit that has become durable; as for `on_append`."""
+        self._supervisor.commit_listeners.append(listener)
+
+    @property
+    def queue(self) -> Admission:
+        """What is accepted and not yet acknowledged, and who waits for room."""
+        return self._admission
 
     async def stopped(self) -> StreamfoldError:
         """Why the store cannot go on in this process; waits for as long as it can.

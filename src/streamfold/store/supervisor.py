@@ -25,6 +25,7 @@ from streamfold.store import keys, rows
 from streamfold.store.access_tokens import AccessTokens
 from streamfold.store.admission import Admission
 from streamfold.store.catalog import Catalog
+from streamfold.store.committer import CommitReport
 from streamfold.store.disk_space import DiskSpace
 from streamfold.store.engine import Engine, EngineOpener
 from streamfold.store.locks import NamedLocks
@@ -85,6 +86,8 @@ class Supervisor:
         #: Called when records of a stream have become durable, with its basin and name, their first
         #: number and the number after their last.
         self.listeners: list[Callable[[str, str, int, int], None]] = []
+        #: Called for each commit that has become durable.
+        self.commit_listeners: list[Callable[[CommitReport], None]] = []
         #: The session of the moment; `opening` waits for one if there is none.
         self.current: Opening | None = None
         self._changed = asyncio.Event()
@@ -213,6 +216,7 @@ class Supervisor:
         upkeep = Upkeep(session, catalog, tokens, usage, snapshots, self._now, interval)
         session.on_trimmed = upkeep.on_trimmed
         session.on_delete_on_empty = upkeep.on_delete_on_empty
+        session.committer.on_commit = self._on_commit
         session.on_appended = partial(self._on_appended, usage)
         return Opening(session, catalog, tokens, usage, snapshots, upkeep)
 
@@ -224,6 +228,10 @@ class Supervisor:
             if share.chunks:
                 first, end = share.chunks[0].first_seq_num, share.chunks[-1].last_seq_num + 1
                 self.tell_listeners(share.log.basin, share.log.name, first, end)
+
+    def _on_commit(self, report: CommitReport) -> None:
+        for listener in self.commit_listeners:
+            listener(report)
 
     def tell_listeners(self, basin: str, stream: str, first: int, end: int) -> None:
         for listener in self.listeners:
