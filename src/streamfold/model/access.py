@@ -127,6 +127,12 @@ class ResourceSet:
             return name.startswith(self.text)
         return bool(self.text) and name == self.text
 
+    def meets(self, prefix: str) -> bool:
+        """Whether a name that begins with `prefix` can be in this set."""
+        if self.is_prefix and prefix.startswith(self.text):
+            return True
+        return self != NOTHING and self.text.startswith(prefix)
+
     def covers(self, other: ResourceSet) -> bool:
         """Whether every name in `other` is in this set."""
         if other == NOTHING:

@@ -69,6 +69,8 @@ class Grant:
     stream_prefix: str = ""
     #: Milliseconds since the Unix epoch; never, if None.
     expires_at: int | None = None
+    #: The access token that it comes from, if it does.
+    token_id: str | None = None
 
     @classmethod
     def of(cls, token: AccessToken) -> Grant:
@@ -90,6 +92,7 @@ class Grant:
             access_tokens=scope.access_tokens,
             stream_prefix=scope.streams.text if token.auto_prefix_streams else "",
             expires_at=token.expires_at,
+            token_id=token.id,
         )
 
     def allows(
@@ -119,14 +122,20 @@ class Grant:
         stream: str | None = None,
         token_id: str | None = None,
     ) -> None:
-        """Raise PermissionDeniedError unless `allows`; it names only what the caller named."""
+        """Raise PermissionDeniedError unless `allows`; names are as the caller gave them."""
         if self.allows(operation, basin, stream, token_id):
             return
-        named = {"basin": basin, "stream": stream, "access token": token_id}
+        asked = None if stream is None else stream.removeprefix(self.stream_prefix)
+        named = {"basin": basin, "stream": asked, "access token": token_id}
         about = ", ".join(f"{kind} {name!r}" for kind, name in named.items() if name is not None)
         raise PermissionDeniedError(
             f"this access token does not allow {operation}{' on ' if about else ''}{about}"
         )
+
+    def allows_some(self, operation: Operation, basin: str, stream_prefix: str) -> bool:
+        """Whether the operation is allowed on some streams that begin so; there may be none yet."""
+        allowed = operation in self.operations and self.basins.contains(basin)
+        return allowed and self.streams.meets(stream_prefix)
 
     def covers(self, other: Grant) -> bool:
         """Whether this allows all that `other` allows, for as long."""
@@ -194,6 +203,9 @@ class Grant:
 
 #: Everything, for ever: who owns the server, and everybody where nothing is enforced.
 ROOT: Final = Grant(frozenset(Operation), EVERYTHING, EVERYTHING, EVERYTHING)
+
+#: Nothing: what a token is worth that was revoked or has expired.
+NOBODY: Final = Grant(frozenset())
 
 
 def _covered(resources: ResourceSet, name: str | None, *, needed: bool) -> bool:

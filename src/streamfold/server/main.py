@@ -15,7 +15,6 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from streamfold.errors import StreamfoldError
-from streamfold.model.access import Operation
 from streamfold.model.names import parse_bucket_name
 from streamfold.records import warm_up
 from streamfold.server.access_log import AccessLog
@@ -26,7 +25,6 @@ from streamfold.server.cors import Pages
 from streamfold.server.durable.routes import Durable
 from streamfold.server.durable.subscriptions import Subscriptions
 from streamfold.server.gate import Gate
-from streamfold.server.http import Request
 from streamfold.server.init_file import apply_spec, read_init_file
 from streamfold.server.instruments import AppendInstruments
 from streamfold.server.listener import Listener, TlsFiles, bind
@@ -106,17 +104,12 @@ async def running_server(configuration: Configuration) -> AsyncIterator[Server]:
 def _subscriptions(
     configuration: Configuration, store: StreamStore, access: Access
 ) -> Subscriptions:
-    basin = parse_bucket_name(configuration.default_basin)
-
-    async def authorise(request: Request) -> None:
-        # A subscription may match any stream of the basin: it takes a right over all of it.
-        await access.allow(request, Operation.RECONFIGURE_BASIN, basin)
-
     return Subscriptions(
         store,
-        basin,
+        parse_bucket_name(configuration.default_basin),
         public_url=lambda request: request.url_of(""),
-        authorise=authorise,
+        authorise=access.grant,
+        grant_of=access.grant_of,
         local_webhooks=configuration.local_webhooks,
     )
 

@@ -21,7 +21,7 @@ from streamfold.errors import (
     UnauthenticatedError,
 )
 from streamfold.model.access import SECRET_PREFIX, AccessToken, Secret
-from streamfold.model.grants import ROOT, Grant
+from streamfold.model.grants import NOBODY, ROOT, Grant
 from streamfold.model.resources import Page
 from streamfold.store import keys, listing, rows
 from streamfold.store.engine import Op
@@ -77,6 +77,12 @@ class AccessTokens:
             self._known.pop(digest, None)
             raise UnauthenticatedError("this access token has expired: ask for another")
         return grant
+
+    async def grant_of(self, token_id: str) -> Grant:
+        """What the token of this id allows at this moment; NOBODY if there is none that is good."""
+        row = await self._row(token_id)
+        expired = row is None or row.token.expired(self._now())
+        return NOBODY if row is None or expired else Grant.of(row.token)
 
     async def issue(
         self,

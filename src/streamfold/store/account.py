@@ -40,6 +40,10 @@ class Account:
         opening = self._supervisor.current or await self._supervisor.opening()
         return await opening.tokens.authenticate(secret)
 
+    async def grant_of(self, token_id: str) -> Grant:
+        """What the token of this id allows at this moment; NOBODY if there is none that is good."""
+        return await (await self._supervisor.opening()).tokens.grant_of(token_id)
+
     async def issue_access_token(
         self,
         token: AccessToken,

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 
 from streamfold.errors import StreamfoldError, UnauthenticatedError
+from streamfold.model.grants import ROOT, Grant
 from streamfold.model.records import Record
 from streamfold.model.traits import Claim
 from streamfold.records.batch import RecordBatch
@@ -168,7 +169,7 @@ class Bench:
 async def serving(
     store: StreamStore,
     clock: Clock,
-    authorise: Callable[[Request], Awaitable[None]] | None = None,
+    authorise: Callable[[Request], Awaitable[Grant]] | None = None,
     **options: Any,
 ) -> AsyncIterator[Bench]:
     """A server of the store's subscriptions; several may follow each other on one store."""
@@ -177,6 +178,7 @@ async def serving(
         BASIN,
         public_url=lambda request: f"http://{request.header('host')}",
         authorise=authorise or _allow,
+        grant_of=_root,
         now=clock,
         chance=random.Random(SEED),
         **{"local_webhooks": True, **options},
@@ -191,10 +193,15 @@ async def serving(
             await listener.stop(2.0)
 
 
-async def _allow(request: Request) -> None: ...
+async def _allow(request: Request) -> Grant:
+    return ROOT
 
 
-async def refuse_all(request: Request) -> None:
+async def _root(owner: str | None) -> Grant:
+    return ROOT
+
+
+async def refuse_all(request: Request) -> Grant:
     raise UnauthenticatedError("show a token")
 
 

@@ -354,5 +354,5 @@ async def test_who_may_not_use_subscriptions_can_only_verify_and_use_wake_tokens
         for action in ("ack", "callback", "release"):
             body = {"wake_id": "w", "generation": 1}
             assert code(await bench.post("s", action, body)) == (401, "TOKEN_INVALID")
-            known = await bench.post("s", action, body, "token")
-            assert code(known) == (404, "SUBSCRIPTION_NOT_FOUND")
+            unknown = await bench.post("s", action, body, "token")
+            assert code(unknown) == (401, "TOKEN_INVALID")

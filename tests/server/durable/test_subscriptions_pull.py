@@ -273,9 +273,14 @@ async def test_two_subscriptions_do_not_hinder_each_other(bench: Bench, store: S
     assert code(refused) == (401, "TOKEN_INVALID")
 
 
-async def test_a_webhook_receiver_cannot_use_a_pull_subscription(bench: Bench) -> None:
-    body = {"wake_id": "w", "generation": 1}
-    assert code(await bench.post("s", "callback", body, "t")) == (400, "INVALID_REQUEST")
+async def test_a_webhook_receiver_cannot_use_a_pull_subscription(
+    bench: Bench, store: StreamStore
+) -> None:
+    await create(store, "events/a", 1)
+    claimed = await bench.claim("s")
+    body = {"wake_id": claimed["wake_id"], "generation": claimed["generation"]}
+    refused = await bench.post("s", "callback", body, claimed["token"])
+    assert code(refused) == (400, "INVALID_REQUEST")
 
 
 @pytest.mark.parametrize("worker", ["", "x" * 257, None, 5])

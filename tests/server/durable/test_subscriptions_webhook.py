@@ -295,11 +295,11 @@ async def test_a_deletion_does_not_wait_for_a_receiver(
     hook = await receiver.hook()
     assert (await bench.client.delete("/subscriptions/s")).status_code == 204
     gone = await bench.post("s", "callback", hook.ack(), hook.body["callback_token"])
-    assert code(gone) == (404, "SUBSCRIPTION_NOT_FOUND")
+    assert code(gone) == (401, "TOKEN_INVALID")
 
 
 async def test_a_pull_worker_cannot_use_a_webhook_subscription(bench: Bench) -> None:
     assert code(await bench.post("s", "claim", {"worker": "w"})) == (400, "INVALID_REQUEST")
     for action in ("ack", "release"):
         body = {"wake_id": "w", "generation": 1}
-        assert code(await bench.post("s", action, body, "t")) == (400, "INVALID_REQUEST")
+        assert code(await bench.post("s", action, body, "t")) == (401, "TOKEN_INVALID")

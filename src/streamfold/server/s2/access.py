@@ -61,6 +61,10 @@ class Access:
             return ROOT
         return await self._account.authenticate(secret)
 
+    async def grant_of(self, token_id: str | None) -> Grant:
+        """What a token allows at this moment, although nobody shows it; None stands for root."""
+        return ROOT if token_id is None else await self._account.grant_of(token_id)
+
     async def allow(
         self,
         request: Request,

@@ -142,6 +142,9 @@ class SubscriptionView(Struct, frozen=True, omit_defaults=True):
     webhook: WebhookView | None = None
     wake_stream: str | None = None
     description: str | None = None
+    #: For root alone: the access token that it belongs to, and what its names of streams lack.
+    owner: str | None = None
+    stream_prefix: str | None = None
 
 
 class ClaimView(Struct, frozen=True):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Final
+from typing import Final, TypeAlias
 
 from streamfold.errors import InvalidError, StreamfoldError
+from streamfold.model.grants import Grant
 from streamfold.server.durable.subscriptions.drafts import Draft
-from streamfold.server.durable.subscriptions.entry import Entry
+from streamfold.server.durable.subscriptions.entry import Entry, kind_of
 from streamfold.server.durable.subscriptions.links import LinkedStreams
 from streamfold.server.durable.subscriptions.refusals import SubscriptionNotFoundError
 from streamfold.server.durable.subscriptions.state import LINKS_MAX, Subscription, decode
@@ -20,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 #: Subscriptions of one basin: each has a task.
 SUBSCRIPTIONS_MAX: Final = 1_000
+#: Those of one access token, so that none takes the room of all others.
+SUBSCRIPTIONS_PER_OWNER: Final = 100
 #: Streams of which is remembered who is interested: the same few get most appends.
 _REMEMBERED: Final = 10_000
 #: Streams that are looked through before others get a turn.
@@ -28,6 +31,9 @@ _TURN: Final = 64
 _LOOK_INTERVAL: Final = 5.0
 #: Looks between two sweeps that nothing asks for: streams that went away are not announced either.
 _SWEEP_EVERY: Final = 180
+
+#: What the access token of an id allows at this moment; None stands for root.
+GrantOf: TypeAlias = Callable[[str | None], Awaitable[Grant]]
 
 
 class Book:
@@ -40,11 +46,13 @@ class Book:
         now: Callable[[], int],
         random_text: Callable[[], str],
         subscriptions_max: int,
+        grant_of: GrantOf,
     ) -> None:
         self.entries: dict[str, Entry] = {}
         self.streams = LinkedStreams(store, basin, self.count_links)
         self._documents = store.documents
-        self._kind = f"ds-subscription/{basin}"
+        self._basin = basin
+        self._grant_of = grant_of
         self._subscriptions_max = subscriptions_max
         self._now = now
         self._random_text = random_text
@@ -56,11 +64,12 @@ class Book:
 
     async def load(self) -> None:
         """Take up what storage holds."""
-        for id_, content in (await self._documents.all(self._kind)).items():
-            self.add(self.entry(id_, decode(id_, content)))
+        for id_, content in (await self._documents.all(kind_of(self._basin))).items():
+            state = decode(id_, content)
+            self.add(self.entry(id_, state, await self._grant_of(state.owner)))
 
-    def entry(self, id_: str, state: Subscription) -> Entry:
-        return Entry(self._documents, self._kind, id_, state)
+    def entry(self, id_: str, state: Subscription, grant: Grant) -> Entry:
+        return Entry(self._documents, self._basin, id_, state, grant)
 
     def get(self, id_: str) -> Entry:
         entry = self.entries.get(id_)
@@ -81,21 +90,32 @@ class Book:
         """Who is interested in which stream may have changed."""
         self._interested.clear()
 
-    def require_room(self) -> None:
-        """Raise unless there is room for another subscription."""
+    def require_room(self, owner: str | None) -> None:
+        """Raise unless there is room for another subscription of this owner."""
+        owned = [entry for entry in self.entries.values() if entry.state.owner == owner]
+        if owner is not None and len(owned) >= SUBSCRIPTIONS_PER_OWNER:
+            raise InvalidError(
+                f"this access token has {len(owned)} subscriptions already, and can have "
+                f"{SUBSCRIPTIONS_PER_OWNER}: delete those that are not needed"
+            )
         if len(self.entries) >= self._subscriptions_max:
             raise InvalidError(
                 f"there are {len(self.entries)} subscriptions already, and there can be "
                 f"{self._subscriptions_max}: delete those that are not needed"
             )
 
-    def count_links(self) -> int:
-        return sum(len(entry.state.links) for entry in self.entries.values())
+    def count_links(self, owner: str | None = None) -> int:
+        """Links of all subscriptions, or of those of one access token."""
+        entries = self.entries.values()
+        return sum(
+            len(entry.state.links) for entry in entries if owner in (None, entry.state.owner)
+        )
 
     @asynccontextmanager
     async def changing(self, entry: Entry) -> AsyncIterator[Draft]:
-        """A draft that looks at the streams as they are; written when the block ends well."""
+        """A draft that looks at rights and streams as they are; written when the block ends well."""
         async with entry.alone():
+            await self._look_up_rights(entry)
             # An append that was acknowledged before this call must be seen by it.
             entry.noticed.update(filter(entry.wants, self._fresh))
             taken, entry.noticed = entry.noticed, set()
@@ -114,6 +134,14 @@ class Book:
                 }
             if draft.token is not None and draft.state.wake is not None:
                 entry.token = (draft.state.wake.id, draft.token)
+
+    async def _look_up_rights(self, entry: Entry) -> None:
+        """See what the owner's token allows now: it may be another, or worth nothing any more."""
+        grant = await self._grant_of(entry.state.owner)
+        if grant != entry.grant:
+            entry.grant = grant
+            self.forget_interests()
+            self.sweep_soon()
 
     def notice(self, stream: str) -> None:
         """Something was appended to a stream; quick, and safe in the middle of a commit."""
@@ -162,7 +190,7 @@ class Book:
                     await self._room_made.wait()
 
     def sweep_soon(self) -> None:
-        """There may be room for streams that had none."""
+        """There may be room for streams that had none, or a right to read them."""
         self._room_made.set()
 
     async def _sweep(self) -> None:

@@ -9,9 +9,12 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from streamfold.errors import InvalidError
+from streamfold.errors import InvalidError, PermissionDeniedError
+from streamfold.model.access import Operation
+from streamfold.model.grants import Grant
 from streamfold.server.durable.subscriptions.book import Book
 from streamfold.server.durable.subscriptions.entry import Entry
+from streamfold.server.durable.subscriptions.links import literal_prefix
 from streamfold.server.durable.subscriptions.paths import parse_path
 from streamfold.server.durable.subscriptions.refusals import (
     SubscriptionExistsError,
@@ -33,6 +36,7 @@ class Creation:
     def __init__(
         self,
         book: Book,
+        basin: str,
         look_up: Resolve,
         now: Callable[[], int],
         start: Callable[[Entry], None],
@@ -40,6 +44,7 @@ class Creation:
         local_webhooks: bool,
     ) -> None:
         self._book = book
+        self._basin = basin
         self._look_up = look_up
         self._now = now
         self._start = start
@@ -47,24 +52,53 @@ class Creation:
         self._locks = NamedLocks()
 
     async def create(
-        self, id_: str, asked: SubscriptionRequest, base_url: str
+        self, id_: str, asked: SubscriptionRequest, base_url: str, caller: Grant
     ) -> tuple[Entry, bool]:
-        """The subscription, durable, and whether this created it."""
-        config, streams = configure(asked), named_streams(asked)
+        """The caller's subscription, durable, and whether this created it."""
+        config, streams = configure(asked, caller), named_streams(asked, caller)
+        self._require_rights(config, streams, caller)
         async with self._locks.hold(id_):
             entry = self._book.entries.get(id_)
-            if entry is not None and await _confirm(entry, config, base_url):
-                return entry, False
-            self._book.require_room()
+            if entry is not None:
+                entry.require_owner(caller)
+                if await _confirm(entry, config, base_url, caller.stream_prefix):
+                    return entry, False
+            self._book.require_room(caller.token_id)
             await self._check_target(config)
-            return await self._insert(id_, config, streams, base_url), True
+            state = Subscription(
+                config,
+                self._now(),
+                base_url,
+                {},
+                owner=caller.token_id,
+                prefix=caller.stream_prefix,
+            )
+            return await self._insert(self._book.entry(id_, state, caller), streams), True
 
-    async def delete(self, id_: str) -> None:
+    def _require_rights(self, config: Config, streams: Sequence[str], caller: Grant) -> None:
+        """Raise unless the caller may read what is matched, and append where wakes are told.
+
+        Of streams that fit the pattern each is judged by itself, whenever something is told of it.
+        """
+        for stream in streams:
+            caller.require(Operation.READ, self._basin, stream)
+        if config.wake_stream is not None:
+            caller.require(Operation.APPEND, self._basin, config.wake_stream)
+        if config.pattern is None:
+            return
+        prefix = caller.stream_prefix + literal_prefix(config.pattern)
+        if not caller.allows_some(Operation.READ, self._basin, prefix):
+            raise PermissionDeniedError(
+                f"this access token does not allow read on any stream that fits {config.pattern!r}"
+            )
+
+    async def delete(self, id_: str, caller: Grant) -> None:
         """See to it that there is no such subscription."""
         async with self._locks.hold(id_):
             entry = self._book.entries.get(id_)
             if entry is None:
                 return
+            entry.require_owner(caller)
             with suppress(SubscriptionNotFoundError):
                 async with entry.alone():
                     await entry.erase()
@@ -82,16 +116,12 @@ class Creation:
             # A name that nobody knows may become known; it is judged again whenever it is used.
             return
 
-    async def _insert(
-        self, id_: str, config: Config, streams: Sequence[str], base_url: str
-    ) -> Entry:
-        state = Subscription(config, self._now(), base_url, {})
-        entry = self._book.entry(id_, state)
+    async def _insert(self, entry: Entry, streams: Sequence[str]) -> Entry:
         async with entry.alone():
             # Known from here on, so that what is appended while streams are listed is noticed.
             self._book.add(entry)
             try:
-                state = await self._link(entry, state, streams)
+                state = await self._link(entry, streams)
             except BaseException:
                 entry.gone = True
                 self._book.drop(entry)
@@ -105,21 +135,19 @@ class Creation:
                 self._start(entry)
         return entry
 
-    async def _link(
-        self, entry: Entry, state: Subscription, streams: Sequence[str]
-    ) -> Subscription:
+    async def _link(self, entry: Entry, streams: Sequence[str]) -> Subscription:
         linked = self._book.streams
-        state = await linked.link_explicit(state, streams, entry.tails)
+        state = await linked.link_explicit(entry.state, streams, entry.tails)
         if entry.pattern is not None:
-            state = await linked.link_matching(state, entry.pattern, entry.tails)
+            state = await linked.link_matching(entry, state, entry.pattern)
         return state
 
 
-async def _confirm(entry: Entry, config: Config, base_url: str) -> bool:
+async def _confirm(entry: Entry, config: Config, base_url: str, prefix: str) -> bool:
     """Whether it is there, as is asked for; a creation that failed may have left nothing."""
     try:
         async with entry.alone():
-            if entry.state.config != config:
+            if (entry.state.config, entry.state.prefix) != (config, prefix):
                 raise SubscriptionExistsError(entry.id)
             if entry.state.base_url != base_url:
                 # The server is reached by another name now: callbacks must be, too.
@@ -129,16 +157,18 @@ async def _confirm(entry: Entry, config: Config, base_url: str) -> bool:
     return True
 
 
-def configure(asked: SubscriptionRequest) -> Config:
+def configure(asked: SubscriptionRequest, caller: Grant) -> Config:
     """What is asked for, in one form; what its type does not need is left out."""
     if len((asked.description or "").encode()) > DESCRIPTION_MAX:
         raise InvalidError(f"description is too long: at most {DESCRIPTION_MAX} bytes of UTF-8")
     is_webhook = asked.type is SubscriptionType.WEBHOOK
-    wake_stream = None if is_webhook else parse_path(asked.wake_stream or "")
+    wake_stream = None
+    if not is_webhook:
+        wake_stream = caller.full_stream_name(parse_path(asked.wake_stream or ""))
     return Config(
         type=asked.type,
         pattern=Pattern(asked.pattern.strip("/")).text if asked.pattern is not None else None,
-        streams=sha256("\0".join(named_streams(asked)).encode()).digest(),
+        streams=sha256("\0".join(named_streams(asked, caller)).encode()).digest(),
         url=asked.webhook.url if is_webhook and asked.webhook else None,
         wake_stream=wake_stream,
         lease_ttl_ms=asked.lease_ttl_ms,
@@ -146,7 +176,8 @@ def configure(asked: SubscriptionRequest) -> Config:
     )
 
 
-def named_streams(asked: SubscriptionRequest) -> list[str]:
+def named_streams(asked: SubscriptionRequest, caller: Grant) -> list[str]:
     """The streams to link, each once, in order; a wake stream cannot be its own subscription's."""
     own = asked.wake_stream.strip("/") if asked.wake_stream is not None else None
-    return sorted({parse_path(stream) for stream in asked.streams} - {own})
+    named = {parse_path(stream) for stream in asked.streams} - {own}
+    return sorted(caller.full_stream_name(name) for name in named)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from streamfold.server.durable.subscriptions import leases
 from streamfold.server.durable.subscriptions.entry import Entry
-from streamfold.server.durable.subscriptions.state import Subscription
+from streamfold.server.durable.subscriptions.state import Link, Subscription
 from streamfold.wire.durable.offsets import format_offset
 from streamfold.wire.durable.subscription_bodies import LinkType, PendingView, SubscriptionType
 
@@ -25,9 +25,14 @@ class Draft:
     token: str | None = None
 
     @property
+    def links(self) -> Mapping[str, Link]:
+        """The links to streams that the owner may read: work is about these alone."""
+        return self.entry.readable(self.state.links)
+
+    @property
     def pending(self) -> str | None:
         """A stream that has records to process."""
-        return leases.pending(self.state, self.entry.tails)
+        return leases.pending(self.links, self.entry.tails)
 
     def begin(self) -> None:
         """Begin a wake; a webhook's receiver has it as soon as it is told."""
@@ -47,11 +52,11 @@ class Draft:
         """The subscription's streams, as a worker is told of them."""
         return tuple(
             PendingView(
-                path,
+                self.entry.short_name(path),
                 LinkType.EXPLICIT if link.explicit else LinkType.GLOB,
                 format_offset(link.acked),
                 format_offset(self.entry.tails.get(path, 0)),
                 self.entry.tails.get(path, 0) > link.acked,
             )
-            for path, link in self.state.links.items()
+            for path, link in self.links.items()
         )

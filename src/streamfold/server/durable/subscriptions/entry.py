@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+from streamfold.errors import PermissionDeniedError
+from streamfold.model.access import Operation
+from streamfold.model.grants import ROOT, Grant
+from streamfold.model.names import parse_stream_name
 from streamfold.server.durable.subscriptions.refusals import SubscriptionNotFoundError
-from streamfold.server.durable.subscriptions.state import Subscription, decode, encode
+from streamfold.server.durable.subscriptions.state import Link, Subscription, decode, encode
 from streamfold.store.documents import Documents
 from streamfold.wire.durable.patterns import Pattern
+
+
+def kind_of(basin: str) -> str:
+    """The kind of document that a basin's subscriptions are."""
+    return f"ds-subscription/{basin}"
 
 
 class Entry:
     """`state` is what storage holds; nothing is answered, sent or done that goes beyond it."""
 
-    def __init__(self, documents: Documents, kind: str, id_: str, state: Subscription) -> None:
+    def __init__(
+        self, documents: Documents, basin: str, id_: str, state: Subscription, grant: Grant
+    ) -> None:
         self.id = id_
         self.state = state
+        #: What the owner's token allows, as it was last looked up.
+        self.grant = grant
+        self.basin = basin
         pattern = state.config.pattern
         self.pattern = Pattern(pattern) if pattern is not None else None
         #: Streams to look at again: something was appended, or may have been.
@@ -37,7 +51,7 @@ class Entry:
         #: That sees to it.
         self.task: asyncio.Task[None] | None = None
         self._documents = documents
-        self._kind = kind
+        self._kind = kind_of(basin)
         self._lock = asyncio.Lock()
         #: A write that is under way, or did not end well: what storage holds is not known until it is
         #: looked at again.
@@ -47,9 +61,38 @@ class Entry:
         """Whether the stream belongs to the subscription, or should."""
         if stream in self.state.links:
             return True
+        prefix = self.state.prefix
         # Its own wake stream would wake it for ever.
-        own = stream == self.state.config.wake_stream
-        return self.pattern is not None and not own and self.pattern.matches(stream)
+        if stream == self.state.config.wake_stream or not stream.startswith(prefix):
+            return False
+        fits = self.pattern is not None and self.pattern.matches(stream[len(prefix) :])
+        return fits and self.may_read(stream)
+
+    def may_read(self, stream: str) -> bool:
+        """Whether the owner may read a stream; it must not learn of others."""
+        return self.grant is ROOT or self.grant.allows(Operation.READ, self.basin, stream)
+
+    def readable(self, links: Mapping[str, Link]) -> Mapping[str, Link]:
+        """The links to streams that the owner may read."""
+        if self.grant is ROOT:
+            return links
+        return {path: link for path, link in links.items() if self.may_read(path)}
+
+    def full_name(self, name: str) -> str:
+        """The whole name of a stream that the owner calls `name`."""
+        return parse_stream_name(self.state.prefix + name)
+
+    def short_name(self, path: str) -> str:
+        """What the owner calls a stream."""
+        return path.removeprefix(self.state.prefix)
+
+    def require_owner(self, caller: Grant) -> None:
+        """Raise unless the caller is root, or has the token that the subscription belongs to."""
+        mine = self.state.owner is not None and self.state.owner == caller.token_id
+        if caller is not ROOT and not mine:
+            raise PermissionDeniedError(
+                f"subscription {self.id[:80]!r} belongs to another access token: choose another id"
+            )
 
     def notice(self, *streams: str) -> None:
         """Have streams looked at soon."""

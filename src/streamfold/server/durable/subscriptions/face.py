@@ -14,7 +14,10 @@ import msgspec
 from msgspec.structs import replace
 
 from streamfold.errors import StoreClosingError, StreamfoldError, TooLargeError
-from streamfold.server.durable.subscriptions.book import SUBSCRIPTIONS_MAX, Book
+from streamfold.model.access import Operation
+from streamfold.model.grants import ROOT, Grant
+from streamfold.server.durable.subscriptions import leases
+from streamfold.server.durable.subscriptions.book import SUBSCRIPTIONS_MAX, Book, GrantOf
 from streamfold.server.durable.subscriptions.creation import Creation
 from streamfold.server.durable.subscriptions.entry import Entry
 from streamfold.server.durable.subscriptions.paths import parse_id, parse_path, parse_path_segments
@@ -56,8 +59,9 @@ class Subscriptions:
     """Answers everything below `__ds`, and wakes workers while it runs.
 
     `public_url` gives scheme, host and port by which a client reached the server; callbacks go there.
-    `authorise` raises unless the caller may use subscriptions at all; who shows the token of a wake
-    needs no other right. Time, tokens and chance are arguments for tests.
+    `authorise` tells what the caller may do, and raises if it cannot prove who it is; `grant_of` tells
+    the same of the token that a subscription belongs to, whenever something is told of a stream. Who
+    shows the token of a wake needs no other right. Time, tokens and chance are arguments for tests.
     """
 
     def __init__(
@@ -66,7 +70,8 @@ class Subscriptions:
         basin: str,
         *,
         public_url: Callable[[Request], str],
-        authorise: Callable[[Request], Awaitable[None]],
+        authorise: Callable[[Request], Awaitable[Grant]],
+        grant_of: GrantOf,
         local_webhooks: bool = False,
         subscriptions_max: int = SUBSCRIPTIONS_MAX,
         now: Callable[[], int] = wall_clock,
@@ -78,7 +83,7 @@ class Subscriptions:
         self._public_url = public_url
         self._authorise = authorise
         self._keyring = Keyring(store.documents)
-        self._book = book = Book(store, basin, now, random_text, subscriptions_max)
+        self._book = book = Book(store, basin, now, random_text, subscriptions_max, grant_of)
         self._work = Work(book)
         self._runner = Runner(
             store,
@@ -91,7 +96,9 @@ class Subscriptions:
             chance or random.Random(),  # noqa: S311 - spreads retries, keeps no secret
             local_webhooks=local_webhooks,
         )
-        self._creation = Creation(book, look_up, now, self._start, local_webhooks=local_webhooks)
+        self._creation = Creation(
+            book, basin, look_up, now, self._start, local_webhooks=local_webhooks
+        )
         self._group: asyncio.TaskGroup | None = None
         self._basin = basin
         store.on_append(self._on_append)
@@ -185,47 +192,69 @@ class Subscriptions:
 
     def _allowed(self, handler: Callable[..., Awaitable[None]], *names: Any) -> Handler:
         async def handle(request: Request) -> None:
-            await self._authorise(request)
-            await handler(*names, request)
+            await handler(*names, request, await self._authorise(request))
 
         return handle
+
+    def _owned(self, id_: str, caller: Grant) -> Entry:
+        """The subscription, if it is the caller's."""
+        entry = self._book.get(id_)
+        entry.require_owner(caller)
+        return entry
+
+    def _proven(self, id_: str, request: Request) -> tuple[Entry, str]:
+        """The subscription, and the token of one of its wakes that the request shows.
+
+        The same refusal whether there is such a subscription or not: only who has a token of it may
+        learn that.
+        """
+        token = _bearer(request)
+        entry = self._book.entries.get(id_)
+        if entry is None or not leases.is_known(entry.state, token):
+            raise WakeTokenInvalidError
+        return entry, token
 
     async def _jwks(self, request: Request) -> None:
         await request.respond(200, _JWKS, (await self._keyring.key()).jwks)
 
-    async def _put(self, id_: str, request: Request) -> None:
+    async def _put(self, id_: str, request: Request, caller: Grant) -> None:
         asked = bodies.decode_subscription(await _body(request))
-        entry, created = await self._creation.create(id_, asked, self._base_url(request))
-        await self._show(request, entry, 201 if created else 200)
+        base_url = self._base_url(request)
+        entry, created = await self._creation.create(id_, asked, base_url, caller)
+        await self._show(request, entry, caller, 201 if created else 200)
 
-    async def _get(self, id_: str, request: Request) -> None:
-        entry = self._book.get(id_)
+    async def _get(self, id_: str, request: Request, caller: Grant) -> None:
+        entry = self._owned(id_, caller)
         async with self._book.changing(entry):
             pass  # streams that were just linked are shown, and are durable by then
-        await self._show(request, entry, 200)
+        await self._show(request, entry, caller, 200)
 
-    async def _delete(self, id_: str, request: Request) -> None:
-        await self._creation.delete(id_)
+    async def _delete(self, id_: str, request: Request, caller: Grant) -> None:
+        await self._creation.delete(id_, caller)
         await request.respond(204, (NO_STORE,))
 
-    async def _link(self, id_: str, request: Request) -> None:
-        entry = self._book.get(id_)
+    async def _link(self, id_: str, request: Request, caller: Grant) -> None:
+        entry = self._owned(id_, caller)
         given = bodies.decode_streams(await _body(request))
-        paths = [path for path in map(parse_path, given) if path != entry.state.config.wake_stream]
+        named = [entry.full_name(parse_path(name)) for name in given]
+        paths = [path for path in named if path != entry.state.config.wake_stream]
         async with self._book.changing(entry) as draft:
+            for path in paths:
+                entry.grant.require(Operation.READ, self._basin, path)
             draft.state = await self._book.streams.link_explicit(draft.state, paths, entry.tails)
         self._book.forget_interests()
         entry.notice(*paths)  # until now nobody knew that appends to them matter
         await request.respond(204, (NO_STORE,))
 
-    async def _unlink(self, id_: str, path: list[str], request: Request) -> None:
-        entry = self._book.get(id_)
-        stream = parse_path_segments(path)
+    async def _unlink(self, id_: str, path: list[str], request: Request, caller: Grant) -> None:
+        entry = self._owned(id_, caller)
+        name = parse_path_segments(path)
+        stream = entry.full_name(name)
         async with self._book.changing(entry) as draft:
             link = draft.state.links.get(stream)
             if link is not None and link.explicit:
                 links = dict(draft.state.links)
-                if entry.pattern is not None and entry.pattern.matches(stream):
+                if entry.pattern is not None and entry.pattern.matches(name):
                     links[stream] = replace(link, explicit=False)
                 else:
                     del links[stream]
@@ -235,26 +264,26 @@ class Subscriptions:
             self._book.sweep_soon()
         await request.respond(204, (NO_STORE,))
 
-    async def _claim(self, id_: str, request: Request) -> None:
-        entry = self._book.get(id_)
+    async def _claim(self, id_: str, request: Request, caller: Grant) -> None:
+        entry = self._owned(id_, caller)
         said = bodies.decode_claim(await _body(request))
         await _answer(request, await self._work.claim(entry, said.worker))
 
     async def _ack(self, id_: str, kind: SubscriptionType, request: Request) -> None:
-        token = _bearer(request)
+        entry, token = self._proven(id_, request)
         said = bodies.decode_ack(await _body(request))
-        entry = self._book.get(id_)
         await _answer(request, await self._work.acknowledge(entry, kind, token, said))
 
     async def _release(self, id_: str, request: Request) -> None:
-        token = _bearer(request)
+        entry, token = self._proven(id_, request)
         said = bodies.decode_release(await _body(request))
-        await self._work.release(self._book.get(id_), token, said)
+        await self._work.release(entry, token, said)
         await request.respond(204, (NO_STORE,))
 
-    async def _show(self, request: Request, entry: Entry, status: int) -> None:
+    async def _show(self, request: Request, entry: Entry, caller: Grant, status: int) -> None:
         kid = (await self._keyring.key()).kid if entry.state.config.url is not None else None
-        await _answer(request, show(entry, kid, self._base_url(request)), status)
+        view = show(entry, kid, self._base_url(request), to_root=caller is ROOT)
+        await _answer(request, view, status)
 
     def _base_url(self, request: Request) -> str:
         return self._public_url(request) + CONTROL_ROOT

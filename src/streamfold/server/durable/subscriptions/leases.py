@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from hmac import compare_digest
 from typing import Final
 
@@ -31,9 +31,9 @@ RETRY_JITTER: Final = 0.2
 Tails = Mapping[str, int]
 
 
-def pending(state: Subscription, tails: Tails) -> str | None:
+def pending(links: Mapping[str, Link], tails: Tails) -> str | None:
     """A stream that has records to process."""
-    for path, link in state.links.items():
+    for path, link in links.items():
         if tails.get(path, 0) > link.acked:
             return path
     return None
@@ -65,27 +65,37 @@ def expire(state: Subscription, now: int) -> Subscription:
     return end(state) if over else state
 
 
+def is_known(state: Subscription, token: str) -> bool:
+    """Whether a token is, or was, one of this subscription's wakes."""
+    shown, wake = hash_token(token), state.wake
+    held = () if wake is None or wake.token is None else (wake.token,)
+    return any(compare_digest(known, shown) for known in (*held, *state.retired))
+
+
 def prove(state: Subscription, token: str, wake_id: str, generation: int) -> Wake:
     """The wake, if token, id and generation are all its own."""
     shown, wake = hash_token(token), state.wake
     current = wake is not None and wake.token is not None and compare_digest(wake.token, shown)
-    if not current and not any(compare_digest(former, shown) for former in state.retired):
-        raise WakeTokenInvalidError("the token is not one of this subscription's")
+    if not is_known(state, token):
+        raise WakeTokenInvalidError
     if not current or wake is None or (wake.id, state.generation) != (wake_id, generation):
         raise WakeFencedError(generation, state.generation)
     return wake
 
 
-def acknowledge(state: Subscription, acks: Sequence[Ack], tails: Tails) -> Subscription:
-    """Move links forward; all of `acks`, or AckOffsetError and none."""
+def acknowledge(
+    state: Subscription, readable: Collection[str], acks: Sequence[Ack], tails: Tails
+) -> Subscription:
+    """Move links that are readable forward; all of `acks`, or AckOffsetError and none."""
     if not acks:
         return state
     links = dict(state.links)
     for ack in acks:
-        path = ack.stream.strip("/")
-        link = links.get(path)
+        name = ack.stream.strip("/")
+        path = state.prefix + name
+        link = links.get(path) if path in readable else None
         if link is None:
-            raise AckOffsetError(f"stream {path[:80]!r} is not one of this subscription's")
+            raise AckOffsetError(f"stream {name[:80]!r} is not one of this subscription's")
         links[path] = replace(link, acked=_acked(link, ack, tails.get(path, 0)))
     return replace(state, links=links)
 

@@ -26,6 +26,7 @@ from streamfold.server.durable.subscriptions import leases
 from streamfold.server.durable.subscriptions.entry import Entry
 from streamfold.server.durable.subscriptions.state import (
     LINKS_MAX,
+    LINKS_PER_OWNER,
     LINKS_TOTAL_MAX,
     STATE_MAX,
     Link,
@@ -45,20 +46,21 @@ _TOGETHER: Final = 32
 class LinkedStreams:
     """Looks at streams, and brings links up to date with what it finds."""
 
-    def __init__(self, store: StreamStore, basin: str, count_links: Callable[[], int]) -> None:
+    def __init__(self, store: StreamStore, basin: str, count_links: Callable[..., int]) -> None:
         self._store = store
         self._basin = basin
-        #: Links of all subscriptions together.
+        #: Links of all subscriptions together, or of one owner's.
         self._count_links = count_links
 
     async def refresh(self, entry: Entry, streams: Collection[str]) -> Subscription:
         """The entry's state with links as the streams are now; the tails are noted beside.
 
+        Streams that the owner may not read are left alone: the owner may get the right back.
         If a stream has gone, or is another by now, the wake is over: acks of who has it would be
         about records that are no longer there.
         """
         known, fresh, gone = dict[str, Link | None](), dict[str, Link | None](), False
-        async for path, status in self._look_at(tuple(streams)):
+        async for path, status in self._look_at(tuple(filter(entry.may_read, streams))):
             former = entry.state.links.get(path)
             link = _relink(former, status)
             if status is not None:
@@ -103,16 +105,15 @@ class LinkedStreams:
         return self._require_room(_with_links(state, links), state)
 
     async def link_matching(
-        self, state: Subscription, pattern: Pattern, tails: dict[str, int]
+        self, entry: Entry, state: Subscription, pattern: Pattern
     ) -> Subscription:
-        """The state with all streams linked that fit the pattern and are there, at their tails."""
+        """The state with all streams linked, at their tails, that are there and that it wants."""
         links: dict[str, Link | None] = {}
-        async for names in self.pages(literal_prefix(pattern.text)):
-            own = state.config.wake_stream
-            fits = [name for name in names if pattern.matches(name) and name not in state.links]
+        async for names in self.pages(state.prefix + literal_prefix(pattern.text)):
+            fits = [name for name in names if entry.wants(name) and name not in state.links]
             async for path, status in self._look_at(tuple(fits)):
-                if status is not None and path != own:
-                    tails[path] = status.tail
+                if status is not None:
+                    entry.tails[path] = status.tail
                     links[path] = Link(status.tail, False, status.id)
             self._require_room(_with_links(state, links), state)
         return _with_links(state, links)
@@ -133,16 +134,19 @@ class LinkedStreams:
 
     def _has_room(self, state: Subscription, former: Subscription) -> bool:
         """Whether the links are not too many, alone and with all others, and fit the document."""
-        count = len(state.links)
-        total = self._count_links() + count - len(former.links)
-        return count <= LINKS_MAX and total <= LINKS_TOTAL_MAX and len(encode(state)) <= STATE_MAX
+        count, more = len(state.links), len(state.links) - len(former.links)
+        if count > LINKS_MAX or self._count_links() + more > LINKS_TOTAL_MAX:
+            return False
+        owned = 0 if state.owner is None else self._count_links(state.owner) + more
+        return owned <= LINKS_PER_OWNER and len(encode(state)) <= STATE_MAX
 
     def _require_room(self, state: Subscription, former: Subscription) -> Subscription:
         if len(state.links) > len(former.links) and not self._has_room(state, former):
             raise InvalidError(
                 f"the subscription would have {len(state.links)} streams or more: it can have "
-                f"{LINKS_MAX} in {STATE_MAX} bytes, all together {LINKS_TOTAL_MAX}; "
-                "use a narrower pattern, or delete subscriptions that are not needed"
+                f"{LINKS_MAX} in {STATE_MAX} bytes, all of an access token {LINKS_PER_OWNER}, all "
+                f"together {LINKS_TOTAL_MAX}; use a narrower pattern, or delete subscriptions that "
+                "are not needed"
             )
         return state
 

@@ -40,6 +40,9 @@ class WakeTokenInvalidError(UnauthenticatedError):
 
     code = "wake_token_invalid"
 
+    def __init__(self, message: str = "the token is not one of this subscription's wakes") -> None:
+        super().__init__(message)
+
 
 class SubscriptionNotFoundError(NotFoundError):
     code = "subscription_not_found"

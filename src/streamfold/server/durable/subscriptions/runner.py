@@ -16,6 +16,8 @@ from urllib.parse import quote
 import msgspec
 
 from streamfold.errors import InvalidError, StreamfoldError
+from streamfold.model.access import Operation
+from streamfold.model.grants import NOBODY
 from streamfold.model.records import Record
 from streamfold.model.traits import Claim
 from streamfold.records.batch import RecordBatch
@@ -45,6 +47,8 @@ logger = logging.getLogger(__name__)
 DELIVERIES_MAX: Final = 128
 #: Seconds before the next try, when storage does not answer or the unexpected happens.
 _PAUSE: Final = 5.0
+#: Milliseconds between looks whether the token of an owner that was revoked is good again.
+_RIGHTS_INTERVAL: Final = 60_000
 
 
 class Runner:
@@ -100,7 +104,8 @@ class Runner:
         state = entry.state
         wake = state.wake
         if wake is None:
-            return None
+            # A token that is issued again is not announced.
+            return self._now() + _RIGHTS_INTERVAL if entry.grant == NOBODY else None
         if wake.lease_until is not None:
             return wake.lease_until
         if state.next_attempt_at > self._now():
@@ -115,14 +120,18 @@ class Runner:
         return self._now()
 
     async def _announce(self, entry: Entry, wake_id: str) -> None:
-        """Tell workers of a wake by the wake stream."""
-        state = entry.state
-        stream = leases.pending(state, entry.tails) or ""
-        message = msgspec.json.encode(WakeMessage(entry.id, stream, state.generation, self._now()))
+        """Tell workers of a wake by the wake stream, if the owner may append to it."""
+        async with self._book.changing(entry) as draft:
+            stream, wake_stream = draft.pending, draft.state.config.wake_stream or ""
+            if not _is_untaken(draft, wake_id) or stream is None:
+                return
+            named, generation = entry.short_name(stream), draft.state.generation
+        message = msgspec.json.encode(WakeMessage(entry.id, named, generation, self._now()))
         try:
+            entry.grant.require(Operation.APPEND, self._basin, wake_stream)
             await self._store.durable.append(
                 self._basin,
-                state.config.wake_stream or "",
+                wake_stream,
                 Claim(content_type="application/json"),
                 lambda _: [RecordBatch.of([Record(message)])],
             )
@@ -139,10 +148,11 @@ class Runner:
     async def _deliver(self, entry: Entry, wake_id: str) -> None:
         """Tell a webhook's receiver of a wake, and take its answer."""
         async with self._book.changing(entry) as draft:
-            if not _is_untaken(draft, wake_id) or entry.token is None:
+            untaken = _is_untaken(draft, wake_id) and draft.pending is not None
+            if not untaken or entry.token is None:
                 return
             call = _call(draft, entry.token[1])
-            told = {path: entry.tails.get(path, 0) for path in draft.state.links}
+            told = {path: entry.tails.get(path, 0) for path in draft.links}
         reply = await self._send(entry, msgspec.json.encode(call))
         async with self._book.changing(entry) as draft:
             wake = draft.state.wake

@@ -14,6 +14,8 @@ from streamfold.wire.durable.subscription_bodies import SubscriptionType
 LINKS_MAX: Final = 10_000
 #: Links of all subscriptions together: they are held in memory.
 LINKS_TOTAL_MAX: Final = 100_000
+#: Links of all subscriptions of one access token, so that none takes the room of all others.
+LINKS_PER_OWNER: Final = 20_000
 #: Bytes of a document when links are added. The store takes 1 MiB: numbers of links may still grow, by
 #: 16 bytes each, and a wake has to fit in.
 STATE_MAX: Final = 768 << 10
@@ -73,6 +75,10 @@ class Subscription(Struct, frozen=True, omit_defaults=True):
     #: Failed attempts to tell somebody since the last that succeeded, and when to try again.
     failures: int = 0
     next_attempt_at: int = 0
+    #: Id of the access token that it belongs to; root's, if None, as all were at first.
+    owner: str | None = None
+    #: What the owner's names of streams lack; `links` and `config.wake_stream` have whole names.
+    prefix: str = ""
 
 
 _DECODER: Final = msgspec.msgpack.Decoder(Subscription)

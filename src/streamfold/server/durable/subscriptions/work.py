@@ -5,12 +5,17 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from streamfold.errors import InvalidError
+from streamfold.model.grants import NOBODY
 from streamfold.server.durable.subscriptions import leases
 from streamfold.server.durable.subscriptions.book import Book
 from streamfold.server.durable.subscriptions.drafts import Draft
 from streamfold.server.durable.subscriptions.entry import Entry
 from streamfold.server.durable.subscriptions.paths import parse_name
-from streamfold.server.durable.subscriptions.refusals import NoPendingWorkError, WakeClaimedError
+from streamfold.server.durable.subscriptions.refusals import (
+    NoPendingWorkError,
+    WakeClaimedError,
+    WakeTokenInvalidError,
+)
 from streamfold.wire.durable.subscription_bodies import (
     AckRequest,
     AckView,
@@ -45,12 +50,13 @@ class Work:
         """Note what is processed. It is a sign of life, and the end of the wake if done."""
         _require(entry, kind)
         # Judged by the streams as they are now, not as they were last noticed.
-        acked = {ack.stream.strip("/") for ack in said.acks}
+        acked = {entry.state.prefix + ack.stream.strip("/") for ack in said.acks}
         entry.noticed.update(acked.intersection(entry.state.links))
         async with self._book.changing(entry) as draft:
+            _require_good_owner(entry)
             draft.state = leases.expire(draft.state, draft.now)
             wake = leases.prove(draft.state, token, said.wake_id, said.generation)
-            draft.state = leases.acknowledge(draft.state, said.acks, entry.tails)
+            draft.state = leases.acknowledge(draft.state, draft.links, said.acks, entry.tails)
             draft.state = leases.hold(leases.succeed(draft.state), wake, draft.now)
             more = draft.finish() if said.done else False
         return AckView(more)
@@ -59,6 +65,7 @@ class Work:
         """Give the work back."""
         _require(entry, SubscriptionType.PULL_WAKE)
         async with self._book.changing(entry) as draft:
+            _require_good_owner(entry)
             draft.state = leases.expire(draft.state, draft.now)
             leases.prove(draft.state, token, said.wake_id, said.generation)
             draft.finish()
@@ -73,6 +80,13 @@ class Work:
         state = draft.state
         return ClaimView(
             wake.id, state.generation, token, draft.streams(), state.config.lease_ttl_ms
+        )
+
+
+def _require_good_owner(entry: Entry) -> None:
+    if entry.grant == NOBODY:
+        raise WakeTokenInvalidError(
+            "the access token that this subscription belongs to was revoked or has expired"
         )
 
 
