@@ -50,6 +50,7 @@ class Request:
         "_to_come",
         "added_headers",
         "headers",
+        "hidden_prefix",
         "method",
         "public_url",
         "raw_path",
@@ -83,6 +84,8 @@ class Request:
         self.added_headers: tuple[tuple[bytes, bytes], ...] = ()
         #: What clients reach this server by, if it was configured: scheme, host, and a path perhaps.
         self.public_url: str | None = None
+        #: What the caller's names of streams lack, and what no answer may tell it.
+        self.hidden_prefix = ""
         #: Bytes of bodies so far.
         self.received = 0
         self.sent = 0
@@ -217,6 +220,11 @@ class ResponseStream:
     def __init__(self, request: Request, send: Send) -> None:
         self._request = request
         self._send = send
+
+    @property
+    def hidden_prefix(self) -> str:
+        """What must not be told to the client of the names of its streams."""
+        return self._request.hidden_prefix
 
     def send(self, data: bytes) -> Awaitable[None]:
         """Hand over `data`; waits while the client is behind. Says nothing if it has gone."""

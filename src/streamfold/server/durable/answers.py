@@ -26,7 +26,7 @@ from streamfold.errors import (
 from streamfold.server.http import Headers, Request
 from streamfold.server.s2.answers import JSON
 from streamfold.wire.durable.offsets import format_offset
-from streamfold.wire.s2.failures import WireError, describe_failure
+from streamfold.wire.s2.failures import WireError, describe_failure, shown_message
 
 logger = logging.getLogger(__name__)
 
@@ -62,10 +62,10 @@ async def answer_failure(request: Request, error: Exception, path: str) -> None:
         logger.error("a request failed in a way that nobody expected", exc_info=error)
     status = _status(error, request.method)
     if isinstance(error, StreamfoldError) and status is not None:
-        text = error.message.encode(errors="replace").decode()
+        text = shown_message(error, request.hidden_prefix)
         body = msgspec.json.encode({"code": error.code, "message": text})
     else:
-        status, body = describe_failure(error)
+        status, body = describe_failure(error, request.hidden_prefix)
     await respond(request, status, (JSON, NO_STORE, *_details(error, path)), body)
 
 

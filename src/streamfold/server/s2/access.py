@@ -47,7 +47,9 @@ class Access:
         """The rights of the caller; UnauthenticatedError if it cannot prove that it has any."""
         if self._root is None:
             return ROOT
-        return await self._grant_of(request.header("authorization") or "")
+        grant = await self._grant_of(request.header("authorization") or "")
+        request.hidden_prefix = grant.stream_prefix
+        return grant
 
     async def _grant_of(self, header: str) -> Grant:
         if self._root is None:

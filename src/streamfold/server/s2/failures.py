@@ -21,7 +21,7 @@ _FULL_RETRY_MS = b"1000"
 
 async def answer_failure(request: Request, error: Exception) -> None:
     """Answer a request that failed before its answer began."""
-    failure = _describe(error)
+    failure = _describe(error, request.hidden_prefix)
     headers = [JSON]
     if isinstance(error, StoreClosingError):
         headers.append((RETRY_AFTER_MS.encode(), DRAINED_RETRY_MS))
@@ -32,20 +32,20 @@ async def answer_failure(request: Request, error: Exception) -> None:
 
 async def end_frames(stream: ResponseStream, error: Exception) -> None:
     """End a session of frames that failed; nothing may follow."""
-    await stream.send(frames.encode_terminal(_describe(error)))
+    await stream.send(frames.encode_terminal(_describe(error, stream.hidden_prefix)))
     await stream.close()
 
 
 async def end_events(stream: ResponseStream, error: Exception) -> None:
     """End a session of server-sent events that failed; it gets no [DONE]."""
-    await stream.send(sse.encode_error(_describe(error)))
+    await stream.send(sse.encode_error(_describe(error, stream.hidden_prefix)))
     await stream.close()
 
 
-def _describe(error: Exception) -> Failure:
+def _describe(error: Exception, hidden_prefix: str) -> Failure:
     if not isinstance(error, StreamfoldError):
         logger.error("a request failed in a way that nobody expected", exc_info=error)
-    return describe_failure(error)
+    return describe_failure(error, hidden_prefix)
 
 
 __all__ = ["ClientHangupError", "answer_failure", "end_events", "end_frames"]

@@ -177,8 +177,11 @@ class Failure(NamedTuple):
     body: bytes
 
 
-def describe_failure(error: Exception) -> Failure:
-    """The one answer to `error`; an error that is not ours shows nothing of its insides."""
+def describe_failure(error: Exception, hidden_prefix: str = "") -> Failure:
+    """The one answer to `error`; an error that is not ours shows nothing of its insides.
+
+    `hidden_prefix` is what the caller's names of streams lack, and what it must not be told.
+    """
     match error:
         case FencingTokenMismatchError():
             return Failure(412, _json({"fencing_token_mismatch": error.current}))
@@ -188,9 +191,21 @@ def describe_failure(error: Exception) -> Failure:
             tail = {"seq_num": error.tail_seq_num, "timestamp": error.tail_timestamp}
             return Failure(416, _json({"tail": tail}))
         case StreamfoldError():
-            return _coded(code_of(error), error.message)
+            return _coded(code_of(error), shown_message(error, hidden_prefix))
         case _:
             return _coded("other", "the server failed in a way it did not expect: see its log")
+
+
+def shown_message(error: StreamfoldError, hidden_prefix: str) -> str:
+    """The message with names of streams as the caller knows them, and in valid Unicode."""
+    # A message may quote text that is not valid Unicode; the answer must go out all the same.
+    text = error.message.encode(errors="replace").decode()
+    if not hidden_prefix:
+        return text
+    # Messages quote names as repr does, which escapes single quotes unless it uses double ones.
+    escaped = repr(f'"{hidden_prefix}')[2:-1]
+    plain = escaped.replace("\\'", "'")
+    return text.replace(f"'{escaped}", "'").replace(f'"{plain}', '"')
 
 
 def code_of(error: StreamfoldError) -> str:
@@ -209,9 +224,7 @@ def _code_by_class(error: StreamfoldError) -> str:
 
 
 def _coded(code: str, message: str) -> Failure:
-    # A message may quote text that is not valid Unicode; the answer must go out all the same.
-    text = message.encode(errors="replace").decode()
-    return Failure(_KNOWN[code].status, _json({"code": code, "message": text}))
+    return Failure(_KNOWN[code].status, _json({"code": code, "message": message}))
 
 
 def _json(body: dict[str, object]) -> bytes:

@@ -24,6 +24,7 @@ from streamfold.errors import (
 from streamfold.server.http import Request
 from streamfold.server.s2.answers import JSON
 from streamfold.wire.durable.subscription_bodies import Refusal, RefusalBody
+from streamfold.wire.s2.failures import shown_message
 
 #: On every answer but the public keys: answers hold tokens, and change with every wake.
 NO_STORE: Final = (b"cache-control", b"no-store")
@@ -119,8 +120,7 @@ async def answer_refusal(request: Request, error: StreamfoldError) -> None:
         status, code = 400, "INVALID_REQUEST"
     else:
         raise error
-    # A message may quote text that is not valid Unicode; the answer must go out all the same.
-    refusal = Refusal(code, error.message.encode(errors="replace").decode())
+    refusal = Refusal(code, shown_message(error, request.hidden_prefix))
     if isinstance(error, WakeClaimedError):
         claimed = {"current_holder": error.holder, "generation": error.generation}
         refusal = msgspec.structs.replace(refusal, **claimed)
