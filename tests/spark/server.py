@@ -51,7 +51,7 @@ class Server:
 
     def start(self) -> Server:
         command = [sys.executable, "-m", "streamfold.cli.main", "serve", "--json"]
-        command += ["--host=127.0.0.1", f"--port={self._port}", "--no-fsync"]
+        command += ["--host=127.0.0.1", f"--port={self._port}", "--no-fsync", "--trim-grace=0"]
         command += [
             f"--local-root={self._folder / 'data'}",
             f"--init-file={self._folder / 'init.json'}",

@@ -28,7 +28,7 @@ from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore, open_store
 from streamfold.testing.engine_faults import CommitFault
 from tests.store import filling_disk
-from tests.store.conftest import BASIN, STREAM, Bench, bodies
+from tests.store.conftest import BASIN, NO_GRACE, STREAM, Bench, bodies
 from tests.store.durable_streams import content, wish
 
 EVERYTHING = ReadRequest(from_seq_num(0))
@@ -56,7 +56,7 @@ def disk() -> Disk:
 async def store(disk: Disk, tmp_path: Path) -> AsyncIterator[StreamStore]:
     """A store with two records, on a disk that is nearly full: it is looked at for each append."""
     disk.free = 300 * MIB
-    async with open_store(tmp_path.as_uri(), disk_usage=disk) as opened:
+    async with open_store(tmp_path.as_uri(), NO_GRACE, disk_usage=disk) as opened:
         await opened.create_basin(BASIN)
         await opened.create_stream(BASIN, STREAM)
         await opened.append(BASIN, STREAM, bodies("a", "b"))
