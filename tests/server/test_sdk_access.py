@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Awaitable
 from datetime import UTC, datetime, timedelta
 
@@ -25,6 +26,7 @@ from s2_sdk import (
 from streamfold.model.access import Secret
 from streamfold.server.main import Server, running_server
 from tests.server.conftest import BASIN, STREAM, configuration
+from tests.server.curl import curl
 from tests.server.raw_h2 import h2_client
 
 ROOT = "a-root-token-of-this-test"
@@ -110,6 +112,20 @@ async def test_a_revoked_token_is_worth_nothing_and_an_expired_one_is_not_issued
         past = datetime.now(UTC) - timedelta(seconds=5)
         late = root.issue_access_token("late", scope=READER, expires_at=past)
         assert await refusal(late) == (422, "invalid")
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["2099-01-02T03:04:05.123456789Z", "2099-01-02T05:04:05.5+02:00", "2099-01-02T03:04:05Z"],
+)
+async def test_the_expiry_of_a_token_is_listed_as_it_was_given(guarded: Server, given: str) -> None:
+    where = f"http://127.0.0.1:{guarded.port}/v1/access-tokens"
+    root = ("-H", f"authorization: Bearer {ROOT}", "-H", "content-type: application/json")
+    scope = {"basins": {"prefix": ""}, "ops": ["list-basins"]}
+    body = json.dumps({"id": "exact", "scope": scope, "expires_at": given})
+    assert (await curl(where, *root, "-d", body)).status == 201
+    (listed,) = (await curl(where, *root)).json()["access_tokens"]
+    assert listed["expires_at"] == given
 
 
 async def test_tokens_are_listed_without_their_secrets(guarded: Server) -> None:

@@ -198,6 +198,8 @@ class AccessToken:
     auto_prefix_streams: bool = False
     #: Milliseconds since the Unix epoch; never, if None.
     expires_at: int | None = None
+    #: The same as it was given (RFC 3339): more exact perhaps, and in another time zone.
+    expires_at_text: str | None = None
 
     def expired(self, now: int) -> bool:
         return self.expires_at is not None and self.expires_at <= now

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -25,6 +25,8 @@ from streamfold.wire.s2.json_body import decode_json, names_in_body, rfc3339
 from streamfold.wire.s2.resources import check_location
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
+#: RFC 3339, with its time zone.
+_Moment: TypeAlias = Annotated[datetime, msgspec.Meta(tz=True)]
 
 
 class _ResourceSet(Struct, frozen=True):
@@ -62,7 +64,7 @@ class _AccessToken(Struct, frozen=True):
     id: str
     scope: _Scope
     auto_prefix_streams: bool | None = False
-    expires_at: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
+    expires_at: str | None = None
 
 
 class Location(Struct, frozen=True, omit_defaults=True):
@@ -86,6 +88,7 @@ def decode_issue_access_token(body: bytes) -> AccessToken:
         _parse_scope(asked.scope),
         bool(asked.auto_prefix_streams),
         _milliseconds(asked.expires_at),
+        asked.expires_at,
     )
 
 
@@ -137,8 +140,23 @@ def _parse_permission(given: _Permission | None) -> Permission:
     return Permission(bool(given and given.read), bool(given and given.write))
 
 
-def _milliseconds(moment: datetime | None) -> int | None:
-    return None if moment is None else (moment - _EPOCH) // timedelta(milliseconds=1)
+def _milliseconds(text: str | None) -> int | None:
+    if text is None:
+        return None
+    try:
+        moment = msgspec.convert(text, _Moment)
+    except msgspec.ValidationError:
+        raise BadJsonError(
+            f"expires_at {text[:40]!r} is not a time: write it like 2026-01-31T12:00:00Z"
+        ) from None
+    return (moment - _EPOCH) // timedelta(milliseconds=1)
+
+
+def _expiry_text(token: AccessToken) -> str | None:
+    if token.expires_at is None or token.expires_at_text is not None:
+        return token.expires_at_text
+    text: str = msgspec.to_builtins(rfc3339(token.expires_at))
+    return text
 
 
 def _shown(token: AccessToken) -> _AccessToken:
@@ -154,7 +172,7 @@ def _shown(token: AccessToken) -> _AccessToken:
             ops=tuple(operation for operation in Operation if operation in scope.ops),
         ),
         token.auto_prefix_streams,
-        None if token.expires_at is None else rfc3339(token.expires_at),
+        _expiry_text(token),
     )
 
 
