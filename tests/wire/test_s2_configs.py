@@ -90,6 +90,24 @@ def test_a_retention_of_zero_is_invalid() -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "choices"),
+    [
+        ({"storage_class": "cheap"}, "choose from standard, express"),
+        (
+            {"timestamping": {"mode": "late"}},
+            "choose from client-prefer, client-require, arrival",
+        ),
+    ],
+)
+def test_an_unknown_choice_is_refused_with_those_that_there_are(value: Any, choices: str) -> None:
+    for decode in (config, stream_change):
+        with pytest.raises(BadJsonError, match=choices):
+            decode(value)
+    with pytest.raises(BadJsonError, match="choose from aegis-256, aes-256-gcm"):
+        basin_change({"stream_cipher": "rot13"})
+
+
+@pytest.mark.parametrize(
     "value",
     [
         [],

@@ -76,6 +76,8 @@ class StreamConfigLayer:
     delete_on_empty_secs: int | None = None
 
     def __post_init__(self) -> None:
+        check_choice(StorageClass, self.storage_class, "storage class")
+        check_choice(TimestampMode, self.timestamp_mode, "timestamping mode")
         check_retention(self.retention)
         check_min_age(self.delete_on_empty_secs)
 
@@ -89,6 +91,9 @@ class BasinConfig:
     create_stream_on_append: bool = False
     create_stream_on_read: bool = False
 
+    def __post_init__(self) -> None:
+        check_choice(Cipher, self.stream_cipher, "cipher")
+
 
 @dataclass(frozen=True, slots=True)
 class StreamReconfiguration:
@@ -101,6 +106,8 @@ class StreamReconfiguration:
     delete_on_empty_secs: Change[int] = UNSET
 
     def __post_init__(self) -> None:
+        check_choice(StorageClass, self.storage_class, "storage class")
+        check_choice(TimestampMode, self.timestamp_mode, "timestamping mode")
         if not isinstance(self.retention, Unset):
             check_retention(self.retention)
         if not isinstance(self.delete_on_empty_secs, Unset):
@@ -115,6 +122,15 @@ class BasinReconfiguration:
     stream_cipher: Change[Cipher] = UNSET
     create_stream_on_append: bool | Unset = UNSET
     create_stream_on_read: bool | Unset = UNSET
+
+    def __post_init__(self) -> None:
+        check_choice(Cipher, self.stream_cipher, "cipher")
+
+
+def check_choice(choices: type[enum.StrEnum], value: object, what: str) -> None:
+    """Refuse a value that is none of `choices`, also where nothing checks types."""
+    if not (value is None or isinstance(value, Unset | choices)):
+        raise InvalidError(f"{what} {value!r} is unknown: choose from {', '.join(choices)}")
 
 
 def check_retention(retention: Retention | None) -> None:

@@ -7,6 +7,7 @@ stream has is resolved: every member has a value.
 
 from __future__ import annotations
 
+import enum
 from typing import Final, TypeVar
 
 import msgspec
@@ -15,9 +16,10 @@ from msgspec import UNSET, Struct, UnsetType
 from streamfold.model import configs as model
 from streamfold.model.configs import Cipher, Retention, StorageClass, TimestampMode
 from streamfold.wire.s2.failures import BadJsonError
-from streamfold.wire.s2.json_body import Unsigned, check_u64, decode_json
+from streamfold.wire.s2.json_body import Unsigned, check_u64, choose, decode_json
 
 T = TypeVar("T")
+E = TypeVar("E", bound=enum.StrEnum)
 
 
 class _Infinite(Struct):
@@ -46,7 +48,7 @@ class RetentionJson(Struct):
 
 
 class TimestampingJson(Struct):
-    mode: TimestampMode | None = None
+    mode: str | None = None
     uncapped: bool | None = None
 
 
@@ -57,7 +59,7 @@ class DeleteOnEmptyJson(Struct):
 class StreamConfigJson(Struct):
     """A stream's configuration as requested, or a basin's default for streams."""
 
-    storage_class: StorageClass | None = None
+    storage_class: str | None = None
     retention_policy: RetentionJson | None = None
     timestamping: TimestampingJson | None = None
     delete_on_empty: DeleteOnEmptyJson | None = None
@@ -68,9 +70,9 @@ class StreamConfigJson(Struct):
         min_age = None if self.delete_on_empty is None else self.delete_on_empty.min_age_secs
         check_u64(min_age, "min_age_secs")
         return model.StreamConfigLayer(
-            storage_class=self.storage_class,
+            storage_class=_chosen(StorageClass, self.storage_class, "storage_class"),
             retention=None if self.retention_policy is None else self.retention_policy.to_model(),
-            timestamp_mode=timestamping.mode,
+            timestamp_mode=_chosen(TimestampMode, timestamping.mode, "timestamping.mode"),
             timestamp_uncapped=timestamping.uncapped,
             delete_on_empty_secs=min_age,
         )
@@ -90,14 +92,14 @@ class StreamConfigJson(Struct):
 
 class BasinConfigJson(Struct):
     default_stream_config: StreamConfigJson | None = None
-    stream_cipher: Cipher | None = None
+    stream_cipher: str | None = None
     create_stream_on_append: bool | None = None
     create_stream_on_read: bool | None = None
 
     def to_model(self) -> model.BasinConfig:
         return model.BasinConfig(
             (self.default_stream_config or StreamConfigJson()).to_model(),
-            self.stream_cipher,
+            _chosen(Cipher, self.stream_cipher, "stream_cipher"),
             bool(self.create_stream_on_append),
             bool(self.create_stream_on_read),
         )
@@ -114,7 +116,7 @@ class BasinConfigJson(Struct):
 
 
 class _TimestampingChange(Struct):
-    mode: TimestampMode | UnsetType | None = UNSET
+    mode: str | UnsetType | None = UNSET
     uncapped: bool | UnsetType | None = UNSET
 
 
@@ -123,7 +125,7 @@ class _DeleteOnEmptyChange(Struct):
 
 
 class _StreamChange(Struct):
-    storage_class: StorageClass | UnsetType | None = UNSET
+    storage_class: str | UnsetType | None = UNSET
     retention_policy: RetentionJson | UnsetType | None = UNSET
     timestamping: _TimestampingChange | UnsetType | None = UNSET
     delete_on_empty: _DeleteOnEmptyChange | UnsetType | None = UNSET
@@ -139,11 +141,11 @@ class _StreamChange(Struct):
         if isinstance(min_age, int):
             check_u64(min_age, "min_age_secs")
         return model.StreamReconfiguration(
-            storage_class=_change(self.storage_class),
+            storage_class=_change_to(StorageClass, self.storage_class, "storage_class"),
             retention=_change(
                 retention.to_model() if isinstance(retention, RetentionJson) else retention
             ),
-            timestamp_mode=_change(timestamping.mode),
+            timestamp_mode=_change_to(TimestampMode, timestamping.mode, "timestamping.mode"),
             timestamp_uncapped=_change(timestamping.uncapped),
             delete_on_empty_secs=_change(min_age),
         )
@@ -151,7 +153,7 @@ class _StreamChange(Struct):
 
 class _BasinChange(Struct):
     default_stream_config: _StreamChange | UnsetType | None = UNSET
-    stream_cipher: Cipher | UnsetType | None = UNSET
+    stream_cipher: str | UnsetType | None = UNSET
     #: null is the same as absent: there is nothing below a basin to fall back to.
     create_stream_on_append: bool | UnsetType | None = UNSET
     create_stream_on_read: bool | UnsetType | None = UNSET
@@ -160,7 +162,7 @@ class _BasinChange(Struct):
         streams = self.default_stream_config
         return model.BasinReconfiguration(
             _change(streams.to_model() if isinstance(streams, _StreamChange) else streams),
-            _change(self.stream_cipher),
+            _change_to(Cipher, self.stream_cipher, "stream_cipher"),
             _switch(self.create_stream_on_append),
             _switch(self.create_stream_on_read),
         )
@@ -193,6 +195,14 @@ def encode_stream_config(config: model.StreamConfig) -> bytes:
 def encode_basin_config(config: model.BasinConfig) -> bytes:
     """The default for streams has only what was set explicitly; null where nothing was."""
     return msgspec.json.encode(BasinConfigJson.of(config))
+
+
+def _chosen(choices: type[E], text: str | None, what: str) -> E | None:
+    return None if text is None else choose(choices, text, what)
+
+
+def _change_to(choices: type[E], text: str | UnsetType | None, what: str) -> E | model.Unset | None:
+    return _change(choose(choices, text, what) if isinstance(text, str) else text)
 
 
 def _group(given: T | UnsetType | None, *, keep: T, reset: T) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -19,6 +20,7 @@ Unsigned: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
 T = TypeVar("T")
+E = TypeVar("E", bound=enum.StrEnum)
 
 
 def decode_json(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
@@ -37,6 +39,13 @@ def check_u64(value: int | None, what: str) -> None:
     """Refuse a number that does not fit 64 bits."""
     if value is not None and value > U64_MAX:
         raise BadJsonError(f"{what} {value} is too large: at most {U64_MAX}")
+
+
+def choose(choices: type[E], text: str, what: str) -> E:
+    """`text` as one of `choices`; the refusal lists them."""
+    if text not in list(choices):
+        raise BadJsonError(f"{what} {text[:40]!r} is unknown: choose from {', '.join(choices)}")
+    return choices(text)
 
 
 @contextmanager
