@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.request
 from pathlib import Path
 
 from tests.cli.commands import Shell
@@ -46,6 +47,35 @@ def test_a_basin_from_its_creation_to_its_deletion(shell: Shell) -> None:
     assert shell.json("delete-basin", name) == {"name": name, "status": "deleting"}
     missing = shell("get-basin-config", "no-such-basin", "--json")
     assert (missing.status, missing.error["code"]) == (4, "basin_not_found")
+
+
+def test_a_bucket_with_a_name_that_s2_does_not_allow_is_used_like_any_basin(
+    shell: Shell, variables: dict[str, str]
+) -> None:
+    stream = f"{variables['S2_ACCOUNT_ENDPOINT']}/shop/cart"
+    request = urllib.request.Request(stream, b"one", {"content-type": "text/plain"}, method="PUT")
+    urllib.request.urlopen(request).close()
+    assert shell.ok("ls", "s2://shop").text.startswith("cart ")
+    assert shell.ok("read", "s2://shop/cart").text == "one\n"
+    shell.ok("append", "shop/cart", stdin=b"two\n")
+    assert shell.json("check-tail", "shop/cart")["seq_num"] == 2
+    shell.ok("reconfigure-stream", "shop/cart", "--retention-policy", "1d")
+    assert shell.json("get-stream-config", "shop/cart")["retention_policy"] == 86400
+    shell.ok("reconfigure-basin", "shop", "--create-stream-on-read")
+    assert shell.json("get-basin-config", "shop")["create_stream_on_read"] is True
+    shell.ok("get-basin-metrics", "shop", "storage")
+    assert "shop" in shell.ok("list-basins", "--prefix", "sho").text
+    shell.ok("delete-stream", "shop/cart")
+    shell.ok("delete-basin", "shop")
+
+
+def test_unknown_choices_are_refused_with_those_that_there_are(shell: Shell, place: str) -> None:
+    refused = shell("create-stream", f"{place}-2", "--storage-class", "cheap", "--json")
+    assert "choose from standard, express" in refused.error["message"]
+    located = shell("create-basin", "far-away-basin", "--location", "aws:us-east-1", "--json")
+    assert "choose from local:memory" in located.error["message"]
+    sealed = shell("create-basin", "sealed-basin", "--stream-cipher", "rot13")
+    assert "'aegis-256', 'aes-256-gcm'" in sealed.stderr
 
 
 def test_a_stream_from_its_creation_to_its_deletion(shell: Shell, basin: str) -> None:

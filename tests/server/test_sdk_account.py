@@ -83,7 +83,51 @@ async def test_the_one_location_is_the_default_one(s2: S2) -> None:
     with pytest.raises(S2ServerError) as refused:
         await s2.set_default_location("aws:us-east-1")
     assert refused.value.code == "invalid"
-    await s2.create_basin("placed-basin", location=location.name)
-    with pytest.raises(S2ServerError) as refused:
+    with pytest.raises(
+        S2ServerError, match=r"'aws:us-east-1'.*choose from local:memory"
+    ) as refused:
         await s2.create_basin("other-basin", location="aws:us-east-1")
     assert refused.value.code == "invalid"
+
+
+async def test_the_location_of_a_basin_is_told_however_it_came_to_be(
+    s2: S2, server: Server
+) -> None:
+    assert (
+        await s2.create_basin("given-basin", location="local:memory")
+    ).location == "local:memory"
+    assert (await s2.create_basin("default-basin")).location == "local:memory"
+    ensured = await s2.ensure_basin("ensured-basin")
+    assert ensured.basin.location == "local:memory"
+    await server.store.durable.ensure_basin("bucket-basin")
+    listed = {basin.name: basin.location for basin in (await s2.list_basins()).items}
+    assert set(listed.values()) == {"local:memory"}
+    assert len(listed) == 5
+
+
+async def test_storage_is_known_by_the_hour_of_basins_and_by_the_minute_of_streams(
+    s2: S2,
+) -> None:
+    hour, minute, day = (
+        TimeseriesInterval.HOUR,
+        TimeseriesInterval.MINUTE,
+        TimeseriesInterval.DAY,
+    )
+    now = int(time.time())
+    span = {"start": now - 3600, "end": now}
+    for interval in (hour, None):
+        await s2.basin_metrics(BASIN, set=BasinMetricSet.STORAGE, interval=interval, **span)
+    for interval in (minute, None):
+        await s2.stream_metrics(
+            BASIN, STREAM, set=StreamMetricSet.STORAGE, interval=interval, **span
+        )
+    for interval in (minute, day):
+        with pytest.raises(S2ServerError, match="choose hour") as refused:
+            await s2.basin_metrics(BASIN, set=BasinMetricSet.STORAGE, interval=interval, **span)
+        assert (refused.value.status_code, refused.value.code) == (422, "invalid")
+    for interval in (hour, day):
+        with pytest.raises(S2ServerError, match="choose minute") as refused:
+            await s2.stream_metrics(
+                BASIN, STREAM, set=StreamMetricSet.STORAGE, interval=interval, **span
+            )
+        assert (refused.value.status_code, refused.value.code) == (422, "invalid")

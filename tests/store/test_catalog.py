@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -245,6 +246,21 @@ async def test_many_who_create_one_stream_by_appending_all_succeed(store: Stream
 async def test_bad_basin_names_are_refused(store: StreamStore, basin: str) -> None:
     with pytest.raises(InvalidError, match="bucket name"):
         await store.create_basin(basin)
+
+
+async def test_unknown_classes_locations_and_ciphers_are_refused_with_those_that_there_are(
+    store: StreamStore,
+) -> None:
+    unchecked: Any = "cheap"
+    with pytest.raises(InvalidError, match=r"storage class 'cheap'.*choose from standard, express"):
+        await store.create_stream(BASIN, "new", StreamConfigLayer(storage_class=unchecked))
+    with pytest.raises(InvalidError, match="choose from standard, express"):
+        StreamReconfiguration(storage_class=unchecked)
+    with pytest.raises(InvalidError, match=r"cipher 'cheap'.*choose from aegis-256, aes-256-gcm"):
+        await store.create_basin("new-basin", BasinConfig(stream_cipher=unchecked))
+    with pytest.raises(InvalidError, match=r"location 'far'.*choose from local:memory"):
+        await store.create_basin("new-basin", location="far")
+    assert [stream.name for stream in (await store.list_streams(BASIN)).items] == [STREAM]
 
 
 @pytest.mark.parametrize("stream", ["", ".", "..", "nul\0", "é" * 257, "\ud800"])

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -59,6 +60,13 @@ async def opened(folder: Path, boot: str = BOOT) -> AsyncIterator[StreamStore]:
         yield store
 
 
+def as_read_today(expected: dict[str, Any]) -> dict[str, Any]:
+    """What a golden store holds, with the defaults of members that are younger than it is."""
+    for basin in expected.values():
+        basin["info"].setdefault("location", "local:disk")
+    return expected
+
+
 def test_there_is_a_golden_store_and_it_is_small() -> None:
     assert VERSIONS[0] == "v1"
     for version in VERSIONS:
@@ -69,7 +77,7 @@ def test_there_is_a_golden_store_and_it_is_small() -> None:
 @pytest.mark.parametrize("boot", [BOOT, "another"])
 async def test_everything_is_read_as_it_was_written(golden: Path, boot: str) -> None:
     """After a crash, and on another machine or after a power cut."""
-    expected = msgspec.json.decode((golden / "expected.json").read_bytes())
+    expected = as_read_today(msgspec.json.decode((golden / "expected.json").read_bytes()))
     for _ in range(2):
         async with opened(golden, boot) as store:
             assert await content.tell(store) == expected

@@ -265,10 +265,19 @@ def test_paths_are_split_before_they_are_decoded() -> None:
     assert paths.parse_token_id("a%20b") == "a b"
 
 
-@pytest.mark.parametrize("segment", ["", "UPPER-CASE", "short", "my-basin-", "%ff%ff%ff%ff%ff"])
+@pytest.mark.parametrize("segment", ["", "UPPER-CASE", "abc", "a" * 65, "%ff%ff%ff%ff%ff"])
 def test_an_impossible_basin_in_a_path_is_a_bad_path(segment: str) -> None:
     with pytest.raises(BadPathError):
         paths.parse_basin(segment)
+
+
+@pytest.mark.parametrize("segment", ["short", "my-basin-", "under_score", "a" * 49])
+def test_a_basin_that_only_durable_streams_may_name_can_exist_but_not_be_created(
+    segment: str,
+) -> None:
+    assert paths.parse_basin(segment) == segment
+    with pytest.raises(BadPathError):
+        paths.parse_new_basin(segment)
 
 
 @pytest.mark.parametrize("segment", ["", ".", "%2E%2e", "%00", "x" * 513, "%C3"])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from streamfold.cli.connection import FILE
+from streamfold.cli.connection import FILE, open_basin
 from streamfold.cli.parameters import Place
 
 if TYPE_CHECKING:
@@ -40,4 +40,4 @@ def condition_options(function: Function) -> Function:
 def open_stream(s2: S2, place: Place, key_file: Path | None) -> S2Stream:
     """The stream, with the key to its records if it has one."""
     key = key_file.read_text().strip() if key_file else None
-    return s2.basin(place.basin).stream(place.stream, encryption_key=key)
+    return open_basin(s2, place.basin).stream(place.stream, encryption_key=key)

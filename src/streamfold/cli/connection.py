@@ -14,9 +14,10 @@ import click
 from streamfold.cli.failures import ExitStatus, VerbFailedError
 from streamfold.cli.output import Output
 from streamfold.extras import needing_extra
+from streamfold.model.names import is_bucket_name
 
 if TYPE_CHECKING:
-    from s2_sdk import S2, Endpoints
+    from s2_sdk import S2, Endpoints, S2Basin
 
 _ACCOUNT, _BASIN, _TOKEN = "S2_ACCOUNT_ENDPOINT", "S2_BASIN_ENDPOINT", "S2_ACCESS_TOKEN"
 #: Seconds that one request may take, and one acknowledgement: remote storage may be slow.
@@ -85,6 +86,21 @@ def open_client(endpoint: str | None, token_file: Path | None, *, at_least_once:
         timeout=Timeout(request=timedelta(seconds=_PATIENCE)),
         retry=Retry(append_retry_policy=policy),
     )
+
+
+def open_basin(s2: S2, name: str) -> S2Basin:
+    """A basin, whatever its name.
+
+    Durable Streams may name a bucket, which is a basin, more freely than S2 names basins. The server
+    takes such a name for a basin that exists, but the SDK would refuse it before it asks. This is the
+    only place that knows how the SDK puts a basin together.
+    """
+    from s2_sdk import S2Basin
+
+    if not is_bucket_name(name):
+        return s2.basin(name)  # another server may have rules of its own
+    client = s2._get_basin_client(name)
+    return S2Basin(name, client, retry=s2._retry, compression=s2._compression)
 
 
 def _endpoints(endpoint: str | None) -> Endpoints:

@@ -7,6 +7,7 @@ from itertools import count
 from typing import TYPE_CHECKING, TypeVar
 
 from streamfold.cli import shapes
+from streamfold.cli.connection import open_basin
 from streamfold.cli.output import Output
 from streamfold.cli.shapes import Shape, rfc3339
 
@@ -34,7 +35,7 @@ async def show_streams(
     limit: int | None = None,
 ) -> None:
     """Print the streams of a basin as they come."""
-    items = s2.basin(basin).list_all_streams(
+    items = open_basin(s2, basin).list_all_streams(
         prefix=prefix, start_after=start_after, include_deleted=True
     )
     async for info in first(items, limit):

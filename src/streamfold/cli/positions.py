@@ -10,7 +10,7 @@ import click
 
 from streamfold.cli import shapes
 from streamfold.cli.conditions import condition_options, encryption_option, open_stream
-from streamfold.cli.connection import verb
+from streamfold.cli.connection import open_basin, verb
 from streamfold.cli.output import Output
 from streamfold.cli.parameters import Place, place_argument
 from streamfold.cli.shapes import rfc3339
@@ -26,7 +26,7 @@ _U64_MAX = (1 << 64) - 1
 @place_argument
 async def check_tail(s2: S2, output: Output, place: Place) -> None:
     """Show the seq_num that the next record gets, and the timestamp of the last."""
-    tail = await s2.basin(place.basin).stream(place.stream).check_tail()
+    tail = await open_basin(s2, place.basin).stream(place.stream).check_tail()
     moment = rfc3339(datetime.fromtimestamp(tail.timestamp / 1000, UTC))
     text = f"seq_num {tail.seq_num}, timestamp {tail.timestamp} ({moment})"
     output.show(shapes.position(tail), text if tail.timestamp else f"seq_num {tail.seq_num}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streamfold.cli.connection import verb
+from streamfold.cli.connection import open_basin, verb
 from streamfold.cli.failures import ExitStatus, VerbFailedError
 from streamfold.cli.output import Output
 from streamfold.cli.parameters import ByteSize, Duration, Place, place_argument
@@ -253,7 +253,7 @@ for command in (take, run, restore, plan, list_, prune):
 def _client(s2: S2, place: Place) -> S2Client:
     from streamfold.follow.s2 import S2Client
 
-    return S2Client(s2.basin(place.basin).stream(place.stream))
+    return S2Client(open_basin(s2, place.basin).stream(place.stream))
 
 
 def _store(snapshots: Snapshots[Any]) -> SnapshotStore:

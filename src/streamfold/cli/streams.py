@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streamfold.cli import configs, shapes
-from streamfold.cli.connection import verb
+from streamfold.cli.connection import open_basin, verb
 from streamfold.cli.listings import config_text, show_basins, show_streams, stream_text
 from streamfold.cli.output import Output
 from streamfold.cli.parameters import Place, basin_argument, place_argument
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 async def create_stream(s2: S2, output: Output, place: Place, ensure: bool, **given: Any) -> None:
     """Create a stream; what is not configured comes from its basin."""
     config, status = configs.stream_config(given), "created"
-    basin = s2.basin(place.basin)
+    basin = open_basin(s2, place.basin)
     if ensure:
         ensured = await basin.ensure_stream(place.stream, config=config)
         info, status = ensured.stream, ensured.status.value
@@ -64,7 +64,7 @@ async def delete_stream(s2: S2, output: Output, place: Place) -> None:
 
     This stops it at once; cleaning up goes on in the background.
     """
-    await s2.basin(place.basin).delete_stream(place.stream)
+    await open_basin(s2, place.basin).delete_stream(place.stream)
     output.show({"name": place.stream, "status": "deleting"}, f"{place.stream}  deleting")
 
 
@@ -72,7 +72,7 @@ async def delete_stream(s2: S2, output: Output, place: Place) -> None:
 @place_argument
 async def get_stream_config(s2: S2, output: Output, place: Place) -> None:
     """Show the configuration of a stream."""
-    shape = shapes.stream_config(await s2.basin(place.basin).get_stream_config(place.stream))
+    shape = shapes.stream_config(await open_basin(s2, place.basin).get_stream_config(place.stream))
     output.show(shape, config_text(shape))
 
 
@@ -83,6 +83,6 @@ async def reconfigure_stream(s2: S2, output: Output, place: Place, **given: Any)
     """Change the configuration of a stream; what is not named stays as it is."""
     config = configs.stream_config(given)
     configs.require_some(config)
-    changed = await s2.basin(place.basin).reconfigure_stream(place.stream, config=config)
+    changed = await open_basin(s2, place.basin).reconfigure_stream(place.stream, config=config)
     shape = shapes.stream_config(changed)
     output.show(shape, config_text(shape))

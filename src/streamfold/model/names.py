@@ -21,11 +21,11 @@ TOKEN_MAX = 36
 
 _BASIN = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")
 _BUCKET = re.compile(rf"[a-z0-9_-]{{{BUCKET_NAME_MIN},{BUCKET_NAME_MAX}}}")
-_BASIN_PREFIX = re.compile(r"[a-z0-9-]*")
+_BASIN_PREFIX = re.compile(r"[a-z0-9_-]*")
 
 
 def parse_basin_name(text: str) -> BasinName:
-    """Return `text` as a basin name, or refuse it with the rule it breaks."""
+    """Return `text` as the name of a basin that S2 may create, or refuse it with the rule."""
     if not BASIN_NAME_MIN <= len(text) <= BASIN_NAME_MAX:
         raise InvalidError(
             f"basin name {text!r} has {len(text)} characters: it must have "
@@ -39,22 +39,27 @@ def parse_basin_name(text: str) -> BasinName:
     return BasinName(text)
 
 
-def parse_bucket_name(text: str) -> BasinName:
-    """Return `text` as the name of a basin by the wider rule that buckets have."""
-    if not _BUCKET.fullmatch(text):
+def parse_bucket_name(text: str, what: str = "bucket name") -> BasinName:
+    """Return `text` as the name of any basin: Durable Streams may name theirs more freely."""
+    if not is_bucket_name(text):
         raise InvalidError(
-            f"bucket name {text!r} must consist of {BUCKET_NAME_MIN} to {BUCKET_NAME_MAX} "
+            f"{what} {text!r} must consist of {BUCKET_NAME_MIN} to {BUCKET_NAME_MAX} "
             "lower-case letters, digits, hyphens and underscores"
         )
     return BasinName(text)
 
 
+def is_bucket_name(text: str) -> bool:
+    """Whether a basin may have this name."""
+    return bool(_BUCKET.fullmatch(text))
+
+
 def parse_basin_prefix(text: str) -> str:
     """Return `text` as a prefix or lower bound of basin names; it may be empty."""
-    if len(text) > BASIN_NAME_MAX or not _BASIN_PREFIX.fullmatch(text):
+    if len(text) > BUCKET_NAME_MAX or not _BASIN_PREFIX.fullmatch(text):
         raise InvalidError(
-            f"basin prefix {text!r} must have at most {BASIN_NAME_MAX} lower-case letters, "
-            "digits and hyphens"
+            f"basin prefix {text!r} must have at most {BUCKET_NAME_MAX} lower-case letters, "
+            "digits, hyphens and underscores"
         )
     return text
 

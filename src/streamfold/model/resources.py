@@ -18,6 +18,8 @@ class BasinInfo:
     #: Milliseconds since the Unix epoch.
     created_at: int
     deleted_at: int | None
+    #: Where its records are; None = the store's default.
+    location: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,12 +96,6 @@ class Configuration:
         own = urlsplit(self.public_url).hostname if self.public_url else None
         return frozenset(name for name in (own, self.listening_host) if name)
 
-    @property
-    def location_name(self) -> str:
-        """What the one location of this server is called."""
-        kind = self.location.partition(":")[0]
-        return {"memory": "local:memory", "file": "local:disk"}.get(kind, f"{kind}:bucket")
-
     def url(self, port: int) -> str:
         """Where a client on this machine finds the server."""
         scheme = "https" if self.tls or self.tls_self else "http"

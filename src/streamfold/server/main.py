@@ -130,7 +130,6 @@ def _application(
         instruments,
         configuration.heartbeat,
         access,
-        configuration.location_name,
     )
     watchers = None if configuration.open_metrics else access
     Operations(store, gate, instruments, watchers).add_to(router)

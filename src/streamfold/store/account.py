@@ -89,9 +89,11 @@ class Account:
         end: int | None,
         interval: Interval | None = None,
     ) -> tuple[Metric, ...]:
-        """Usage of a basin; storage is told by the hour, whatever the interval."""
-        name = names.parse_basin_name(basin)
+        """Usage of a basin; storage is known by the hour only."""
+        name = names.parse_bucket_name(basin)
         chosen = _choose(BasinMetrics, metric_set)
+        if chosen is BasinMetrics.STORAGE:
+            _check_interval("basin", interval, Interval.HOUR)
         span = parse_span(start, end, self._seconds())
         if await (await self._supervisor.opening()).session.basin(name) is None:
             raise BasinNotFoundError(name)
@@ -101,11 +103,18 @@ class Account:
         return await report.amounts(name, chosen, span, interval)
 
     async def stream_metrics(
-        self, basin: str, stream: str, metric_set: str, start: int | None, end: int | None
+        self,
+        basin: str,
+        stream: str,
+        metric_set: str,
+        start: int | None,
+        end: int | None,
+        interval: Interval | None = None,
     ) -> tuple[Metric, ...]:
-        """Usage of a stream, by the minute."""
-        place = names.parse_basin_name(basin), names.parse_stream_name(stream)
+        """Usage of a stream; storage is known by the minute only."""
+        place = names.parse_bucket_name(basin), names.parse_stream_name(stream)
         _choose(StreamMetrics, metric_set)
+        _check_interval("stream", interval, Interval.MINUTE)
         span = parse_span(start, end, self._seconds())
         session = (await self._supervisor.opening()).session
         if (row := await session.stream(*place)) is None:
@@ -120,6 +129,14 @@ class Account:
 
     def _seconds(self) -> int:
         return self._now() // 1000
+
+
+def _check_interval(owner: str, asked: Interval | None, known: Interval) -> None:
+    if asked not in (None, known):
+        raise InvalidError(
+            f"interval {str(asked)!r} is not kept for the storage of a {owner}: choose {known}, or "
+            "leave it out"
+        )
 
 
 def _choose(choices: type[Choice], text: str) -> Choice:

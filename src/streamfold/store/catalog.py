@@ -83,13 +83,13 @@ class Catalog:
 
     @_finished
     async def create_basin(
-        self, name: BasinName, config: BasinConfig, token: str | None
+        self, name: BasinName, config: BasinConfig, token: str | None, location: str
     ) -> tuple[BasinInfo, Provision]:
         creation = _creation_hash(token, config)
         async with self.locks.hold(name):
             row = await self.session.basin(name)
             if row is None:
-                row = BasinRow(created_at=self.now(), config=config, creation=creation)
+                row = BasinRow(self.now(), config, creation, location=location)
                 await self._write((keys.basin(name), rows.encode(row)))
                 return basin_info(name, row), Provision.CREATED
             _check_basin_active(name, row)
@@ -107,13 +107,14 @@ class Catalog:
 
     @_finished
     async def ensure_basin(
-        self, name: BasinName, config: BasinConfig
+        self, name: BasinName, config: BasinConfig, location: str
     ) -> tuple[BasinInfo, Provision]:
-        """Create the basin, or give it exactly this configuration."""
+        """Create the basin, or give it exactly this configuration; it stays where it is."""
         async with self.locks.hold(name):
             row = await self.session.basin(name)
             if row is None:
-                row, result = BasinRow(created_at=self.now(), config=config), Provision.CREATED
+                row = BasinRow(self.now(), config, location=location)
+                result = Provision.CREATED
             else:
                 _check_basin_active(name, row)
                 if row.config == config:
@@ -283,7 +284,7 @@ class Catalog:
 
 
 def basin_info(name: str, row: BasinRow) -> BasinInfo:
-    return BasinInfo(BasinName(name), row.created_at, row.deleted_at)
+    return BasinInfo(BasinName(name), row.created_at, row.deleted_at, row.location)
 
 
 def stream_info(name: str, row: StreamRow) -> StreamInfo:

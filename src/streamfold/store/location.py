@@ -37,6 +37,12 @@ class Location:
     access: S3Access | None = field(default=None, repr=False)
     probe: BlobStore | None = field(default=None, repr=False)
 
+    @property
+    def name(self) -> str:
+        """What clients call it: the kind of storage, not where exactly it is."""
+        kind = self.url.partition(":")[0]
+        return {"memory": "local:memory", "file": "local:disk"}.get(kind, f"{kind}:bucket")
+
     async def check_access(self) -> None:
         """Raise, within seconds, if the bucket cannot be used: no such bucket, region or rights."""
         if self.probe is None:

@@ -29,6 +29,8 @@ class BasinRow(msgspec.Struct, frozen=True, omit_defaults=True):
     #: Hash of request token and requested configuration, if the creation had a token.
     creation: bytes | None = None
     deleted_at: int | None = None
+    #: None = the store's default, as for basins that were created before there was a choice.
+    location: str | None = None
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):

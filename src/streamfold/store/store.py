@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
@@ -73,7 +74,9 @@ class StreamStore:
     durable, and after an ack they see it. Get one from `open_store`.
     """
 
-    def __init__(self, supervisor: Supervisor, now: Callable[[], int]) -> None:
+    def __init__(self, supervisor: Supervisor, now: Callable[[], int], location: str) -> None:
+        #: The only location that basins can have, by the name that clients give it.
+        self.location = location
         self._supervisor = supervisor
         self._admission = supervisor.admission
         #: Room for records, where storage is a disk.
@@ -88,20 +91,28 @@ class StreamStore:
     # Basins
 
     async def create_basin(
-        self, basin: str, config: BasinConfig | None = None, *, request_token: str | None = None
+        self,
+        basin: str,
+        config: BasinConfig | None = None,
+        *,
+        location: str | None = None,
+        request_token: str | None = None,
     ) -> tuple[BasinInfo, Provision]:
         """Create a basin; a repetition with the same token and configuration succeeds as NOOP."""
         name, token = names.parse_bucket_name(basin), _request_token(request_token)
+        where = self._check_location(location)
         opening = await self._supervisor.opening()
-        return await opening.catalog.create_basin(name, config or BasinConfig(), token)
+        made = await opening.catalog.create_basin(name, config or BasinConfig(), token, where)
+        return self._located(made[0]), made[1]
 
     async def ensure_basin(
-        self, basin: str, config: BasinConfig | None = None
+        self, basin: str, config: BasinConfig | None = None, *, location: str | None = None
     ) -> tuple[BasinInfo, Provision]:
         """Create the basin, or replace its configuration; members not given get their default."""
-        name = names.parse_bucket_name(basin)
+        name, where = names.parse_bucket_name(basin), self._check_location(location)
         opening = await self._supervisor.opening()
-        return await opening.catalog.ensure_basin(name, config or BasinConfig())
+        made = await opening.catalog.ensure_basin(name, config or BasinConfig(), where)
+        return self._located(made[0]), made[1]
 
     async def basin_config(self, basin: str) -> BasinConfig:
         name = names.parse_bucket_name(basin)
@@ -125,7 +136,18 @@ class StreamStore:
         prefix = names.parse_basin_prefix(prefix)
         start_after = names.parse_basin_prefix(start_after)
         engine = (await self._supervisor.opening()).session.engine
-        return await listing.list_basins(engine, prefix, start_after, limit)
+        page = await listing.list_basins(engine, prefix, start_after, limit)
+        return replace(page, items=tuple(map(self._located, page.items)))
+
+    def _check_location(self, location: str | None) -> str:
+        if location not in (None, self.location):
+            raise InvalidError(
+                f"location {location!r} is unknown: choose from {self.location}, or leave it out"
+            )
+        return self.location
+
+    def _located(self, info: BasinInfo) -> BasinInfo:
+        return info if info.location else replace(info, location=self.location)
 
     # Streams
 
@@ -444,7 +466,7 @@ async def open_store(
     supervisor = Supervisor(opener or open_slate, settings, now, location.snapshots, space)
     try:
         async with supervisor.running():
-            yield StreamStore(supervisor, now)
+            yield StreamStore(supervisor, now, location.name)
     finally:
         if location is not url:
             await asyncio.to_thread(location.close)

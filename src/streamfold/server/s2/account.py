@@ -62,7 +62,7 @@ class Account:
         grant = await self._access.allow(request, Operation.STREAM_METRICS, basin, name)
         query = queries.parse_metrics_query(request.query)
         metrics = await self._account.stream_metrics(
-            basin, grant.full_stream_name(name), query.metric_set, query.start, query.end
+            basin, grant.full_stream_name(name), *_asked(query)
         )
         await _show(request, metrics)
 

@@ -7,19 +7,17 @@ from streamfold.model.resources import BasinInfo, Page, Provision
 from streamfold.server.http import Request
 from streamfold.server.s2.access import Access
 from streamfold.server.s2.answers import JSON, answer, read_json, read_optional_json
-from streamfold.server.s2.locations import Locations
 from streamfold.store.store import StreamStore
 from streamfold.wire.s2 import configs, headers, queries, resources
-from streamfold.wire.s2.paths import parse_basin
+from streamfold.wire.s2.paths import parse_basin, parse_new_basin
 
 
 class Basins:
     """Handlers of everything below /v1/basins."""
 
-    def __init__(self, store: StreamStore, access: Access, locations: Locations) -> None:
+    def __init__(self, store: StreamStore, access: Access) -> None:
         self._store = store
         self._access = access
-        self._locations = locations
 
     async def list(self, request: Request) -> None:
         grant = await self._access.allow(request, Operation.LIST_BASINS)
@@ -34,9 +32,8 @@ class Basins:
         token = headers.parse_request_token(request.header(headers.REQUEST_TOKEN))
         wanted = resources.decode_create_basin(await read_json(request))
         await self._access.allow(request, Operation.CREATE_BASIN, wanted.name)
-        self._locations.check(wanted.location)
         info, result = await self._store.create_basin(
-            wanted.name, wanted.config, request_token=token
+            wanted.name, wanted.config, location=wanted.location, request_token=token
         )
         await _provisioned(request, info, result, 201)
 
@@ -44,9 +41,12 @@ class Basins:
         basin = parse_basin(segment)
         grant = await self._access.allow(request, Operation.CREATE_BASIN, basin)
         grant.require(Operation.RECONFIGURE_BASIN, basin)
+        if not await self._store.durable.has_basin(basin):
+            parse_new_basin(segment)
         wanted = resources.decode_ensure_basin(await read_optional_json(request))
-        self._locations.check(wanted.location)
-        info, result = await self._store.ensure_basin(basin, wanted.config)
+        info, result = await self._store.ensure_basin(
+            basin, wanted.config, location=wanted.location
+        )
         await _provisioned(request, info, result, 201 if result is Provision.CREATED else 200)
 
     async def config(self, request: Request, segment: str) -> None:

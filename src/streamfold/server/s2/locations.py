@@ -18,9 +18,7 @@ class Locations:
             default_storage_class=SYSTEM_DEFAULTS.storage_class,
         )
 
-    def check(self, name: str | None) -> None:
+    def check(self, name: str) -> None:
         """Refuse a location that is not here."""
-        if name is not None and name != self.only.name:
-            raise InvalidError(
-                f"there is no location {name!r}: this server has one, {self.only.name!r}"
-            )
+        if name != self.only.name:
+            raise InvalidError(f"location {name!r} is unknown: choose from {self.only.name}")

@@ -31,15 +31,14 @@ def add_s2(
     instruments: AppendInstruments,
     heartbeat: tuple[float, float],
     access: Access,
-    location: str,
 ) -> None:
     """Route everything below /v1."""
     appends, followers = Appends(store, instruments), Followers(store, gate, heartbeat)
-    locations = Locations(location)
+    locations = Locations(store.location)
     _add_records(router, Records(store, access, gate, appends, followers), store.usage)
     _add_streams(router, Streams(store, access), store.usage)
     StreamSnapshots(store, access).add_to(router)
-    _add_basins(router, Basins(store, access, locations), store.usage)
+    _add_basins(router, Basins(store, access), store.usage)
     _add_account(router, Account(store.account, access, locations), store.usage)
 
 

@@ -66,7 +66,7 @@ def parse_basin(value: str | None) -> BasinName:
     if value is None:
         raise BadHeaderError(f"header {BASIN} is missing: it names the basin")
     try:
-        return parse_bucket_name(value)
+        return parse_bucket_name(value, what="basin name")
     except InvalidError as error:
         raise BadHeaderError(f"{BASIN}: {error.message}") from None
 

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 from urllib.parse import unquote_to_bytes
 
 from streamfold.errors import InvalidError
 from streamfold.model import access
-from streamfold.model.names import BasinName, StreamName, parse_basin_name, parse_stream_name
+from streamfold.model.names import (
+    BasinName,
+    StreamName,
+    parse_basin_name,
+    parse_bucket_name,
+    parse_stream_name,
+)
 from streamfold.wire.s2.failures import BadPathError
 
 Name = TypeVar("Name", bound=str)
@@ -20,6 +27,12 @@ def split_path(raw_path: str) -> tuple[str, ...]:
 
 
 def parse_basin(segment: str) -> BasinName:
+    """A basin that may exist: any that Durable Streams could have made."""
+    return _parse(segment, partial(parse_bucket_name, what="basin name"))
+
+
+def parse_new_basin(segment: str) -> BasinName:
+    """A basin that is to be created, by the rule of S2."""
     return _parse(segment, parse_basin_name)
 
 

@@ -141,7 +141,7 @@ def check_location(name: str | None) -> str | None:
 def _basin(info: model.BasinInfo) -> _BasinInfo:
     return _BasinInfo(
         info.name,
-        None,  # a store has one location and does not name it
+        info.location,
         rfc3339(info.created_at),
         _moment(info.deleted_at),
         "active" if info.deleted_at is None else "deleting",
