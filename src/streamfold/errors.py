@@ -105,18 +105,20 @@ class NotFoundError(StreamfoldError):
 class BasinNotFoundError(NotFoundError):
     code = "basin_not_found"
 
-    def __init__(self, basin: str) -> None:
-        super().__init__(f"basin {basin!r} does not exist: create it first")
+    def __init__(self, basin: str, way_out: str = "create it first") -> None:
+        super().__init__(f"basin {basin!r} does not exist: {way_out}")
 
 
 class StreamNotFoundError(NotFoundError):
     code = "stream_not_found"
 
-    def __init__(self, basin: str, stream: str) -> None:
-        super().__init__(
-            f"stream {stream!r} does not exist in basin {basin!r}: create it, or let the basin "
-            "create streams on append or on read"
-        )
+    def __init__(
+        self,
+        basin: str,
+        stream: str,
+        way_out: str = "create it, or let the basin create streams on append or on read",
+    ) -> None:
+        super().__init__(f"stream {stream!r} does not exist in basin {basin!r}: {way_out}")
 
 
 class AccessTokenNotFoundError(NotFoundError):

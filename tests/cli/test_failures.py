@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import pty
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
+from streamfold.cli import connection
 from streamfold.cli.main import streamfold
 from streamfold.cli.menu import SECTIONS
-from tests.cli.commands import Outcome, Shell
+from tests.cli.commands import COMMAND, Outcome, Shell
 from tests.cli.cut_line import cut_line
+from tests.interop.serving import serving
 
 
 def _verbs() -> list[str]:
@@ -32,7 +37,7 @@ def _verbs() -> list[str]:
 VERBS = _verbs()
 
 
-@pytest.mark.parametrize("missing", ["S2_ACCOUNT_ENDPOINT", "S2_BASIN_ENDPOINT", "S2_ACCESS_TOKEN"])
+@pytest.mark.parametrize("missing", ["S2_ACCOUNT_ENDPOINT", "S2_BASIN_ENDPOINT"])
 def test_a_variable_that_is_not_set_is_named_with_the_way_out(shell: Shell, missing: str) -> None:
     other = Shell({})
     other.environment = {**shell.environment, missing: ""}
@@ -49,6 +54,101 @@ def test_an_endpoint_may_be_given_instead_of_variables(shell: Shell, place: str)
     }
     url = shell.environment["S2_BASIN_ENDPOINT"]
     assert other.json("check-tail", place, "--endpoint", url)["seq_num"] == 0
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+def test_an_endpoint_of_this_machine_needs_no_scheme_and_an_open_server_no_token(
+    shell: Shell, place: str, host: str
+) -> None:
+    other = Shell({})
+    other.environment = {
+        name: value for name, value in shell.environment.items() if not name.startswith("S2_")
+    }
+    port = shell.environment["S2_BASIN_ENDPOINT"].rpartition(":")[2]
+    tail = other.json("check-tail", place, "--endpoint", f"{host}:{port}")
+    assert tail["seq_num"] == 0
+
+
+def test_an_endpoint_elsewhere_without_a_scheme_is_reached_by_tls() -> None:
+    assert connection._with_scheme("streams.example:8080") == "https://streams.example:8080"
+    assert connection._with_scheme("127.0.0.1.example") == "https://127.0.0.1.example"
+    assert connection._with_scheme("[::1]:80") == "http://[::1]:80"
+
+
+def test_a_server_that_asks_for_a_token_says_where_to_put_it(tmp_path: Path) -> None:
+    token = tmp_path / "root"
+    token.write_text("a-root-token-of-this-test-alone-0123456789")
+    with serving("--host", "127.0.0.1", "--root-token-file", str(token)) as exports:
+        other = Shell({})
+        other.environment = {**os.environ, **exports, "S2_ACCESS_TOKEN": ""}
+        failed = other("ls")
+    assert failed.status == 1
+    assert "S2_ACCESS_TOKEN or --token-file" in failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("apend", "'append'"), ("delete-strem", "'delete-stream'"), ("archive shw", "'show'")],
+)
+def test_a_misspelt_verb_is_answered_with_the_one_that_it_resembles(given: str, meant: str) -> None:
+    failed = Shell({})(*given.split())
+    assert failed.status == 2
+    assert f"No such command '{given.split()[-1]}'. Did you mean {meant}" in failed.stderr
+
+
+@pytest.mark.parametrize("group", ["archive", "snapshot", "snapshotter"])
+def test_the_help_of_a_group_shows_whole_sentences(group: str) -> None:
+    output = CliRunner().invoke(streamfold, [group, "--help"]).output
+    summaries = output.partition("Commands:")[2]
+    assert summaries
+    assert "..." not in summaries
+
+
+def test_what_is_removed_for_good_is_asked_for_or_confirmed_with_yes(
+    shell: Shell, basin: str, place: str
+) -> None:
+    shell.ok("append", place, stdin=b"a\nb\n")
+    for verb in (("delete-stream", place), ("delete-basin", basin), ("trim", place, "3")):
+        refused = shell(*verb, "--json")
+        assert (refused.status, refused.error["code"]) == (2, "confirmation_missing")
+        assert "give --yes" in refused.error["message"]
+    assert shell.json("check-tail", place)["seq_num"] == 2
+    shell.ok("trim", place, "2")  # up to the tail is no accident
+    shell.ok("trim", place, "9", "--yes")
+    shell.ok("delete-stream", place, "--yes")
+
+
+@pytest.mark.parametrize(("answer", "status", "left"), [(b"n\n", 1, 1), (b"y\n", 0, 0)])
+def test_a_person_at_a_terminal_is_asked(
+    shell: Shell, basin: str, answer: bytes, status: int, left: int
+) -> None:
+    shell.ok("create-stream", f"{basin}/asked")
+    terminal, other_end = pty.openpty()
+    try:
+        os.write(terminal, answer)
+        done = subprocess.run(
+            [*COMMAND, "delete-stream", f"{basin}/asked"],
+            stdin=other_end,
+            capture_output=True,
+            env=shell.environment,
+            timeout=120,
+            check=False,
+        )
+    finally:
+        os.close(terminal)
+        os.close(other_end)
+    assert done.returncode == status, done.stderr
+    assert f"delete the stream s2://{basin}/asked" in done.stderr.decode()
+    streams = shell.ok("list-streams", basin, "--json").objects
+    assert len([stream for stream in streams if stream["deleted_at"] is None]) == left
+
+
+def test_deleting_what_is_not_there_does_not_ask_to_create_it(shell: Shell, basin: str) -> None:
+    for verb in (("delete-stream", f"{basin}/nothing"), ("delete-basin", "nothing-here")):
+        failed = shell(*verb, "--yes")
+        assert failed.status == 4
+        assert "there is nothing to delete" in failed.stderr
+        assert "create it" not in failed.stderr
 
 
 def test_a_server_that_is_not_there_is_no_unknown_outcome(shell: Shell) -> None:

@@ -44,7 +44,7 @@ def test_a_basin_from_its_creation_to_its_deletion(shell: Shell) -> None:
     listed = shell.ok("list-basins", "--prefix", "a-basin-for", "--json").objects
     assert [(info["name"], info["deleted_at"]) for info in listed] == [(name, None)]
     assert name in shell.ok("ls").text
-    assert shell.json("delete-basin", name) == {"name": name, "status": "deleting"}
+    assert shell.json("delete-basin", name, "--yes") == {"name": name, "status": "deleting"}
     missing = shell("get-basin-config", "no-such-basin", "--json")
     assert (missing.status, missing.error["code"]) == (4, "basin_not_found")
 
@@ -65,8 +65,8 @@ def test_a_bucket_with_a_name_that_s2_does_not_allow_is_used_like_any_basin(
     assert shell.json("get-basin-config", "shop")["create_stream_on_read"] is True
     shell.ok("get-basin-metrics", "shop", "storage")
     assert "shop" in shell.ok("list-basins", "--prefix", "sho").text
-    shell.ok("delete-stream", "shop/cart")
-    shell.ok("delete-basin", "shop")
+    shell.ok("delete-stream", "shop/cart", "--yes")
+    shell.ok("delete-basin", "shop", "--yes")
 
 
 def test_unknown_choices_are_refused_with_those_that_there_are(shell: Shell, place: str) -> None:
@@ -107,7 +107,10 @@ def test_a_stream_from_its_creation_to_its_deletion(shell: Shell, basin: str) ->
     below = shell.ok("ls", f"s2://{basin}/orders/").text
     assert [line.split()[0] for line in below.splitlines()] == ["orders/eu", "orders/us"]
 
-    assert shell.json("delete-stream", place) == {"name": "orders/eu", "status": "deleting"}
+    assert shell.json("delete-stream", place, "--yes") == {
+        "name": "orders/eu",
+        "status": "deleting",
+    }
     gone = shell("check-tail", place, "--json")
     assert (gone.status, gone.error["code"]) in (
         (1, "stream_deletion_pending"),

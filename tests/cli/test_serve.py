@@ -85,6 +85,20 @@ async def test_an_address_that_is_taken_is_refused_in_one_line() -> None:
             assert b"Traceback" not in errors
 
 
+@pytest.mark.parametrize("path", ["/dev/null/store", "{here}/file/below"])
+async def test_a_folder_that_cannot_be_made_is_refused_in_one_line(
+    path: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    folder = path.format(here=tmp_path)
+    async with process("serve", "--port", "0", "--local-root", folder) as running:
+        _, errors = await running.communicate()
+        assert running.returncode == 1
+        *_, last = errors.decode().splitlines()
+        assert last.startswith(f"error: the folder {folder!r} of the store cannot be made (")
+        assert b"Traceback" not in errors
+
+
 @pytest.mark.parametrize(
     ("options", "host", "said"),
     [

@@ -130,7 +130,7 @@ def test_e6_the_command_line(shell: Shell) -> None:
         shell.ok("create-stream", f"s2://{BASIN}/{name}")
     listed = shell.ok("list-streams", f"s2://{BASIN}/", "--prefix", "device-")
     assert [line.split()[0] for line in listed.text.splitlines()] == ["device-1", "device-2"]
-    shell.ok("delete-stream", f"s2://{BASIN}/verbs-stream")
+    shell.ok("delete-stream", f"s2://{BASIN}/verbs-stream", "--yes")
 
 
 async def test_e6_a_listing_has_names_and_times_and_says_whether_there_is_more(

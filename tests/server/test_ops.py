@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from streamfold import __version__
 from tests.server.conftest import BASIN
 from tests.server.frames import PATH
 from tests.server.raw_h2 import H2Client
@@ -13,6 +14,17 @@ from tests.server.raw_h2 import H2Client
 async def test_a_server_that_works_says_ok(h2: H2Client, path: str) -> None:
     answer = await h2.exchange("GET", path)
     assert (answer.status, bytes(answer.body)) == (200, b"OK")
+
+
+async def test_a_browser_at_the_root_sees_which_server_this_is(h2: H2Client) -> None:
+    answer = await h2.exchange("GET", "/")
+    assert answer.status == 200
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert answer.headers["content-security-policy"].startswith("default-src 'none'")
+    assert f"Streamfold {__version__}".encode() in bytes(answer.body)
+    assert b'href="/health"' in bytes(answer.body)
+    assert (await h2.exchange("HEAD", "/")).status == 200
+    assert (await h2.exchange("POST", "/")).status == 405
 
 
 async def test_appends_are_counted_in_the_names_of_s2_lite(h2: H2Client) -> None:

@@ -6,14 +6,15 @@ import click
 
 from streamfold.cli.archive_keeping import export, gc, pin
 from streamfold.cli.archive_reading import diff, follow, ls, restore, show, verify
+from streamfold.cli.groups import VerbGroup
 
 
-@click.group()
+@click.group(cls=VerbGroup)
 def archive() -> None:
     """Tables published as files: a base, the diffs after it, and a manifest.
 
     URI is the folder of one table: s3://, gs://, az://, file:/// or a path. Storage takes its
-    settings from the environment, S3 from the usual AWS variables.
+    settings from the environment, S3 as AWS tools do.
     """
 
 

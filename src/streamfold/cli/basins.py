@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streamfold.cli import configs, shapes
+from streamfold.cli.confirmation import confirm, yes_option
 from streamfold.cli.connection import verb
 from streamfold.cli.listings import basin_text, config_text, show_basins
 from streamfold.cli.output import Output
@@ -52,11 +53,13 @@ async def list_basins(
 
 @verb("delete-basin", changes=True)
 @basin_argument
-async def delete_basin(s2: S2, output: Output, basin: str) -> None:
+@yes_option
+async def delete_basin(s2: S2, output: Output, basin: str, yes: bool) -> None:
     """Delete a basin and all its streams.
 
-    This stops them at once; cleaning up goes on in the background.
+    This stops them at once; cleaning up goes on in the background. Asks first, unless --yes is given.
     """
+    confirm(f"delete the basin {basin!r} with all its streams", yes=yes)
     await s2.delete_basin(basin)
     output.show({"name": basin, "status": "deleting"}, f"{basin}  deleting")
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import click
 
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
     from s2_sdk import S2, Endpoints, S2Basin
 
 _ACCOUNT, _BASIN, _TOKEN = "S2_ACCOUNT_ENDPOINT", "S2_BASIN_ENDPOINT", "S2_ACCESS_TOKEN"
+#: What is sent when no token is given: the SDK needs some text, and a server that is open takes any.
+_NO_TOKEN = "none"  # noqa: S105
+#: Hosts that are this machine.
+_LOOPBACK = re.compile(r"localhost|.+\.localhost|127(\.\d+){3}|::1")
 #: Seconds that one request may take, and one acknowledgement: remote storage may be slow.
 _PATIENCE = 30
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -106,7 +112,9 @@ def open_basin(s2: S2, name: str) -> S2Basin:
 def _endpoints(endpoint: str | None) -> Endpoints:
     from s2_sdk import Endpoints
 
-    account, basin = (endpoint or os.environ.get(name) for name in (_ACCOUNT, _BASIN))
+    account, basin = (
+        _with_scheme(endpoint or os.environ.get(name, "")) for name in (_ACCOUNT, _BASIN)
+    )
     for name, value in ((_ACCOUNT, account), (_BASIN, basin)):
         if not value:
             raise VerbFailedError(
@@ -123,14 +131,21 @@ def current_token() -> str | None:
     return _token(click.get_current_context().params.get("token_file"))
 
 
+def _with_scheme(endpoint: str) -> str:
+    """`host:port` as a URL: this machine's own servers rarely have certificates, others should."""
+    if not endpoint or "://" in endpoint:
+        return endpoint
+    host = urlsplit(f"//{endpoint}").hostname or ""
+    return f"http://{endpoint}" if _LOOPBACK.fullmatch(host) else f"https://{endpoint}"
+
+
 def _token(file: Path | None) -> str:
     token = (file.read_text() if file else os.environ.get(_TOKEN, "")).strip()
-    if not token:
-        where = f"{file} is empty" if file else f"{_TOKEN} is not set"
+    if file and not token:
         raise VerbFailedError(
             "token_missing",
-            f"{where}: set {_TOKEN} to an access token or give --token-file; "
-            "a server that asks for none takes any text",
+            f"{file} is empty: put an access token into it, or leave out --token-file if the "
+            "server asks for none",
             ExitStatus.USAGE,
         )
-    return token
+    return token or _NO_TOKEN

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 import click
 
+from streamfold.cli.groups import VerbGroup
 from streamfold.extras import needing_extra
 
 
@@ -70,7 +71,7 @@ SECTIONS: Final[dict[str, dict[str, Entry]]] = {
 _ENTRIES: Final = {name: entry for verbs in SECTIONS.values() for name, entry in verbs.items()}
 
 
-class Menu(click.Group):
+class Menu(VerbGroup):
     """A group whose verbs are in modules of their own."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

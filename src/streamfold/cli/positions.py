@@ -10,6 +10,7 @@ import click
 
 from streamfold.cli import shapes
 from streamfold.cli.conditions import condition_options, encryption_option, open_stream
+from streamfold.cli.confirmation import confirm, yes_option
 from streamfold.cli.connection import open_basin, verb
 from streamfold.cli.output import Output
 from streamfold.cli.parameters import Place, place_argument
@@ -37,6 +38,7 @@ async def check_tail(s2: S2, output: Output, place: Place) -> None:
 @click.argument("seq_num", type=click.IntRange(0, _U64_MAX))
 @condition_options
 @encryption_option
+@yes_option
 async def trim(
     s2: S2,
     output: Output,
@@ -45,14 +47,20 @@ async def trim(
     match_seq_num: int | None,
     fencing_token: str | None,
     encryption_key_file: Path | None,
+    yes: bool,
 ) -> None:
     """Remove all records before SEQ_NUM; they cannot be read from then on.
 
-    A trim is a record itself, and is acknowledged as one.
+    A trim is a record itself, and is acknowledged as one. Beyond the tail, where it would remove every
+    record that there is, it asks first, unless --yes is given.
     """
     from s2_sdk import CommandRecord
 
     stream = open_stream(s2, place, encryption_key_file)
+    if not yes:
+        tail = (await stream.check_tail()).seq_num
+        if seq_num > tail:
+            confirm(f"remove every record: the tail is {tail}, before {seq_num}", yes=yes)
     ack = await _append(stream, CommandRecord.trim(seq_num), match_seq_num, fencing_token)
     output.show(shapes.ack(ack), f"trimmed up to seq_num {seq_num}, by record {ack.start.seq_num}")
 

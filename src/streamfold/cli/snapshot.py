@@ -15,6 +15,7 @@ import click
 
 from streamfold.cli.connection import open_basin, verb
 from streamfold.cli.failures import ExitStatus, VerbFailedError
+from streamfold.cli.groups import VerbGroup
 from streamfold.cli.output import Output
 from streamfold.cli.parameters import ByteSize, Duration, Place, place_argument
 from streamfold.cli.shapes import Shape
@@ -76,7 +77,7 @@ def _exit_statuses() -> Iterator[None]:
         raise VerbFailedError(error.code, error.message, status) from error
 
 
-@click.group()
+@click.group(cls=VerbGroup)
 def snapshot() -> None:
     """Bound how long a restore takes: snapshots of the state that a stream folds to."""
     here = str(Path.cwd())

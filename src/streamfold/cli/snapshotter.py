@@ -16,6 +16,7 @@ from pathlib import Path
 import click
 
 from streamfold.cli.failures import ExitStatus, VerbFailedError
+from streamfold.cli.groups import VerbGroup
 from streamfold.extras import needing_extra
 from streamfold.snapshotter.configuration import Configuration, describe, load_configuration
 from streamfold.snapshotter.failures import ConfigurationError
@@ -41,7 +42,7 @@ _JOB = Path(__file__).with_name("snapshotter_job.py")
 _LOOK = 2.0
 
 
-@click.group()
+@click.group(cls=VerbGroup)
 def snapshotter() -> None:
     """Publish tables of change streams as archives."""
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streamfold.cli import configs, shapes
+from streamfold.cli.confirmation import confirm, yes_option
 from streamfold.cli.connection import open_basin, verb
 from streamfold.cli.listings import config_text, show_basins, show_streams, stream_text
 from streamfold.cli.output import Output
@@ -59,11 +60,13 @@ async def ls(s2: S2, output: Output, where: str) -> None:
 
 @verb("delete-stream", changes=True)
 @place_argument
-async def delete_stream(s2: S2, output: Output, place: Place) -> None:
+@yes_option
+async def delete_stream(s2: S2, output: Output, place: Place, yes: bool) -> None:
     """Delete a stream.
 
-    This stops it at once; cleaning up goes on in the background.
+    This stops it at once; cleaning up goes on in the background. Asks first, unless --yes is given.
     """
+    confirm(f"delete the stream s2://{place.basin}/{place.stream}", yes=yes)
     await open_basin(s2, place.basin).delete_stream(place.stream)
     output.show({"name": place.stream, "status": "deleting"}, f"{place.stream}  deleting")
 

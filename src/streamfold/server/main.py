@@ -24,6 +24,7 @@ from streamfold.server.configuration import Configuration
 from streamfold.server.cors import Pages
 from streamfold.server.durable.routes import Durable
 from streamfold.server.durable.subscriptions import Subscriptions
+from streamfold.server.front_page import add_front_page
 from streamfold.server.gate import Gate
 from streamfold.server.init_file import apply_spec, read_init_file
 from streamfold.server.instruments import AppendInstruments
@@ -133,6 +134,7 @@ def _application(
     )
     watchers = None if configuration.open_metrics else access
     Operations(store, gate, instruments, watchers).add_to(router)
+    add_front_page(router)
     durable = Durable(
         store,
         gate,

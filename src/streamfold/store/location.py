@@ -82,8 +82,14 @@ def open_location(url: str, environment: Mapping[str, str] = os.environ) -> Loca
 def _local(url: str, folder: Path) -> Location:
     if not folder.is_absolute():
         raise InvalidError(f"store location {url!r} must name an absolute folder: file:///folder")
-    for private in (folder, folder / DATABASE, folder / SNAPSHOTS):
-        private.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+    try:
+        for private in (folder, folder / DATABASE, folder / SNAPSHOTS):
+            private.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidError(
+            f"the folder {str(folder)!r} of the store cannot be made ({error.strerror}): choose one "
+            "that this user may create and write to"
+        ) from None
     builder = binding.ObjectStoreBuilder(binding.ObjectStoreType.LOCAL)
     builder.with_config("local_path", str(folder))
     snapshots = LocalBlobStore(folder / SNAPSHOTS)

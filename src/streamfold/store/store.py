@@ -58,6 +58,7 @@ from streamfold.store.slate_engine import SlateEngine
 from streamfold.store.supervisor import Opening, Supervisor
 
 _NO_LAYER = StreamConfigLayer()
+_NOTHING_TO_DELETE = "there is nothing to delete; check the name"
 #: Told the content type of a stream and a batch that is to be appended to it; raises if they disagree.
 ContentCheck: TypeAlias = Callable[[str, RecordBatch], None]
 
@@ -126,7 +127,10 @@ class StreamStore:
         """Start deleting the basin and all its streams; repeating it is fine."""
         name = names.parse_bucket_name(basin)
         opening = await self._supervisor.opening()
-        await opening.catalog.delete_basin(name)
+        try:
+            await opening.catalog.delete_basin(name)
+        except BasinNotFoundError:
+            raise BasinNotFoundError(name, _NOTHING_TO_DELETE) from None
         opening.upkeep.poke()
 
     async def list_basins(
@@ -186,7 +190,12 @@ class StreamStore:
         """Stop the stream at once and start deleting it; repeating it is fine."""
         place = _place(basin, stream)
         opening = await self._supervisor.opening()
-        await opening.catalog.delete_stream(*place)
+        try:
+            await opening.catalog.delete_stream(*place)
+        except BasinNotFoundError:
+            raise BasinNotFoundError(place[0], _NOTHING_TO_DELETE) from None
+        except StreamNotFoundError:
+            raise StreamNotFoundError(*place, _NOTHING_TO_DELETE) from None
         opening.upkeep.poke()
 
     async def list_streams(

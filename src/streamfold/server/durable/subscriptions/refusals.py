@@ -49,7 +49,7 @@ class SubscriptionNotFoundError(NotFoundError):
     code = "subscription_not_found"
 
     def __init__(self, subscription_id: str) -> None:
-        super().__init__(f"subscription {subscription_id[:80]!r} does not exist: create it first")
+        super().__init__(f"subscription {subscription_id[:80]!r} does not exist: check its id")
 
 
 class SubscriptionExistsError(ConflictError):
