@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 from streamfold.server.main import running_server
 from tests.server.conftest import configuration
 from tests.server.durable.conftest import JSON, browsing
@@ -31,6 +34,23 @@ async def test_links_and_callbacks_have_the_public_url() -> None:
         await web.post(STREAM, headers=JSON | forged, content=b"1")
         hook = await receiver.hook()
         assert hook.body["callback_url"] == f"{PUBLIC}{path}/callback"
+
+
+async def test_subscriptions_from_before_call_back_to_the_public_url(tmp_path: Path) -> None:
+    path = "/v1/stream/__ds/subscriptions/s"
+    settings = configuration(location=tmp_path.as_uri(), local_webhooks=True)
+    async with receiving() as receiver:
+        async with running_server(settings) as server, browsing(server) as web:
+            await web.put(STREAM, headers=JSON)
+            asked = {"type": "webhook", "streams": ["orders"], "webhook": {"url": receiver.url}}
+            await web.put(path, headers={"host": "127.9.9.9"}, json=asked)
+        async with (
+            running_server(replace(settings, public_url=PUBLIC)) as server,
+            browsing(server) as web,
+        ):
+            await web.post(STREAM, headers=JSON, content=b"1")
+            hook = await receiver.hook()
+            assert hook.body["callback_url"] == f"{PUBLIC}{path}/callback"
 
 
 async def test_without_one_links_have_the_host_of_the_request() -> None:

@@ -111,6 +111,7 @@ def _subscriptions(
         public_url=lambda request: request.url_of(""),
         authorise=access.grant,
         grant_of=access.grant_of,
+        own_url=configuration.public_url,
         local_webhooks=configuration.local_webhooks,
     )
 

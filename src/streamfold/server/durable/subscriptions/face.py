@@ -58,7 +58,8 @@ def _random_text() -> str:
 class Subscriptions:
     """Answers everything below `__ds`, and wakes workers while it runs.
 
-    `public_url` gives scheme, host and port by which a client reached the server; callbacks go there.
+    `public_url` gives scheme, host and port by which a client reached the server; callbacks go there,
+    unless the server knows its `own_url`.
     `authorise` tells what the caller may do, and raises if it cannot prove who it is; `grant_of` tells
     the same of the token that a subscription belongs to, whenever something is told of a stream. Who
     shows the token of a wake needs no other right. Time, tokens and chance are arguments for tests.
@@ -72,6 +73,7 @@ class Subscriptions:
         public_url: Callable[[Request], str],
         authorise: Callable[[Request], Awaitable[Grant]],
         grant_of: GrantOf,
+        own_url: str | None = None,
         local_webhooks: bool = False,
         subscriptions_max: int = SUBSCRIPTIONS_MAX,
         now: Callable[[], int] = wall_clock,
@@ -95,6 +97,7 @@ class Subscriptions:
             now,
             chance or random.Random(),  # noqa: S311 - spreads retries, keeps no secret
             local_webhooks=local_webhooks,
+            own_url=None if own_url is None else own_url + CONTROL_ROOT,
         )
         self._creation = Creation(
             book, basin, look_up, now, self._start, local_webhooks=local_webhooks

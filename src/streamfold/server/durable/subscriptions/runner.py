@@ -66,6 +66,7 @@ class Runner:
         chance: random.Random,
         *,
         local_webhooks: bool,
+        own_url: str | None,
     ) -> None:
         self._store = store
         self._basin = basin
@@ -76,6 +77,9 @@ class Runner:
         self._now = now
         self._chance = chance
         self._local = local_webhooks
+        #: The root of the control paths; if it is not known, callbacks go to the one that was used
+        #: when a subscription was created.
+        self._own_url = own_url
         self._slots = asyncio.Semaphore(DELIVERIES_MAX)
 
     async def run(self, entry: Entry) -> None:
@@ -151,7 +155,7 @@ class Runner:
             untaken = _is_untaken(draft, wake_id) and draft.pending is not None
             if not untaken or entry.token is None:
                 return
-            call = _call(draft, entry.token[1])
+            call = _call(draft, entry.token[1], self._own_url or draft.state.base_url)
             told = {path: entry.tails.get(path, 0) for path in draft.links}
         reply = await self._send(entry, msgspec.json.encode(call))
         async with self._book.changing(entry) as draft:
@@ -219,14 +223,14 @@ def _is_untaken(draft: Draft, wake_id: str) -> bool:
     return wake is not None and wake.id == wake_id and wake.lease_until is None
 
 
-def _call(draft: Draft, token: str) -> WebhookCall:
+def _call(draft: Draft, token: str, base_url: str) -> WebhookCall:
     state, id_ = draft.state, draft.entry.id
     return WebhookCall(
         id_,
         state.wake.id if state.wake else "",
         state.generation,
         draft.streams(),
-        callback_url(state.base_url, id_),
+        callback_url(base_url, id_),
         token,
     )
 
