@@ -1,0 +1,202 @@
+"""Measures what a store takes of its disk: `python -m bench.space --help`.
+
+One run writes at a fixed rate, rests, trims half, rests, deletes the streams and rests again; or, with
+`--churn`, trims as fast as it writes. A sample is printed every `--every` seconds.
+
+Ratios travel, sizes and times do not: these machines are shared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from streamfold.model.records import Record, trim_record
+from streamfold.records import warm_up
+from streamfold.server.main import loop_factory, tune_collector
+from streamfold.store import StoreSettings, StreamStore, open_store
+
+BASIN = "bench-basin"
+MIB = 1 << 20
+#: Bytes of one record's body, and how many make a batch: 256 KiB.
+BODY_BYTES, BATCH_RECORDS = 4096, 64
+
+
+@dataclass
+class Footprint:
+    """Samples of what is live and what the folder takes."""
+
+    folder: Path
+    began: float = field(default_factory=time.monotonic)
+    live: int = 0
+    samples: list[tuple[str, float, int, int]] = field(default_factory=list)
+
+    def sample(self, phase: str) -> None:
+        parts = {name: folder_bytes(self.folder / "db" / name) for name in ("wal", "compacted")}
+        disk = folder_bytes(self.folder)
+        at = time.monotonic() - self.began
+        self.samples.append((phase, at, self.live, disk))
+        ratio = f"{disk / self.live:6.2f}" if self.live else "     -"
+        print(
+            f"{phase:8} {at:6.0f} s  live {self.live / MIB:8.0f} MiB  disk {disk / MIB:8.0f} MiB  "
+            f"x {ratio}  (log {parts['wal'] / MIB:.0f}, tables {parts['compacted'] / MIB:.0f})",
+            flush=True,
+        )
+
+    def figures(self) -> dict[str, dict[str, float]]:
+        """By phase: the worst ratio in it, the ratio at its end, and the MiB at its end."""
+        found: dict[str, dict[str, float]] = {}
+        for phase, _, live, disk in self.samples:
+            ratio = disk / live if live else 0.0
+            worst = max(ratio, found.get(phase, {}).get("worst", 0.0))
+            found[phase] = {"worst": worst, "last": ratio, "disk_mib": disk / MIB}
+        return {
+            phase: {name: round(value, 2) for name, value in figures.items()}
+            for phase, figures in found.items()
+        }
+
+
+def folder_bytes(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            if path.is_file():
+                total += path.stat().st_size
+        except FileNotFoundError:
+            continue  # collected while we looked
+    return total
+
+
+class Run:
+    """One store, written to by one task per stream."""
+
+    def __init__(
+        self, store: StreamStore, footprint: Footprint, options: argparse.Namespace
+    ) -> None:
+        self.store = store
+        self.footprint = footprint
+        self.options = options
+        self.streams = [f"stream-{number}" for number in range(options.streams)]
+        self.batch = [Record(bytes([number]) * BODY_BYTES) for number in range(BATCH_RECORDS)]
+        self.batch_bytes = BODY_BYTES * BATCH_RECORDS
+        self.written: dict[str, int] = dict.fromkeys(self.streams, 0)
+        self.latencies: list[float] = []
+
+    async def prepare(self) -> None:
+        await self.store.create_basin(BASIN)
+        for stream in self.streams:
+            await self.store.create_stream(BASIN, stream)
+
+    async def write(self, phase: str, seconds: float, *, keep_mib: float | None = None) -> None:
+        """Write for so long; with `keep_mib`, trim each stream so that all hold that together."""
+        keep = None
+        if keep_mib is not None:
+            keep = max(1, int(keep_mib * MIB / self.batch_bytes / len(self.streams)))
+        async with asyncio.TaskGroup() as group:
+            sampler = group.create_task(self._sample(phase, seconds))
+            for stream in self.streams:
+                group.create_task(self._write_stream(stream, seconds, keep))
+        await sampler
+
+    async def _write_stream(self, stream: str, seconds: float, keep: int | None) -> None:
+        loop = asyncio.get_running_loop()
+        pause = self.batch_bytes * len(self.streams) / (self.options.mib_per_second * MIB)
+        began = loop.time()
+        under_way: deque[asyncio.Task[None]] = deque()
+        while (due := began + pause * self.written[stream]) < began + seconds:
+            self.written[stream] += 1
+            await asyncio.sleep(due - loop.time())
+            under_way.append(asyncio.create_task(self._append(stream)))
+            if len(under_way) >= 16:
+                await under_way.popleft()
+            if keep is not None and self.written[stream] % 64 == 0:
+                await self._trim(stream, keep)
+        for task in under_way:
+            await task
+        self.written[stream] = 0
+
+    async def _append(self, stream: str) -> None:
+        began = time.perf_counter()
+        await self.store.append(BASIN, stream, self.batch)
+        self.latencies.append(time.perf_counter() - began)
+        self.footprint.live += self.batch_bytes
+
+    async def _trim(self, stream: str, keep: int) -> None:
+        tail = await self.store.check_tail(BASIN, stream)
+        point = tail.seq_num - keep * BATCH_RECORDS
+        if point > 0:
+            await self.store.append(BASIN, stream, [trim_record(point)])
+            self.footprint.live = keep * self.batch_bytes * len(self.streams)
+
+    async def trim_half(self) -> None:
+        for stream in self.streams:
+            tail = await self.store.check_tail(BASIN, stream)
+            await self.store.append(BASIN, stream, [trim_record(tail.seq_num // 2)])
+        self.footprint.live //= 2
+
+    async def delete(self) -> None:
+        for stream in self.streams:
+            await self.store.delete_stream(BASIN, stream)
+        self.footprint.live = 0
+
+    async def rest(self, phase: str) -> None:
+        await self._sample(phase, self.options.rest)
+
+    async def _sample(self, phase: str, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, self.options.every))
+            self.footprint.sample(phase)
+
+
+async def measure(options: argparse.Namespace, folder: Path) -> None:
+    warm_up()
+    tune_collector()
+    footprint = Footprint(folder)
+    async with open_store(folder.as_uri(), StoreSettings()) as store:
+        run = Run(store, footprint, options)
+        await run.prepare()
+        if options.churn:
+            await run.write("churn", options.seconds, keep_mib=options.keep_mib)
+        else:
+            await run.write("write", options.seconds)
+            await run.rest("rest")
+            await run.trim_half()
+            await run.rest("trimmed")
+        await run.delete()
+        await run.rest("deleted")
+    latencies = sorted(run.latencies)
+    print(json.dumps(footprint.figures(), indent=1))
+    for part in (0.5, 0.99, 1.0):
+        index = min(len(latencies) - 1, int(part * len(latencies)))
+        print(f"ack p{part * 100:g}: {latencies[index] * 1000:.0f} ms")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60, help="of writing")
+    parser.add_argument("--rest", type=float, default=120, help="seconds of rest after each step")
+    parser.add_argument("--every", type=float, default=10, help="seconds between samples")
+    parser.add_argument("--mib-per-second", type=float, default=20)
+    parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--churn", action="store_true", help="trim as fast as is written")
+    parser.add_argument("--keep-mib", type=float, default=200, help="what --churn leaves")
+    parser.add_argument("--quick", action="store_true", help="a few seconds of each, to see it run")
+    options = parser.parse_args()
+    if options.quick:
+        options.seconds, options.rest, options.every = 5, 5, 1
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-space-") as folder,
+        asyncio.Runner(loop_factory=loop_factory()) as runner,
+    ):
+        runner.run(measure(options, Path(folder)))
+
+
+if __name__ == "__main__":
+    main()
