@@ -10,6 +10,12 @@ from tests.server.frames import PATH
 from tests.server.raw_h2 import H2Client
 
 
+async def metrics(h2: H2Client) -> dict[str, str]:
+    answer = await h2.exchange("GET", "/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    return dict(line.rsplit(" ", 1) for line in answer.body.decode().splitlines() if line[0] != "#")
+
+
 @pytest.mark.parametrize("path", ["/health", "/ping", "/ready"])
 async def test_a_server_that_works_says_ok(h2: H2Client, path: str) -> None:
     answer = await h2.exchange("GET", path)
@@ -31,11 +37,7 @@ async def test_appends_are_counted_in_the_names_of_s2_lite(h2: H2Client) -> None
     headers = (("s2-basin", BASIN), ("content-type", "application/json"))
     for _ in range(3):
         await h2.exchange("POST", PATH, headers, b'{"records":[{"body":"12345678"},{}]}')
-    answer = await h2.exchange("GET", "/metrics")
-    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
-    lines = dict(
-        line.rsplit(" ", 1) for line in answer.body.decode().splitlines() if line[0] != "#"
-    )
+    lines = await metrics(h2)
     assert float(lines["s2_append_batch_records_sum"]) == 6
     assert float(lines['s2_append_batch_records_bucket{le="1.0"}']) == 0
     assert float(lines['s2_append_batch_records_bucket{le="10.0"}']) == 3
@@ -43,3 +45,14 @@ async def test_appends_are_counted_in_the_names_of_s2_lite(h2: H2Client) -> None
     assert float(lines["s2_append_ack_latency_seconds_count"]) == 3
     assert float(lines["s2_append_permit_latency_seconds_count"]) == 3
     assert float(lines["process_resident_memory_bytes"]) > 0
+
+
+async def test_live_dead_and_stored_bytes_are_shown(h2: H2Client) -> None:
+    headers = (("s2-basin", BASIN), ("content-type", "application/json"))
+    body = b'{"records":[{"body":"%s"}]}' % (b"x" * 100_000)
+    assert (await h2.exchange("POST", PATH, headers, body)).status == 200
+    lines: dict[str, str] = {}
+    while float(lines.get('streamfold_store_bytes{state="live"}', 0)) < 100_000:
+        lines = await metrics(h2)
+    assert float(lines['streamfold_store_bytes{state="disk"}']) >= 0
+    assert float(lines['streamfold_store_bytes{state="dead"}']) < 100_000

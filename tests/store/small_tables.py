@@ -1,11 +1,11 @@
-"""SlateDB at another scale: tables are written and compacted within seconds, not within days."""
+"""SlateDB at another scale: tables are written, merged and deleted within seconds, not within days."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from streamfold.store import slate_engine
+from streamfold.store import slate_engine, slate_tables
 
 #: Bytes of a table.
 TABLE_BYTES = 64 << 10
@@ -20,10 +20,18 @@ _HURRIED = (
 _original: Callable[..., Any] = slate_engine._settings
 
 
-def small_settings(*, collects: bool, in_memory: bool) -> Any:
+def small_settings() -> Any:
     """What the engine uses, but for the scale; to be put in the place of its own."""
-    settings = _original(collects=collects, in_memory=in_memory)
+    settings = _original()
     settings.set("l0_sst_size_bytes", str(TABLE_BYTES))
     for name in _HURRIED:
         settings.set(name, '"50ms"')
+    settings.set("compactor_options.checkpoint_lifetime", '"1s"')
     return settings
+
+
+def use_small_tables(replace: Callable[[object, str, Any], None] = setattr) -> None:
+    """Have engines that are opened from now on use small tables, and delete replaced ones soon."""
+    replace(slate_engine, "_settings", small_settings)
+    replace(slate_tables, "_MIN_AGE_MS", 0)
+    replace(slate_tables, "_MANIFEST_MIN_AGE_MS", 1000)

@@ -19,7 +19,6 @@ from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 
 from streamfold.errors import DataCorruptError
 from streamfold.model.records import Record
-from streamfold.store import slate_engine
 from streamfold.store.engine import EngineOpener
 from streamfold.store.local_disk import LocalDisk, sync_path
 from streamfold.store.location import open_location
@@ -30,17 +29,17 @@ from tests.store.crash.ledger import Event, Ledger, StreamLedger
 from tests.store.crash.load import STREAMS, Load, prepare
 from tests.store.crash.verify import BASIN, read_all, verify
 from tests.store.hostile_disk import HostileDisk, Mood
-from tests.store.small_tables import small_settings
+from tests.store.small_tables import use_small_tables
 
 #: Upkeep only when a test asks for it.
-NO_UPKEEP = StoreSettings(upkeep_interval=3600, trim_grace=0)
-BUSY_UPKEEP = StoreSettings(upkeep_interval=0.05, trim_grace=0)
+NO_UPKEEP = StoreSettings(upkeep_interval=3600, trim_grace=0, reclaim_after=3600)
+BUSY_UPKEEP = StoreSettings(upkeep_interval=0.05, trim_grace=0, reclaim_after=0.05)
 
 
 @pytest.fixture(autouse=True)
 def _small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have SlateDB write tables and compact them within seconds, as it does in days of real use."""
-    monkeypatch.setattr(slate_engine, "_settings", small_settings)
+    use_small_tables(monkeypatch.setattr)
 
 
 @dataclass

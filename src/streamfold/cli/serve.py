@@ -109,6 +109,15 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="Seconds after a trim command for which readers still get what it trims.",
 )
 @click.option(
+    "--reclaim-after",
+    type=click.FloatRange(min=1),
+    default=_DEFAULTS.reclaim_after,
+    show_default=True,
+    envvar="STREAMFOLD_RECLAIM_AFTER",
+    show_envvar=True,
+    help="Seconds after which storage is freed of records that were trimmed, expired or deleted.",
+)
+@click.option(
     "--no-fsync",
     is_flag=True,
     help="Acknowledge before the disk has it: a power cut may lose records.",
@@ -155,6 +164,7 @@ def serve(
     no_cors: bool,
     append_inflight_bytes: int,
     commit_interval: float | None,
+    reclaim_after: float,
     commit_timeout: float,
     disk_reserve: int | None,
     trim_grace: float,
@@ -177,6 +187,7 @@ def serve(
         store=StoreSettings(
             inflight_bytes=append_inflight_bytes,
             commit_interval=_commit_interval(commit_interval),
+            reclaim_after=reclaim_after,
             commit_timeout=commit_timeout,
             disk_reserve=disk_reserve,
             trim_grace=trim_grace,

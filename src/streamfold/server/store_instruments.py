@@ -23,6 +23,7 @@ class StoreInstruments(Collector):
     """Storage as the store sees it."""
 
     def __init__(self, store: StreamStore) -> None:
+        self._store = store
         self._space = store.space
         self._queue = store.queue
         self._duration = Histogram(
@@ -60,7 +61,21 @@ class StoreInstruments(Collector):
             "Appends that wait for room among them",
             value=self._queue.waiting,
         )
+        yield self._use()
         yield from self._room()
+
+    def _use(self) -> Metric:
+        gauge = GaugeMetricFamily(
+            "streamfold_store_bytes",
+            "Bytes of rows that can be read (live), of deleted rows still stored (dead), and of all "
+            "files of the store (disk)",
+            labels=("state",),
+        )
+        if (use := self._store.storage_use) is not None:
+            gauge.add_metric(("live",), use.live)
+            gauge.add_metric(("dead",), use.dead)
+            gauge.add_metric(("disk",), use.disk)
+        return gauge
 
     def _room(self) -> Iterator[Metric]:
         full = self._space.full

@@ -83,6 +83,13 @@ class DiskSpace:
             self._look(self._folder, now)
         return self._full
 
+    @property
+    def room(self) -> float:
+        """Bytes that may be written without touching the reserve; infinite if storage is."""
+        if not self.bounded:
+            return float("inf")
+        return 0 if self.full else self.free - self.reserve
+
     def check(self) -> None:
         """Raise StorageFullError if there is no room for more records."""
         if self.full:

@@ -7,12 +7,47 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 #: A put (key, value), or a delete (key, None).
 Op: TypeAlias = tuple[bytes, bytes | None]
 #: Key and value.
 Row: TypeAlias = tuple[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Tables with disjoint ranges of keys, which are merged as one."""
+
+    id: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The tables that hold the engine's rows, with their sizes in bytes."""
+
+    #: Tables that were not merged with others yet.
+    young: tuple[int, ...]
+    #: From the newest to the oldest.
+    runs: tuple[Run, ...]
+    #: Bytes committed that no table has yet.
+    pending: int = 0
+
+    @property
+    def total(self) -> int:
+        """Bytes of all rows, deleted ones included that no merge has dropped yet."""
+        return sum(self.young) + sum(run.size for run in self.runs) + self.pending
+
+
+@dataclass(frozen=True, slots=True)
+class DiskUse:
+    """Bytes that the engine's files take on its storage."""
+
+    total: int
+    #: Of these, tables that a merge has replaced and that are not deleted yet.
+    replaced: int
 
 
 class Engine(Protocol):
@@ -51,8 +86,25 @@ class Engine(Protocol):
         """
         ...
 
-    async def collect(self) -> None:
-        """Free what storage no longer needs. Called now and then, in the background."""
+    async def tables(self) -> Tables:
+        """The tables that hold the rows now."""
+        ...
+
+    async def flush(self) -> None:
+        """Write what was committed and is only in memory and in the log as a table."""
+        ...
+
+    async def merge(self, runs: Sequence[int], *, young: bool) -> bool:
+        """Merge these neighbouring runs, by id, into one, and with `young` all young tables too.
+
+        `young` needs the newest run among them. Rows that others among the sources delete or replace
+        are dropped, and deletions as well if the oldest run is a source. Returns when it is done;
+        False if it cannot be done now.
+        """
+        ...
+
+    async def collect(self) -> DiskUse:
+        """Delete files that storage no longer needs, and tell what is left."""
         ...
 
     async def close(self, *, flush: bool = True) -> None:

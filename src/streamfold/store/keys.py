@@ -3,6 +3,7 @@
     kind  rest of the key                       value
     0x00  "format"                              FormatRow: what wrote the store
     0x00  "stream-ids"                          CounterRow: the id of the next stream
+    0x00  "space"                               SpaceRow: bytes of records that can be read
     0x01  basin                                 BasinRow
     0x02  basin NUL stream                      StreamRow
     0x03  stream id (8)                         StateRow: token, trim point, tail once it is bare
@@ -32,6 +33,7 @@ from streamfold.model.positions import U64_MAX
 
 FORMAT = b"\x00format"
 STREAM_IDS = b"\x00stream-ids"
+SPACE = b"\x00space"
 _BASIN = b"\x01"
 _STREAM = b"\x02"
 _STATE = b"\x03"

@@ -10,8 +10,8 @@ after it. So here:
    such a manifest. To make one: checkpoint the database, which pins a manifest and its tables; sync
    all files; then note in `restore-point` the manifest's number, the last WAL file known to be synced
    and the id of this boot of the machine. A new database starts with one that says: nothing yet.
-3. SlateDB's own collector would delete WAL files that only an unsynced manifest has taken in. It is
-   off; WAL files are deleted here, once a restore point covers them.
+3. SlateDB's collector would delete WAL files that only an unsynced manifest has taken in. It is kept
+   from them; they are deleted here, once a restore point covers them.
 4. On opening, a boot id other than the noted one means that the machine went down in between. Newer
    manifests than the restore point cannot be trusted, and are not needed; nor is what SlateDB noted of
    compactions under way. They are removed, and SlateDB replays the WAL from the restore point.
@@ -30,7 +30,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -49,8 +49,6 @@ _SET_ASIDE = "set-aside"
 #: Seconds between looks whether another process has finished its restore point.
 _LOCK_PAUSE = 0.02
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-#: Milliseconds for which SlateDB's own leavings are kept: longer than any compaction takes.
-_GARBAGE_MIN_AGE_MS = 300_000
 
 
 def sync_path(path: Path) -> None:
@@ -211,21 +209,24 @@ class LocalDisk:
         self._sync(self._folder / "wal")
         self._next_wal = number
 
-    async def collect(self, admin: Any) -> None:
-        """Make what is written now the state to come back to, and free what that replaces."""
+    async def collect(self, admin: Any, delete_replaced: Callable[[], Awaitable[None]]) -> None:
+        """Make what is written now the state to come back to, and free what that replaces.
+
+        `delete_replaced` has SlateDB delete tables and manifests that no checkpoint names.
+        """
         async with self._alone():
             manifest = await self._make_restore_point(admin)
-            await admin.run_gc_once(_garbage())
+            await delete_replaced()
             # One that is not synced yet must stay, or the search for the next to sync ends at it.
             covered = min(manifest.replay_after_wal_id, self._next_wal)
-            await asyncio.to_thread(self._delete_wal_below, covered)
+            await _finish_in_thread(self._delete_wal_below, covered)
 
     async def _make_restore_point(self, admin: Any) -> Any:
         former = await admin.list_checkpoints(_CHECKPOINT)
         options = binding.CheckpointOptions(lifetime_ms=None, source=None, name=_CHECKPOINT)
         made = await admin.create_detached_checkpoint(options)
         manifest = await admin.read_manifest(made.manifest_id)
-        await asyncio.to_thread(self._note, made.manifest_id)
+        await _finish_in_thread(self._note, made.manifest_id)
         for checkpoint in former:
             await admin.delete_checkpoint(checkpoint.id)
         return manifest
@@ -280,20 +281,17 @@ class LocalDisk:
         return self._folder / "wal" / f"{number:020d}.sst"
 
 
-def _garbage() -> Any:
-    def folder() -> Any:
-        return binding.GarbageCollectorDirectoryOptions(
-            interval_ms=None, min_age_ms=_GARBAGE_MIN_AGE_MS, dry_run=False
-        )
+async def _finish_in_thread(work: Callable[[int], None], number: int) -> None:
+    """Run `work` to its end even if the caller is cancelled: whoever is next must find it done.
 
-    return binding.GarbageCollectorOptions(
-        manifest_options=folder(),
-        compacted_options=folder(),
-        compactions_options=folder(),
-        wal_options=None,
-        wal_fence_options=None,
-        detach_options=None,
-    )
+    A restore point that is noted after a newer one would name a manifest that may be deleted.
+    """
+    task = asyncio.ensure_future(asyncio.to_thread(work, number))
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
 
 
 def _files(folder: Path) -> list[Path]:

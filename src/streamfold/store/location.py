@@ -33,6 +33,8 @@ class Location:
     store: Any = field(repr=False)
     #: Where the bytes of snapshots are.
     snapshots: BlobStore = field(repr=False)
+    #: The files of the database on object storage, to see how large they are.
+    files: BlobStore | None = field(repr=False, default=None)
     #: How a bucket is reached, and the database's folder in it for one quick question.
     access: S3Access | None = field(default=None, repr=False)
     probe: BlobStore | None = field(default=None, repr=False)
@@ -106,6 +108,7 @@ def _s3(url: str, bucket: str, prefix: str, environment: Mapping[str, str]) -> L
         None,
         access.open_database(bucket),
         access.open_blobs(snapshots),
+        access.open_blobs(f"s3://{bucket}/{path}"),
         access,
         access.open_probe(f"s3://{bucket}/{path}"),
     )

@@ -23,6 +23,12 @@ class CounterRow(msgspec.Struct, frozen=True):
     following: int
 
 
+class SpaceRow(msgspec.Struct, frozen=True):
+    """What the store held some seconds ago."""
+
+    live: int
+
+
 class BasinRow(msgspec.Struct, frozen=True, omit_defaults=True):
     created_at: int
     config: BasinConfig

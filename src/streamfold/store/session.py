@@ -16,9 +16,17 @@ from streamfold.store import chunks, keys, rows
 from streamfold.store.admission import Admission
 from streamfold.store.committer import Committer
 from streamfold.store.engine import Engine, first_row
+from streamfold.store.live_bytes import LiveBytes
 from streamfold.store.log import Share, StreamLog
 from streamfold.store.recent import RecentChunks
-from streamfold.store.rows import BasinRow, CounterRow, ProducerRow, StateRow, StreamRow
+from streamfold.store.rows import (
+    BasinRow,
+    CounterRow,
+    ProducerRow,
+    SpaceRow,
+    StateRow,
+    StreamRow,
+)
 from streamfold.store.settings import StoreSettings
 
 #: Seconds, far more than a hand-over takes, for which a log is kept for those who asked for it.
@@ -35,10 +43,12 @@ class Session:
         admission: Admission,
         now: Callable[[], int],
         next_stream_id: int,
+        live: LiveBytes,
     ) -> None:
         self.engine = engine
         self.now = now
         self.recent = RecentChunks(settings.recent_bytes)
+        self.live = live
         self.committer = Committer(engine, settings, admission, self._on_durable)
         #: Called when a trim has become durable: there is something to delete, now or when its
         #: grace is over (ms since the Unix epoch).
@@ -65,7 +75,11 @@ class Session:
         """Take up what `engine` holds; it was opened for this session alone."""
         counter = await engine.get(keys.STREAM_IDS)
         following = rows.decode(counter, CounterRow).following if counter else 1
-        return cls(engine, settings, admission, now, following)
+        space = await engine.get(keys.SPACE)
+        # A store without a stream holds nothing; one of an earlier version was never counted.
+        known = rows.decode(space, SpaceRow).live if space else None if counter else 0
+        live = LiveBytes(known)
+        return cls(engine, settings, admission, now, following, live)
 
     def new_stream_id(self) -> int:
         """An id that no stream has had; commit `CounterRow(id + 1)` together with its first use."""
@@ -175,9 +189,11 @@ class Session:
             self.recent.forget(self._logs.pop(place).id)
 
     def _on_durable(self, shares: Sequence[Share]) -> None:
+        self.live.commits += 1
         for share in shares:
             for chunk in share.chunks:
                 self.recent.add(share.log.id, chunk)
+                self.live.add(len(chunk.payload))
             if share.trimmed:
                 at_once = share.trim_point_at_once > share.log.trims.effective
                 self.on_trimmed(share.log, self.now() + (0 if at_once else self._trim_grace))

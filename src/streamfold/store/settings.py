@@ -34,6 +34,9 @@ class StoreSettings:
     #: Seconds after a trim command for which readers still get what it trims, and storage keeps it:
     #: followers get every acknowledged record, and so does one that connects again meanwhile.
     trim_grace: float = 10.0
+    #: Seconds after which the space of trimmed, expired and deleted records is reclaimed, if they are
+    #: a fifth of what the store holds; later in proportion if they are less (see `reclaim.py`).
+    reclaim_after: float = 30.0
     #: Seconds from a failure for which calls wait while the store reopens its storage.
     recovery_patience: float = 5.0
     #: On local disk: sync each commit to the device before it is acknowledged.

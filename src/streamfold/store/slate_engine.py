@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from slatedb.uniffi._slatedb_uniffi import slatedb as binding
@@ -11,10 +14,11 @@ from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 from streamfold.errors import StorageError, StorageFullError, WriterFencedError
 from streamfold.store import slate_binding
 from streamfold.store.disk_space import is_disk_full
-from streamfold.store.engine import Op, Row
+from streamfold.store.engine import DiskUse, Op, Row, Tables
 from streamfold.store.local_disk import LocalDisk, forget_restore_point
 from streamfold.store.location import Location
 from streamfold.store.slate_clock import SlateClock, newest_time, system_time
+from streamfold.store.slate_tables import REPLACED_SECONDS, SlateTables, sizes_of
 
 #: Bytes of one value from which the copy into SlateDB, 4 ms per MiB and without the interpreter's
 #: lock, is worth a thread. Many small values are not: their cost is Python.
@@ -25,6 +29,8 @@ _TABLE_BYTES = 32 << 20
 _UNFLUSHED_BYTES = 128 << 20
 #: Tables not yet compacted at which writes wait for the compaction.
 _YOUNG_TABLES = 16
+#: Young tables that are merged into a run: few large runs are rewritten less often than many small.
+_MERGED_YOUNG_TABLES = 8
 #: Bytes of a compacted table. A compaction holds one in memory, and there is one at a time.
 _COMPACTED_BYTES = 64 << 20
 #: Bytes of blocks kept for point reads; scans of records pass the cache by.
@@ -46,6 +52,12 @@ _CAUSE_TIMEOUT = 1.0
 #: Seconds in which storage must answer once, or it is not opened.
 _ANSWER_PATIENCE = 15.0
 
+#: Collections after the last commit: SlateDB may merge young tables until then, and expired
+#: checkpoints may hold what was replaced.
+_IDLE_COLLECTIONS = 2
+#: A key that no row has: deleting it is something to write.
+_NO_ROW = b"\xff"
+
 _WAL = binding.FlushOptions(flush_type=binding.FlushType.WAL)
 #: One file ahead: further ones would be waited for in the background long after the last was read.
 _READ_WAL = binding.SlateDbWalReaderOptions(max_fetch_tasks=1)
@@ -54,12 +66,20 @@ _READ_WAL = binding.SlateDbWalReaderOptions(max_fetch_tasks=1)
 class SlateEngine:
     """SlateDB as an Engine."""
 
-    def __init__(self, db: Any, admin: Any, epoch: int, disk: LocalDisk | None) -> None:
+    def __init__(
+        self, db: Any, admin: Any, epoch: int, disk: LocalDisk | None, tables: SlateTables
+    ) -> None:
         self._db = db
         self._admin = admin
         self._epoch = epoch
         self._disk = disk
+        self._tables = tables
         self._order = asyncio.Lock()
+        self._collecting = asyncio.Lock()
+        #: Collections in a row that found no commit since the one before and nothing to delete.
+        self._idle_collections = 0
+        self._committed = False
+        self._disk_use = DiskUse(0, 0)
         self._closed = False
 
     @classmethod
@@ -75,7 +95,7 @@ class SlateEngine:
         (ms) from which SlateDB's clock starts, unless storage has seen a later one.
         """
         builder = binding.DbBuilder(location.path, location.store)
-        builder.with_settings(_settings(collects=disk is None, in_memory=location.url == "memory:"))
+        builder.with_settings(_settings())
         builder.with_sst_block_size(binding.SstBlockSize.BLOCK64_KIB)
         cache = binding.FoyerCacheOptions(max_capacity=_CACHE_BYTES, shards=4)
         builder.with_db_cache(binding.DbCache.new_foyer_cache(cache), 0)
@@ -94,7 +114,8 @@ class SlateEngine:
             db = await clock.open(builder.build)
         except (binding.Error, OSError) as error:
             raise _translated(error) from error
-        engine = cls(db, admin, 0, disk)
+        tables = SlateTables(db, admin, sizes_of(location.folder, location.files))
+        engine = cls(db, admin, 0, disk, tables)
         try:
             await engine._take_over()
         except BaseException:
@@ -117,6 +138,8 @@ class SlateEngine:
             # The lock is first come, first served: rows enter SlateDB in the order of the calls.
             async with self._order:
                 written = await self._db.write(await _batch_of(list(ops)))
+                self._tables.committed(written.seqnum(), _size_of(ops))
+                self._committed = True
             await self._db.flush_with_options(_WAL)
             if self._db.status().durable_seq < written.seqnum():
                 await written.await_durable()
@@ -142,7 +165,11 @@ class SlateEngine:
 
     async def get(self, key: bytes) -> bytes | None:
         try:
-            value: bytes | None = await self._db.get_with_options(key, _READ)
+            try:
+                value: bytes | None = await self._db.get_with_options(key, _READ)
+            except binding.Error.Data:
+                # On storage that takes long to answer, a table may have been replaced meanwhile.
+                value = await self._db.get_with_options(key, _READ)
         except binding.Error as error:
             raise _translated(error) from error
         return value
@@ -150,8 +177,31 @@ class SlateEngine:
     async def scan(
         self, start: bytes, end: bytes, *, first: int = 2, descending: bool = False
     ) -> AsyncGenerator[list[Row]]:
-        if start >= end:
-            return  # SlateDB refuses an empty range
+        resumed_at = None
+        while start < end:  # SlateDB refuses an empty range
+            try:
+                async with aclosing(self._scan(start, end, first, descending)) as pages:
+                    async for page in pages:
+                        last = page[-1][0]
+                        if descending:
+                            end = last
+                        else:
+                            start = last + b"\x00"
+                        yield page
+                return
+            except binding.Error.Data as error:
+                # Tables that a merge replaced while the scan ran are deleted after a while: go on
+                # behind the last row with those that took their place. Unreadable data, however,
+                # fails again at the same row.
+                if resumed_at == (start, end):
+                    raise _translated(error) from error
+                resumed_at = (start, end)
+            except binding.Error as error:
+                raise _translated(error) from error
+
+    async def _scan(
+        self, start: bytes, end: bytes, first: int, descending: bool
+    ) -> AsyncGenerator[list[Row]]:
         span = binding.KeyRange(start=start, start_inclusive=True, end=end, end_inclusive=False)
         most, ahead = first, None
         try:
@@ -171,8 +221,6 @@ class SlateEngine:
                     page = await slate_binding.next_rows(rows, most)
                 else:
                     page, ahead = await ahead, None
-        except binding.Error as error:
-            raise _translated(error) from error
         finally:
             if ahead is not None:
                 ahead.cancel()
@@ -185,13 +233,53 @@ class SlateEngine:
         if manifest is None or manifest.writer_epoch != self._epoch:
             raise WriterFencedError
 
-    async def collect(self) -> None:
-        """Make a restore point on local disk; elsewhere SlateDB collects by itself."""
-        if self._disk is not None:
-            try:
-                await self._disk.collect(self._admin)
-            except (binding.Error, OSError) as error:
-                raise _translated(error) from error
+    async def tables(self) -> Tables:
+        try:
+            return await self._tables.read()
+        except binding.Error as error:
+            raise _translated(error) from error
+
+    async def flush(self) -> None:
+        """Write a young table, even if there is no row to write.
+
+        The collector spares all tables that are newer than the newest young one: this lets it pass.
+        """
+        try:
+            async with self._order:
+                await self._db.write(slate_binding.write_batch([(_NO_ROW, None)]))
+                self._committed = True
+            await self._tables.flush()
+        except binding.Error as error:
+            raise _translated(error) from error
+
+    async def merge(self, runs: Sequence[int], *, young: bool) -> bool:
+        try:
+            return await self._tables.merge(runs, young=young)
+        except binding.Error as error:
+            raise _translated(error) from error
+
+    async def collect(self) -> DiskUse:
+        """Delete files that are not needed; on local disk, a restore point is made first.
+
+        Costs nothing while nothing is committed.
+        """
+        try:
+            async with self._collecting:
+                idle = not self._committed and not self._disk_use.replaced
+                self._idle_collections = self._idle_collections + 1 if idle else 0
+                if self._idle_collections <= _IDLE_COLLECTIONS:
+                    self._committed = False
+                    await self._collect()
+                return self._disk_use
+        except (binding.Error, OSError) as error:
+            raise _translated(error) from error
+
+    async def _collect(self) -> None:
+        if self._disk is None:
+            await self._tables.collect(log=True)
+        else:
+            await self._disk.collect(self._admin, partial(self._tables.collect, log=False))
+        self._disk_use = await self._tables.disk_use()
 
     async def close(self, *, flush: bool = True) -> None:
         if self._closed:
@@ -231,21 +319,21 @@ def _page_rows(page: list[Row]) -> int:
     return max(1, min(_PAGE_ROWS, _PAGE_BYTES * len(page) // size))
 
 
+def _size_of(ops: Sequence[Op]) -> int:
+    return sum(len(key) + len(value or b"") for key, value in ops)
+
+
 async def _batch_of(ops: list[Op]) -> Any:
     if any(value is not None and len(value) >= _THREAD_FROM_BYTES for _, value in ops):
         return await asyncio.to_thread(slate_binding.write_batch, ops)
     return slate_binding.write_batch(ops)
 
 
-def _settings(*, collects: bool, in_memory: bool) -> Any:
+def _settings() -> Any:
     settings = binding.Settings.default()
-    if not collects:
-        settings.set("garbage_collector_options", "null")
-    elif in_memory:
-        # Nothing else can hold on to what is garbage here, and it is memory: let go of it soon.
-        for folder in ("manifest", "wal", "compacted", "compactions"):
-            option = f"garbage_collector_options.{folder}_options"
-            settings.set(option, '{"interval": "10s", "min_age": "10s", "dry_run": false}')
+    # `SlateTables.collect` calls the collector when there is something to delete, and on local disk
+    # after a restore point.
+    settings.set("garbage_collector_options", "null")
     # No timer: a commit flushes when it is complete, so an ack waits for one write and no tick.
     settings.set("flush_interval", "null")
     settings.set("object_store_max_retries", str(_RETRIES))
@@ -256,8 +344,17 @@ def _settings(*, collects: bool, in_memory: bool) -> Any:
     settings.set("l0_max_ssts_per_key", str(_YOUNG_TABLES))
     settings.set("compactor_options.poll_interval", '"1s"')
     settings.set("compactor_options.worker.compactions_poll_interval", '"1s"')
-    settings.set("compactor_options.max_concurrent_compactions", "1")
-    settings.set("compactor_options.worker.max_concurrent_compactions", "1")
+    # One for young tables, for which writers may have to wait, and one for merges on request.
+    settings.set("compactor_options.max_concurrent_compactions", "2")
+    settings.set("compactor_options.worker.max_concurrent_compactions", "2")
+    settings.set("compactor_options.checkpoint_lifetime", f'"{REPLACED_SECONDS}s"')
+    # No run is similar enough to another to be merged by SlateDB itself.
+    scheduler = {
+        "min_compaction_sources": str(_MERGED_YOUNG_TABLES),
+        "max_compaction_sources": str(_YOUNG_TABLES),
+        "include_size_threshold": "0",
+    }
+    settings.set("compactor_options.scheduler_options", json.dumps(scheduler))
     settings.set("compactor_options.worker.max_subcompactions", "1")
     settings.set("compactor_options.worker.max_sst_size", str(_COMPACTED_BYTES))
     return settings

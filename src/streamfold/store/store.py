@@ -51,6 +51,7 @@ from streamfold.store.local_disk import LocalDisk
 from streamfold.store.location import Location, open_location
 from streamfold.store.log import AppendAck, StreamLog
 from streamfold.store.reads import ReadBatch, ReadRequest
+from streamfold.store.reclaim import StorageUse
 from streamfold.store.sealing import SealingKey
 from streamfold.store.session import Session
 from streamfold.store.settings import StoreSettings
@@ -418,6 +419,12 @@ class StreamStore:
         Another process took it over, or the device failed: everything else is recovered from.
         """
         return await self._supervisor.stopped()
+
+    @property
+    def storage_use(self) -> StorageUse | None:
+        """What the store takes, as of some seconds ago; None as long as nobody has looked."""
+        opening = self._supervisor.current
+        return opening.reclaimer.use if opening else None
 
     async def upkeep(self) -> None:
         """Do one pass of the background work now, instead of waiting for its turn."""

@@ -30,6 +30,7 @@ from streamfold.store.disk_space import DiskSpace
 from streamfold.store.engine import Engine, EngineOpener
 from streamfold.store.locks import NamedLocks
 from streamfold.store.log import Share
+from streamfold.store.reclaim import Reclaimer
 from streamfold.store.rows import FormatRow
 from streamfold.store.session import Session
 from streamfold.store.settings import StoreSettings
@@ -63,6 +64,7 @@ class Opening:
     usage: UsageKeeper
     snapshots: SnapshotShelf
     upkeep: Upkeep
+    reclaimer: Reclaimer
 
 
 class Supervisor:
@@ -172,6 +174,7 @@ class Supervisor:
             async with asyncio.TaskGroup() as group:
                 group.create_task(opening.session.committer.run())
                 group.create_task(opening.upkeep.run())
+                group.create_task(opening.reclaimer.run())
                 group.create_task(_look_for_successor(opening.session.engine))
         except BaseExceptionGroup as errors:
             failure = _cause(errors)
@@ -217,8 +220,16 @@ class Supervisor:
         session.on_trimmed = upkeep.on_trimmed
         session.on_delete_on_empty = upkeep.on_delete_on_empty
         session.committer.on_commit = self._on_commit
+        reclaimer = Reclaimer(
+            engine,
+            session.committer,
+            session.live,
+            self._settings.reclaim_after,
+            held=lambda: usage.held.by_basin,
+            room=lambda: self.space.room,
+        )
         session.on_appended = partial(self._on_appended, usage)
-        return Opening(session, catalog, tokens, usage, snapshots, upkeep)
+        return Opening(session, catalog, tokens, usage, snapshots, upkeep, reclaimer)
 
     def _on_appended(self, usage: UsageKeeper, shares: Sequence[Share]) -> None:
         usage.appended(shares)

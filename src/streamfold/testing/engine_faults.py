@@ -7,7 +7,7 @@ import enum
 from collections.abc import AsyncGenerator, Sequence
 
 from streamfold.errors import StorageError, StorageFullError
-from streamfold.store.engine import Engine, Op, Row
+from streamfold.store.engine import DiskUse, Engine, Op, Row, Tables
 
 
 class CommitFault(enum.Enum):
@@ -77,8 +77,17 @@ class FaultyEngine:
     async def check(self) -> None:
         await self.inner.check()
 
-    async def collect(self) -> None:
-        await self.inner.collect()
+    async def tables(self) -> Tables:
+        return await self.inner.tables()
+
+    async def flush(self) -> None:
+        await self.inner.flush()
+
+    async def merge(self, runs: Sequence[int], *, young: bool) -> bool:
+        return await self.inner.merge(runs, young=young)
+
+    async def collect(self) -> DiskUse:
+        return await self.inner.collect()
 
     async def close(self, *, flush: bool = True) -> None:
         await self.inner.close(flush=flush)

@@ -15,16 +15,15 @@ from pathlib import Path
 
 import msgspec
 
-from streamfold.store import slate_engine
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import open_store, wall_clock
 from tests.store.crash.ledger import Event, Ledger
 from tests.store.crash.load import Load, prepare
 from tests.store.crash.verify import verify
-from tests.store.small_tables import small_settings
+from tests.store.small_tables import use_small_tables
 
 #: Short, so that trimmed records are deleted and restore points are made as well. Seconds.
-_SETTINGS = StoreSettings(upkeep_interval=0.2, trim_grace=0)
+_SETTINGS = StoreSettings(upkeep_interval=0.2, trim_grace=0, reclaim_after=0.2)
 
 
 def tell(event: Event) -> None:
@@ -46,7 +45,7 @@ async def write(url: str, run: str, seed: int, ledger: Ledger | None) -> None:
 
 def main() -> None:
     url, run, seed, ledger_file = sys.argv[1:]
-    slate_engine._settings = small_settings  # tables come and go within the life of a writer
+    use_small_tables()  # they come and go within the life of a writer
     ledger = Path(ledger_file).read_bytes() if ledger_file else None
     told = msgspec.json.decode(ledger, type=Ledger) if ledger else None
     asyncio.run(write(url, run, int(seed), told))

@@ -137,6 +137,8 @@ class HeldBytes:
         ops.append((keys.held(stream_id), rows.encode(row)))
         await self._session.committer.write(ops + self._take_past())
         self._unwritten.pop(stream_id, None)
+        for _, value in page:
+            self._session.live.remove(len(value))
 
     async def forget(self, stream_id: int) -> list[Op]:
         """What to delete together with the stream; its chunks are deleted already."""

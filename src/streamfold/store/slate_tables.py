@@ -1,0 +1,152 @@
+"""SlateDB's tables: how large they are, merging them on request, and deleting replaced ones.
+
+SlateDB merges young tables into a run by itself (`slate_engine.py` sets when). Which runs are merged is
+decided in `reclaim.py` and carried out here: left to itself, SlateDB would rewrite most of the store at
+once, and would never drop deleted rows while nothing is written.
+
+A table that a merge has replaced stays for `REPLACED_SECONDS`, because scans that began before the
+merge still read it; a scan that takes longer starts again behind the last row that it returned.
+SlateDB's collector deletes it after that. The collector is safe at any age: it spares tables newer than
+the newest young one, tables of merges under way, and whatever a checkpoint names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from slatedb.uniffi._slatedb_uniffi import slatedb as binding
+
+from streamfold.blob import BlobStore
+from streamfold.store.engine import DiskUse, Run, Tables
+
+#: Seconds for which the tables that a merge has replaced can be read.
+REPLACED_SECONDS: Final = 10
+#: Milliseconds below which the collector deletes no file, whatever it believes.
+_MIN_AGE_MS = 10_000
+#: Milliseconds for which manifests are kept: somebody who looked for the newest must find it.
+_MANIFEST_MIN_AGE_MS = 60_000
+#: Seconds between looks whether a merge is done.
+_MERGE_LOOK = 0.25
+#: Bytes of commits that are noted as one.
+_PENDING_STEP = 1 << 20
+_MEMTABLE = binding.FlushOptions(flush_type=binding.FlushType.MEM_TABLE)
+_ENDED = (binding.CompactionStatus.COMPLETED, binding.CompactionStatus.FAILED)
+
+
+class SlateTables:
+    """The tables of one open database; `sizes` tells the bytes of its files by name."""
+
+    def __init__(self, db: Any, admin: Any, sizes: Callable[[], Any]) -> None:
+        self._db = db
+        self._admin = admin
+        self._sizes = sizes
+        #: Sequence number and bytes of commits that no table may have yet.
+        self._pending: deque[list[int]] = deque()
+
+    def committed(self, seqnum: int, size: int) -> None:
+        """Note a commit of `size` bytes, the last of which has this sequence number."""
+        if self._pending and self._pending[-1][1] < _PENDING_STEP:
+            last = self._pending[-1]
+            last[0], last[1] = seqnum, last[1] + size
+        else:
+            self._pending.append([seqnum, size])
+
+    async def read(self) -> Tables:
+        return self._tables(await self._admin.read_manifest(None))
+
+    def _tables(self, manifest: Any) -> Tables:
+        while self._pending and self._pending[0][0] <= manifest.last_l0_seq:
+            self._pending.popleft()
+        return Tables(
+            tuple(view.estimated_size_bytes for view in manifest.l0),
+            tuple(Run(run.id, run.estimated_size_bytes) for run in manifest.compacted),
+            sum(size for _, size in self._pending),
+        )
+
+    async def flush(self) -> None:
+        """Write what is in memory as a young table."""
+        await self._db.flush_with_options(_MEMTABLE)
+
+    async def merge(self, runs: Sequence[int], *, young: bool) -> bool:
+        manifest = await self._admin.read_manifest(None)
+        present = [run.id for run in manifest.compacted]
+        sources = [binding.SourceId.SST_VIEW(view.id) for view in manifest.l0] if young else []
+        sources += [binding.SourceId.SORTED_RUN(run) for run in present if run in runs]
+        if not sources or not set(runs) <= set(present):
+            return False
+        destination = min(runs) if runs else max(present, default=-1) + 1
+        spec = binding.CompactionSpec.TIERED(b"", sources, destination)
+        merge = await self._admin.submit_compaction(spec)
+        while merge is not None and merge.status not in _ENDED:
+            await asyncio.sleep(_MERGE_LOOK)
+            # None: it ended, and others after it.
+            merge = await self._admin.read_compaction(merge.id, None)
+        return merge is None or merge.status is binding.CompactionStatus.COMPLETED
+
+    async def collect(self, *, log: bool) -> None:
+        """Delete files that are not needed any more; with `log`, also files of the log."""
+        await self._admin.run_gc_once(_garbage(log=log))
+
+    async def disk_use(self) -> DiskUse:
+        sizes = await self._sizes()
+        manifest = await self._admin.read_manifest(None)
+        if sizes is None:
+            return DiskUse(self._tables(manifest).total, 0)
+        total, tables = sizes
+        views = [*manifest.l0, *(view for run in manifest.compacted for view in run.sst_views)]
+        needed = {f"{view.sst.id.value}.sst" for view in views}
+        return DiskUse(total, sum(size for name, size in tables.items() if name not in needed))
+
+
+def _garbage(*, log: bool) -> Any:
+    def older_than(age_ms: int) -> Any:
+        return binding.GarbageCollectorDirectoryOptions(
+            interval_ms=None, min_age_ms=age_ms, dry_run=False
+        )
+
+    return binding.GarbageCollectorOptions(
+        manifest_options=older_than(_MANIFEST_MIN_AGE_MS),
+        compacted_options=older_than(_MIN_AGE_MS),
+        compactions_options=older_than(_MANIFEST_MIN_AGE_MS),
+        wal_options=older_than(_MIN_AGE_MS) if log else None,
+        # The marks of new writers stay: without them, a writer that was replaced long ago could
+        # take itself for the only one.
+        wal_fence_options=None,
+        detach_options=None,
+    )
+
+
+def sizes_of(folder: Path | None, files: BlobStore | None) -> Callable[[], Any]:
+    """Tells the bytes of all files, and of tables by name; None where nobody knows (in memory)."""
+
+    async def sizes() -> tuple[int, dict[str, int]] | None:
+        if folder is not None:
+            return await asyncio.to_thread(lambda: _summed(_local_files(folder)))
+        if files is not None:
+            return _summed([(meta.key, meta.size) async for meta in files.list()])
+        return None
+
+    return sizes
+
+
+def _summed(files: Iterable[tuple[str, int]]) -> tuple[int, dict[str, int]]:
+    total, tables = 0, {}
+    for name, size in files:
+        total += size
+        kind, _, rest = name.partition("/")
+        if kind == "compacted":
+            tables[rest] = size
+    return total, tables
+
+
+def _local_files(folder: Path) -> Iterable[tuple[str, int]]:
+    for path in folder.rglob("*"):
+        try:
+            if path.is_file():
+                yield path.relative_to(folder).as_posix(), path.stat().st_size
+        except FileNotFoundError:
+            continue  # deleted while we looked
