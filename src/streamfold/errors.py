@@ -62,6 +62,8 @@ class StreamfoldError(Exception):
     code: ClassVar[str] = "other"
     #: True when the failed call certainly changed nothing.
     definite: ClassVar[bool] = True
+    #: URI of the archive's destination that failed, if one did.
+    destination: str | None = None
 
     def __init__(self, message: str) -> None:
         super().__init__(message)

@@ -10,6 +10,9 @@ import pytest
 from streamfold.archive.destination import Destination
 from streamfold.archive.failures import ArtifactCorruptError, CommitConflictError
 from streamfold.archive.formats import JsonlFormat
+from streamfold.archive.mirrors import Mirrors
+from streamfold.archive.parts import write_part
+from streamfold.archive.positions import SEQ_NUM
 from streamfold.archive.writer import ArchiveWriter
 from streamfold.blob import (
     BlobStore,
@@ -270,3 +273,53 @@ async def test_local_disk_and_s3_hold_the_same_archive(
     again = await open_writer(remote, local, ids="two")
     await again.write_diff(changes(("INSERT", 3, "c")), "3", "4")
     assert await read_table(local.blobs) == {3: "c", 2: "b"}
+
+
+@pytest.mark.parametrize("away", ["first", "second"])
+async def test_parts_are_written_once_and_committed_when_the_destination_is_back(away: str) -> None:
+    stores = {name: open_blob_store("memory:") for name in ("first", "second")}
+    outage = Outage()
+    stores_seen = stores | {away: FaultyBlobStore(stores[away], outage)}
+    places = [at(store, f"memory:{name}/") for name, store in stores_seen.items()]
+    writer = await open_writer(*places)
+    await writer.write_base(rows({1: "a"}), "1", reason="first")
+    plan = writer.plan_diff("1", "2")
+    outage.on = ALL
+    part = await write_part(plan, changes(("INSERT", 2, "b")), Mirrors(places, SEQ_NUM))
+    assert part.lacking == {f"memory:{away}/"}
+    for _ in range(3):
+        with pytest.raises(BlobUnavailableError) as failure:
+            await writer.commit_diff(plan, [part])
+        assert failure.value.destination == f"memory:{away}/"
+    for name, store in stores.items():
+        diffs = [key for key in await keys_of(store) if "/diff-" in key]
+        assert len(diffs) == (0 if name == away else 1)
+    outage.on = set()
+    await writer.commit_diff(plan, [part])
+    for store in stores.values():
+        assert await read_table(store) == {1: "a", 2: "b"}
+        assert len([key for key in await keys_of(store) if "/diff-" in key]) == 1
+
+
+async def test_a_file_that_no_destination_takes_is_an_error() -> None:
+    outage = Outage()
+    place = at(FaultyBlobStore(open_blob_store("memory:"), outage), "memory:only/")
+    writer = await open_writer(place)
+    plan = writer.plan_base("1")
+    outage.on = ALL
+    with pytest.raises(BlobUnavailableError) as failure:
+        await write_part(plan, rows({1: "a"}), Mirrors([place], SEQ_NUM))
+    assert failure.value.destination == "memory:only/"
+
+
+async def test_parts_of_an_earlier_try_are_looked_for_before_they_are_used(places: Places) -> None:
+    writer = await places.open()
+    plan = writer.plan_base("1")
+    mirrors = Mirrors([places.first, places.second], SEQ_NUM)
+    part = await write_part(plan, rows({1: "a"}), mirrors)
+    [file] = part.files.values()
+    await places.stores[0].delete(file.path)
+    assert await writer.holds([part])  # copied from the other destination
+    for store in places.stores:
+        await store.delete(file.path)
+    assert not await writer.holds([part])

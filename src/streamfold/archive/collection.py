@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 
 from streamfold.archive.commit import Commit, Committed, Conflict
-from streamfold.archive.destination import PROBE, Destination, Stored
+from streamfold.archive.destination import PROBE, Destination, Stored, failing_at
 from streamfold.archive.failures import CommitUnknownError, ManifestNotFoundError
 from streamfold.archive.manifest import Manifest, Pin, order_of
 from streamfold.archive.mirrors import Mirrors
@@ -144,14 +144,15 @@ class Collector:
 
         Listed first, manifests read after: what a commit made live meanwhile is seen to be so.
         """
-        # A dry run writes nothing at all, so it has to trust this machine's clock.
-        clock = self._now() if dry_run else await self._clock(destination)
-        old = [
-            meta
-            for prefix in COLLECTED
-            async for meta in destination.blobs.list(prefix)
-            if meta.last_modified < clock - grace
-        ]
+        with failing_at(destination.uri):
+            # A dry run writes nothing at all, so it has to trust this machine's clock.
+            clock = self._now() if dry_run else await self._clock(destination)
+            old = [
+                meta
+                for prefix in COLLECTED
+                async for meta in destination.blobs.list(prefix)
+                if meta.last_modified < clock - grace
+            ]
         reachable = await self._reachable(destination, grace)
         if reachable is None:
             return []
@@ -177,7 +178,8 @@ class Collector:
     ) -> None:
         places = {destination.uri: destination for destination in self._destinations}
         for file in doomed:
-            await places[file.destination].blobs.delete(file.path)
+            with failing_at(file.destination):
+                await places[file.destination].blobs.delete(file.path)
             if on_deleted:
                 on_deleted(file)
 

@@ -6,7 +6,8 @@ written once, to names that nobody else uses.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -16,7 +17,12 @@ from streamfold.archive.manifest import MANIFEST_KEY, Manifest, located
 from streamfold.archive.manifest_json import read_manifest, write_manifest
 from streamfold.archive.positions import PositionOrder
 from streamfold.blob import BlobChangedError, BlobStore, CredentialProvider, open_blob_store
-from streamfold.errors import BlobExistsError, BlobNotFoundError, BlobOutcomeUnknownError
+from streamfold.errors import (
+    BlobExistsError,
+    BlobNotFoundError,
+    BlobOutcomeUnknownError,
+    StreamfoldError,
+)
 
 #: Beginning of the names that the self-test uses; collection removes what a crash leaves.
 PROBE = "swap-check-"
@@ -28,6 +34,19 @@ PUT_ATTEMPTS = 2
 
 #: The bytes of a file from their beginning; called once for each attempt.
 Pieces = Callable[[], AsyncIterator[bytes]]
+
+
+@contextmanager
+def failing_at(uri: str) -> Iterator[None]:
+    """Have errors of the block say which destination failed, unless they say so already.
+
+    Whoever counts failures goes by that, and not by what a message happens to mention.
+    """
+    try:
+        yield
+    except StreamfoldError as error:
+        error.destination = error.destination or uri
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +75,9 @@ class Destination:
     @classmethod
     def open(cls, url: str, **options: Any) -> Destination:
         """Return the folder of a table by URL, as `open_blob_store` takes it."""
-        return cls(open_blob_store(url, **options), url.rstrip("/") + "/")
+        uri = url.rstrip("/") + "/"
+        with failing_at(uri):
+            return cls(open_blob_store(url, **options), uri)
 
     @property
     def manifest_uri(self) -> str:
@@ -64,11 +85,12 @@ class Destination:
 
     async def read(self, order: PositionOrder | None = None) -> Stored | None:
         """Return the manifest and its etag, None where there is none yet."""
-        try:
-            data, etag = await self.blobs.get_with_etag(MANIFEST_KEY)
-        except BlobNotFoundError:
-            return None
-        return Stored(read_manifest(data, order), etag)
+        with failing_at(self.uri):
+            try:
+                data, etag = await self.blobs.get_with_etag(MANIFEST_KEY)
+            except BlobNotFoundError:
+                return None
+            return Stored(read_manifest(data, order), etag)
 
     async def swap(self, manifest: Manifest, previous: Stored | None) -> Stored:
         """Make `manifest` the current one, with this destination's URIs, if `previous` still is.
@@ -77,26 +99,35 @@ class Destination:
         """
         own = located(manifest, self.uri)
         data = write_manifest(own)
-        if previous is None:
-            return Stored(own, await self.blobs.put_if_absent(MANIFEST_KEY, data))
-        return Stored(own, await self.blobs.put_if_match(MANIFEST_KEY, data, previous.etag))
+        with failing_at(self.uri):
+            if previous is None:
+                return Stored(own, await self.blobs.put_if_absent(MANIFEST_KEY, data))
+            return Stored(own, await self.blobs.put_if_match(MANIFEST_KEY, data, previous.etag))
 
     async def put(self, path: str, pieces: Pieces) -> None:
         """Store a file under a name of its own; durable when this returns."""
-        for attempt in range(PUT_ATTEMPTS):
-            try:
-                await self.blobs.put(path, pieces())
-                return
-            except BlobOutcomeUnknownError:
-                if attempt + 1 == PUT_ATTEMPTS:
-                    raise
+        with failing_at(self.uri):
+            for attempt in range(PUT_ATTEMPTS):
+                try:
+                    await self.blobs.put(path, pieces())
+                    return
+                except BlobOutcomeUnknownError:
+                    if attempt + 1 == PUT_ATTEMPTS:
+                        raise
+
+    async def stream(self, path: str) -> AsyncIterator[bytes]:
+        """Yield the bytes of a file."""
+        with failing_at(self.uri):
+            async for piece in self.blobs.stream(path):
+                yield piece
 
     async def holds(self, path: str, size: int) -> bool:
         """Whether a file of that size is there."""
-        try:
-            return (await self.blobs.head(path)).size == size
-        except BlobNotFoundError:
-            return False
+        with failing_at(self.uri):
+            try:
+                return (await self.blobs.head(path)).size == size
+            except BlobNotFoundError:
+                return False
 
 
 async def check_compare_and_swap(destination: Destination, probe_id: str) -> None:
@@ -105,10 +136,11 @@ async def check_compare_and_swap(destination: Destination, probe_id: str) -> Non
     Emulators, proxies and gateways have been seen to ignore conditions. `probe_id` must be new.
     """
     blobs, key = destination.blobs, f"{PROBE}{probe_id}"
-    try:
-        await _check_conditions(destination, key)
-    finally:
-        await blobs.delete(key)
+    with failing_at(destination.uri):
+        try:
+            await _check_conditions(destination, key)
+        finally:
+            await blobs.delete(key)
 
 
 async def _check_conditions(destination: Destination, key: str) -> None:

@@ -1,6 +1,6 @@
 """Several destinations of one archive: the first one decides, the others follow.
 
-Files are sent to all before any manifest names them. The manifest is swapped in the first
+Files are in all of them before any manifest names them. The manifest is swapped in the first
 destination, which makes the commit, and then brought forward in the others. One that does not
 answer then is *lagging*: its readers see an older, whole table. It is healed when it is back:
 files it lacks are copied, then its manifest goes forward. No manifest ever goes back.
@@ -9,7 +9,7 @@ files it lacks are copied, then its manifest goes forward. No manifest ever goes
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from functools import partial
 
 from streamfold.archive.commit import REFUSED
@@ -37,9 +37,46 @@ class Mirrors:
         #: Destinations whose manifest is older than the first one's, by URI, and why.
         self.lagging: dict[str, StreamfoldError] = {}
 
-    async def put(self, path: str, pieces: Pieces) -> None:
-        """Store a file in every destination; durable in all of them when this returns."""
-        await finish_all(destination.put(path, pieces) for destination in self._all)
+    async def put(self, path: str, pieces: Pieces) -> frozenset[str]:
+        """Store a file in every destination; return the URIs of those that did not take it.
+
+        Durable in all others when this returns, of which there is one at least: a file that was
+        written is not written again because one of several destinations is away. `complete` it.
+        """
+        failures: dict[str, StreamfoldError] = {}
+
+        async def put(destination: Destination) -> None:
+            try:
+                await destination.put(path, pieces)
+            except StreamfoldError as error:
+                failures[destination.uri] = error
+
+        await finish_all(put(destination) for destination in self._all)
+        if len(failures) == len(self._all):
+            raise failures[self.primary.uri]
+        return frozenset(failures)
+
+    async def complete(self, part: Part, lacking: Collection[str]) -> bool:
+        """Copy a file to those of the destinations `lacking` that do not hold it.
+
+        Durable in all destinations when this returns True; False when none of them holds it.
+        """
+        missing = [
+            destination
+            for destination in self._all
+            if destination.uri in lacking
+            and not await destination.holds(part.path, part.size_bytes)
+        ]
+        source = next((d for d in self._all if d not in missing), None)
+        if source is None:
+            return False
+        await finish_all(d.put(part.path, partial(_checked, source, part)) for d in missing)
+        return True
+
+    @property
+    def uris(self) -> tuple[str, ...]:
+        """Of all destinations, the deciding one first."""
+        return tuple(destination.uri for destination in self._all)
 
     async def open(self, *names: str) -> Stored | None:
         """Return the newest manifest of all, once the first destination holds it.
@@ -124,7 +161,7 @@ class Mirrors:
 async def _checked(source: Destination, part: Part) -> AsyncIterator[bytes]:
     """Yield a file, and fail before its end if the bytes are not those that were committed."""
     digest, size = hashlib.sha256(), 0
-    async for piece in source.blobs.stream(part.path):
+    async for piece in source.stream(part.path):
         digest.update(piece)
         size += len(piece)
         yield piece

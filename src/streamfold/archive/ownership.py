@@ -10,7 +10,12 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from streamfold.archive.commit import Commit, Committed, Conflict
-from streamfold.archive.destination import Destination, Stored, check_compare_and_swap
+from streamfold.archive.destination import (
+    Destination,
+    Stored,
+    check_compare_and_swap,
+    failing_at,
+)
 from streamfold.archive.failures import CommitUnknownError
 from streamfold.archive.manifest import Manifest, Writer
 from streamfold.archive.mirrors import Mirrors
@@ -103,17 +108,20 @@ class OwnedTable:
         stamp = Stamp(self._new_id(), self._now())
         commit = Commit(updates, requirements, stamp, self._order, self._blank())
         self._unsettled = True
-        outcome = await commit.run(self.mirrors.primary, self._stored)
+        primary = self.mirrors.primary
+        outcome = await commit.run(primary, self._stored)
         if isinstance(outcome, Committed):
             self._adopt(outcome.stored)
             await self.mirrors.follow(outcome.stored.manifest)
             return outcome.stored.manifest
         if isinstance(outcome, Conflict):
             raise outcome.cause
-        raise CommitUnknownError(
-            f"the commit of table {self.table!r} may or may not have taken effect "
-            f"({outcome.cause.message}): its files stay, and the next call reads the manifest first"
-        ) from outcome.cause
+        with failing_at(primary.uri):
+            raise CommitUnknownError(
+                f"the commit of table {self.table!r} may or may not have taken effect "
+                f"({outcome.cause.message}): its files stay, and the next call reads the manifest "
+                "first"
+            ) from outcome.cause
 
     def _adopt(self, stored: Stored | None) -> None:
         self._stored = stored

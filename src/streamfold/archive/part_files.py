@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from streamfold.archive.addresses import local_folder
 from streamfold.archive.cache import Cache, digest_of
-from streamfold.archive.destination import Destination
+from streamfold.archive.destination import Destination, failing_at
 from streamfold.archive.failures import ArtifactCorruptError
 from streamfold.archive.manifest import Part
 from streamfold.blob import BlobStore, open_blob_store
@@ -140,8 +140,9 @@ class PartFiles:
         """Yield the file from its path beside the manifest, else from its URI in the same storage."""
         for blobs, key in self._places(part):
             try:
-                async for piece in blobs.stream(key):
-                    yield piece
+                with failing_at(self.destination.uri):
+                    async for piece in blobs.stream(key):
+                        yield piece
                 return
             except BlobNotFoundError:
                 continue

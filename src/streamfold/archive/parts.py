@@ -67,9 +67,11 @@ class PartPlan:
 
 @dataclass(frozen=True, slots=True)
 class WrittenPart:
-    """One bucket of an artifact, by format; durable in every destination, not yet committed."""
+    """One bucket of an artifact, by format; durable, not yet committed."""
 
     files: dict[str, Part]
+    #: URIs of destinations that did not take all of the files, each of which is in another one.
+    lacking: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +97,13 @@ async def write_part(
     lies in `spool`, or in the folder for temporary files, until it is sent.
     """
     files: dict[str, Part] = {}
+    lacking: frozenset[str] = frozenset()
     with _several_passes(batches, plan, spool) as passes:
         for form in plan.formats:
-            files[form.id] = await _write_file(plan, form, passes, mirrors, bucket, spool)
-    return WrittenPart(files)
+            file, failed = await _write_file(plan, form, passes, mirrors, bucket, spool)
+            files[form.id] = file
+            lacking |= failed
+    return WrittenPart(files, lacking)
 
 
 async def _write_file(
@@ -108,14 +113,14 @@ async def _write_file(
     mirrors: Mirrors,
     bucket: int | None,
     spool: Path | None,
-) -> Part:
+) -> tuple[Part, frozenset[str]]:
     path = plan.path(form, bucket)
     write = form.write_rows if plan.is_base else form.write_changes
     with tempfile.SpooledTemporaryFile(SPOOL_MEMORY, dir=str(spool) if spool else None) as file:
         sink = HashingSink(cast("IO[bytes]", file))
         rows = await finish(asyncio.to_thread(write, cast("BinaryIO", sink), plan.schema, batches))
-        await mirrors.put(path, lambda: _pieces(file, sink.size))
-    return Part(
+        lacking = await mirrors.put(path, lambda: _pieces(file, sink.size))
+    part = Part(
         path=path,
         uri=mirrors.primary.uri + path,
         size_bytes=sink.size,
@@ -123,6 +128,7 @@ async def _write_file(
         rows=rows,
         bucket=bucket,
     )
+    return part, lacking
 
 
 class HashingSink(io.RawIOBase):

@@ -6,14 +6,15 @@ repeated with the same positions, also by another process, and never leaves half
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
 from streamfold.archive.artifacts import build_artifact, reused_parts, table_shape
+from streamfold.archive.concurrency import finish_all
 from streamfold.archive.destination import Destination
-from streamfold.archive.failures import ChainGapError, PositionInvalidError
+from streamfold.archive.failures import ArtifactCorruptError, ChainGapError, PositionInvalidError
 from streamfold.archive.formats.base import Format
 from streamfold.archive.manifest import Artifact, Manifest, Source
 from streamfold.archive.mirrors import Mirrors
@@ -30,6 +31,8 @@ Rows = Batches | Mapping[int, Batches]
 
 #: Reason of a base before which changes are missing: followers have to load it.
 GAP = "gap"
+#: Files that are looked for or copied together: enough to hide the round trips of an object store.
+FILES_AT_ONCE = 16
 
 
 def _now() -> datetime:
@@ -249,8 +252,10 @@ class ArchiveWriter:
     ) -> Manifest:
         """Commit parts of a base that were written elsewhere, from `plan_base`'s plan.
 
-        `closing` is the diff from the head to the base, which `plan_diff` planned.
+        `closing` is the diff from the head to the base, which `plan_diff` planned. A call that
+        raises may be repeated with the same parts.
         """
+        await self.complete([*parts, *(closing.parts if closing else ())])
         kept = reused_parts(self.manifest, plan, reuse)
         base = self._artifact(plan, [*parts, *kept], reason=reason)
         if closing is None:
@@ -268,9 +273,40 @@ class ArchiveWriter:
         record_count: int | None = None,
         source: Source | None = None,
     ) -> Manifest:
-        """Commit parts of a diff that were written elsewhere, from `plan_diff`'s plan."""
+        """Commit parts of a diff that were written elsewhere, from `plan_diff`'s plan.
+
+        A call that raises may be repeated with the same parts.
+        """
+        await self.complete(parts)
         diff = self._artifact(plan, parts, record_count=record_count)
         return await self._append(plan.schema, (diff,), source)
+
+    async def complete(self, parts: Sequence[WrittenPart]) -> None:
+        """Have every destination hold the files of these parts."""
+        incomplete = [part for part in parts if part.lacking]
+        if not await self._all_held([(part, part.lacking) for part in incomplete]):
+            names = sorted(file.path for part in incomplete for file in part.files.values())
+            raise ArtifactCorruptError(
+                f"some of the files {names} are in no destination any more: write them again"
+            )
+
+    async def holds(self, parts: Sequence[WrittenPart]) -> bool:
+        """Whether the files of parts that were written some time ago are still there.
+
+        Where one destination has lost them they are copied from another one.
+        """
+        everywhere = self._owned.mirrors.uris
+        return await self._all_held([(part, everywhere) for part in parts])
+
+    async def _all_held(self, parts: Sequence[tuple[WrittenPart, Collection[str]]]) -> bool:
+        """Copy files to destinations that lack them; False when some file is nowhere."""
+        files = [(file, lacking) for part, lacking in parts for file in part.files.values()]
+        complete = self._owned.mirrors.complete
+        for start in range(0, len(files), FILES_AT_ONCE):
+            group = files[start : start + FILES_AT_ONCE]
+            if not all(await finish_all(complete(file, lacking) for file, lacking in group)):
+                return False
+        return True
 
     async def refresh(self) -> Manifest | None:
         """Return what is committed, surely; destinations that were away are healed on the way."""

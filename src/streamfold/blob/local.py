@@ -50,7 +50,14 @@ class LocalBlobStore(BlobStore):
 
     def __init__(self, root: Path, *, fsync: Fsync = os.fsync) -> None:
         self._root = root.absolute()
-        self._tree = DurableTree(self._root, fsync)
+        try:
+            self._tree = DurableTree(self._root, fsync)
+            self._require_root()
+        except OSError as error:
+            raise BlobUnavailableError(
+                f"folder {self._root} cannot be used ({error.strerror}): name another one, or "
+                "correct what is in its way"
+            ) from error
 
     def __repr__(self) -> str:
         return f"LocalBlobStore({str(self._root)!r})"
@@ -169,6 +176,7 @@ class LocalBlobStore(BlobStore):
         try:
             return await finish(asyncio.to_thread(work, *args, **kwargs))
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            self._require_root()
             raise BlobNotFoundError(f"blob {key!r} does not exist in {self._root}") from None
         except OSError as error:
             raise BlobUnavailableError(
@@ -180,6 +188,7 @@ class LocalBlobStore(BlobStore):
         try:
             return await finish(asyncio.to_thread(work, *args, **kwargs))
         except (IsADirectoryError, NotADirectoryError):
+            self._require_root()
             raise InvalidError(
                 f"blob key {key!r} is a folder in {self._root}, or lies below a blob: "
                 "a local store cannot hold both; choose another key"
@@ -192,6 +201,14 @@ class LocalBlobStore(BlobStore):
             raise BlobUnavailableError(
                 f"blob {key!r} was not written to {self._root}: {error.strerror}"
             ) from error
+
+    def _require_root(self) -> None:
+        """Refuse to go on where the root is there and is no folder: nothing can be told from it."""
+        if self._root.exists() and not self._root.is_dir():
+            raise BlobUnavailableError(
+                f"{self._root} is a file, and has to be a folder: name another one, or take the file "
+                "away"
+            )
 
 
 def _overlap(folder: str, prefix: str) -> bool:

@@ -93,7 +93,7 @@ def part_parcel(bucket: int, written: WrittenPart) -> Parcel:
     """What a task tells of a part."""
     rows = next(iter(written.files.values())).rows or 0
     files = {name: _marked(part) for name, part in written.files.items()}
-    return Parcel(bucket, rows, msgspec.json.encode(files))
+    return Parcel(bucket, rows, msgspec.json.encode(replace(written, files=files)))
 
 
 def _marked(part: Part) -> Part:
@@ -104,4 +104,4 @@ def _marked(part: Part) -> Part:
 def written_parts(rows: Sequence[Parcel]) -> list[WrittenPart]:
     """The parts that tasks told of, in the order of their buckets."""
     ordered = sorted(rows, key=lambda row: row.bucket)
-    return [WrittenPart(msgspec.json.decode(row.payload, type=dict[str, Part])) for row in ordered]
+    return [msgspec.json.decode(row.payload, type=WrittenPart) for row in ordered]

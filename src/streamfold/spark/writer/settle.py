@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import msgspec
@@ -113,6 +113,5 @@ def _rows(net: pa.Table, schema: TableSchema) -> Iterable[pa.RecordBatch]:
 
 def _marked(written: WrittenPart) -> WrittenPart:
     extra = {TRUNCATES: True}
-    return WrittenPart(
-        {name: msgspec.structs.replace(part, extra=extra) for name, part in written.files.items()}
-    )
+    files = {n: msgspec.structs.replace(part, extra=extra) for n, part in written.files.items()}
+    return replace(written, files=files)
