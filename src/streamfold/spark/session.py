@@ -6,6 +6,7 @@ spark-submit, which has started Spark already and was told where.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -18,8 +19,11 @@ from pyspark.sql import SparkSession
 from streamfold.spark.archive import StreamfoldArchiveSource
 from streamfold.spark.failures import JavaEndedError
 from streamfold.spark.java import use_java
+from streamfold.spark.java_output import last_lines, start_quietly
 from streamfold.spark.packing import show_planners
 from streamfold.spark.source import StreamfoldSource
+
+logger = logging.getLogger(__name__)
 
 _CHECKPOINTS = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -66,8 +70,11 @@ def open_session(
     *,
     settings: Mapping[str, str] | None = None,
     defaults: Mapping[str, str] | None = None,
+    quiet: bool = False,
 ) -> SparkSession:
     """A session that knows `format("streamfold")`, on `spark.master` of the settings.
+
+    `quiet` keeps what Spark prints from the terminal, see `java_output`.
 
     Without one, it is in this process; under spark-submit, it is where that was told, and what that
     was told wins over defaults. Elsewhere workers run the Python that `PYSPARK_PYTHON` names, else
@@ -82,8 +89,11 @@ def open_session(
             "PYSPARK_PYTHON", chosen.get("spark.pyspark.python") or sys.executable
         )
     local = _LOCAL_SETTINGS if is_local(chosen["spark.master"]) else {}
+    effective = {**_SETTINGS, **local, **(defaults or {}), **chosen}
+    if quiet and not is_submitted():
+        start_quietly(effective)
     builder = SparkSession.builder.appName(name)
-    for key, value in {**_SETTINGS, **local, **(defaults or {}), **chosen}.items():
+    for key, value in effective.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     show_planners(session)
@@ -124,6 +134,8 @@ def needing_java(spark: SparkSession) -> Iterator[None]:
     except (OSError, Py4JError):
         if is_running(spark):
             raise
+        if lines := last_lines():
+            logger.error("the last output of Java:\n%s", "\n".join(lines))
         raise JavaEndedError from None
 
 

@@ -16,11 +16,20 @@ _DEFAULTS = {
     "spark.ui.showConsoleProgress": "false",
     # Milliseconds after which a quiet query says that it is caught up.
     "spark.sql.streaming.noDataProgressEventInterval": "2000",
+    # A query whose server is away may be asking it: it ends by itself, and holds up no stop.
+    "spark.sql.streaming.stopTimeout": "3s",
 }
 
 
-def writer_session(settings: Mapping[str, str] | None = None) -> SparkSession:
-    """A session for a snapshot writer; `settings` win over its own, and so does spark-submit."""
-    session = open_session("streamfold snapshotter", settings=settings, defaults=_DEFAULTS)
-    session.sparkContext.setLogLevel("ERROR")
+def writer_session(
+    settings: Mapping[str, str] | None = None, *, verbose: bool = False
+) -> SparkSession:
+    """A session for a snapshot writer; `settings` win over its own, and so does spark-submit.
+
+    What Spark prints is seen only where it is `verbose`.
+    """
+    session = open_session(
+        "streamfold snapshotter", settings=settings, defaults=_DEFAULTS, quiet=not verbose
+    )
+    session.sparkContext.setLogLevel("WARN" if verbose else "ERROR")
     return session
