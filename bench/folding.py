@@ -44,7 +44,8 @@ def _rebase(spark: SparkSession, folder: Path) -> int:
     with DriverLoop() as loop:
         published = PublishedTable(job, loop)
         published.open()
-        return TablePipeline(spark, job, published).rebase("measured").base.row_count or 0
+        TablePipeline(spark, job, published).rebase("measured")
+        return published.writer.manifest.base.row_count or 0 if published.writer.manifest else 0
 
 
 def table_job(folder: Path) -> Any:

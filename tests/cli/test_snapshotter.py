@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,28 @@ def test_problems_of_a_configuration_are_listed_one_per_line(
         "tables[0].difff: is not known; did you mean diff?",
         f"error: {wrong} has 2 problems, which are listed above: correct it",
     ]
+
+
+def test_a_port_in_use_is_told_in_one_line_before_anything_starts(
+    shell: Shell, tmp_path: Path
+) -> None:
+    file = tmp_path / "writer.toml"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        file.write_text(
+            f"""
+            source = {{ server = "127.0.0.1:1", table = "orders" }}
+            destinations = [{{ type = "local", path = "{tmp_path / "archive"}" }}]
+            http = {{ host = "127.0.0.1", port = {port} }}
+            """
+        )
+        outcome = shell("snapshotter", "run", "--config", str(file))
+    assert outcome.status == 1
+    assert outcome.stderr == (
+        f"error: http.port {port} on 127.0.0.1 cannot be used (Address already in use): choose "
+        "another http.port or http.host, or end what listens there\n"
+    )
+    assert not (tmp_path / "archive").exists()
 
 
 def test_problems_of_a_configuration_are_one_json_line_for_scripts(

@@ -44,7 +44,7 @@ def test_one_table_may_stand_at_the_top_and_says_little() -> None:
     assert only.thresholds.max_interval == timedelta(hours=6)
     assert only.schema is None
     assert only.destinations[0].folder(only.key_prefix) == "file:///archive/people"
-    assert found.http.port == 8080
+    assert found.http.port == 8081  # that of `serve` is 8080
 
 
 def test_transactions_are_waited_for_as_long_as_is_said() -> None:
@@ -302,6 +302,7 @@ def test_secrets_in_the_open_are_refused_and_not_repeated(source: dict[str, str]
 
 def test_what_is_shown_has_the_names_of_the_file_and_no_secret() -> None:
     raw = table(
+        source={"server": "localhost:8080", "table": "people", "schema": "public"},
         snapshot={"max_diff_bytes": 32 << 20},
         events=[
             {"type": "webhook", "url": "https://u:hush@hook.example/x?key=hush", "secret_env": "S"}
@@ -319,7 +320,8 @@ def test_what_is_shown_has_the_names_of_the_file_and_no_secret() -> None:
         "tables[0].events[0].secret_env = S",
         "tables[0].formats.snapshot = jsonl (gzip), parquet",
         "tables[0].schema.id = int32 not null",
-        "http.port = 8080",
+        "tables[0].source.schema = public",
+        "http.port = 8081",
     ):
         assert line in lines
 

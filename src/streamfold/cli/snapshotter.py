@@ -10,8 +10,10 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import click
 
@@ -40,6 +42,10 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _JOB = Path(__file__).with_name("snapshotter_job.py")
 #: Seconds between two looks at whether Spark is still there.
 _LOOK = 2.0
+#: Seconds between two looks at whether Spark has started.
+_START_LOOK = 0.1
+
+T = TypeVar("T")
 
 
 @click.group(cls=VerbGroup)
@@ -76,6 +82,7 @@ def validate(file: Path, settings: tuple[str, ...], as_json: bool) -> None:
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder for what Spark writes down meanwhile; nothing in it is needed afterwards.",
 )
+@click.option("--verbose", is_flag=True, help="Show what Spark and other libraries print, too.")
 @_JSON
 def run(
     file: Path,
@@ -83,6 +90,7 @@ def run(
     master: str | None,
     confs: tuple[str, ...],
     scratch: Path | None,
+    verbose: bool,
     as_json: bool,
 ) -> None:
     """Publish the tables until SIGTERM or SIGINT, then flush the last diffs.
@@ -93,12 +101,9 @@ def run(
     spark_settings = dict(_pair(text) for text in confs)
     if master is not None:
         spark_settings["spark.master"] = master
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    logging.getLogger("py4j").setLevel(logging.WARNING)
+    _log(verbose)
     with tempfile.TemporaryDirectory(prefix="streamfold-", dir=scratch) as folder:
-        _publish(configuration, spark_settings, Path(folder), as_json)
+        _publish(configuration, spark_settings, Path(folder), as_json=as_json, verbose=verbose)
 
 
 @snapshotter.command()
@@ -131,8 +136,22 @@ def _load(file: Path, settings: tuple[str, ...], as_json: bool) -> Configuration
         raise VerbFailedError(error.code, f"{file} has {told} listed above: correct it") from None
 
 
+def _log(verbose: bool) -> None:
+    """Log what this package says, and what others say only where that is asked for."""
+    shape = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format=shape)
+    logging.getLogger("streamfold").setLevel(logging.INFO)
+    # It tells of every connection that ends with a query.
+    logging.getLogger("py4j").setLevel(logging.WARNING if verbose else logging.CRITICAL)
+
+
 def _publish(
-    configuration: Configuration, settings: dict[str, str], scratch: Path, as_json: bool
+    configuration: Configuration,
+    settings: dict[str, str],
+    scratch: Path,
+    *,
+    as_json: bool,
+    verbose: bool,
 ) -> None:
     with needing_extra("spark"):
         from streamfold.spark.packing import with_package
@@ -144,17 +163,41 @@ def _publish(
         signal.signal(number, lambda *_: stop.set())
     if not (is_submitted() or is_local(settings.get("spark.master", "local"))):
         settings = with_package(settings, scratch)
-    spark = writer_session(settings)
-    writer = SnapshotWriter(spark, jobs, scratch=scratch)
     http = configuration.http
-    with needing_java(spark):
-        with StatusServer(writer, http.host, http.port) as served, writer:
-            _announce(len(jobs), http.host, served.port, as_json)
-            _stop_without(partial(is_running, spark), stop)
-            writer.wait(stop)
-        spark.stop()
+    # Port and destinations come before Spark, which takes seconds to start.
+    with (
+        SnapshotWriter(jobs, scratch=scratch) as writer,
+        StatusServer(writer, http.host, http.port) as served,
+    ):
+        _announce(len(jobs), http.host, served.port, as_json)
+        writer.check()
+        spark = _unless(stop, partial(writer_session, settings, verbose=verbose))
+        if spark is None:
+            return  # nothing was begun with; Java ends with this process
+        with needing_java(spark):
+            with writer.publishing(spark):
+                _stop_without(partial(is_running, spark), stop)
+                writer.wait(stop)
+            spark.stop()
     if not writer.is_whole:
         raise VerbFailedError("table_stopped", _what_stopped(writer.statuses()), ExitStatus.FAILURE)
+
+
+def _unless(stop: threading.Event, work: Callable[[], T]) -> T | None:
+    """What `work` returns, or raises; None as soon as `stop` is set, whatever becomes of it."""
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name="start of Spark", daemon=True).start()
+    while not outcome.done():
+        if stop.wait(_START_LOOK):
+            return None
+    return outcome.result()
 
 
 def _stop_without(is_running: Callable[[], bool], stop: threading.Event) -> None:

@@ -1,5 +1,7 @@
 """What can go wrong before a change reaches an archive, as classes of the one tree.
 
+StreamfoldError
+└── AddressUnavailableError           choose another http.port
 InvalidError
 ├── ConfigurationError                fix every line that it lists
 └── SchemaIncompatibleError
@@ -25,6 +27,18 @@ class ConfigurationError(InvalidError):
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("\n".join(problems))
         self.problems = tuple(problems)
+
+
+class AddressUnavailableError(StreamfoldError):
+    """Health, status and metrics cannot be served where the configuration says."""
+
+    code = "address_unavailable"
+
+    def __init__(self, host: str, port: int, cause: str) -> None:
+        super().__init__(
+            f"http.port {port} on {host} cannot be used ({cause}): choose another http.port or "
+            "http.host, or end what listens there"
+        )
 
 
 class ValuesIncompatibleError(SchemaIncompatibleError):

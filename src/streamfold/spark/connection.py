@@ -74,9 +74,10 @@ class Patience:
 class Connection:
     """Requests to one endpoint, one after the other. Close it, or use it as a context manager."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, io_timeout: float = _IO_TIMEOUT) -> None:
+        """`io_timeout`: seconds to connect and to wait for the next bytes."""
         self.endpoint = endpoint
-        self._http = _http(endpoint)
+        self._http = _http(endpoint, io_timeout)
 
     def __enter__(self) -> Connection:
         return self
@@ -131,13 +132,13 @@ class Connection:
             raise PassingError(_words(error)) from error
 
 
-def _http(endpoint: Endpoint) -> http.client.HTTPConnection:
+def _http(endpoint: Endpoint, io_timeout: float) -> http.client.HTTPConnection:
     if not endpoint.secure:
-        return http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=_IO_TIMEOUT)
+        return http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=io_timeout)
     context = ssl.create_default_context(cadata=endpoint.trusted or None)
     context.set_alpn_protocols(["http/1.1"])
     return http.client.HTTPSConnection(
-        endpoint.host, endpoint.port, timeout=_IO_TIMEOUT, context=context
+        endpoint.host, endpoint.port, timeout=io_timeout, context=context
     )
 
 

@@ -53,6 +53,7 @@ class EndpointUnavailableError(RetryLaterError):
     code = "endpoint_unavailable"
 
     def __init__(self, origin: str, seconds: float, cause: str) -> None:
+        self.cause = cause
         super().__init__(
             f"{origin} did not do what it was asked to within {seconds:g} s, at last: {cause}; look "
             "at the server and at the option endpoint, or raise the option retryTimeout"

@@ -50,6 +50,6 @@ class Running:
 
 @contextmanager
 def running(spark: SparkSession, scratch: Path, *jobs: TableJob) -> Iterator[Running]:
-    writer = SnapshotWriter(spark, jobs, scratch=scratch, backoff=Backoff(0.2, 1.0))
-    with writer, StatusServer(writer, "127.0.0.1", 0) as served:
+    writer = SnapshotWriter(jobs, scratch=scratch, backoff=Backoff(0.2, 1.0))
+    with writer, StatusServer(writer, "127.0.0.1", 0) as served, writer.publishing(spark):
         yield Running(writer, served.port)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from urllib.request import urlopen
 from tests.spark.server import BASIN, TOKEN, Server
 
 _RUN = "from streamfold.cli.snapshotter import snapshotter; snapshotter()"
+#: A line of our own log; Spark, its launcher and its workers write others.
+OURS = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ (INFO|WARNING|ERROR) streamfold[\w.]*: .*")
 #: Starts in half the time.
 _QUICK = "spark.driver.extraJavaOptions=-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 
@@ -54,6 +57,11 @@ class Process:
     def status(self, table: str = "items") -> dict[str, Any]:
         with urlopen(f"http://127.0.0.1:{self.port}/status", timeout=30) as answer:
             found: dict[str, Any] = json.load(answer)["tables"][table]
+            return found
+
+    def ask(self, path: str) -> bytes:
+        with urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=30) as answer:
+            found: bytes = answer.read()
             return found
 
     def kill(self) -> None:

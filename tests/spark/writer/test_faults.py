@@ -106,10 +106,8 @@ def test_a_quiet_table_gets_its_base_by_the_clock_alone(
     with DriverLoop() as loop:
         scratch = tmp_path / "scratch"
         scratch.mkdir()
-        writer = TableWriter(
-            spark, job, loop, scratch=scratch, now=lambda: datetime.now(UTC) + ahead
-        )
-        writer.start()
+        writer = TableWriter(job, loop, scratch=scratch, now=lambda: datetime.now(UTC) + ahead)
+        writer.start(spark)
         try:
             wait_for(lambda: writer.status().manifest_head, lambda head: head == "19")
             feed(server, stream, bodies[20:])

@@ -12,7 +12,7 @@ import pytest
 
 from tests.spark.server import Server
 from tests.spark.writer.feeding import Feed, feed
-from tests.spark.writer.process import Process, configuration
+from tests.spark.writer.process import OURS, Process, configuration
 from tests.spark.writer.tables import check_every_boundary, manifest_of
 from tests.spark.writer.waiting import wait_for
 
@@ -58,6 +58,8 @@ def test_the_archive_equals_a_replay_after_kills_at_any_point(
     wait_for(lambda: process.status()["ready"], bool)
     append(10)
     assert process.stop() == 0, log.read_text()[-3000:]
+    noise = [line for line in log.read_text().splitlines() if not OURS.fullmatch(line)]
+    assert noise == []  # neither Spark's banner nor tracebacks of its workers
     assert manifest_of(folder / "items").head_position == str(len(bodies) - 1)
     assert check_every_boundary(folder / "items", bodies) > KILLS, f"{SEED=}"
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,11 +30,26 @@ from streamfold.errors import (
 )
 from streamfold.snapshotter.configuration import read_configuration
 from streamfold.snapshotter.decoding import EnvelopeDecoder
+from streamfold.snapshotter.failures import AddressUnavailableError
 from streamfold.snapshotter.netting import net_schema
-from streamfold.snapshotter.service import Counts, Failure, State, StatusServer, TableStatus
+from streamfold.snapshotter.service import (
+    ArtifactStatus,
+    Counts,
+    Failure,
+    State,
+    StatusServer,
+    TableStatus,
+    render_metrics,
+)
 from streamfold.snapshotter.transactions import CLOSED
 from streamfold.spark import DataLossError
-from streamfold.spark.writer import DeadLetterStream, Place, table_jobs
+from streamfold.spark.writer import (
+    DeadLetterStream,
+    Place,
+    SnapshotWriter,
+    table_jobs,
+)
+from streamfold.spark.writer.commit_log import CommitLog
 from streamfold.spark.writer.decode import DecodeReport, DecodeStep, decode
 from streamfold.spark.writer.failures import QueryFailedError, may_pass, told_by
 from streamfold.spark.writer.listener import lag_of
@@ -44,10 +61,14 @@ from streamfold.spark.writer.parcels import (
     raise_failures,
     task,
 )
+from streamfold.spark.writer.snapshot_requests import Request, SnapshotRequests
 from streamfold.spark.writer.unsent import fill_unsent, has_unsent
 from streamfold.testing.change_decoder_kit import records
+from tests.ports import free_port
+from tests.spark.server import Server
 from tests.spark.writer.feeding import envelope
-from tests.spark.writer.tables import table_schema
+from tests.spark.writer.tables import table_job, table_schema
+from tests.spark.writer.waiting import wait_for
 
 
 @task
@@ -221,11 +242,18 @@ class _Tables:
         stopped = TableStatus(table="b", stream="t", state=State.STOPPED, last_error=failure)
         return {"a": fine, "b": stopped}
 
-    def request_snapshot(self, table: str) -> None:
+    def __init__(self) -> None:
+        self.requests = SnapshotRequests()
+
+    def request_snapshot(self, table: str) -> Request:
         if table not in self.statuses():
             raise NotFoundError("no such table")
         if table == "b":
             raise ConflictError("it stopped")
+        return self.requests.add()
+
+
+BASE = ArtifactStatus("99", "2026-06-03T12:00:00Z", 2, 1234, 100, "requested")
 
 
 def test_the_status_of_every_table_is_served() -> None:
@@ -248,7 +276,7 @@ def test_the_status_of_every_table_is_served() -> None:
             path: ask("POST", f"/snapshot{path}")[0]
             for path in ("?table=a", "?table=b", "?table=c", "")
         }
-        assert posts == {"?table=a": 202, "?table=b": 409, "?table=c": 404, "": 400}
+        assert posts == {"?table=a": 202, "?table=b": 409, "?table=c": 404, "": 202}
         assert ask("POST", "/status")[0] == ask("GET", "/snapshot")[0] == 404
         metrics = ask("GET", "/metrics")[1].decode()
     assert 'snapshotter_artifacts_written_total{kind="diff",table="a"} 2.0' in metrics
@@ -276,3 +304,159 @@ def test_a_table_keeps_its_archive_though_its_name_has_its_schema_now() -> None:
         ("t",),
         "file:///archive/t",
     )
+
+
+def post(port: int, path: str) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.request("POST", path)
+    answer = connection.getresponse()
+    found = answer.status, json.loads(answer.read())
+    connection.close()
+    return found
+
+
+def test_a_snapshot_is_asked_for_all_tables_and_those_that_refuse_are_named() -> None:
+    with StatusServer(_Tables(), "127.0.0.1", 0) as served:
+        assert post(served.port, "/snapshot") == (
+            202,
+            {
+                "accepted": True,
+                "tables": ["a"],
+                "table": "a",
+                "refused": {"b": {"code": "conflict", "message": "it stopped"}},
+            },
+        )
+
+
+def test_a_request_for_a_snapshot_waits_for_its_commit() -> None:
+    tables = _Tables()
+    with StatusServer(tables, "127.0.0.1", 0) as served, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(post, served.port, "/snapshot?table=a&wait=60s")
+        wait_for(tables.requests.begin, bool)
+        tables.requests.answer(BASE)
+        status, answer = waiting.result(60)
+        assert (status, answer["committed"], answer["bases"]["a"]["epoch"]) == (200, True, 2)
+        late, answer = post(served.port, "/snapshot?table=a&wait=10ms")
+        assert (late, answer["code"], answer["waiting"]) == (504, "snapshot_timeout", ["a"])
+        waiting = pool.submit(post, served.port, "/snapshot?table=a&wait=60")
+        tables.requests.close(ConflictError("it stopped meanwhile"))
+        status, answer = waiting.result(60)
+        assert (status, answer["message"]) == (409, "it stopped meanwhile")
+
+
+@pytest.mark.parametrize("query", ["wait=soon", "wait=0", "wait=1d", "wait=1s&wait=2s", "tabel=a"])
+def test_a_request_for_a_snapshot_that_cannot_be_understood_is_refused(query: str) -> None:
+    with StatusServer(_Tables(), "127.0.0.1", 0) as served:
+        status, answer = post(served.port, f"/snapshot?{query}")
+    assert (status, answer["code"]) == (400, "invalid")
+
+
+def test_requests_share_a_base_that_has_not_begun_and_never_one_that_has() -> None:
+    requests = SnapshotRequests()
+    first = requests.add()
+    assert requests.add() is first
+    assert requests.begin()
+    second = requests.add()
+    assert second is not first
+    requests.give_up()  # the try failed: both wait for the next
+    assert requests.begin()
+    requests.answer(BASE)
+    assert first.result(0) == second.result(0) == BASE
+    assert not requests.begin()
+    requests.close(ConflictError("closed"))
+    with pytest.raises(ConflictError, match="closed"):
+        requests.add()
+
+
+def test_a_port_that_is_taken_is_told_in_the_words_of_the_configuration() -> None:
+    with (
+        StatusServer(_Tables(), "127.0.0.1", 0) as served,
+        pytest.raises(AddressUnavailableError, match=f"http.port {served.port} on 127.0.0.1"),
+    ):
+        StatusServer(_Tables(), "127.0.0.1", served.port)
+
+
+def test_an_error_of_a_task_says_which_destination_failed(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    place = Place((tmp_path / "taken").as_uri())
+
+    @task
+    def opening(batches: Batches) -> Iterator[Parcel]:
+        place.open()
+        yield from parcels_of(batches)
+
+    class Row:
+        bucket, payload = -2, next(opening([]))["payload"][0].as_py()
+
+    with pytest.raises(BlobUnavailableError, match="is a file") as failure:
+        raise_failures([Row()])
+    assert failure.value.destination == place.uri
+
+
+def test_every_error_series_is_there_from_the_start(tmp_path: Path) -> None:
+    [job] = table_jobs(
+        read_configuration(
+            {
+                "source": {"server": "h:1", "table": "t"},
+                "destinations": [
+                    {"type": "local", "path": str(tmp_path)},
+                    {"type": "s3", "bucket": "archive"},
+                ],
+                "events": [{"type": "webhook", "url": "http://127.0.0.1:1/hook"}],
+                "dead_letters": {"folder": str(tmp_path / "letters")},
+            }
+        ),
+        {},
+    )
+    with SnapshotWriter([job], scratch=tmp_path / "scratch") as writer:
+        metrics = render_metrics(writer).decode()
+    for uri in ("s3://archive/t/", f"{tmp_path.as_uri()}/t/", f"{tmp_path.as_uri()}/letters/t/"):
+        assert f'destination_errors_total{{dest="{uri}",table="t"}} 0.0' in metrics
+    [sink] = job.events
+    assert f'event_errors_total{{sink="{sink}",table="t"}} 0.0' in metrics
+    assert 'snapshotter_failures_total{table="t"} 0.0' in metrics
+
+
+def test_destinations_and_servers_are_checked_without_spark_and_the_others_go_on(
+    server: Server, fresh: Callable[[], str], tmp_path: Path
+) -> None:
+    stream, nobody = fresh(), f"http://127.0.0.1:{free_port()}"
+    away = {**server.options, "endpoint": nobody}
+    jobs = [
+        table_job(server, stream, tmp_path / "good", table="good"),
+        table_job(server, stream, Path("/dev/null/x"), table="bad"),
+        table_job(server, stream, tmp_path / "lost", table="lost", source=away),
+    ]
+    with SnapshotWriter(jobs, scratch=tmp_path / "scratch") as writer:
+        writer.check()
+        good, bad, lost = (writer.statuses()[name] for name in ("good", "bad", "lost"))
+    assert (good.state, good.last_error) == (State.STARTING, None)
+    assert (bad.state, lost.state) == (State.RETRYING, State.RETRYING)
+    assert bad.last_error is not None
+    assert bad.last_error.message.startswith("folder /dev/null/x cannot be used (Not a directory)")
+    assert bad.counts.destination_errors == {"file:///dev/null/x/": 1}
+    assert lost.last_error is not None
+    assert lost.last_error.message.startswith(f"source.server {nobody} cannot be reached")
+    assert set(lost.counts.destination_errors.values()) == {0}
+
+
+def test_a_failure_of_spark_is_a_sentence() -> None:
+    error = told_by(RuntimeError("Job aborted.\n  at org.apache.spark\n  at java.base"))
+    assert isinstance(error, QueryFailedError)
+    assert error.message == (
+        "a query or a job of Spark failed with RuntimeError: Job aborted; run with --verbose to see "
+        "all of it"
+    )
+
+
+def test_the_way_through_a_backlog_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "streamfold")
+    log = CommitLog("t")
+    log.follows("s", 100, 1100)
+    log.took(599, 50.0)
+    log.took(1099, 50.0)  # what comes from now on is no backlog
+    log.took(1200, 50.0)
+    assert [record.getMessage() for record in caplog.records] == [
+        "table t: follows stream s from record 100 on, 1000 records behind",
+        "table t: 500 of 1000 records of the backlog taken in (50 %), 50 records/s, about 10 s left",
+    ]

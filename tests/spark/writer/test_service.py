@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+from streamfold.archive import Thresholds
 from streamfold.snapshotter.decoding import DEAD_LETTER, EnvelopeDecoder
 from streamfold.snapshotter.service import State
 from streamfold.spark.writer.job import TableJob
@@ -29,6 +33,8 @@ from tests.spark.writer.waiting import wait_for
 
 #: Options of storage that give up after seconds, not minutes.
 IMPATIENT = {"attempts": "2", "request_timeout": "5", "connect_timeout": "2"}
+#: Failed tries of an outage.
+RETRIES = 4
 
 
 @pytest.fixture
@@ -50,7 +56,6 @@ def test_a_table_is_published_as_it_changes_and_says_how_it_is(
             feed(server, stream, bodies[start : start + 200])
             live.wait_for_head(job.table, start + 199)
         assert live.ask("POST", "/snapshot?table=nobodys")[0] == 404
-        assert live.ask("POST", "/snapshot")[0] == 400
         epoch = manifest_of(folder).epoch
         assert live.ask("POST", f"/snapshot?table={job.table}")[0] == 202
         wait_for(lambda: manifest_of(folder).epoch, lambda found: found == epoch + 1)
@@ -80,7 +85,6 @@ def test_a_table_that_fails_stops_alone_and_says_why(
     fine = table_job(server, good, tmp_path / "good", table="good")
     broken = table_job(server, bad, tmp_path / "bad", table="bad", schema=None)
     with running(spark, scratch, fine, broken) as live:
-        assert live.ask("POST", "/snapshot?table=bad")[0] == 409  # nothing to be a base of
         feed(server, bad, [envelope("c", after={"id": 1, "name": "one"})])
         live.wait_for_head("bad", 0)
         feed(server, bad, [envelope("c", after={"id": 2, "name": ["no", "text"]})])
@@ -127,11 +131,20 @@ def test_a_destination_goes_away_and_comes_back_and_a_second_writer_takes_over(
                 failed = first.wait_for_state(table, State.RETRYING)
                 assert failed.last_error is not None
                 assert failed.last_error.code in ("blob_unavailable", "blob_outcome_unknown")
-                assert list(failed.counts.destination_errors) == [place.url + "/"]
+                errors = failed.counts.destination_errors
+                assert [uri for uri, count in errors.items() if count] == [place.uri]
+                assert len(errors) == 2
+            for table, folder in ((job.table, mirror), ("copied", copied)):
+                wait_for(
+                    partial(first.status, table), lambda found: found.counts.failures >= RETRIES
+                )
+                assert len(list(folder.glob("epoch=1/diff-*"))) == 1  # tried again, written once
             s3.start()
             for table in (job.table, "copied"):
                 first.wait_for_head(table, 199)
-                first.wait_for_state(table, State.RUNNING)
+                assert first.wait_for_state(table, State.RUNNING).last_error is None
+            for folder in (mirror, copied):
+                assert len(list(folder.glob("epoch=1/diff-*"))) == 1
             _take_over(spark, server, first, job, bodies[200:], tmp_path / "second")
             first.wait_for_head("copied", 299)
         assert place_manifest(farther).commit_id == manifest_of(copied).commit_id
@@ -191,3 +204,80 @@ def test_a_server_that_is_down_is_waited_for_and_lost_records_stop_their_table_a
     assert manifest_of(folder).head_position == "19"
     assert check_every_boundary(folder, bodies) == 1
     assert check_every_boundary(tmp_path / "o", bodies)
+
+
+def test_e26_status_says_all_a_snapshot_needs_no_table_and_a_stop_writes_the_last_diff(
+    spark: SparkSession,
+    server: Server,
+    fresh: Callable[[], str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "streamfold")
+    stream, folder = fresh(), tmp_path / "archive"
+    bodies = [envelope("c", after={"id": f"k{n}", "n": n, "note": None}) for n in range(25)]
+    # Columns are not declared, and a learned base must come from records.
+    job = table_job(
+        server, stream, folder, schema=None, thresholds=Thresholds(max_churn_records=99)
+    )
+    with running(spark, tmp_path / "scratch", job) as live:
+        wait_for(lambda: live.ask("GET", "/health/ready")[0], lambda status: status == 200)
+        empty = manifest_of(folder)
+        assert (empty.head_position, empty.base.row_count or 0) == ("-1", 0)
+        assert state_of(folder) == {}
+        feed(server, stream, bodies[:20])
+        live.wait_for_head(job.table, 19)
+        shown = live.ask("GET", "/status")[1]["tables"][job.table]
+        assert (shown["position"], shown["manifest_head"], shown["epoch"]) == (19, "19", 1)
+        assert (shown["last_base"]["position"], shown["last_diff"]["position"]) == ("-1", "19")
+        assert shown["buffer_depth"] == 0
+        assert live.ask("POST", "/snapshot")[0] == 202
+        wait_for(lambda: manifest_of(folder).epoch, lambda epoch: epoch == 2)
+        status, answer = live.ask("POST", "/snapshot?wait=200s")
+        assert (status, answer["bases"][job.table]["epoch"]) == (200, 3)
+        assert manifest_of(folder).epoch == 3
+        feed(server, stream, bodies[20:])
+    assert live.writer.is_whole
+    assert manifest_of(folder).head_position == "24"
+    found = sorted(state_of(folder).values(), key=lambda row: row["n"])
+    assert found == [{"id": f"k{n}", "n": n, "note": None} for n in range(25)]
+    lines = [r.getMessage() for r in caplog.records if "committed" in r.getMessage()]
+    line = re.compile(
+        r"table public.items: committed (base at|diff \(-?\d+,) -?\d+\]? of epoch \d: \d+ rows, "
+        r"\d+ bytes, \d+\.\d\d s, reason \w+"
+    )
+    assert [text for text in lines if not line.fullmatch(text)] == []
+    assert "base at -1 of epoch 1: 0 rows" in lines[0]
+    assert "diff (-1, 19] of epoch 1: 20 rows" in lines[1]
+    assert lines[2].endswith("reason requested")
+    assert "diff (19, 24] of epoch 3: 5 rows" in lines[-1]
+
+
+def test_a_folder_that_becomes_a_file_holds_up_its_table_alone_until_it_is_one_again(
+    spark: SparkSession, server: Server, fresh: Callable[[], str], tmp_path: Path
+) -> None:
+    stream, bodies = fresh(), list(Feed(17).changes(60))
+    first, second = (Place((tmp_path / name).as_uri()) for name in ("first", "second"))
+    job = table_job(server, stream, tmp_path / "first", places=(first, second))
+    other = table_job(server, stream, tmp_path / "other", table="other")
+    with running(spark, tmp_path / "scratch", job, other) as live:
+        feed(server, stream, bodies[:20])
+        for table in (job.table, "other"):
+            live.wait_for_head(table, 19)
+        (tmp_path / "second").rename(tmp_path / "aside")
+        (tmp_path / "second").write_text("in the way")
+        feed(server, stream, bodies[20:40])
+        failed = live.wait_for_state(job.table, State.RETRYING)
+        assert failed.last_error is not None
+        assert failed.last_error.message.startswith(f"{tmp_path / 'second'} is a file")
+        assert failed.counts.destination_errors[first.uri] == 0
+        assert failed.counts.destination_errors[second.uri] > 0
+        assert live.wait_for_head("other", 39).last_error is None
+        (tmp_path / "second").unlink()
+        (tmp_path / "aside").rename(tmp_path / "second")
+        live.wait_for_head(job.table, 39)
+        assert live.wait_for_state(job.table, State.RUNNING).last_error is None
+        feed(server, stream, bodies[40:])
+    assert live.writer.is_whole
+    for folder in ("first", "second", "other"):
+        assert check_every_boundary(tmp_path / folder, bodies) >= 3

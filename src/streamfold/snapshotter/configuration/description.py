@@ -14,7 +14,7 @@ from streamfold.snapshotter.configuration.model import Configuration
 from streamfold.snapshotter.configuration.words import duration_text, size_text
 
 #: Names in a file, where the model has shorter ones.
-_WRITTEN = {"interval": "diff.interval", "thresholds": "snapshot"}
+_WRITTEN = {"interval": "diff.interval", "thresholds": "snapshot", "namespace": "schema"}
 #: Values that are agreed upon between two parties: not for everybody's eyes.
 _HIDDEN = ("external_id",)
 

@@ -24,7 +24,8 @@ from streamfold.snapshotter.transactions import TransactionLimits
 #: The basin in which a server keeps streams that name none.
 DEFAULT_BASIN = "durable-streams"
 DEFAULT_INTERVAL = timedelta(seconds=30)
-DEFAULT_PORT = 8080
+#: Not that of `streamfold serve`, which is likely to run beside it.
+DEFAULT_PORT = 8081
 #: Limits of a table that says nothing about them: without any, its chain would grow for ever.
 DEFAULT_THRESHOLDS = Thresholds(
     min_interval=timedelta(minutes=5),

@@ -93,6 +93,11 @@ class ChangeDecoder(Protocol):
         """What a configuration calls it."""
         ...
 
+    @property
+    def key_fields(self) -> tuple[str, ...]:
+        """The columns that identify a row."""
+        ...
+
     def decode(self, records: pa.RecordBatch | pa.Table, schema: TableSchema | None) -> Decoded:
         """Decode records `seq_num, body` and, where there are any, `headers` of one stream.
 

@@ -5,8 +5,11 @@
 | `GET /health/live` | 200 while the process answers |
 | `GET /health/ready` | 200 when every table has a durable base and is caught up, else 503 |
 | `GET /status` | every table: positions, lag, last artifacts, last error |
-| `POST /snapshot?table=…` | 202 when a base will be written, 404 unknown table, 409 not now and why |
+| `POST /snapshot` | 202 when bases will be written, 404 unknown table, 409 there will be none and why |
 | `GET /metrics` | Prometheus |
+
+`POST /snapshot` is about all tables, or with `?table=…` about one. With `?wait=30s` the answer comes
+when the bases are committed, with status 200, or when the time is over, with 504.
 """
 
 from __future__ import annotations
@@ -16,12 +19,20 @@ import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
-from urllib.parse import SplitResult, parse_qs, urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
-from streamfold.errors import ConflictError, InvalidError, NotFoundError, StreamfoldError
+from streamfold.errors import (
+    ConflictError,
+    InvalidError,
+    NotFoundError,
+    RetryLaterError,
+    StreamfoldError,
+)
+from streamfold.snapshotter.failures import AddressUnavailableError
 from streamfold.snapshotter.service.metrics import render_metrics
+from streamfold.snapshotter.service.snapshot_request import WAITS_MAX, SnapshotRequest
 from streamfold.snapshotter.service.status import Writers
 
 logger = logging.getLogger(__name__)
@@ -33,14 +44,21 @@ _STATUS_OF: Final = {
     NotFoundError: HTTPStatus.NOT_FOUND,
     ConflictError: HTTPStatus.CONFLICT,
     InvalidError: HTTPStatus.BAD_REQUEST,
+    RetryLaterError: HTTPStatus.SERVICE_UNAVAILABLE,
 }
 
 
 class StatusServer:
-    """Answers at `port` until it is closed; 0 takes a free one."""
+    """Answers at `port` until it is closed; 0 takes a free one.
+
+    AddressUnavailableError when something else listens there, or the address is none of this machine.
+    """
 
     def __init__(self, writers: Writers, host: str, port: int) -> None:
-        self._http = _Server((host, port), writers)
+        try:
+            self._http = _Server((host, port), writers)
+        except OSError as error:
+            raise AddressUnavailableError(host, port, error.strerror or str(error)) from None
         self._thread = threading.Thread(
             target=self._http.serve_forever, name="snapshotter-http", daemon=True
         )
@@ -65,6 +83,8 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], writers: Writers) -> None:
         super().__init__(address, _Handler)
         self.writers = writers
+        #: One for each request that waits for a base: it holds a thread.
+        self.waits = threading.BoundedSemaphore(WAITS_MAX)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -93,12 +113,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse_path(url, "POST")
             return
         try:
-            table = _only_table(url)
-            self.server.writers.request_snapshot(table)
+            asked = SnapshotRequest.of(url.query)
+            status, answer = asked.serve(self.server.writers, self.server.waits)
         except StreamfoldError as error:
             self._refuse(error)
         else:
-            self._answer(HTTPStatus.ACCEPTED, {"table": table, "accepted": True})
+            self._answer(status, answer)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
         logger.debug(format, *args)
@@ -128,10 +148,3 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(content)
-
-
-def _only_table(url: SplitResult) -> str:
-    tables = parse_qs(url.query).get("table", [])
-    if len(tables) != 1:
-        raise InvalidError(f"{len(tables)} tables are named: ask for one with ?table=name")
-    return tables[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from concurrent.futures import Future
 from typing import Protocol
 
 import msgspec
@@ -28,7 +29,7 @@ class State(enum.StrEnum):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """The last thing that went wrong; `code` is stable."""
+    """What goes wrong at the moment, in a sentence; `code` is stable."""
 
     code: str
     message: str
@@ -103,9 +104,9 @@ class Writers(Protocol):
         """All tables by name."""
         ...
 
-    def request_snapshot(self, table: str) -> None:
-        """Have a base written soon.
+    def request_snapshot(self, table: str) -> Future[ArtifactStatus]:
+        """Have a base written soon; the result is there once it is committed.
 
-        NotFoundError for a table that is not of this process, ConflictError when it cannot be now.
+        NotFoundError for a table that is not of this process, ConflictError when none will come.
         """
         ...

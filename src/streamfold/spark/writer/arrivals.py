@@ -73,8 +73,7 @@ class Arrived:
 
     batch: Batch
     parcels: DataFrame
-    #: None while no record has shown a column.
-    schema: TableSchema | None
+    schema: TableSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,16 +174,23 @@ class Arrivals:
     def _step(self, records: DataFrame, known: Known) -> DecodeStep:
         return DecodeStep(
             decoder=self._job.decoder,
-            schema=known.schema or self._learn(records),
+            schema=self._schema(records, known.schema),
             buckets=known.buckets,
             head=-1 if known.head is None else known.head,
             dead_letters=self._job.dead_letters,
             lettered=-1 if self.seen is None else self.seen,
         )
 
-    def _learn(self, records: DataFrame) -> TableSchema | None:
+    def _schema(self, records: DataFrame, known: TableSchema | None) -> TableSchema:
+        """The table's columns, learned from the first records while nothing has shown the key.
+
+        Without them every task would learn on its own, one of whole numbers and another of fractions.
+        """
+        if known is not None and not known.has_untyped_key:
+            return known
         sample = records.select(*_COLUMNS).orderBy("seq_num").limit(SAMPLE).toArrow()
-        return self._job.decoder.decode(sample, None).schema if len(sample) else None
+        found = self._job.decoder.decode(sample, known).schema if len(sample) else known
+        return found or TableSchema.of_keys(self._job.decoder.key_fields)
 
     def _check_no_gap(self, reports: Sequence[DecodeReport], head: int | None) -> None:
         """Streams have no gaps, so a batch with one lost records on its way here."""
@@ -227,10 +233,9 @@ def _arrived(
     return Arrived(batch, parcels, _merged(step.schema, taken))
 
 
-def _merged(known: TableSchema | None, reports: Sequence[DecodeReport]) -> TableSchema | None:
+def _merged(known: TableSchema, reports: Sequence[DecodeReport]) -> TableSchema:
     """The columns that hold what was known and what the records show."""
     for report in reports:
         found = report.table_schema()
-        if found is not None:
-            known = known.merged(found) if known is not None else found
+        known = known.merged(found) if found is not None else known
     return known

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -64,7 +64,10 @@ class DeadLetterFolder:
         return msgspec.json.encode({**origin, **row, "body": body}) + b"\n"
 
     async def _put(self, name: str, content: bytes) -> None:
-        await self.place.open().blobs.put(name, content)
+        async def pieces() -> AsyncIterator[bytes]:
+            yield content
+
+        await self.place.open().put(name, pieces)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,8 +50,7 @@ class DecodeStep:
     """What every task of the step needs; pickled with it."""
 
     decoder: ChangeDecoder
-    #: None while no record has shown a column.
-    schema: TableSchema | None
+    schema: TableSchema
     buckets: int
     #: Records up to here are in the archive already.
     head: int

@@ -16,19 +16,21 @@ from streamfold.spark.writer.job import TableJob
 class TableEvents:
     """A pump where sinks are configured, nothing where none are."""
 
-    def __init__(self, job: TableJob, destination: Destination, loop: DriverLoop) -> None:
+    def __init__(self, job: TableJob, loop: DriverLoop) -> None:
+        self._job = job
         self._loop = loop
         self._pump: EventPump | None = None
         self._task: asyncio.Task[None] | None = None
-        if job.events:
-            profiles = Profiles(job.credentials)
+
+    def start(self, destination: Destination) -> None:
+        """Send what is committed in the deciding destination, from now on."""
+        if self._pump is None and self._job.events:
+            profiles = Profiles(self._job.credentials)
             sinks = {
                 name: open_sink(dict(raw), profiles, path=f"events.{name}")
-                for name, raw in job.events.items()
+                for name, raw in self._job.events.items()
             }
             self._pump = EventPump(destination, sinks, order=SEQ_NUM)
-
-    def start(self) -> None:
         if self._pump is not None and self._task is None:
             self._task = self._loop.start(self._pump.run(), "events")
 
@@ -46,4 +48,4 @@ class TableEvents:
 
     @property
     def errors(self) -> Mapping[str, int]:
-        return self._pump.errors if self._pump is not None else {}
+        return self._pump.errors if self._pump is not None else dict.fromkeys(self._job.events, 0)

@@ -2,7 +2,8 @@
 
 StreamfoldError
 └── RetryLaterError
-    └── QueryFailedError              Spark ended the query for a reason of its own
+    ├── QueryFailedError              Spark ended the query for a reason of its own
+    └── ServerUnreachableError        look at the server, and at source.server
 """
 
 from __future__ import annotations
@@ -31,6 +32,17 @@ class QueryFailedError(RetryLaterError):
     code = "query_failed"
 
 
+class ServerUnreachableError(RetryLaterError):
+    """The server of a table's stream does not answer."""
+
+    code = "endpoint_unavailable"
+
+    def __init__(self, server: str, cause: str) -> None:
+        super().__init__(
+            f"source.server {server} cannot be reached ({cause}): start it, or correct source.server"
+        )
+
+
 def told_by(error: BaseException) -> StreamfoldError:
     """The error that a failure comes from; Spark hands on those of its Python processes as text."""
     if isinstance(error, StreamfoldError):
@@ -42,7 +54,11 @@ def told_by(error: BaseException) -> StreamfoldError:
             found = kind.__new__(kind)
             StreamfoldError.__init__(found, message)
             return found
-    return QueryFailedError(f"{type(error).__name__}: {text[:SHOWN]}")
+    first = text.strip().partition("\n")[0][:SHOWN] or "nothing more is known"
+    return QueryFailedError(
+        f"a query or a job of Spark failed with {type(error).__name__}: {first.rstrip('.')}; run with "
+        "--verbose to see all of it"
+    )
 
 
 def may_pass(error: StreamfoldError) -> bool:

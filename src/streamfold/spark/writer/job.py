@@ -15,7 +15,7 @@ from streamfold.archive.thresholds import Thresholds
 from streamfold.snapshotter.decoding.base import ChangeDecoder
 from streamfold.snapshotter.transactions import TransactionLimits
 from streamfold.spark.buckets import BUCKET_BYTES
-from streamfold.spark.writer.dead_letters import DeadLetters
+from streamfold.spark.writer.dead_letters import DeadLetterFolder, DeadLetters
 from streamfold.spark.writer.places import Place
 
 #: Records of one diff at most: some hundred megabytes of changes, and seconds of work.
@@ -55,3 +55,10 @@ class TableJob:
     events: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     credentials: Mapping[str, Profile] = field(default_factory=dict)
     retention: Retention | None = None
+
+    @property
+    def destinations(self) -> list[str]:
+        """URIs that failures are counted by: of the archive, and of dead letters in a folder."""
+        letters = self.dead_letters
+        places = [*self.places, *([letters.place] if isinstance(letters, DeadLetterFolder) else [])]
+        return list(dict.fromkeys(place.uri for place in places))

@@ -30,6 +30,8 @@ from streamfold.spark.writer.places import Place
 _SINK_DIGITS = 8
 #: Hexadecimal digits by which two runs with one pid are told apart: containers all have the same.
 _RUN_DIGITS = 6
+#: Seconds for which tasks ask a server that does not answer: then the table says so and tries again.
+_RETRY_SECONDS = "5"
 
 
 def table_jobs(configuration: Configuration, environment: Mapping[str, str]) -> list[TableJob]:
@@ -74,7 +76,7 @@ def _job(
 
 
 def _source(source: SourceSettings, environment: Mapping[str, str]) -> dict[str, str]:
-    options = {"endpoint": source.server, "basin": source.basin}
+    options = {"endpoint": source.server, "basin": source.basin, "retryTimeout": _RETRY_SECONDS}
     token = environment.get(source.token_env, "")
     if source.token_file is not None:
         try:

@@ -11,6 +11,7 @@ them; the position is in the manifest alone, so a batch that comes again changes
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -25,7 +26,7 @@ from streamfold.spark.writer.fold import FoldStep, fold, written_parts
 from streamfold.spark.writer.job import TableJob
 from streamfold.spark.writer.layers import Layer, Stack
 from streamfold.spark.writer.parcels import PARCELS, raise_failures
-from streamfold.spark.writer.published import PublishedTable, Written
+from streamfold.spark.writer.published import PublishedTable, Written, WrittenBase
 from streamfold.spark.writer.settle import SettleStep, empty_parcel, settle
 
 #: Reason of the base that begins an archive.
@@ -40,8 +41,23 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
+@dataclass(frozen=True, slots=True)
+class Uncommitted:
+    """Files that are durable, and what is left to do with them."""
+
+    written: Written | WrittenBase
+    #: The records that are taken in with it; None for a base of what is committed already.
+    batch: Batch | None
+    #: Reason of a base that is wanted in place of this diff.
+    force: str | None = None
+
+
 class TablePipeline:
-    """Batches of one table, one after the other; whoever calls holds the table's lock."""
+    """Batches of one table, one after the other; whoever calls holds the table's lock.
+
+    What was written and could not be committed is kept, and committed by `resume`: retries during an
+    outage write no file twice.
+    """
 
     def __init__(
         self,
@@ -55,6 +71,7 @@ class TablePipeline:
         self._published = published
         self._now = now
         self._arrivals = Arrivals(spark, job)
+        self._uncommitted: Uncommitted | None = None
 
     @property
     def seen(self) -> int | None:
@@ -80,6 +97,20 @@ class TablePipeline:
         with self._arrivals.take(records, self._known()) as arrived:
             return self._write(arrived, force)
 
+    def resume(self) -> Batch | None:
+        """Commit what an earlier try has written, if the archive still ends where that begins.
+
+        Returns the records that it takes in; None when there are none.
+        """
+        left = self._uncommitted
+        if left is None:
+            return None
+        if not self._published.goes_on_with(left.written):
+            self._uncommitted = None  # it is committed, or has to be written anew
+            return None
+        self._commit(left)
+        return left.batch
+
     def is_held_enough(self) -> bool:
         """Whether a transaction is held back that is not waited for any longer."""
         return self._arrivals.is_held_enough()
@@ -97,16 +128,21 @@ class TablePipeline:
             return None
         return self._decide(manifest, Pending(0, 0, manifest.base.row_count or 0)).trigger
 
-    def rebase(self, reason: str, closing: Written | None = None) -> Manifest:
-        """Fold the archive, and the diff that closes it, into a new base.
+    def rebase(self, reason: str) -> None:
+        """Fold the archive into a new base.
 
         Buckets without a change keep their files, as long as nothing else asks for new ones.
         """
+        self._rebase(reason, None, None)
+
+    def _rebase(self, reason: str, closing: Written | None, batch: Batch | None) -> None:
+        """Fold the archive, and the diff that closes it, into a new base, and commit both."""
         self._use_pool()
         published, stack = self._published, self._stack()
         manifest = published.writer.manifest
         to_position = closing.plan.to_position if closing else str(published.head)
         if closing is not None:
+            published.complete(closing)
             stack = stack.with_diff(Layer.pending(closing.plan, closing.parts))
         plan = published.writer.plan_base(to_position)
         count = self._new_count(manifest, stack)
@@ -116,7 +152,27 @@ class TablePipeline:
         step = FoldStep(stack, plan, self._job.places, tuple(sorted(touched)), count)
         parts = self._fold(step)
         reuse = sorted(everything - touched)
-        return published.commit_base(plan, parts, reason=reason, reuse=reuse, closing=closing)
+        self._commit(Uncommitted(WrittenBase(plan, parts, reason, reuse, closing), batch))
+
+    def _commit(self, left: Uncommitted) -> None:
+        """Commit what is written; it stays for another try until that has succeeded."""
+        self._uncommitted = left
+        if isinstance(left.written, WrittenBase):
+            self._published.commit_base(left.written)
+        else:
+            self._commit_diff(left.written, left)
+        self._uncommitted = None
+
+    def _commit_diff(self, diff: Written, left: Uncommitted) -> None:
+        """Commit a diff, or the base that the thresholds want in its place."""
+        manifest = self._published.writer.manifest
+        assert manifest is not None  # noqa: S101 - the first base is there
+        decision = self._decide(manifest, _pending(manifest, diff))
+        reason = left.force or (decision.trigger if decision.action is Action.BASE else None)
+        if reason:
+            self._rebase(reason, diff, left.batch)
+        else:
+            self._published.commit_diff(diff)
 
     def _use_pool(self) -> None:
         """Have the jobs of this thread share the cores with other tables, where Spark is fair."""
@@ -130,7 +186,7 @@ class TablePipeline:
         if arrived is None:
             return None
         batch, schema = arrived.batch, arrived.schema
-        if schema is None or not batch.records:  # no column is known yet, or everything is held
+        if not batch.records:  # everything is held
             return batch
         self._published.begin(schema)
         if self._published.manifest is None:
@@ -144,7 +200,7 @@ class TablePipeline:
         plan = self._published.writer.plan_base(str(batch.last))
         step = SettleStep(plan, self._job.places, batch.truncated_at, None)
         parts = self._settle(parcels, step, count, range(count), batch)
-        self._published.commit_base(plan, parts, reason=FIRST)
+        self._commit(Uncommitted(WrittenBase(plan, parts, FIRST), batch))
 
     def _write_diff(self, parcels: DataFrame, batch: Batch, force: str | None) -> None:
         manifest = self._published.writer.manifest
@@ -154,13 +210,7 @@ class TablePipeline:
         step = SettleStep(plan, self._job.places, batch.truncated_at, stack)
         needed = range(1) if batch.truncated_at >= 0 else range(0)
         parts = self._settle(parcels, step, stack.buckets, needed, batch)
-        diff = Written(plan, parts, batch.records)
-        decision = self._decide(manifest, _pending(manifest, diff))
-        reason = force or (decision.trigger if decision.action is Action.BASE else None)
-        if reason:
-            self.rebase(reason, diff)
-        else:
-            self._published.commit_diff(diff)
+        self._commit(Uncommitted(Written(plan, parts, batch.records), batch, force))
 
     def _settle(
         self, parcels: DataFrame, step: SettleStep, count: int, needed: range, batch: Batch

@@ -29,6 +29,11 @@ class Place:
                 "several: give file:///, s3://, gs:// or az://"
             )
 
+    @property
+    def uri(self) -> str:
+        """What the destination calls itself."""
+        return self.url.rstrip("/") + "/"
+
     def open(self) -> Destination:
         """The destination; credentials are asked for when they are needed, and renewed."""
         provider, options = None, dict(self.options)

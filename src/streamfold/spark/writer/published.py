@@ -31,14 +31,37 @@ class Written(NamedTuple):
     records: int
 
 
+class WrittenBase(NamedTuple):
+    """A base that is durable and not committed, with the diff that leads to it."""
+
+    plan: PartPlan
+    parts: Sequence[WrittenPart]
+    reason: str
+    #: Key buckets of the last base whose files are used again.
+    reuse: Sequence[int] = ()
+    closing: Written | None = None
+
+
 class PublishedTable:
     """What is committed, and the ways to commit more. One caller at a time."""
 
     def __init__(self, job: TableJob, loop: DriverLoop) -> None:
         self._job = job
         self._loop = loop
-        self._destinations = [place.open() for place in job.places]
+        self._opened: list[Destination] = []
         self._writer: ArchiveWriter | None = None
+
+    @property
+    def _destinations(self) -> list[Destination]:
+        """Opened when they are first needed: one that cannot be stops this table alone."""
+        if not self._opened:
+            self._opened = [place.open() for place in self._job.places]
+        return self._opened
+
+    def check(self) -> None:
+        """Have every destination answer; raises what is wrong with the first that does not."""
+        for destination in self._destinations:
+            self._loop.call(destination.read(SEQ_NUM))
 
     def open(self) -> None:
         """Go on where the archive ends; without one, wait until the columns are known."""
@@ -93,8 +116,9 @@ class PublishedTable:
             raise RuntimeError(f"table {self._job.table!r} is not open")
         return self._writer
 
-    def begin_empty(self, position: str, reason: str) -> None:
-        """Commit a base without rows, in one bucket."""
+    def begin_empty(self, schema: TableSchema, position: str, reason: str) -> None:
+        """Begin the archive by a base without rows, in one bucket."""
+        self.begin(schema)
         source = self._source(position)
         self._loop.call(self.writer.write_base({0: []}, position, reason=reason, source=source))
 
@@ -104,26 +128,35 @@ class PublishedTable:
             self.writer.commit_diff(diff.plan, diff.parts, record_count=diff.records, source=source)
         )
 
-    def commit_base(
-        self,
-        plan: PartPlan,
-        parts: Sequence[WrittenPart],
-        *,
-        reason: str,
-        reuse: Sequence[int] = (),
-        closing: Written | None = None,
-    ) -> Manifest:
-        written = WrittenDiff(*closing) if closing else None
+    def commit_base(self, base: WrittenBase) -> Manifest:
+        closing = WrittenDiff(*base.closing) if base.closing else None
         return self._loop.call(
             self.writer.commit_base(
-                plan,
-                parts,
-                reason=reason,
-                reuse=reuse,
-                closing=written,
-                source=self._source(plan.to_position),
+                base.plan,
+                base.parts,
+                reason=base.reason,
+                reuse=base.reuse,
+                closing=closing,
+                source=self._source(base.plan.to_position),
             )
         )
+
+    def complete(self, diff: Written) -> None:
+        """Have every destination hold a diff that is not committed yet, so that it can be folded."""
+        self._loop.call(self.writer.complete(diff.parts))
+
+    def goes_on_with(self, written: Written | WrittenBase) -> bool:
+        """Whether the archive still ends where this begins, and its files are still there."""
+        first = written.closing if isinstance(written, WrittenBase) else written
+        manifest = self.manifest
+        known = (manifest.epoch, manifest.head_position) if manifest else (0, None)
+        if first is not None:
+            fits = known == (first.plan.epoch, first.plan.from_position)
+        else:
+            head = written.plan.to_position if manifest else None
+            fits = known == (written.plan.epoch - 1, head)
+        parts = [*written.parts, *(first.parts if first and first is not written else ())]
+        return fits and self._loop.call(self.writer.holds(parts))
 
     def reusable(self, plan: PartPlan) -> bool:
         """Whether parts of the last base can be parts of the next."""

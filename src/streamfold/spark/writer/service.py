@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -14,21 +16,28 @@ from streamfold.snapshotter.service.status import State, TableStatus
 from streamfold.spark.writer.driver_loop import DriverLoop
 from streamfold.spark.writer.job import TableJob
 from streamfold.spark.writer.listener import LagListener
+from streamfold.spark.writer.snapshot_requests import Request
 from streamfold.spark.writer.table import TableWriter
 
 #: Seconds between two looks at whether any table is left.
 _LOOK = 0.5
+#: Seconds for which destinations and servers are waited for before Spark starts, and between two looks.
+CHECK_SECONDS = 5.0
 
 
 class SnapshotWriter:
-    """Publishes tables from `__enter__` to `__exit__`, which flushes them; the session is passed in.
+    """The tables of one process, which can be looked at before Spark is there.
+
+        with SnapshotWriter(jobs, scratch=folder) as writer:
+            writer.check()
+            with writer.publishing(spark):
+                writer.wait(stop)
 
     `scratch` is a folder for what Spark wants to write down; nothing in it is needed afterwards.
     """
 
     def __init__(
         self,
-        spark: SparkSession,
         jobs: Sequence[TableJob],
         *,
         scratch: Path,
@@ -37,40 +46,69 @@ class SnapshotWriter:
         names = [job.table for job in jobs]
         if not names or len(set(names)) < len(names):
             raise InvalidError(f"tables {names} must be at least one, each named once")
-        self._spark = spark
         self._loop = DriverLoop()
+        self._begun = threading.Event()
         scratch.mkdir(parents=True, exist_ok=True)
         starting = threading.Lock()
         self._tables = {
             job.table: TableWriter(
-                spark, job, self._loop, scratch=scratch, starting=starting, backoff=backoff
+                job, self._loop, scratch=scratch, starting=starting, backoff=backoff
             )
             for job in jobs
         }
-        self._listener = LagListener({t.name: t.lag for t in self._tables.values()})
 
     def __enter__(self) -> SnapshotWriter:
         self._loop.__enter__()
-        self._spark.streams.addListener(self._listener)
-        for table in self._tables.values():
-            table.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for table in self._tables.values():
-            table.stop()
-        for table in self._tables.values():
-            table.join()
-        self._spark.streams.removeListener(self._listener)
+        self._begun.set()
         self._loop.__exit__()
+
+    def check(self) -> None:
+        """Have all destinations and servers answer; what is wrong is shown.
+
+        Waits for them for some seconds at most, and goes on to look until `publishing`.
+        """
+        looks = [threading.Event() for _ in self._tables]
+        for table, looked in zip(self._tables.values(), looks, strict=True):
+            threading.Thread(
+                target=self._check, args=(table, looked), name=f"check {table.name}", daemon=True
+            ).start()
+        end = time.monotonic() + CHECK_SECONDS
+        for looked in looks:
+            looked.wait(max(0.0, end - time.monotonic()))
+
+    def _check(self, table: TableWriter, looked: threading.Event) -> None:
+        while not self._begun.is_set():
+            table.check()
+            looked.set()
+            self._begun.wait(CHECK_SECONDS)
+
+    @contextmanager
+    def publishing(self, spark: SparkSession) -> Iterator[None]:
+        """Publish the tables as long as the block runs, then flush them."""
+        self._begun.set()
+        listener = LagListener({t.name: t.lag for t in self._tables.values()})
+        spark.streams.addListener(listener)
+        for table in self._tables.values():
+            table.start(spark)
+        try:
+            yield
+        finally:
+            for table in self._tables.values():
+                table.stop()
+            for table in self._tables.values():
+                table.join()
+            spark.streams.removeListener(listener)
 
     def statuses(self) -> dict[str, TableStatus]:
         return {name: table.status() for name, table in self._tables.items()}
 
-    def request_snapshot(self, table: str) -> None:
+    def request_snapshot(self, table: str) -> Request:
         if table not in self._tables:
             raise NotFoundError(f"table {table!r} is not one of {sorted(self._tables)}: name one")
-        self._tables[table].request_snapshot()
+        return self._tables[table].request_snapshot()
 
     def wait(self, stop: threading.Event) -> bool:
         """Wait until `stop` is set, or no table is left; whether any is."""

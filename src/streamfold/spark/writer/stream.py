@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,29 +14,32 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from streamfold.spark.connection import Connection
+from streamfold.spark.failures import EndpointUnavailableError
 from streamfold.spark.options import EARLIEST, LATEST, parse_source
 from streamfold.spark.streams import Streams
+from streamfold.spark.writer.failures import ServerUnreachableError
 from streamfold.spark.writer.job import TableJob
 
+#: Seconds within which the server has to answer a short question, and for which it is asked again.
+ANSWER_SECONDS, RETRY_SECONDS = 3.0, 1.0
 
-@dataclass(slots=True)
-class TableStream:
-    """Reads for one job; positions come from the archive, never from a checkpoint."""
 
-    spark: SparkSession
+@dataclass
+class StreamEdges:
+    """Where the stream of a job begins and ends, as its server says; Spark is not needed for it."""
+
     job: TableJob
     _start: int | None = None
 
     def tail(self) -> int:
         """The position after the last record."""
-        with self._connection() as connection:
-            return int(Streams(connection).tail(self.job.stream).seq_num)
+        with self._streams() as streams:
+            return int(streams.tail(self.job.stream).seq_num)
 
     def start(self) -> int:
         """Where a table without an archive begins; asked for once, so that it stays the same."""
         if self._start is None:
-            with self._connection() as connection:
-                streams = Streams(connection)
+            with self._streams() as streams:
                 if self.job.start == LATEST:
                     self._start = int(streams.tail(self.job.stream).seq_num)
                 elif self.job.start == EARLIEST:
@@ -42,6 +47,25 @@ class TableStream:
                 else:
                     self._start = int(self.job.start)
         return self._start
+
+    @contextmanager
+    def _streams(self) -> Iterator[Streams]:
+        """The server, which has to answer soon: whoever asks says so and tries again."""
+        given = parse_source({**self.job.source, "stream": self.job.stream}).endpoint
+        endpoint = replace(given, retry_timeout=min(given.retry_timeout, RETRY_SECONDS))
+        try:
+            with Connection(endpoint, ANSWER_SECONDS) as connection:
+                yield Streams(connection)
+        except EndpointUnavailableError as error:
+            raise ServerUnreachableError(endpoint.origin, error.cause) from error
+
+
+class TableStream(StreamEdges):
+    """Reads for one job; positions come from the archive, never from a checkpoint."""
+
+    def __init__(self, spark: SparkSession, job: TableJob) -> None:
+        super().__init__(job)
+        self.spark = spark
 
     def records(self, start: int, end: int) -> DataFrame:
         """The records from `start` on and before `end`."""
@@ -72,7 +96,3 @@ class TableStream:
 
     def _offset(self, position: int) -> str:
         return json.dumps({self.job.stream: position})
-
-    def _connection(self) -> Connection:
-        given = {**self.job.source, "stream": self.job.stream}
-        return Connection(parse_source(given).endpoint)

@@ -11,24 +11,29 @@ import random
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from streamfold.archive.events import Backoff
-from streamfold.errors import ConflictError, WriterFencedError
+from streamfold.errors import ConflictError, StreamfoldError, WriterFencedError
 from streamfold.snapshotter.service.status import State, TableStatus
+from streamfold.spark.failures import EndpointUnavailableError
 from streamfold.spark.writer.driver_loop import DriverLoop
 from streamfold.spark.writer.events import TableEvents
-from streamfold.spark.writer.failures import may_pass, told_by
+from streamfold.spark.writer.failures import ServerUnreachableError, may_pass, told_by
 from streamfold.spark.writer.job import TableJob
 from streamfold.spark.writer.pipeline import TablePipeline
 from streamfold.spark.writer.published import PublishedTable
-from streamfold.spark.writer.stream import TableStream
+from streamfold.spark.writer.snapshot_requests import Request, SnapshotRequests
+from streamfold.spark.writer.stream import StreamEdges, TableStream
 from streamfold.spark.writer.turns import Turns
 from streamfold.spark.writer.watch import Watch
 
@@ -40,6 +45,8 @@ _LOOK = 0.25
 _START_LOOK = 0.05
 #: How what Spark says of a query begins until its process is there.
 _INITIALIZING = "Initializing"
+#: Seconds between two tries to reach a server at most, and between two lines that say the same.
+_UNREACHABLE_PAUSE = _REPEAT = 5.0
 
 
 def _now() -> datetime:
@@ -51,7 +58,6 @@ class TableWriter:
 
     def __init__(
         self,
-        spark: SparkSession,
         job: TableJob,
         loop: DriverLoop,
         *,
@@ -66,22 +72,47 @@ class TableWriter:
         #: Of the query, by which the listener knows the table; a session may hold two writers of it.
         self.name = f"snapshotter {job.table} {uuid4().hex[:8]}"
         self._published = PublishedTable(job, loop)
-        self._stream = TableStream(spark, job)
-        self._events = TableEvents(job, self._published.primary, loop)
-        self._watch = Watch(job.table, job.stream, now)
+        self._events = TableEvents(job, loop)
+        self._watch = Watch(job.table, job.stream, job.destinations, now)
+        self._now = now
         self._woken = threading.Event()
-        pipeline = TablePipeline(spark, job, self._published, now)
-        self._turns = Turns(
-            self._stream, pipeline, self._published, self._events, self._watch, self._woken.set
-        )
         self._scratch = scratch
         self._backoff = backoff or Backoff()
         self._rng = random.Random()  # noqa: S311 - pauses need no secrecy
         self._stopping = threading.Event()
-        self._requested = threading.Event()
-        self._thread = threading.Thread(target=self._live, name=self.name, daemon=True)
+        self._requests = SnapshotRequests()
+        #: The last failure that was logged, and when.
+        self._logged: tuple[str, float] = ("", 0.0)
+        self._thread: threading.Thread | None = None
+        #: Held while the thread is set, or something is done because it is not.
+        self._beginning = threading.Lock()
 
-    def start(self) -> None:
+    def check(self) -> None:
+        """Have destinations and server answer before Spark is there; what is wrong is shown."""
+        try:
+            self._published.check()
+            StreamEdges(self.job).tail()
+        except StreamfoldError as error:
+            failure: StreamfoldError | None = error
+        else:
+            failure = None
+        with self._beginning:
+            if self._thread is not None:
+                return  # the table has found out by itself
+            if failure is not None:
+                self._note(failure, State.RETRYING)
+                return
+            self._watch.recover()
+            self._watch.enter(State.STARTING)
+
+    def start(self, spark: SparkSession) -> None:
+        stream = TableStream(spark, self.job)
+        pipeline = TablePipeline(spark, self.job, self._published, self._now)
+        turns = Turns(stream, pipeline, self._published, self._events, self._watch, self._woken.set)
+        with self._beginning:
+            self._thread = threading.Thread(
+                target=self._live, args=(turns, stream), name=self.name, daemon=True
+            )
         self._thread.start()
 
     def stop(self) -> None:
@@ -91,6 +122,8 @@ class TableWriter:
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait for its end; whether it has come."""
+        if self._thread is None:
+            return True
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -98,61 +131,55 @@ class TableWriter:
         return self._watch.status(self._events.errors)
 
     def lag(self, records: int) -> None:
-        """Told by the listener: records that the query has still to read."""
-        if self._turns.is_open:
+        """Called by the listener: records that the query has still to read."""
+        if self.status().state is State.RUNNING:
             self._watch.lag(records)
 
-    def request_snapshot(self) -> None:
-        """Have a base written soon; ConflictError when there will be none."""
-        state = self.status().state
-        if state.is_final or self._stopping.is_set():
-            raise ConflictError(
-                f"the writer of table {self.job.table!r} is {state}: start it again"
-            )
-        if self._published.manifest is None:
-            raise ConflictError(
-                f"table {self.job.table!r} has no base yet: the first one is written as soon as "
-                "there are records"
-            )
-        if self._requested.is_set():
-            raise ConflictError(f"a base of table {self.job.table!r} is on its way already")
-        self._requested.set()
+    def request_snapshot(self) -> Request:
+        """Have a base written soon, as soon as the table runs; ConflictError if it never will."""
+        request = self._requests.add()
         self._woken.set()
+        return request
 
-    def _live(self) -> None:
+    def _live(self, turns: Turns, stream: TableStream) -> None:
         failures = 0
         while not self._stopping.is_set():
             try:
-                self._run()
+                self._run(turns, stream)
             except Exception as raised:
-                failures = 1 if self._turns.progressed else failures + 1
-                if not self._goes_on(raised):
+                turns.close(failed=True)
+                failures = 1 if turns.progressed else failures + 1
+                error = self._understood(raised)
+                if not self._goes_on(error):
                     break
-                self._stopping.wait(self._backoff.pause(failures, self._rng))
+                self._stopping.wait(self._pause(error, failures))
         if not self.status().state.is_final:
-            self._finish()
+            self._finish(turns)
+        self._requests.close(self._refusal())
         self._events.stop()
 
-    def _run(self) -> None:
+    def _run(self, turns: Turns, stream: TableStream) -> None:
         """Open the archive and follow the stream, until asked to stop; raises what went wrong."""
-        start = self._turns.open()
-        self._events.start()
+        start = turns.open()
+        self._events.start(self._published.primary)
         checkpoint = Path(tempfile.mkdtemp(prefix="query-", dir=self._scratch))
-        query = self._follow(start, checkpoint)
+        query = self._follow(turns, stream, start, checkpoint)
         try:
             self._watch.enter(State.RUNNING)
-            self._look_after(query)
+            self._look_after(turns, query)
         finally:
-            self._turns.close()
-            query.stop()
+            turns.close()
+            self._end(query)
             shutil.rmtree(checkpoint, ignore_errors=True)
 
-    def _follow(self, start: int, checkpoint: Path) -> StreamingQuery:
+    def _follow(
+        self, turns: Turns, stream: TableStream, start: int, checkpoint: Path
+    ) -> StreamingQuery:
         """Start the query; Spark gives its process seconds to appear, so tables start in turn."""
         with self._starting:
-            query = self._stream.follow(
+            query = stream.follow(
                 start,
-                self._turns.take,
+                turns.take,
                 name=self.name,
                 interval=self.job.interval,
                 checkpoint=checkpoint,
@@ -162,47 +189,85 @@ class TableWriter:
                     break
             return query
 
-    def _look_after(self, query: StreamingQuery) -> None:
+    def _end(self, query: StreamingQuery) -> None:
+        try:
+            query.stop()
+        except (PySparkException, Py4JJavaError) as error:
+            # It ends when its server answers or is given up; by then its batches do nothing.
+            logger.debug("table %s: the query has not ended in time: %s", self.job.table, error)
+
+    def _look_after(self, turns: Turns, query: StreamingQuery) -> None:
         while not self._stopping.is_set():
             self._woken.wait(_LOOK)
             self._woken.clear()
-            if self._turns.failure is not None:
-                raise self._turns.failure
+            if turns.failure is not None:
+                raise turns.failure
             if not query.isActive:
                 raise query.exception() or RuntimeError(f"query {self.name!r} ended by itself")
-            if self._requested.is_set():
-                self._turns.rebase_on_request()
-                self._requested.clear()
-            self._turns.release_if_due()
-            self._turns.rebase_if_due()
+            self._serve_requests(turns)
+            turns.release_if_due()
+            turns.rebase_if_due()
 
-    def _finish(self) -> None:
+    def _serve_requests(self, turns: Turns) -> None:
+        if not self._requests.begin():
+            return
+        try:
+            turns.rebase_on_request()
+        except BaseException:
+            self._requests.give_up()
+            raise
+        base = self.status().last_base
+        if base is not None and turns.failure is None:
+            self._requests.answer(base)
+        else:
+            self._requests.give_up()
+
+    def _finish(self, turns: Turns) -> None:
         """The last diff; what cannot be written now stays in the stream for the next run."""
         try:
-            self._turns.flush()
+            turns.flush()
         except Exception as raised:
-            error = told_by(raised)
+            error = self._understood(raised)
             self._watch.fail(error, State.STOPPED)
             logger.error("table %s: the last flush failed: %s", self.job.table, error.message)
         else:
             self._watch.enter(State.CLOSED)
 
-    def _goes_on(self, raised: Exception) -> bool:
-        """Record a failure; whether another try may help."""
+    def _understood(self, raised: Exception) -> StreamfoldError:
+        """What went wrong, in the words of the configuration."""
         error = told_by(raised)
-        if error.code.startswith("blob_"):
-            self._watch.count_destination_error(_place_in(error.message, self.job))
+        if isinstance(error, EndpointUnavailableError):
+            cause = getattr(error, "cause", "it did not answer")
+            return ServerUnreachableError(self.job.source["endpoint"], cause)
+        return error
+
+    def _goes_on(self, error: StreamfoldError) -> bool:
+        """Record a failure; whether another try may help."""
         if may_pass(error):
-            self._watch.fail(error, State.RETRYING)
-            logger.warning("table %s: %s; trying again", self.job.table, error.message)
+            self._note(error, State.RETRYING)
             return True
         fenced = isinstance(error, WriterFencedError)
         self._watch.fail(error, State.FENCED if fenced else State.STOPPED)
         logger.error("table %s stops: %s (%s)", self.job.table, error.message, error.code)
         return False
 
+    def _note(self, error: StreamfoldError, state: State) -> None:
+        """Record a failure that may pass; the same one is logged again after some seconds only."""
+        self._watch.fail(error, state)
+        message, at = self._logged
+        now = time.monotonic()
+        if error.message != message or now - at >= _REPEAT:
+            logger.warning("table %s: %s; trying again", self.job.table, error.message)
+            self._logged = error.message, now
 
-def _place_in(message: str, job: TableJob) -> str:
-    """The destination that an error is about: messages of storage name it, else it is the first."""
-    uris = [place.url.rstrip("/") + "/" for place in job.places]
-    return next((uri for uri in uris if uri.rstrip("/") in message), uris[0])
+    def _pause(self, error: StreamfoldError, failures: int) -> float:
+        pause = self._backoff.pause(failures, self._rng)
+        unreachable = isinstance(error, ServerUnreachableError)
+        return min(pause, _UNREACHABLE_PAUSE) if unreachable else pause
+
+    def _refusal(self) -> ConflictError:
+        status = self.status()
+        why = f" ({status.last_error.message})" if status.last_error else ""
+        return ConflictError(
+            f"the writer of table {self.job.table!r} is {status.state}{why}: start it again"
+        )

@@ -14,8 +14,10 @@ from functools import partial
 
 from pyspark.sql import DataFrame
 
+from streamfold.archive.schema import TableSchema
 from streamfold.errors import StreamfoldError
 from streamfold.spark.writer.arrivals import Batch
+from streamfold.spark.writer.commit_log import CommitLog
 from streamfold.spark.writer.events import TableEvents
 from streamfold.spark.writer.pipeline import FIRST, TablePipeline
 from streamfold.spark.writer.published import PublishedTable
@@ -46,34 +48,35 @@ class Turns:
         self._events = events
         self._watch = watch
         self._on_failure = on_failure
+        self._log = CommitLog(stream.job.table)
         self._turn = threading.Lock()
         self._open = False
+        #: Whether the archive is known to end where the pipeline goes on.
+        self._settled = False
         #: What a batch of the query failed with.
         self.failure: Exception | None = None
         #: Whether anything was taken in since `open`.
         self.progressed = False
 
-    @property
-    def is_open(self) -> bool:
-        return self._open
-
     def open(self) -> int:
         """Look at the archive, and return where the query has to begin."""
         with self._turn:
-            self._published.open()
-            self._pipeline.restart()
-            self.failure, self.progressed = None, False
+            self._settle()
             self._begin_empty()
             self._adopt()
+            start, tail = self._next(), self._stream.tail()
             self._open = True
-            start = self._next()
-            self._watch.lag(max(0, self._stream.tail() - start))
+            self._watch.lag(max(0, tail - start))
+            if tail <= start:
+                self._watch.recover()
+            self._log.follows(self._stream.job.stream, start, tail)
             return start
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         """Wait for the turn under way; what comes after it does nothing."""
         with self._turn:
             self._open = False
+            self._settled = self._settled and not failed
 
     def take(self, records: DataFrame, batch_id: int) -> None:
         """A batch of the query, in a thread of Spark's."""
@@ -84,7 +87,7 @@ class Turns:
                 self._process(records)
             except Exception as error:
                 # Kept here whole: Spark would make text of it, and stop the query no sooner.
-                self.failure, self._open = error, False
+                self.failure, self._open, self._settled = error, False, False
                 self._on_failure()
 
     def rebase_if_due(self) -> None:
@@ -110,7 +113,18 @@ class Turns:
     def flush(self) -> None:
         """Take in everything that is in the stream by now, up to the last complete transaction."""
         with self._turn:
+            if not self._settled:
+                self._settle()
             self._drain(None)
+
+    def _settle(self) -> None:
+        """Look at the archive, and commit what an earlier try has written."""
+        self._settled = False
+        self._published.open()
+        self._pipeline.restart()
+        self.failure, self.progressed = None, False
+        self._count(self._pipeline.resume)
+        self._settled = True
 
     def _drain(self, force: str | None) -> bool:
         """Take in what there is; whether the last of it became the base that was wanted."""
@@ -121,7 +135,7 @@ class Turns:
             self._process(self._stream.records(start, end), force if end == tail else None)
             based = end == tail and self._epoch() > epoch
             if self._next() <= start:
-                break  # nothing is known of the table's columns yet
+                break  # all that is left belongs to a transaction that is open
         self._watch.lag(0)
         return based
 
@@ -130,18 +144,25 @@ class Turns:
 
     def _count(self, work: Callable[[], Batch | None]) -> None:
         """Do something that may take records in, and account for it."""
-        began = time.monotonic()
-        epoch = self._epoch()
+        began, before, epoch = time.monotonic(), self._published.manifest, self._epoch()
         batch = work()
+        seconds = time.monotonic() - began
+        self._log.committed(before, self._published.manifest, seconds)
         if batch is not None:
             self.progressed = True
-            self._watch.take(batch, time.monotonic() - began, self._pipeline.held_from)
+            self._watch.take(batch, seconds, self._pipeline.held_from)
+            self._log.took(batch.seen, batch.records / seconds if seconds > 0 else 0.0)
+        if batch is not None or self._published.manifest is not before:
+            self._watch.recover()
         self._committed()
         if self._epoch() > epoch:
             self._collect()
 
     def _rebase(self, reason: str) -> None:
+        began, before = time.monotonic(), self._published.manifest
         self._pipeline.rebase(reason)
+        self._log.committed(before, self._published.manifest, time.monotonic() - began)
+        self._watch.recover()
         self._committed()
         self._collect()
 
@@ -150,15 +171,23 @@ class Turns:
             self._published.collect()
         except StreamfoldError as error:
             # The commit is made; what is left over goes with the next base.
+            if error.destination is not None:
+                self._watch.count_destination_error(error.destination)
             logger.warning("old files of table %s stay: %s", self._stream.job.table, error.message)
 
     def _begin_empty(self) -> None:
-        """Publish a table of declared columns whose stream is still empty, so that readers find it."""
-        if self._published.schema is None or self._published.manifest is not None:
+        """Publish a table whose stream is still empty, so that readers find it.
+
+        Columns that are not declared are learned later; until then the key fields have no type.
+        """
+        if self._published.manifest is not None:
             return
         start = self._stream.start()
         if self._stream.tail() <= start:
-            self._published.begin_empty(str(start - 1), FIRST)
+            began = time.monotonic()
+            keys = TableSchema.of_keys(self._stream.job.decoder.key_fields)
+            self._published.begin_empty(self._published.schema or keys, str(start - 1), FIRST)
+            self._log.committed(None, self._published.manifest, time.monotonic() - began)
 
     def _next(self) -> int:
         """The first record that is not taken in yet."""

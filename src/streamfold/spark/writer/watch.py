@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 
 import msgspec
@@ -14,6 +14,7 @@ from streamfold.archive.timestamps import format_time, parse_time
 from streamfold.errors import StreamfoldError
 from streamfold.snapshotter.service.status import (
     ArtifactStatus,
+    Counts,
     Failure,
     State,
     TableStatus,
@@ -24,10 +25,13 @@ from streamfold.spark.writer.arrivals import Batch
 class Watch:
     """The numbers of one table."""
 
-    def __init__(self, table: str, stream: str, now: Callable[[], datetime]) -> None:
+    def __init__(
+        self, table: str, stream: str, destinations: Iterable[str], now: Callable[[], datetime]
+    ) -> None:
         self._lock = threading.Lock()
         self._now = now
-        self._status = TableStatus(table=table, stream=stream, state=State.STARTING)
+        counts = Counts(destination_errors=dict.fromkeys(destinations, 0))
+        self._status = TableStatus(table=table, stream=stream, state=State.STARTING, counts=counts)
         self._manifest: Manifest | None = None
         #: Milliseconds of the last record taken in.
         self._last_time: int | None = None
@@ -40,7 +44,14 @@ class Watch:
         with self._lock:
             failure = Failure(error.code, error.message, format_time(self._now()))
             self._count(failures=1)
+            if error.destination is not None:
+                self._count_destination(error.destination)
             self._change(state=state, last_error=failure)
+
+    def recover(self) -> None:
+        """What failed has succeeded since: there is no error any more."""
+        with self._lock:
+            self._change(last_error=None)
 
     def adopt(self, manifest: Manifest | None, lagging: Mapping[str, StreamfoldError]) -> None:
         """Take over what is committed by now, and count what is new in it."""
@@ -50,15 +61,13 @@ class Watch:
                     self._count_artifacts(self._manifest, manifest)
                 self._manifest = manifest
             for place in lagging:
-                errors = self._status.counts.destination_errors
-                self._set_count(destination_errors=errors | {place: errors.get(place, 0) + 1})
+                self._count_destination(place)
             shown = {place: error.message for place, error in lagging.items()}
             self._change(lagging_destinations=shown)
 
-    def count_destination_error(self, place: str) -> None:
+    def count_destination_error(self, uri: str) -> None:
         with self._lock:
-            errors = self._status.counts.destination_errors
-            self._set_count(destination_errors=errors | {place: errors.get(place, 0) + 1})
+            self._count_destination(uri)
 
     def take(self, batch: Batch, seconds: float, held_from: int | None) -> None:
         """A batch was taken in, up to what is held back."""
@@ -111,6 +120,10 @@ class Watch:
         fresh = [a for a in new.artifacts if (a.kind, a.epoch, a.to_position) not in known]
         bases = sum(artifact.is_base for artifact in fresh)
         self._count(bases=bases, diffs=len(fresh) - bases)
+
+    def _count_destination(self, uri: str) -> None:
+        errors = self._status.counts.destination_errors
+        self._set_count(destination_errors=errors | {uri: errors.get(uri, 0) + 1})
 
     def _count(self, **more: int) -> None:
         counts = self._status.counts
