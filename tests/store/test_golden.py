@@ -64,6 +64,9 @@ def as_read_today(expected: dict[str, Any]) -> dict[str, Any]:
     """What a golden store holds, with the defaults of members that are younger than it is."""
     for basin in expected.values():
         basin["info"].setdefault("location", "local:disk")
+        basin["config"]["default_stream_config"].setdefault("trim_on_snapshot", None)
+        for stream in basin["streams"].values():
+            stream["config"].setdefault("trim_on_snapshot", None)
     return expected
 
 

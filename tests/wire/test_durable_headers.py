@@ -36,7 +36,7 @@ def append(**headers: str) -> AppendOptions:
 
 
 def test_without_headers_nothing_is_asked_for() -> None:
-    assert create() == CreateOptions(None, None, None, False, None, None, 0, False)
+    assert create() == CreateOptions(None, None, None, False, None, None, 0, None)
     assert append() == AppendOptions(None, False, None, None)
 
 

@@ -118,6 +118,13 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="Seconds after which storage is freed of records that were trimmed, expired or deleted.",
 )
 @click.option(
+    "--trim-on-snapshot",
+    is_flag=True,
+    envvar="STREAMFOLD_TRIM_ON_SNAPSHOT",
+    show_envvar=True,
+    help="Have snapshots trim what they cover, in streams that are not configured otherwise.",
+)
+@click.option(
     "--no-fsync",
     is_flag=True,
     help="Acknowledge before the disk has it: a power cut may lose records.",
@@ -168,6 +175,7 @@ def serve(
     commit_timeout: float,
     disk_reserve: int | None,
     trim_grace: float,
+    trim_on_snapshot: bool,
     no_fsync: bool,
     auth: bool,
     root_token_file: Path | None,
@@ -191,6 +199,7 @@ def serve(
             commit_timeout=commit_timeout,
             disk_reserve=disk_reserve,
             trim_grace=trim_grace,
+            trim_on_snapshot=trim_on_snapshot,
             fsync=not no_fsync,
         ),
         host=host,

@@ -60,6 +60,8 @@ class StreamConfig:
     timestamp_uncapped: bool = False
     #: Seconds without records after which the stream is deleted; 0 = never.
     delete_on_empty_secs: int = 0
+    #: Whether publishing a snapshot trims what it covers; None = as its creation, or the store, says.
+    trim_on_snapshot: bool | None = None
 
 
 SYSTEM_DEFAULTS: Final = StreamConfig()
@@ -74,6 +76,7 @@ class StreamConfigLayer:
     timestamp_mode: TimestampMode | None = None
     timestamp_uncapped: bool | None = None
     delete_on_empty_secs: int | None = None
+    trim_on_snapshot: bool | None = None
 
     def __post_init__(self) -> None:
         check_choice(StorageClass, self.storage_class, "storage class")
@@ -104,6 +107,7 @@ class StreamReconfiguration:
     timestamp_mode: Change[TimestampMode] = UNSET
     timestamp_uncapped: Change[bool] = UNSET
     delete_on_empty_secs: Change[int] = UNSET
+    trim_on_snapshot: Change[bool] = UNSET
 
     def __post_init__(self) -> None:
         check_choice(StorageClass, self.storage_class, "storage class")

@@ -29,7 +29,8 @@ class StreamTraits(msgspec.Struct, frozen=True, omit_defaults=True):
     ttl: int | None = None
     #: When the stream goes away, ms since the Unix epoch.
     expires_at: int | None = None
-    #: Let a snapshot take the place of the records before it at once.
+    #: Let a snapshot take the place of the records before it at once. The stream's configuration may
+    #: say otherwise later.
     trim_on_snapshot: bool = False
     origin: Origin | None = None
 

@@ -48,6 +48,7 @@ class _StreamConfig(Struct, forbid_unknown_fields=True):
     retention_policy: str | None = None
     timestamping: _Timestamping | None = None
     delete_on_empty: _DeleteOnEmpty | None = None
+    trim_on_snapshot: bool | None = None
 
     def to_model(self) -> model.StreamConfigLayer:
         timestamping = self.timestamping or _Timestamping()
@@ -58,6 +59,7 @@ class _StreamConfig(Struct, forbid_unknown_fields=True):
             timestamp_mode=timestamping.mode,
             timestamp_uncapped=timestamping.uncapped,
             delete_on_empty_secs=None if min_age is None else parse_duration(min_age),
+            trim_on_snapshot=self.trim_on_snapshot,
         )
 
 

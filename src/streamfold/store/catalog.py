@@ -301,9 +301,18 @@ def _check_stream_active(basin: str, name: str, row: StreamRow) -> None:
         raise StreamDeletingError(basin, name)
 
 
+def _mentioned(config: BasinConfig | StreamConfigLayer) -> dict[str, object]:
+    """The members of a request; those that are younger than stored hashes only where they are set."""
+    members: dict[str, object] = msgspec.to_builtins(config)
+    for layer in (members, members.get("default_stream_config")):
+        if isinstance(layer, dict) and layer.get("trim_on_snapshot", ...) is None:
+            del layer["trim_on_snapshot"]
+    return members
+
+
 def _creation_hash(token: str | None, config: BasinConfig | StreamConfigLayer) -> bytes | None:
     """What a repeated creation must match to count as the same: token and requested configuration."""
     if token is None:
         return None
-    request = token.encode() + b"\x00" + msgspec.msgpack.encode(config)
+    request = token.encode() + b"\x00" + msgspec.msgpack.encode(_mentioned(config))
     return hashlib.blake2b(request, digest_size=16).digest()

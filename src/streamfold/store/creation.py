@@ -59,7 +59,8 @@ class Wish:
     content_type: str | None
     ttl: int | None
     expires_at: int | None
-    trim_on_snapshot: bool
+    #: None = as the store does by default.
+    trim_on_snapshot: bool | None
     closed: bool
     fork: ForkWish | None
     content: Content
@@ -149,7 +150,8 @@ class Creator:
             id=self.session.new_stream_id(),
             created_at=now,
             config=resolve(
-                StreamConfigLayer(retention=INFINITE), parent.config.default_stream_config
+                StreamConfigLayer(retention=INFINITE, trim_on_snapshot=wish.trim_on_snapshot),
+                parent.config.default_stream_config,
             ),
             cipher=parent.config.stream_cipher,
             traits=traits,
@@ -231,7 +233,7 @@ def _traits(wish: Wish, source: StreamLog | None, now: int) -> StreamTraits:
         content_type=wish.content_type or (inherited.content_type if source else OCTETS),
         ttl=ttl,
         expires_at=expires_at,
-        trim_on_snapshot=wish.trim_on_snapshot,
+        trim_on_snapshot=bool(wish.trim_on_snapshot),
     )
 
 
@@ -243,7 +245,7 @@ def _agrees(traits: StreamTraits, closed: bool, wish: Wish) -> bool:
             traits.origin is None
             and media_type(traits.content_type) == media_type(wish.content_type or OCTETS)
             and (traits.ttl, traits.expires_at) == (wish.ttl, wish.expires_at)
-            and traits.trim_on_snapshot == wish.trim_on_snapshot
+            and traits.trim_on_snapshot == bool(wish.trim_on_snapshot)
             and closed == wish.closed
         )
     wished = wish.content_type

@@ -37,6 +37,8 @@ class StoreSettings:
     #: Seconds after which the space of trimmed, expired and deleted records is reclaimed, if they are
     #: a fifth of what the store holds; later in proportion if they are less (see `reclaim.py`).
     reclaim_after: float = 30.0
+    #: Whether publishing a snapshot trims what it covers, in streams that nobody has configured.
+    trim_on_snapshot: bool = False
     #: Seconds from a failure for which calls wait while the store reopens its storage.
     recovery_patience: float = 5.0
     #: On local disk: sync each commit to the device before it is acknowledged.
@@ -54,5 +56,5 @@ class StoreSettings:
         for setting in fields(self):
             value = getattr(self, setting.name)
             lowest = 0 if setting.name in _MAY_BE_ZERO else 1e-9
-            if setting.name != "fsync" and value is not None and value < lowest:
+            if not isinstance(value, bool | None) and value < lowest:
                 raise InvalidError(f"{setting.name} {value} must be positive")

@@ -72,6 +72,8 @@ class Publication:
     #: Whether it may only stand where an append ends.
     whole_appends: bool
     key: SealingKey | None
+    #: Whether to trim what it covers; None = as the stream is configured.
+    trim: bool | None = None
 
 
 @dataclass(slots=True)
@@ -123,6 +125,8 @@ class SnapshotShelf:
     session: Session
     catalog: Catalog
     blobs: SnapshotBlobs
+    #: Whether snapshots trim streams that nobody has configured.
+    trim_by_default: bool
 
     async def all(self, log: StreamLog) -> list[Snapshot]:
         """Every snapshot from which the stream can be followed, oldest first."""
@@ -219,17 +223,29 @@ class SnapshotShelf:
             newest = await self.newest(log)
             if newest is not None and newest.seq_num == new.seq_num:
                 if newest.digest == row.digest:
+                    if self._trims(log, new):
+                        log.trim(new.seq_num)
+                        self.session.committer.touch(log)
+                        await self.session.committer.write([])
                     return newest
                 raise SnapshotConflictError(
                     f"stream {log.name!r} has another snapshot at {new.seq_num}, with digest "
                     f"{newest.digest}: snapshots do not change, publish one at a later position"
                 )
-            if log.row.traits is not None and log.row.traits.trim_on_snapshot:
+            if self._trims(log, new):
                 log.trim(new.seq_num)
                 self.session.committer.touch(log)
             op = keys.snapshot(log.id, new.seq_num), rows.encode(row)
             await self.session.committer.write([op])
             return _snapshot(new.seq_num, row)
+
+    def _trims(self, log: StreamLog, new: Publication) -> bool:
+        """Whether `new` trims what it covers: as it says itself, else the stream, else the store."""
+        for choice in (new.trim, log.row.config.trim_on_snapshot):
+            if choice is not None:
+                return choice
+        traits = log.row.traits
+        return self.trim_by_default or (traits is not None and traits.trim_on_snapshot)
 
     async def _check(self, log: StreamLog, new: Publication) -> None:
         await apply_retention(self.session, log)

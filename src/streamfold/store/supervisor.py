@@ -214,7 +214,9 @@ class Supervisor:
         catalog = Catalog(session, NamedLocks(), self._now)
         tokens = AccessTokens(session, self._now)
         usage = UsageKeeper(session, self.usage, self._now)
-        snapshots = SnapshotShelf(session, catalog, self._snapshots)
+        snapshots = SnapshotShelf(
+            session, catalog, self._snapshots, self._settings.trim_on_snapshot
+        )
         interval = self._settings.upkeep_interval
         upkeep = Upkeep(session, catalog, tokens, usage, snapshots, self._now, interval)
         session.on_trimmed = upkeep.on_trimmed

@@ -107,6 +107,21 @@ async def test_a_token_is_for_its_streams_only(guarded: Server) -> None:
         assert (await web.get(f"{STREAM}/snapshot/1")).status_code == 403
 
 
+async def test_a_snapshot_that_is_to_trim_needs_the_right_to_trim(guarded: Server) -> None:
+    everywhere = {"basins": ExactMatch(BUCKET), "streams": PrefixMatch("")}
+    writer = AccessTokenScope(**everywhere, ops=[Operation.APPEND])
+    trimmer = AccessTokenScope(**everywhere, ops=[Operation.APPEND, Operation.TRIM])
+    trimming = {"stream-trim-on-snapshot": "true"}
+    other_face = {"s2-basin": BUCKET, **trimming}
+    paths = {f"{STREAM}/snapshot/2": trimming, "/v1/streams/orders/snapshot/2": other_face}
+    for name, scope, status in (("w", writer, 403), ("t", trimmer, 204)):
+        secret = await issue(guarded, scope, name=name)
+        async with browsing(guarded, headers=bearer(secret)) as web:
+            for path, headers in paths.items():
+                published = await web.put(path, content=b"two", headers=headers)
+                assert published.status_code == status, published.text
+
+
 async def test_a_fork_needs_the_right_to_read_its_source(guarded: Server) -> None:
     scope = AccessTokenScope(
         basins=ExactMatch(BUCKET),

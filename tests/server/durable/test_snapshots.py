@@ -6,7 +6,10 @@ import httpx
 import pytest
 from blake3 import blake3
 
-from tests.server.durable.conftest import JSON, OCTETS, token
+from streamfold.server.main import running_server
+from streamfold.store.settings import StoreSettings
+from tests.server.conftest import configuration
+from tests.server.durable.conftest import JSON, OCTETS, browsing, token
 
 JSON_STREAM, BYTE_STREAM = "/v1/stream/app/json", "/shop-bucket/bytes"
 
@@ -213,6 +216,76 @@ async def test_a_snapshot_cannot_be_deleted(web: httpx.AsyncClient, stream: str)
 async def test_publishing_trims_nothing_by_itself(web: httpx.AsyncClient, stream: str) -> None:
     await publish(web, stream, "3")
     assert (await web.get(stream)).json() == [0, 1, 2, 3, 4]
+
+
+async def first_kept(web: httpx.AsyncClient, stream: str) -> str:
+    head = await web.head(stream)
+    return str(head.headers["stream-retained-offset"])
+
+
+async def configure(web: httpx.AsyncClient, stream: str, trims: bool | None) -> httpx.Response:
+    """Set trim_on_snapshot through the S2 API."""
+    change = {"trim_on_snapshot": trims}
+    return await web.patch(
+        f"/v1/streams/{stream}", json=change, headers={"s2-basin": "durable-streams"}
+    )
+
+
+async def test_a_stream_that_exists_may_be_told_to_let_snapshots_trim(
+    web: httpx.AsyncClient, stream: str
+) -> None:
+    await publish(web, stream, "1", b"one")
+    assert await first_kept(web, stream) == token(0)
+    changed = await configure(web, "app%2Fjson", True)
+    assert (changed.status_code, changed.json()["trim_on_snapshot"]) == (200, True)
+    await publish(web, stream, "2", b"two")
+    assert await first_kept(web, stream) == token(2)
+    assert (await configure(web, "app%2Fjson", False)).json()["trim_on_snapshot"] is False
+    await publish(web, stream, "3", b"three")
+    assert await first_kept(web, stream) == token(2)
+    assert "trim_on_snapshot" not in (await configure(web, "app%2Fjson", None)).json()
+
+
+async def test_a_stream_that_s2_created_lets_snapshots_trim_if_it_says_so(
+    web: httpx.AsyncClient,
+) -> None:
+    within = {"s2-basin": "durable-streams"}
+    await web.put(JSON_STREAM, headers=JSON)  # makes the basin
+    config = {"stream": "s2-made", "config": {"trim_on_snapshot": True}}
+    assert (await web.post("/v1/streams", json=config, headers=within)).status_code == 201
+    records = {"records": [{"body": "a"}, {"body": "b"}, {"body": "c"}]}
+    await web.post("/v1/streams/s2-made/records", json=records, headers=within)
+    await web.put("/v1/streams/s2-made/snapshot/2", content=b"state", headers=within)
+    left = await web.get("/v1/streams/s2-made/records?seq_num=0", headers=within)
+    assert [record["seq_num"] for record in left.json()["records"]] == [2]
+    shown = await web.get("/v1/streams/s2-made", headers=within)
+    assert shown.json()["trim_on_snapshot"] is True
+
+
+async def test_a_single_snapshot_may_trim_or_not_whatever_its_stream_says(
+    web: httpx.AsyncClient, stream: str
+) -> None:
+    await publish(web, stream, "2", b"two", stream_trim_on_snapshot="true")
+    assert await first_kept(web, stream) == token(2)
+    await configure(web, "app%2Fjson", True)
+    await publish(web, stream, "4", b"four", stream_trim_on_snapshot="false")
+    assert await first_kept(web, stream) == token(2)
+    await publish(web, stream, "4", b"four")  # the same again: now it trims
+    assert await first_kept(web, stream) == token(4)
+    bad = await publish(web, stream, "5", b"five", stream_trim_on_snapshot="perhaps")
+    assert bad.status_code == 400
+
+
+async def test_a_server_may_let_all_snapshots_trim_but_those_of_streams_that_say_no() -> None:
+    settings = configuration(store=StoreSettings(trim_on_snapshot=True))
+    async with running_server(settings) as server, browsing(server) as web:
+        await web.put("/v1/stream/plain", headers=JSON, content=b"[0,1,2]")
+        no = JSON | {"stream-trim-on-snapshot": "false"}
+        await web.put("/v1/stream/kept", headers=no, content=b"[0,1,2]")
+        for stream in ("/v1/stream/plain", "/v1/stream/kept"):
+            await publish(web, stream, "2")
+        assert await first_kept(web, "/v1/stream/plain") == token(2)
+        assert await first_kept(web, "/v1/stream/kept") == token(0)
 
 
 async def test_a_stream_may_let_snapshots_trim(web: httpx.AsyncClient) -> None:

@@ -21,6 +21,7 @@ from streamfold.server.s2.access import Access
 from streamfold.server.s2.answers import JSON
 from streamfold.store.sealing import SealingKey
 from streamfold.store.store import StreamStore
+from streamfold.wire.durable.headers import parse_trim_on_snapshot
 from streamfold.wire.s2 import headers as s2_headers
 from streamfold.wire.s2.failures import ClientHangupError
 
@@ -160,6 +161,9 @@ class Durable:
             grant.require(Operation.READ, place.basin, source)
         if grant.stream_prefix:
             place = place._replace(stream=grant.full_stream_name(place.stream))
+        publishing = place.part is Part.SNAPSHOT and needed is Operation.APPEND
+        if publishing and parse_trim_on_snapshot(request.header):
+            grant.require(Operation.TRIM, place.basin, place.stream)
         return place, source, grant
 
     async def _read(

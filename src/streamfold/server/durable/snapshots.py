@@ -25,6 +25,7 @@ from streamfold.store.snapshot_shelf import Publication, Snapshot
 from streamfold.store.store import StreamStore
 from streamfold.wire.durable import bootstrap
 from streamfold.wire.durable.content_types import is_json, parse_stream_type
+from streamfold.wire.durable.headers import parse_trim_on_snapshot
 from streamfold.wire.durable.offsets import format_offset, parse_position
 from streamfold.wire.durable.snapshot_digest import SnapshotDigest
 
@@ -92,6 +93,7 @@ class Snapshots:
             request.header(_MATCH),
             not is_json(status.traits.content_type),
             key,
+            parse_trim_on_snapshot(request.header),
         )
         snapshot = await self._store.durable.publish(place.basin, place.stream, new)
         await request.respond(204, self._headers(snapshot))

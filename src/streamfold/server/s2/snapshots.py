@@ -15,6 +15,7 @@ from streamfold.server.s2.targets import target_of
 from streamfold.store.durable import StreamStatus
 from streamfold.store.reads import ReadBatch
 from streamfold.store.store import StreamStore
+from streamfold.wire.durable.headers import parse_trim_on_snapshot
 from streamfold.wire.s2 import headers, records_json, records_proto
 from streamfold.wire.s2.negotiation import Encoding, negotiate_read
 
@@ -43,6 +44,8 @@ class StreamSnapshots:
         async def handle(request: Request, segment: str, position: str | None = None) -> None:
             target = target_of(request, segment, await self._access.grant(request))
             target.grant.require(operation, target.basin, target.stream)
+            if handler == self._snapshots.publish and parse_trim_on_snapshot(request.header):
+                target.grant.require(Operation.TRIM, target.basin, target.stream)
             path = f"/v1/streams/{segment}"
             place = Place(target.basin, target.stream, path, Part.SNAPSHOT, position)
             await handler(request, place, target.sealing_key)

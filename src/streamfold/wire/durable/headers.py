@@ -60,7 +60,8 @@ class CreateOptions:
     #: Bytes or messages past `fork_offset`.
     fork_sub_offset: int = 0
     #: A snapshot moves the head of the stream to where it was taken.
-    trim_on_snapshot: bool = False
+    #: None = as the server does by default.
+    trim_on_snapshot: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ def parse_create(header: Header) -> CreateOptions:
         forked_from,
         fork_offset,
         fork_sub_offset,
-        _trim_on_snapshot(header(TRIM_ON_SNAPSHOT)),
+        parse_trim_on_snapshot(header),
     )
 
 
@@ -150,8 +151,12 @@ def _fork_point(header: Header, forked_from: str | None) -> tuple[SeqNum | None,
         raise InvalidError(f"{FORK_OFFSET}: {error.message}") from None
 
 
-def _trim_on_snapshot(value: str | None) -> bool:
-    text = "false" if value is None else value.lower()
+def parse_trim_on_snapshot(header: Header) -> bool | None:
+    """Whether a snapshot is to trim what it covers; None where the header is missing."""
+    value = header(TRIM_ON_SNAPSHOT)
+    if value is None:
+        return None
+    text = value.lower()
     if text not in ("true", "false"):
         raise InvalidError(f"{TRIM_ON_SNAPSHOT} {text[:_SHOWN]!r} must be true or false")
     return text == "true"

@@ -63,11 +63,14 @@ class StreamConfigJson(Struct):
     retention_policy: RetentionJson | None = None
     timestamping: TimestampingJson | None = None
     delete_on_empty: DeleteOnEmptyJson | None = None
+    #: Streamfold's own: left out where nothing is set, so that S2's clients see S2's members alone.
+    trim_on_snapshot: bool | UnsetType | None = UNSET
 
     def to_model(self) -> model.StreamConfigLayer:
         """The layer that was asked for; refuses ages that the model refuses."""
         timestamping = self.timestamping or TimestampingJson()
         min_age = None if self.delete_on_empty is None else self.delete_on_empty.min_age_secs
+        trims = self.trim_on_snapshot
         check_u64(min_age, "min_age_secs")
         return model.StreamConfigLayer(
             storage_class=_chosen(StorageClass, self.storage_class, "storage_class"),
@@ -75,6 +78,7 @@ class StreamConfigJson(Struct):
             timestamp_mode=_chosen(TimestampMode, timestamping.mode, "timestamping.mode"),
             timestamp_uncapped=timestamping.uncapped,
             delete_on_empty_secs=min_age,
+            trim_on_snapshot=None if isinstance(trims, UnsetType) else trims,
         )
 
     @staticmethod
@@ -87,6 +91,7 @@ class StreamConfigJson(Struct):
             None if config.retention is None else RetentionJson.of(config.retention),
             None if timestamping == TimestampingJson() else timestamping,
             None if min_age is None else DeleteOnEmptyJson(min_age),
+            UNSET if config.trim_on_snapshot is None else config.trim_on_snapshot,
         )
 
 
@@ -129,6 +134,7 @@ class _StreamChange(Struct):
     retention_policy: RetentionJson | UnsetType | None = UNSET
     timestamping: _TimestampingChange | UnsetType | None = UNSET
     delete_on_empty: _DeleteOnEmptyChange | UnsetType | None = UNSET
+    trim_on_snapshot: bool | UnsetType | None = UNSET
 
     def to_model(self) -> model.StreamReconfiguration:
         retention = self.retention_policy
@@ -148,6 +154,7 @@ class _StreamChange(Struct):
             timestamp_mode=_change_to(TimestampMode, timestamping.mode, "timestamping.mode"),
             timestamp_uncapped=_change(timestamping.uncapped),
             delete_on_empty_secs=_change(min_age),
+            trim_on_snapshot=_change(self.trim_on_snapshot),
         )
 
 
@@ -188,7 +195,7 @@ def decode_basin_reconfiguration(body: bytes) -> model.BasinReconfiguration:
 
 
 def encode_stream_config(config: model.StreamConfig) -> bytes:
-    """Fully resolved: all four members, each with a value."""
+    """Fully resolved: all four members of S2, each with a value, and of ours what is set."""
     return msgspec.json.encode(StreamConfigJson.of(config))
 
 
