@@ -9,7 +9,7 @@ from streamfold.model.names import StreamName
 from streamfold.model.records import CONTINUED, Record
 from streamfold.model.traits import OCTETS, Claim, Producer
 from streamfold.records.batch import RecordBatch
-from streamfold.store.creation import Content
+from streamfold.store.creation import Content, prepared
 from streamfold.store.durable import Appended, ForkWish, StreamStatus, Wish
 from streamfold.store.sealing import SealingKey
 from streamfold.store.store import StreamStore
@@ -22,7 +22,7 @@ def content(*bodies: bytes) -> Content:
     records = [
         Record(body, (CONTINUED,) if index < last else ()) for index, body in enumerate(bodies)
     ]
-    return lambda _: [RecordBatch.of(records)] if records else []
+    return prepared([RecordBatch.of(records)] if records else [])
 
 
 def wish(*bodies: bytes, **changes: Any) -> Wish:

@@ -19,6 +19,8 @@ from streamfold.errors import (
 )
 from streamfold.model.records import Record
 from streamfold.model.traits import OCTETS, Claim, Producer
+from streamfold.records.batch import RecordBatch
+from streamfold.store.durable import prepared
 from streamfold.store.rows import StateRow
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore
@@ -127,13 +129,13 @@ async def test_a_refusal_is_unknown_when_what_it_rests_on_was_lost(bench: Bench)
 async def test_content_that_cannot_be_made_moves_nothing(store: StreamStore) -> None:
     await create(store, "s")
 
-    def broken(content_type: str) -> list[object]:
+    async def broken(content_type: str) -> list[RecordBatch]:
         assert content_type == OCTETS
         raise InvalidError("not what the stream takes")
 
     claim = Claim(OCTETS, Producer("p", 0, 0), "a", close=True)
     with pytest.raises(InvalidError):
-        await store.durable.append(BASIN, "s", claim, broken)  # type: ignore[arg-type]
+        await store.durable.append(BASIN, "s", claim, broken)
     status = await store.durable.status(BASIN, "s")
     assert (status.tail, status.closed) == (0, False)
     assert not (await append(store, "s", b"0", producer=("p", 0, 0), seq="a")).repeated
@@ -143,10 +145,10 @@ async def test_an_append_of_many_batches_is_one(bench: Bench) -> None:
     async with bench.store() as store:
         await store.create_basin(BASIN)
         await create(store, "s")
-        batches = [*content(*[b"x"] * 1000)("")] * 3
+        batches = [*await content(*[b"x"] * 1000)("")] * 3
         claim = Claim(OCTETS, Producer("p", 0, 0))
         before = len(bench.engine.commits)
-        done = await store.durable.append(BASIN, "s", claim, lambda _: batches)
+        done = await store.durable.append(BASIN, "s", claim, prepared(batches))
         assert done.tail == 3000
         with_records = [
             ops for ops in bench.engine.commits[before:] if any(op[0][:1] == b"\x04" for op in ops)
@@ -156,10 +158,10 @@ async def test_an_append_of_many_batches_is_one(bench: Bench) -> None:
 
 async def test_too_large_an_append_moves_nothing(store: StreamStore) -> None:
     await create(store, "s")
-    batches = [*content(b"x" * 1_000_000)("")] * 40
+    batches = [*await content(b"x" * 1_000_000)("")] * 40
     claim = Claim(OCTETS, Producer("p", 0, 0))
     with pytest.raises(TooLargeError):
-        await store.durable.append(BASIN, "s", claim, lambda _: batches)
+        await store.durable.append(BASIN, "s", claim, prepared(batches))
     assert not (await append(store, "s", b"0", producer=("p", 0, 0))).repeated
 
 

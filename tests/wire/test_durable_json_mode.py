@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from streamfold.errors import InvalidError
 from streamfold.wire.durable.json_mode import check_message, join_messages, split_messages
+from streamfold.wire.json_scan import Limits
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=200)
 
@@ -96,16 +97,18 @@ LONE_SURROGATES = [
     b'{"\\ud800x":1}',
 ]
 
+LIMITS = Limits(elements=1_000, element_bytes=1_000_000)
+
 
 def one(body: bytes) -> list[bytes]:
-    return split_messages(body, allow_empty=False)
+    return split_messages(body, LIMITS, allow_empty=False)
 
 
 @pytest.mark.parametrize("body", NOT_JSON + NOT_UTF_8 + LONE_SURROGATES)
 def test_what_is_not_json_is_refused_however_deep_it_is(body: bytes) -> None:
     for refused in (body, b"[" + body + b"]", b'[{"a":[1,' + body + b"]}]", b" " + body + b"\n"):
         with pytest.raises(InvalidError):
-            split_messages(refused, allow_empty=True)
+            split_messages(refused, LIMITS, allow_empty=True)
         with pytest.raises(InvalidError):
             check_message(refused)
 
@@ -113,7 +116,7 @@ def test_what_is_not_json_is_refused_however_deep_it_is(body: bytes) -> None:
 @pytest.mark.parametrize("body", [b"", b" ", b"\r\n\t"])
 def test_an_empty_body_is_no_message(body: bytes) -> None:
     with pytest.raises(InvalidError):
-        split_messages(body, allow_empty=True)
+        split_messages(body, LIMITS, allow_empty=True)
     with pytest.raises(InvalidError):
         check_message(body)
 
@@ -166,7 +169,7 @@ def test_an_array_is_flattened_one_level(body: bytes, messages: list[bytes]) -> 
 
 
 def test_an_empty_array_may_create_but_not_append() -> None:
-    assert split_messages(b" [ ] ", allow_empty=True) == []
+    assert split_messages(b" [ ] ", LIMITS, allow_empty=True) == []
     with pytest.raises(InvalidError, match="empty array"):
         one(b"[]")
 
@@ -203,7 +206,7 @@ def test_the_text_of_a_message_is_kept(text: bytes) -> None:
 @given(values)
 def test_messages_mean_what_the_body_meant(value: Any) -> None:
     body = json.dumps(value, ensure_ascii=False, indent=2).encode(errors="surrogatepass")
-    messages = split_messages(body, allow_empty=True)
+    messages = split_messages(body, LIMITS, allow_empty=True)
     expected = value if isinstance(value, list) else [value]
     assert [json.loads(message) for message in messages] == expected
     assert json.loads(join_messages(messages)) == expected
@@ -225,7 +228,7 @@ def test_only_whitespace_between_tokens_is_lost(array: list[Any], data: st.DataO
 )
 def test_anything_else_is_refused_as_invalid(body: bytes) -> None:
     try:
-        messages = split_messages(body, allow_empty=True)
+        messages = split_messages(body, LIMITS, allow_empty=True)
     except InvalidError:
         assert not _is_valid(body)
     else:

@@ -23,6 +23,7 @@ from streamfold.wire.s2.records_json import (
     encode_append_ack,
     encode_read_batch,
     encode_tail,
+    is_light,
 )
 
 RAW, BASE64 = RecordFormat.RAW, RecordFormat.BASE64
@@ -240,3 +241,47 @@ def test_an_ack_has_three_positions() -> None:
 
 def test_the_tail_of_a_stream_never_written_is_zero() -> None:
     assert encode_tail(STREAM_START) == b'{"tail":{"seq_num":0,"timestamp":0}}'
+
+
+@pytest.mark.parametrize("record_format", list(RecordFormat))
+@pytest.mark.parametrize(("records", "headers"), [(1000, 20), (1, 20_000), (3, 9_000)])
+def test_a_large_append_decodes_in_steps_to_the_same(
+    record_format: RecordFormat, records: int, headers: int
+) -> None:
+    record = {"timestamp": 7, "headers": [["QUJD", "IiwgW10="]] * headers, "body": "Ym9k, Iih5"[:4]}
+    wanted = {"fencing_token": "t", "records": [record] * records, "match_seq_num": 3, "x": [{}]}
+    body = json.dumps(wanted, indent=1).encode()
+    assert not is_light(body)
+    found = decode_append_body(body, record_format)
+    name = b"ABC" if record_format is BASE64 else b"QUJD"
+    [first, *_] = stored = records_of(found)
+    assert (found.match_seq_num, found.fencing_token, len(stored)) == (3, "t", records)
+    assert (first.timestamp, len(first.headers), first.headers[-1].name) == (7, headers, name)
+
+
+@pytest.mark.parametrize("record_format", list(RecordFormat))
+@pytest.mark.parametrize(
+    "records",
+    [
+        b"[{}," * 20_000,
+        b"{}," * 20_000,
+        b"[" + b"[]," * 900 + b"[]]",
+        b'[{"body":1}' + b",{}" * 900 + b"]",
+        b'[{"headers":[' + b'["a"],' * 20_000 + b'["a"]]}]',
+        b'[{"headers":[' + b'["a","b"],' * 20_000 + b'["a",]]}]',
+        b'[{"other":[' + b"1," * 20_000 + b"1]}]",
+        b'[{"body":"' + b"x" * 2_000_000 + b'\xff"}]',
+    ],
+)
+def test_a_large_append_of_another_form_is_refused(
+    record_format: RecordFormat, records: bytes
+) -> None:
+    padding = b'"fencing_token":"t"' + b" " * 1_600_000
+    with pytest.raises(BadJsonError):
+        decode_append_body(b'{"records":%b,%b}' % (records, padding), record_format)
+
+
+def test_a_large_append_of_too_many_records_is_refused_as_a_small_one_is() -> None:
+    for count in (1_001, 100_000):
+        with pytest.raises(InvalidError, match="more than 1000 records"):
+            decode_append_body(b'{"records":[%b]}' % b",".join([b"{}"] * count), RAW)

@@ -40,7 +40,7 @@ def _high_varint(value: int) -> bytes:
 
 def delimited(tag: bytes, content: bytes) -> bytes:
     """A field of bytes, or nothing when they are empty: proto3 leaves defaults out."""
-    return tag + varint(len(content)) + content if content else b""
+    return b"%b%b%b" % (tag, varint(len(content)), content) if content else b""
 
 
 def read_varint(raw: bytes, at: int, end: int, longest: int = VARINT_MAX) -> tuple[int, int]:

@@ -43,7 +43,7 @@ class SingleRecord(msgspec.Struct, frozen=True, eq=False, gc=False):
             stamp = floor
         position = encode_position(first, stamp)
         rest = self._rest
-        payload = b"\x0a" + varint(len(position) + len(rest)) + position + rest
+        payload = b"\x0a%b%b%b" % (varint(len(position) + len(rest)), position, rest)
         return Sequenced(payload, stamp, stamp)
 
 

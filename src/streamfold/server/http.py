@@ -20,6 +20,7 @@ from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 from streamfold.server.patience import Patience
+from streamfold.server.workers import Arguments, Result, Workers
 from streamfold.wire.s2.failures import ClientHangupError
 
 Message: TypeAlias = MutableMapping[str, Any]
@@ -48,6 +49,7 @@ class Request:
         "_scope",
         "_send",
         "_to_come",
+        "_workers",
         "added_headers",
         "headers",
         "hidden_prefix",
@@ -69,12 +71,14 @@ class Request:
         receive: Receive,
         send: Send,
         patience: Patience,
+        workers: Workers,
     ) -> None:
         self._scope = scope
         self.method: str = scope["method"]
         #: The path as the client wrote it, still percent-encoded.
         self.raw_path: str = scope["raw_path"].decode("latin-1")
         self._patience = patience
+        self._workers = workers
         self._receive = receive
         self._send = send
         #: By name in lower case; the last one where there are several. `header` has them as text.
@@ -101,6 +105,21 @@ class Request:
     def client(self) -> str:
         """The address at the other end of the connection."""
         return str(self._scope["client"][0])
+
+    @property
+    def connection(self) -> tuple[str, int]:
+        """What requests on the same connection have in common."""
+        host, port = self._scope["client"][:2]
+        return host, port
+
+    def offload(
+        self,
+        function: Callable[Arguments, Result],
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
+    ) -> Awaitable[Result]:
+        """The result of a function that takes long, called in a thread."""
+        return self._workers.run(self.connection, function, *args, **kwargs)
 
     @property
     def http_version(self) -> str:

@@ -25,6 +25,7 @@ from granian.http import HTTP1Settings, HTTP2Settings
 from streamfold.errors import InvalidError
 from streamfold.server.http import Request
 from streamfold.server.patience import BODY_PATIENCE, Patience
+from streamfold.server.workers import Workers
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +73,7 @@ class Listener:
         self._handler = handler
         self._tls = tls
         self._patience = Patience(body_patience)
+        self._workers = Workers()
         self._signal = WorkerSignal()
         self._stopped = asyncio.Event()
 
@@ -91,11 +93,12 @@ class Listener:
                 await self._stopped.wait()
         except TimeoutError:
             logger.warning("connections are still open after %.1f s: leaving them", patience)
+        self._workers.close()
 
     def _begin(self, watcher: Any) -> None:
         """Start a task for a request; granian keeps it alive."""
         proto = watcher.proto
-        request = Request(watcher.scope, proto.receive, proto.send, self._patience)
+        request = Request(watcher.scope, proto.receive, proto.send, self._patience, self._workers)
         request.task = self._loop.create_task(self._answer(request, watcher))
         watcher.taskref(request.task)
 

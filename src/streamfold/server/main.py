@@ -33,6 +33,7 @@ from streamfold.server.ops import Operations
 from streamfold.server.router import Router
 from streamfold.server.s2.access import Access
 from streamfold.server.s2.routes import add_s2
+from streamfold.server.workers import SWITCH_INTERVAL
 from streamfold.store.store import StreamStore, open_store
 
 logger = logging.getLogger(__name__)
@@ -186,6 +187,7 @@ async def _failure_before(stop: asyncio.Event, store: StreamStore) -> Streamfold
 def run(configuration: Configuration, announce: Callable[[Server], None]) -> None:
     """Serve in an event loop of its own: uvloop where there is one, which doubles the throughput."""
     tune_collector()
+    sys.setswitchinterval(SWITCH_INTERVAL)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(serve(configuration, announce))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -35,8 +35,17 @@ from streamfold.store.sealing import SealingKey
 from streamfold.store.seeking import apply_retention
 from streamfold.store.session import Session
 
-#: Makes the first content of a stream, whose content type it is told, into batches.
-Content = Callable[[str], Sequence[RecordBatch]]
+#: Makes content into batches for a stream of the content type that it is given.
+Content = Callable[[str], Awaitable[Sequence[RecordBatch]]]
+
+
+def prepared(batches: Sequence[RecordBatch]) -> Content:
+    """Content that is in batches already, whatever the content type."""
+
+    async def content(content_type: str) -> Sequence[RecordBatch]:
+        return batches
+
+    return content
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +154,7 @@ class Creator:
             point = await self._fork_point(source, wish.fork, traits.content_type, wish.key)
             origin = Origin(wish.fork.source, SeqNum(point.anchor), wish.fork.sub_offset)
             traits = msgspec.structs.replace(traits, origin=origin)
-        content = list(wish.content(traits.content_type))
+        content = list(await wish.content(traits.content_type))
         row = StreamRow(
             id=self.session.new_stream_id(),
             created_at=now,

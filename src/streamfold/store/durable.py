@@ -27,7 +27,7 @@ from streamfold.model.configs import BasinConfig
 from streamfold.model.names import BasinName, StreamName
 from streamfold.model.traits import Claim, StreamTraits
 from streamfold.store.admission import Admission
-from streamfold.store.creation import Content, Creator, ForkWish, Wish
+from streamfold.store.creation import Content, Creator, ForkWish, Wish, prepared
 from streamfold.store.cursor import Cursor
 from streamfold.store.log import AppendAck, StreamLog
 from streamfold.store.reads import Allowance, ReadBatch
@@ -40,7 +40,9 @@ from streamfold.store.supervisor import Opening, Supervisor
 #: Metered bytes of one append. It must be less than the store lets be unacknowledged.
 APPEND_BYTES_MAX = 32 << 20
 
-__all__ = ["Appended", "Content", "DurableStreams", "ForkWish", "Reading", "StreamStatus", "Wish"]
+__all__ = [
+    "Appended", "Content", "DurableStreams", "ForkWish", "Reading", "StreamStatus", "Wish", "prepared",
+]  # fmt: skip
 
 
 class StreamStatus(msgspec.Struct, frozen=True):
@@ -147,7 +149,7 @@ class DurableStreams:
         """Whether this repeats an append; if not, the future of its ack if it has records."""
         if log.repeats(claim, key, self.now()):
             return True, None
-        batches = content(log.terms.content_type)
+        batches = await content(log.terms.content_type)
         if not all(batch.only_trims for batch in batches):
             self.supervisor.space.check()
         metered = sum(batch.metered for batch in batches)
@@ -157,7 +159,7 @@ class DurableStreams:
             )
         await self._admission.acquire(metered)
         try:
-            # Judged again: others may have come first while this waited for room.
+            # Judged again: others may have come first while this was parsed and waited for room.
             if log.repeats(claim, key, self.now()):
                 self._admission.release(metered)
                 return True, None

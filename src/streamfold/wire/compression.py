@@ -120,9 +120,10 @@ def _check_single_frame(data: bytes) -> None:
     while not last:
         if at + _BLOCK_HEADER > len(data):
             raise MalformedError("the zstd data is truncated: send it to its end")
-        header = int.from_bytes(data[at : at + _BLOCK_HEADER], "little")
-        last, kind, size = bool(header & 1), header >> 1 & 3, header >> 3
-        at += _BLOCK_HEADER + (1 if kind == _RLE_BLOCK else size)
+        # A frame may be all headers, of blocks without content: hence few steps for each.
+        header = data[at] | data[at + 1] << 8 | data[at + 2] << 16
+        last = header & 1 == 1
+        at += _BLOCK_HEADER + (1 if header >> 1 & 3 == _RLE_BLOCK else header >> 3)
     if zstandard.get_frame_parameters(data).has_checksum:
         at += _CHECKSUM
     if at != len(data):

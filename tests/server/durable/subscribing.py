@@ -22,7 +22,7 @@ from streamfold.server.durable.subscriptions.state import Subscription, decode
 from streamfold.server.http import Request
 from streamfold.server.listener import Listener, bind
 from streamfold.server.s2.failures import answer_failure
-from streamfold.store.durable import Wish
+from streamfold.store.durable import Wish, prepared
 from streamfold.store.store import StreamStore
 from streamfold.wire.durable.offsets import format_offset
 
@@ -222,7 +222,7 @@ async def create(store: StreamStore, stream: str, *messages: object) -> None:
         trim_on_snapshot=False,
         closed=False,
         fork=None,
-        content=lambda _: [],
+        content=prepared([]),
         key=None,
     )
     await store.durable.create(BASIN, stream, wish)
@@ -234,7 +234,7 @@ async def append(store: StreamStore, stream: str, *messages: object) -> str:
     """Append messages; the offset after them."""
     records = [Record(json.dumps(message).encode()) for message in messages]
     appended = await store.durable.append(
-        BASIN, stream, Claim(content_type=JSON), lambda _: [RecordBatch.of(records)]
+        BASIN, stream, Claim(content_type=JSON), prepared([RecordBatch.of(records)])
     )
     return format_offset(appended.tail)
 

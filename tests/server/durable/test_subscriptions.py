@@ -10,7 +10,7 @@ import pytest
 
 from streamfold.model.names import StreamName
 from streamfold.server.durable.subscriptions import CONTROL_ROOT
-from streamfold.store.durable import ForkWish, Wish
+from streamfold.store.durable import ForkWish, Wish, prepared
 from streamfold.store.store import StreamStore, open_store
 from streamfold.wire.durable.offsets import format_offset
 from tests.server.durable.subscribing import (
@@ -249,7 +249,7 @@ async def test_what_a_fork_inherited_is_not_new(bench: Bench, store: StreamStore
     await create(store, "source", 1, 2, 3)
     await bench.put("s", **pull())
     fork = ForkWish(StreamName("source"), 2, 0, lambda _: True)
-    wish = Wish(None, None, None, False, False, fork, lambda _: [], None)
+    wish = Wish(None, None, None, False, False, fork, prepared([]), None)
     await store.durable.create(BASIN, "events/fork", wish)
     await append(store, "events/fork", 4)
     assert await bench.acked("s", "events/fork") == format_offset(2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final
 
 from streamfold.errors import (
@@ -19,9 +19,11 @@ from streamfold.server.durable.places import Place
 from streamfold.server.durable.reads import Query, check_start, start_of
 from streamfold.server.gate import Gate
 from streamfold.server.http import Request, ResponseStream
+from streamfold.server.pace import Pace
 from streamfold.server.s2.access import Standing
 from streamfold.server.s2.shared import SharedEncodings
 from streamfold.server.watch import Watch
+from streamfold.server.workers import LIGHT_BYTES
 from streamfold.store.durable import Reading
 from streamfold.store.reads import ReadBatch
 from streamfold.store.sealing import SealingKey
@@ -78,7 +80,9 @@ class Events:
                 encoding = sse.BASE64.encode()
                 headers.append((sse.DATA_ENCODING_HEADER.encode(), encoding))
             stream = await request.open(200, headers)
-            connection = _Connection(reading, stream, content_type, query.cursor, self._shared)
+            connection = _Connection(
+                request, reading, stream, content_type, query.cursor, self._shared
+            )
             try:
                 async with Watch(request, self._gate) as watch:
                     await connection.run(watch, standing)
@@ -90,12 +94,14 @@ class Events:
 class _Connection:
     def __init__(
         self,
+        request: Request,
         reading: Reading,
         stream: ResponseStream,
         content_type: str,
         cursor: str | None,
         shared: SharedEncodings,
     ) -> None:
+        self._request = request
         self._reading = reading
         self._stream = stream
         self._content_type = content_type
@@ -105,13 +111,14 @@ class _Connection:
 
     async def run(self, watch: Watch, standing: Standing) -> None:
         """Send what is there and what comes, until the end of the stream or of this connection."""
-        loop = asyncio.get_running_loop()
+        loop, pace = asyncio.get_running_loop(), Pace()
         ends = loop.time() + LIFETIME
         while True:
             watch.interruptible = False
             while batch := await self._reading.next():
                 await standing.require()
                 await self._send_data(batch)
+                await pace.after(batch)
             await standing.require()
             await self._send_position()
             if self._reading.closed or loop.time() >= ends:
@@ -123,7 +130,11 @@ class _Connection:
                 await self._stream.send(_COMMENT)
 
     async def _send_data(self, batch: ReadBatch) -> None:
-        data = self._shared.get(batch, self._content_type, self._data)
+        if batch.metered > LIGHT_BYTES:
+            work = partial(self._request.offload, self._data, batch)
+            data = await self._shared.get_heavy(batch, self._content_type, work)
+        else:
+            data = self._shared.get(batch, self._content_type, self._data)
         if data:
             await self._stream.send(data + self._control())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 from urllib.parse import parse_qsl
 
@@ -13,17 +14,21 @@ from streamfold.server.durable.content import bodies, join
 from streamfold.server.durable.places import Place
 from streamfold.server.gate import Gate
 from streamfold.server.http import Request
+from streamfold.server.pace import Pace
 from streamfold.server.s2.access import Standing
 from streamfold.server.s2.answers import answer
 from streamfold.server.watch import Watch
+from streamfold.server.workers import LIGHT_BYTES
 from streamfold.store.durable import Reading
+from streamfold.store.reads import ReadBatch
 from streamfold.store.sealing import SealingKey
 from streamfold.store.store import StreamStore, wall_clock
 from streamfold.wire.durable import caching
 from streamfold.wire.durable.offsets import ReadFrom, Sentinel, parse_position, parse_read_offset
 
-#: Bytes after which a page ends; the record that reaches it is still part of it.
+#: Metered bytes, and records, after which a page ends; the batch that reaches it is part of it.
 PAGE_BYTES: Final = 8 << 20
+PAGE_RECORDS: Final = 100_000
 #: Clients and proxies may keep what can no longer change; what ends at the tail they ask for again.
 _IMMUTABLE: Final = b"max-age=60, stale-while-revalidate=300"
 
@@ -87,15 +92,24 @@ class Page(NamedTuple):
     closed: bool
 
 
-async def read_page(reading: Reading, content_type: str) -> Page:
+async def read_page(request: Request, reading: Reading, content_type: str) -> Page:
     """What can be read now, up to a page."""
-    start, size, parts = reading.seq_num, 0, []
-    while size < PAGE_BYTES and (batch := await reading.next()):
-        found = bodies(batch.records())
-        size += sum(map(len, found))
-        parts += found
-    body = join(parts, content_type)
+    start, size, count, batches, pace = reading.seq_num, 0, 0, list[ReadBatch](), Pace()
+    while size < PAGE_BYTES and count < PAGE_RECORDS and (batch := await reading.next()):
+        batches.append(batch)
+        size += batch.metered
+        count += batch.count
+        await pace.after(batch)
+    if size > LIGHT_BYTES:
+        body = await request.offload(_join, batches, content_type)
+    else:
+        body = _join(batches, content_type)
     return Page(body, start, reading.seq_num, reading.at_tail, reading.closed)
+
+
+def _join(batches: Sequence[ReadBatch], content_type: str) -> bytes:
+    found = [body for batch in batches for body in bodies(batch.records())]
+    return join(found, content_type)
 
 
 class Reads:
@@ -114,7 +128,7 @@ class Reads:
         async with self._store.durable.reading(place.basin, place.stream, start, key) as reading:
             check_start(reading, start)
             status = reading.status
-            page = await read_page(reading, status.traits.content_type)
+            page = await read_page(request, reading, status.traits.content_type)
         headers = [
             (b"content-type", status.traits.content_type.encode()),
             *_position_headers(page),
@@ -151,10 +165,10 @@ class Reads:
         ):
             check_start(reading, start)
             content_type = reading.status.traits.content_type
-            page = await read_page(reading, content_type)
+            page = await read_page(request, reading, content_type)
             if page.end == page.start and not page.closed:
                 await standing.during(reading.wait(self._long_poll))
-                page = await read_page(reading, content_type)
+                page = await read_page(request, reading, content_type)
                 await standing.require()
         cursor = caching.next_cursor(query.cursor, wall_clock(), random.randint)
         headers = [*_position_headers(page), answers.NO_STORE]

@@ -16,8 +16,10 @@ from streamfold.server.durable.bodies import SNAPSHOT_MAX, limited_chunks
 from streamfold.server.durable.content import updates
 from streamfold.server.durable.places import Place
 from streamfold.server.durable.reads import parse_parameters
-from streamfold.server.http import Headers, Request
+from streamfold.server.http import PIECE, Headers, Request
+from streamfold.server.pace import Pace
 from streamfold.server.s2.answers import JSON
+from streamfold.server.workers import LIGHT_BYTES
 from streamfold.store.durable import StreamStatus
 from streamfold.store.reads import ReadBatch
 from streamfold.store.sealing import SealingKey
@@ -54,10 +56,10 @@ class Parts(NamedTuple):
 
 
 #: Makes parts of records: of a request, the stream and what was read of it.
-Presentation: TypeAlias = Callable[[Request, StreamStatus, list[ReadBatch]], Parts]
+Presentation: TypeAlias = Callable[[Request, StreamStatus, Sequence[ReadBatch]], Parts]
 
 
-def whole_updates(request: Request, status: StreamStatus, batches: list[ReadBatch]) -> Parts:
+def whole_updates(request: Request, status: StreamStatus, batches: Sequence[ReadBatch]) -> Parts:
     """Each message, or each append, as a part of its own."""
     content_type = status.traits.content_type
     records = [record for batch in batches for record in batch.records()]
@@ -166,6 +168,7 @@ class Snapshots:
         start = status.first if snapshot is None else snapshot.seq_num
         parts, end, closed = await self._updates(request, place, start, key)
         separator = bootstrap.boundary(os.urandom(bootstrap.BOUNDARY_RANDOM_MIN))
+        updates = await request.offload(_multipart, parts, separator)
         at = "-1" if snapshot is None else self._show(snapshot.seq_num)
         headers = [
             (b"content-type", bootstrap.multipart_type(separator).encode()),
@@ -186,10 +189,8 @@ class Snapshots:
             await stream.send(bootstrap.part_head(separator, kind) + first)
             async for piece in pieces:
                 await stream.send(piece)
-        for content_type, body in parts:
-            head = bootstrap.part_head(separator, content_type)
-            await stream.send(bootstrap.PART_END + head + body)
-        await stream.send(bootstrap.PART_END + bootstrap.closing(separator))
+        for piece in updates:
+            await stream.send(piece)
         await stream.close()
 
     async def _pieces(self, snapshot: Snapshot | None) -> AsyncGenerator[bytes]:
@@ -206,23 +207,48 @@ class Snapshots:
         key: SealingKey | None,
     ) -> tuple[Sequence[tuple[str, bytes]], int, bool | None]:
         """Whole updates from `start` on, where they end, and if that is the tail, whether closed."""
-        batches, size = [], 0
+        batches, size, enough, pace = [], 0, BOOTSTRAP_BYTES, Pace()
         async with self._store.durable.reading(place.basin, place.stream, start, key) as reading:
             while batch := await reading.next():
                 batches.append(batch)
                 size += batch.metered
-                if size >= BOOTSTRAP_BYTES:
-                    found = self._present(request, reading.status, batches)
+                await pace.after(batch)
+                if size >= enough:
+                    found = await self._presented(request, reading.status, batches)
                     if found.end is not None and found.end < reading.status.tail:
                         return found.parts, found.end, None
-            parts = self._present(request, reading.status, batches).parts
-            return parts, reading.seq_num, reading.closed
+                    enough = size + BOOTSTRAP_BYTES  # a long append: look again when there is more
+            found = await self._presented(request, reading.status, batches)
+            return found.parts, reading.seq_num, reading.closed
+
+    async def _presented(
+        self, request: Request, status: StreamStatus, batches: Sequence[ReadBatch]
+    ) -> Parts:
+        if sum(batch.metered for batch in batches) > LIGHT_BYTES:
+            return await request.offload(self._present, request, status, batches)
+        return self._present(request, status, batches)
 
     def _headers(self, snapshot: Snapshot) -> Headers:
         return [
             (b"stream-snapshot-offset", self._show(snapshot.seq_num).encode()),
             (b"stream-snapshot-digest", snapshot.digest.encode()),
         ]
+
+
+def _multipart(parts: Sequence[tuple[str, bytes]], separator: str) -> Sequence[bytes]:
+    """All parts after the first, and the end, in pieces that are worth the way to the client."""
+    pieces, gathered, size = [], [b""], 0
+    heads: dict[str, bytes] = {}
+    for content_type, body in parts:
+        if content_type not in heads:
+            heads[content_type] = bootstrap.part_head(separator, content_type)
+        gathered += (bootstrap.PART_END, heads[content_type], body)
+        size += len(body)
+        if size >= PIECE:
+            pieces.append(b"".join(gathered))
+            gathered, size = [], 0
+    gathered += (bootstrap.PART_END, bootstrap.closing(separator))
+    return [*pieces, b"".join(gathered)]
 
 
 def _position(place: Place) -> int:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from functools import partial
 
 from streamfold.errors import InvalidError, StreamClosedError, StreamNotFoundError
 from streamfold.model.names import BasinName, StreamName
 from streamfold.model.traits import Claim, Producer, media_type
 from streamfold.records.batch import RecordBatch
+from streamfold.server.arrival import ArrivalOrder, Turn
 from streamfold.server.durable import answers
 from streamfold.server.durable.bodies import Bodies
-from streamfold.server.durable.content import to_batches
+from streamfold.server.durable.content import is_light, to_batches
 from streamfold.server.durable.places import Place, parse_place
 from streamfold.server.http import Headers, Request
-from streamfold.store.durable import Appended, ForkWish, StreamStatus, Wish
+from streamfold.store.durable import Appended, Content, ForkWish, StreamStatus, Wish
 from streamfold.store.sealing import SealingKey
 from streamfold.store.store import StreamStore
 from streamfold.wire.durable import caching
@@ -29,6 +32,7 @@ class Streams:
     def __init__(self, store: StreamStore, bodies: Bodies) -> None:
         self._store = store
         self._bodies = bodies
+        self._order = ArrivalOrder()
 
     async def create(
         self, request: Request, place: Place, source: StreamName | None, key: SealingKey | None
@@ -36,7 +40,8 @@ class Streams:
         """Create a stream; `source` is the whole name of the stream that it is a fork of."""
         options = parse_create(request.header)
         body = await self._bodies.read(request)
-        wish = _wish(options, source, body, key)
+        content = partial(_batches, request, body, None, allow_empty=True)
+        wish = _wish(options, source, content, key)
         await self._store.durable.ensure_basin(place.basin)
         status, created = await self._store.durable.create(place.basin, place.stream, wish)
         headers = [
@@ -56,17 +61,27 @@ class Streams:
         if body and options.content_type is None:
             raise InvalidError("content-type is missing: an append names the type of its content")
         claim = _claim(options, has_content=bool(body))
-        content = partial(_content, body)
-        durable = self._store.durable
         try:
-            done = await durable.append(place.basin, place.stream, claim, content, key)
+            done = await self._append(request, place, claim, body, key)
         except StreamClosedError:
-            status = await durable.status(place.basin, place.stream)
+            status = await self._store.durable.status(place.basin, place.stream)
             headers = (answers.offset_header(status.tail), answers.CLOSED, answers.NO_STORE)
             await request.respond(409, headers)
             return
         fresh = bool(body) and claim.producer is not None and not done.repeated
         await request.respond(200 if fresh else 204, _append_headers(done))
+
+    async def _append(
+        self, request: Request, place: Place, claim: Claim, body: bytes, key: SealingKey | None
+    ) -> Appended:
+        """Append in the order of arrival: a large body does not let later ones come first."""
+        append = partial(self._store.durable.append, place.basin, place.stream, claim)
+        arrival = (request.connection, place.basin, place.stream)
+        if is_light(body, claim.content_type or ""):
+            await self._order.reached(arrival)
+            return await append(partial(_batches, request, body, None, allow_empty=False), key)
+        async with self._order.turn(arrival) as turn:
+            return await append(partial(_batches, request, body, turn, allow_empty=False), key)
 
     async def head(self, request: Request, place: Place) -> None:
         status = await self._store.durable.status(place.basin, place.stream)
@@ -91,12 +106,24 @@ class Streams:
         await request.respond(204)
 
 
-def _content(body: bytes, content_type: str) -> list[RecordBatch]:
-    return list(to_batches(body, content_type, allow_empty=False)) if body else []
+async def _batches(
+    request: Request, body: bytes, turn: Turn | None, content_type: str, *, allow_empty: bool
+) -> Sequence[RecordBatch]:
+    """The records of a body, made in a thread if it is large; the turn ends when they are placed."""
+    if not body:
+        return []
+    if is_light(body, content_type):
+        batches = to_batches(body, content_type, allow_empty=allow_empty)
+    else:
+        batches = await request.offload(to_batches, body, content_type, allow_empty=allow_empty)
+    if turn is not None:
+        # The store places them before anything else runs, unless it has to wait for room.
+        asyncio.get_running_loop().call_soon(turn.end)
+    return batches
 
 
 def _wish(
-    options: CreateOptions, source: StreamName | None, body: bytes, key: SealingKey | None
+    options: CreateOptions, source: StreamName | None, content: Content, key: SealingKey | None
 ) -> Wish:
     return Wish(
         content_type=options.content_type,
@@ -105,7 +132,7 @@ def _wish(
         trim_on_snapshot=options.trim_on_snapshot,
         closed=options.closed,
         fork=_fork(options, source),
-        content=partial(to_batches, body, allow_empty=True),
+        content=content,
         key=key,
     )
 

@@ -11,16 +11,22 @@ import asyncio
 from typing import Final, TypeAlias
 
 from streamfold.errors import StoreClosingError
+from streamfold.records import AppendInput
 from streamfold.server.gate import Gate
 from streamfold.server.http import Request, ResponseStream
 from streamfold.server.s2.access import Standing
 from streamfold.server.s2.appends import Appends, Ticket
 from streamfold.server.s2.failures import end_frames
 from streamfold.server.s2.targets import Target
+from streamfold.server.workers import LIGHT_BYTES
 from streamfold.store.log import AppendAck
 from streamfold.wire.s2.failures import ClientHangupError
-from streamfold.wire.s2.frames import FrameDecoder, encode_frame
-from streamfold.wire.s2.records_proto import decode_append_frame, encode_append_ack
+from streamfold.wire.s2.frames import FrameDecoder, PackedFrame, encode_frame
+from streamfold.wire.s2.records_proto import (
+    decode_append_frame,
+    decode_light_frame,
+    encode_append_ack,
+)
 
 #: Batches of one session that wait for their acknowledgement; the client is not read from meanwhile.
 #: Their bytes are bounded by the store's admission, this bounds the many that are small.
@@ -74,8 +80,10 @@ class AppendSession:
         decoder = FrameDecoder()
         async for chunk in self._request.chunks():
             decoder.feed(chunk)
-            while (frame := decoder.next_frame()) is not None:
-                wanted = decode_append_frame(frame)
+            while (frame := decoder.next_packed()) is not None:
+                wanted = _decode_light(frame)
+                if wanted is None:
+                    wanted = await self._request.offload(_decode, frame)
                 await self._room.acquire()
                 await self._standing.require()
                 ticket = await self._appends.submit(self._target, wanted)
@@ -122,6 +130,17 @@ class AppendSession:
     def _ack_frame(self, ack: AppendAck) -> bytes:
         message = encode_append_ack(ack.start, ack.end, ack.tail)
         return encode_frame(message, reconnect_advised=self._gate.draining.is_set())
+
+
+def _decode_light(frame: PackedFrame) -> AppendInput | None:
+    """The append in a frame, if that takes milliseconds at most; None if it is work for a thread."""
+    if frame.compressed and len(frame.body) > LIGHT_BYTES:
+        return None
+    return decode_light_frame(frame.unpack())
+
+
+def _decode(frame: PackedFrame) -> AppendInput:
+    return decode_append_frame(frame.unpack())
 
 
 async def _outcome(step: Ticket | _End) -> AppendAck | _End:

@@ -47,10 +47,6 @@ class Appends:
         self._store = store
         self._instruments = instruments
 
-    async def append(self, target: Target, wanted: AppendInput) -> AppendAck:
-        """Append a batch; it is durable when this returns."""
-        return await (await self.submit(target, wanted)).acknowledged()
-
     async def submit(self, target: Target, wanted: AppendInput) -> Ticket:
         """Take a place for a batch; raises if it is refused, and then nothing has happened."""
         batch = wanted.batch

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
-from streamfold.server.http import Headers, ResponseStream
-from streamfold.server.s2.answers import THREAD_FROM
+from streamfold.server.http import Headers, Request, ResponseStream
 from streamfold.server.s2.failures import end_frames
 from streamfold.server.s2.shared import SharedEncodings
+from streamfold.server.workers import LIGHT_BYTES
 from streamfold.store.reads import ReadBatch
 from streamfold.wire.compression import Compression
 from streamfold.wire.s2.frames import encode_frame
-from streamfold.wire.s2.records_proto import encode_frame_batches
+from streamfold.wire.s2.records_proto import FRAME_PAYLOAD_MAX, encode_frame_batches
 
 #: Of every session of frames. Nothing on the way may hold back or change what is sent.
 FRAME_HEADERS: Final[Headers] = (
@@ -31,12 +32,16 @@ class FramePresentation:
         self._shared = shared
 
     def is_heavy(self, batch: ReadBatch) -> bool:
-        return batch.metered >= THREAD_FROM and self._compression is not Compression.NONE
+        if self._compression is Compression.NONE:
+            return sum(map(len, batch.parts)) > FRAME_PAYLOAD_MAX  # it must be cut between records
+        return batch.metered > LIGHT_BYTES
 
     def encode(self, batch: ReadBatch) -> bytes:
-        if self.is_heavy(batch):
-            return self._frames(batch)  # what is shared is the event loop's
         return self._shared.get(batch, self._compression, self._frames)
+
+    async def encode_heavy(self, request: Request, batch: ReadBatch) -> bytes:
+        work = partial(request.offload, self._frames, batch)
+        return await self._shared.get_heavy(batch, self._compression, work)
 
     def _frames(self, batch: ReadBatch) -> bytes:
         messages = encode_frame_batches(batch.payload(), batch.tail)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from typing import Final, Protocol
 
 from streamfold.errors import StoreClosingError
 from streamfold.server.gate import Gate
 from streamfold.server.http import Headers, Request, ResponseStream
+from streamfold.server.pace import Pace
 from streamfold.server.s2.access import Standing
 from streamfold.server.s2.targets import Target
 from streamfold.server.watch import Watch
@@ -32,6 +32,9 @@ class Presentation(Protocol):
 
     def encode(self, batch: ReadBatch) -> bytes:
         """The message for one batch, or for a heartbeat."""
+
+    async def encode_heavy(self, request: Request, batch: ReadBatch) -> bytes:
+        """The same, made in a thread."""
 
     async def finish(self, stream: ResponseStream) -> None:
         """End a session that came to its end."""
@@ -67,7 +70,7 @@ class Followers:
             stream = await request.open(200, presentation.headers)
             try:
                 async with Watch(request, self._gate) as watch:
-                    await self._deliver(reading, stream, watch, standing, presentation)
+                    await self._deliver(request, reading, stream, watch, standing, presentation)
             except ClientHangupError:
                 raise
             except Exception as error:
@@ -77,13 +80,14 @@ class Followers:
 
     async def _deliver(
         self,
+        request: Request,
         reading: ReadSession,
         stream: ResponseStream,
         watch: Watch,
         standing: Standing,
         presentation: Presentation,
     ) -> None:
-        patience, certain = self._patience(), standing.certain
+        patience, certain, pace = self._patience(), standing.certain, Pace()
         while not self._gate.draining.is_set():
             watch.interruptible = True
             following = reading.next(patience)
@@ -94,11 +98,12 @@ class Followers:
             if not certain:
                 await standing.require()
             if presentation.is_heavy(batch):
-                await stream.send(await asyncio.to_thread(presentation.encode, batch))
+                await stream.send(await presentation.encode_heavy(request, batch))
             else:
                 await stream.send(presentation.encode(batch))
             if not batch.count:
                 patience = self._patience()
+            await pace.after(batch)
         raise StoreClosingError
 
     def _patience(self) -> float:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Final
+from functools import partial
+from typing import Final, NamedTuple
 
 from streamfold.model.access import Operation
 from streamfold.model.grants import ROOT
 from streamfold.records import AppendInput
+from streamfold.server.arrival import ArrivalOrder
 from streamfold.server.gate import Gate
 from streamfold.server.http import Request, text_of
 from streamfold.server.memory import remember_short
 from streamfold.server.s2.access import Access, require_append_session
-from streamfold.server.s2.answers import JSON, PROTO, answer, read_body
+from streamfold.server.s2.answers import JSON, PROTO, Body, answer, read_body
 from streamfold.server.s2.append_session import AppendSession
-from streamfold.server.s2.appends import Appends
+from streamfold.server.s2.appends import Appends, Ticket
 from streamfold.server.s2.frames import FRAME_HEADERS, FramePresentation
 from streamfold.server.s2.read_session import Followers, Presentation
 from streamfold.server.s2.shared import SharedEncodings
@@ -21,6 +23,7 @@ from streamfold.server.s2.sse import EventPresentation
 from streamfold.server.s2.streams import basin_of, stream_of
 from streamfold.server.s2.targets import Target, open_target, target_of
 from streamfold.server.watch import Watch
+from streamfold.server.workers import LIGHT_BYTES
 from streamfold.store.reads import ReadBatch, ReadRequest, ReadStart, StartKind
 from streamfold.store.store import StreamStore
 from streamfold.wire.s2 import headers, records_json, records_proto
@@ -31,6 +34,7 @@ from streamfold.wire.s2.negotiation import (
     negotiate_read,
 )
 from streamfold.wire.s2.queries import ReadQuery, parse_read_query
+from streamfold.wire.s2.records_json import RecordFormat
 from streamfold.wire.s2.sse import EventId
 
 _PROTO_HEAD: Final = (PROTO,)
@@ -54,6 +58,7 @@ class Records:
         self._appends = appends
         self._followers = followers
         self._shared = SharedEncodings()
+        self._order = ArrivalOrder()
 
     async def append(self, request: Request, segment: str) -> None:
         given = request.headers
@@ -64,17 +69,26 @@ class Records:
         if negotiated.session:
             await self._open_append_session(request, target)
             return
-        if negotiated.request is Encoding.PROTO:
-            wanted = records_proto.decode_append_body(await read_body(request, Encoding.PROTO))
-        else:
-            wanted = await _read_json_append(request)
-        ack = await self._appends.append(target, wanted)
+        unparsed = await _read_append(request, negotiated.request)
+        ticket = await self._submit(request, target, unparsed)
+        ack = await ticket.acknowledged()
         if negotiated.response is Encoding.PROTO:
             body = records_proto.encode_append_ack(ack.start, ack.end, ack.tail)
             await request.respond(200, _PROTO_HEAD, body)
         else:
             body = records_json.encode_append_ack(ack.start, ack.end, ack.tail)
             await request.respond(200, _JSON_HEAD, body)
+
+    async def _submit(self, request: Request, target: Target, unparsed: _Unparsed) -> Ticket:
+        """Place an append in the order of arrival: a large one does not let later ones come first."""
+        arrival = (request.connection, target.basin, target.stream)
+        wanted = unparsed.parse_light()
+        if wanted is not None:
+            await self._order.reached(arrival)
+            return await self._appends.submit(target, wanted)
+        async with self._order.turn(arrival):
+            wanted = await request.offload(unparsed.parse)
+            return await self._appends.submit(target, wanted)
 
     async def _open_append_session(self, request: Request, target: Target) -> None:
         await open_target(self._store, target, on_append=True)
@@ -114,8 +128,11 @@ class Records:
             body = records_proto.encode_read_batch(batch.payload(), batch.tail)
             await answer(request, body, headers=(PROTO,))
         else:
-            body = records_json.encode_read_batch(batch.payload(), record_format, batch.tail)
-            await answer(request, body)
+            encode = partial(
+                records_json.encode_read_batch, batch.payload(), record_format, batch.tail
+            )
+            heavy = batch.metered > LIGHT_BYTES
+            await answer(request, await request.offload(encode) if heavy else encode())
 
     async def _wait_for_batch(
         self, request: Request, target: Target, query: ReadQuery
@@ -152,10 +169,36 @@ class Records:
             await self._followers.serve(request, target, standing, _wanted(query), presentation)
 
 
-async def _read_json_append(request: Request) -> AppendInput:
+class _Unparsed(NamedTuple):
+    """An append as it came."""
+
+    body: Body
+    #: How the bytes of records are written, if it is JSON.
+    record_format: RecordFormat
+
+    def parse_light(self) -> AppendInput | None:
+        """What it asks for, if that takes milliseconds at most; None if it is work for a thread."""
+        if not self.body.light:
+            return None
+        body = self.body.inflated()
+        if self.body.encoding is Encoding.PROTO:
+            return records_proto.decode_light_body(body)
+        if not records_json.is_light(body):
+            return None
+        return records_json.decode_append_body(body, self.record_format)
+
+    def parse(self) -> AppendInput:
+        body = self.body.inflated()
+        if self.body.encoding is Encoding.PROTO:
+            return records_proto.decode_append_body(body)
+        return records_json.decode_append_body(body, self.record_format)
+
+
+async def _read_append(request: Request, encoding: Encoding | None) -> _Unparsed:
+    if encoding is Encoding.PROTO:
+        return _Unparsed(await read_body(request, Encoding.PROTO), RecordFormat.RAW)
     record_format = headers.parse_format(request.header(headers.FORMAT))
-    body = await read_body(request, Encoding.JSON)
-    return records_json.decode_append_body(body, record_format)
+    return _Unparsed(await read_body(request, Encoding.JSON), record_format)
 
 
 @remember_short

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, Final
 
 from streamfold.model.positions import StreamPosition
@@ -26,6 +27,8 @@ class SharedEncodings:
     def __init__(self) -> None:
         self._kept: OrderedDict[Hashable, tuple[ReadBatch, bytes]] = OrderedDict()
         self._size = 0
+        #: What is being encoded in a thread.
+        self._under_way: dict[Hashable, asyncio.Future[None]] = {}
         #: What was asked for last, and with it most likely next.
         self._last: tuple[ReadBatch | None, Hashable, bytes] = (None, None, b"")
 
@@ -34,11 +37,32 @@ class SharedEncodings:
         last, last_form, encoded = self._last
         if last is batch and last_form == form:
             return encoded
-        key: tuple[Any, ...] = (form, _position(batch.tail), *map(id, batch.parts))
+        key = _key(batch, form)
         found = self._kept.get(key)
         encoded = found[1] if found else self._keep(key, batch, encode(batch))
         self._last = batch, form, encoded
         return encoded
+
+    async def get_heavy(
+        self,
+        batch: ReadBatch,
+        form: Hashable,
+        encode: Callable[[], Awaitable[bytes]],
+    ) -> bytes:
+        """The same for what takes long, and is encoded in a thread: once, however many want it."""
+        key = _key(batch, form)
+        while True:
+            if (found := self._kept.get(key)) is not None:
+                return found[1]
+            if (under_way := self._under_way.get(key)) is None:
+                break
+            await asyncio.wait((under_way,))  # if it fails, the next one tries
+        done = self._under_way[key] = asyncio.get_running_loop().create_future()
+        try:
+            return self._keep(key, batch, await encode())
+        finally:
+            del self._under_way[key]
+            done.set_result(None)
 
     def _keep(self, key: Hashable, batch: ReadBatch, encoded: bytes) -> bytes:
         self._kept[key] = batch, encoded
@@ -47,6 +71,10 @@ class SharedEncodings:
             _, (dropped, bytes_dropped) = self._kept.popitem(last=False)
             self._size -= dropped.metered + len(bytes_dropped)
         return encoded
+
+
+def _key(batch: ReadBatch, form: Hashable) -> tuple[Any, ...]:
+    return (form, _position(batch.tail), *map(id, batch.parts))
 
 
 def _position(tail: StreamPosition | None) -> tuple[int, int] | None:

@@ -5,6 +5,8 @@ This is Streamfold's own: S2 has nothing like it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from streamfold.model.access import Operation
 from streamfold.server.durable.places import Part, Place
 from streamfold.server.durable.snapshots import Parts, Snapshots
@@ -53,7 +55,7 @@ class StreamSnapshots:
         return handle
 
 
-def _read_batch(request: Request, status: StreamStatus, batches: list[ReadBatch]) -> Parts:
+def _read_batch(request: Request, status: StreamStatus, batches: Sequence[ReadBatch]) -> Parts:
     """All records as one batch, as a read of S2 would have it."""
     if not batches:
         return Parts([], None)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from streamfold.model.positions import STREAM_START
-from streamfold.server.http import Headers, ResponseStream
+from streamfold.server.http import Headers, Request, ResponseStream
 from streamfold.server.s2.failures import end_events
 from streamfold.server.s2.shared import SharedEncodings
+from streamfold.server.workers import LIGHT_BYTES
 from streamfold.store.reads import ReadBatch
 from streamfold.store.store import wall_clock
 from streamfold.wire.s2 import sse
@@ -40,15 +42,22 @@ class EventPresentation:
         self._now = now
 
     def is_heavy(self, batch: ReadBatch) -> bool:
-        return False
+        return batch.metered > LIGHT_BYTES
 
     def encode(self, batch: ReadBatch) -> bytes:
         if not batch.count:
             return sse.encode_ping(self._now(), batch.tail or STREAM_START)
+        return self._event(batch, self._shared.get(batch, self._format, self._json))
+
+    async def encode_heavy(self, request: Request, batch: ReadBatch) -> bytes:
+        work = partial(request.offload, self._json, batch)
+        return self._event(batch, await self._shared.get_heavy(batch, self._format, work))
+
+    def _event(self, batch: ReadBatch, encoded: bytes) -> bytes:
         self._count += batch.count
         self._metered += batch.metered
         event_id = EventId(batch.end_seq_num - 1, self._count, self._metered)
-        return sse.encode_batch(self._shared.get(batch, self._format, self._json), event_id)
+        return sse.encode_batch(encoded, event_id)
 
     def _json(self, batch: ReadBatch) -> bytes:
         return encode_read_batch(batch.payload(), self._format, batch.tail)

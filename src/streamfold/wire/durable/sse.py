@@ -7,7 +7,6 @@ an event-stream parser knows (CRLF, CR, LF) starts a new `data:` line.
 from __future__ import annotations
 
 import base64
-import re
 from typing import Final
 
 import msgspec
@@ -15,8 +14,6 @@ import msgspec
 #: Of binary streams; events of text streams go without it.
 DATA_ENCODING_HEADER: Final = "stream-sse-data-encoding"
 BASE64: Final = "base64"
-
-_LINE_BREAK = re.compile(rb"\r\n|\r|\n")
 
 
 class _Control(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
@@ -28,11 +25,12 @@ class _Control(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
 
 def data_event(payload: bytes) -> bytes:
     """Text as one event; a parser gives it back with LF for every line break."""
-    if b"\n" in payload or b"\r" in payload:
-        lines = b"\ndata:".join(map(_shielded, _LINE_BREAK.split(payload)))
-    else:
-        lines = _shielded(payload)
-    return b"event: data\ndata:%b\n\n" % lines
+    # All by `replace`, so that a megabyte of line breaks takes milliseconds.
+    lines = payload.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    # A parser takes one space after the colon for its own: a line that begins with one gets two.
+    lines = lines.replace(b"\n ", b"\n  ").replace(b"\n", b"\ndata:")
+    shield = b" " if lines.startswith(b" ") else b""
+    return b"event: data\ndata:%b%b\n\n" % (shield, lines)
 
 
 def base64_event(payload: bytes) -> bytes:
@@ -44,8 +42,3 @@ def control_event(next_offset: str, cursor: str | None, up_to_date: bool, closed
     """Where the next read starts; once the stream has ended there is no cursor to come back with."""
     control = _Control(next_offset, None if closed else cursor, up_to_date, closed)
     return b"event: control\ndata:%b\n\n" % msgspec.json.encode(control)
-
-
-def _shielded(line: bytes) -> bytes:
-    """A parser takes one space after the colon for its own: a line that begins with one gets two."""
-    return b" " + line if line.startswith(b" ") else line

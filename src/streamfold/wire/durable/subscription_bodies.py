@@ -19,6 +19,9 @@ LEASE_TTL_MIN_MS: Final = 1_000
 LEASE_TTL_MAX_MS: Final = 600_000
 LEASE_TTL_DEFAULT_MS: Final = 30_000
 
+#: Streams that one request may name: as many as a subscription may have.
+NAMED_MAX: Final = 10_000
+
 Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 LeaseTtl: TypeAlias = Annotated[int, Meta(ge=LEASE_TTL_MIN_MS, le=LEASE_TTL_MAX_MS)]
@@ -52,7 +55,7 @@ class SubscriptionRequest(Struct, frozen=True):
 
     type: SubscriptionType
     pattern: Text | None = None
-    streams: tuple[Text, ...] = ()
+    streams: Annotated[tuple[Text, ...], Meta(max_length=NAMED_MAX)] = ()
     webhook: WebhookTarget | None = None
     wake_stream: Text | None = None
     lease_ttl_ms: LeaseTtl = LEASE_TTL_DEFAULT_MS
@@ -62,7 +65,7 @@ class SubscriptionRequest(Struct, frozen=True):
 class StreamsRequest(Struct, frozen=True):
     """`POST …/streams`: streams to link."""
 
-    streams: Annotated[tuple[Text, ...], Meta(min_length=1)]
+    streams: Annotated[tuple[Text, ...], Meta(min_length=1, max_length=NAMED_MAX)]
 
 
 class ClaimRequest(Struct, frozen=True):
@@ -83,7 +86,7 @@ class AckRequest(Struct, frozen=True):
 
     wake_id: Text
     generation: Count
-    acks: tuple[Ack, ...] = ()
+    acks: Annotated[tuple[Ack, ...], Meta(max_length=NAMED_MAX)] = ()
     done: bool = False
 
 

@@ -33,6 +33,32 @@ _COMPRESSIONS: Final = {flag: compression for compression, flag in _COMPRESSION_
 
 
 @dataclass(frozen=True, slots=True)
+class PackedFrame:
+    """One frame as it came."""
+
+    flag: int
+    body: bytes
+
+    @property
+    def compressed(self) -> bool:
+        return bool(self.flag & _COMPRESSION_MASK) and not self.flag & _TERMINAL
+
+    def unpack(self) -> Frame:
+        """The frame that was packed; BadFrameError if it cannot be inflated, or not in bounds."""
+        # Bits without a meaning are ignored, as official peers do, so that they may get one.
+        if self.flag & _TERMINAL:
+            return Frame(self.body, terminal=True)
+        compression = _COMPRESSIONS.get(self.flag & _COMPRESSION_MASK)
+        if compression is None:
+            raise BadFrameError(f"frame flag {self.flag:#04x} names an unknown compression")
+        try:
+            inflated = decompress(self.body, compression, BODY_MAX)
+        except MalformedError as error:
+            raise BadFrameError(f"a frame's body cannot be inflated: {error.message}") from None
+        return Frame(inflated, reconnect_advised=bool(self.flag & _RECONNECT_ADVISED))
+
+
+@dataclass(frozen=True, slots=True)
 class Frame:
     """One frame; `body` is already inflated."""
 
@@ -65,16 +91,27 @@ class FrameDecoder:
 
     def next_frame(self) -> Frame | None:
         """The next frame, or None until more bytes are fed."""
+        packed = self.next_packed()
+        if packed is None:
+            return None
+        try:
+            return packed.unpack()
+        except BadFrameError as error:
+            raise self._refuse(error) from None
+
+    def next_packed(self) -> PackedFrame | None:
+        """The next frame as it came; who gets it unpacks it, and goes on only if that succeeds."""
         if self._refusal is not None:
             raise self._refusal
         try:
-            return self._next_frame()
-        except MalformedError as error:
-            self._refusal = BadFrameError(f"a frame's body cannot be inflated: {error.message}")
+            return self._next_packed()
         except BadFrameError as error:
-            self._refusal = error
+            raise self._refuse(error) from None
+
+    def _refuse(self, error: BadFrameError) -> BadFrameError:
+        self._refusal = error
         self._buffer.clear()
-        raise self._refusal
+        return error
 
     def finish(self) -> None:
         """Refuse a session that ends in the middle of a frame; call when no frame is left."""
@@ -83,7 +120,7 @@ class FrameDecoder:
         if self._buffer:
             raise BadFrameError(f"the session ends {len(self._buffer)} bytes into a frame")
 
-    def _next_frame(self) -> Frame | None:
+    def _next_packed(self) -> PackedFrame | None:
         if len(self._buffer) < _LENGTH_SIZE:
             return None
         length = int.from_bytes(self._buffer[:_LENGTH_SIZE], "big")
@@ -95,7 +132,7 @@ class FrameDecoder:
         flag = self._buffer[_LENGTH_SIZE]
         body = bytes(memoryview(self._buffer)[_LENGTH_SIZE + 1 : end])
         del self._buffer[:end]
-        return _interpret(flag, body)
+        return PackedFrame(flag, body)
 
 
 def encode_frame(
@@ -119,17 +156,6 @@ def encode_terminal(failure: Failure) -> bytes:
     """The frame that ends a session which failed; nothing may follow it."""
     body = failure.status.to_bytes(_STATUS_SIZE, "big") + failure.body
     return _assemble(_TERMINAL, body)
-
-
-def _interpret(flag: int, body: bytes) -> Frame:
-    # Bits without a meaning are ignored, as official peers do, so that they may get one.
-    if flag & _TERMINAL:
-        return Frame(body, terminal=True)
-    compression = _COMPRESSIONS.get(flag & _COMPRESSION_MASK)
-    if compression is None:
-        raise BadFrameError(f"frame flag {flag:#04x} names an unknown compression")
-    inflated = decompress(body, compression, BODY_MAX)
-    return Frame(inflated, reconnect_advised=bool(flag & _RECONNECT_ADVISED))
 
 
 def _assemble(flag: int, body: bytes) -> bytes:

@@ -28,6 +28,9 @@ KEY_SIZE = 32
 #: Characters: 32 bytes in base64.
 _KEY_TEXT_MAX = 44
 
+#: Codings in a header that are looked at.
+_CODINGS_MAX = 32
+
 _FORMATS: Final = {
     "raw": RecordFormat.RAW,
     "json": RecordFormat.RAW,
@@ -130,7 +133,8 @@ def parse_accept_encoding(value: str | None) -> Compression:
 
     Preferences among them are ignored; only a weight of zero takes one off the list.
     """
-    listed = {_coding(entry) for entry in (value or "").split(",")}
+    # A client lists a handful: the rest of a longer list is not looked at.
+    listed = {_coding(entry) for entry in (value or "").split(",", _CODINGS_MAX)[:_CODINGS_MAX]}
     for compression in (Compression.ZSTD, Compression.GZIP):
         if compression in listed:
             return compression

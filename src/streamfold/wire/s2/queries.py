@@ -22,6 +22,8 @@ PAGE_MAX = 1000
 #: Seconds that a unary read waits at most, however long it asked for.
 UNARY_WAIT_MAX = 60
 U32_MAX = 2**32 - 1
+#: Parameters of one query: no request has more than eight.
+PARAMETERS_MAX = 100
 
 E = TypeVar("E", bound=enum.StrEnum)
 
@@ -140,9 +142,13 @@ def parse_metrics_query(query: str) -> MetricsQuery:
 
 def _parse(query: str) -> dict[str, str]:
     try:
-        pairs = parse_qsl(query, keep_blank_values=True, errors="strict")
+        pairs = parse_qsl(
+            query, keep_blank_values=True, errors="strict", max_num_fields=PARAMETERS_MAX
+        )
     except UnicodeDecodeError:
         raise BadQueryError("the query is not percent-encoded UTF-8") from None
+    except ValueError:
+        raise BadQueryError(f"the query has more than {PARAMETERS_MAX} parameters") from None
     params = dict(pairs)
     if len(params) != len(pairs):
         raise BadQueryError("the query has a parameter twice: give each once")

@@ -14,8 +14,14 @@ from streamfold.model.positions import StreamPosition, Timestamp
 from streamfold.model.records import Header, Record, SequencedRecord
 from streamfold.records import AppendInput, RecordBatch, decode
 from streamfold.records.rules import check_count
+from streamfold.wire.s2.append_steps import StepDecoder
 from streamfold.wire.s2.failures import BadJsonError
 from streamfold.wire.s2.json_body import Unsigned, check_u64, decode_json
+
+#: Bytes of a body, and brackets and commas in it, up to which it is decoded by one call: the largest
+#: legal batch in base64, and a thousand records with a few headers each.
+LIGHT_BYTES: Final = 3 << 19
+LIGHT_MARKS: Final = 16_000
 
 
 class RecordFormat(enum.StrEnum):
@@ -72,13 +78,24 @@ class _Batch(Struct):
 
 _RAW_INPUT: Final = msgspec.json.Decoder(_RawInput)
 _BASE64_INPUT: Final = msgspec.json.Decoder(_Base64Input)
+_RAW_STEPS: Final = StepDecoder(_RawInput, _RawRecord, list[tuple[str, str]])
+_BASE64_STEPS: Final = StepDecoder(_Base64Input, _Base64Record, list[tuple[bytes, bytes]])
 _ENCODER: Final = msgspec.json.Encoder()
 
 
+def is_light(body: bytes) -> bool:
+    """Whether to decode an append takes some milliseconds at most, whatever is in it."""
+    marks = body.count(b",") + body.count(b"[") + body.count(b"{")
+    return len(body) <= LIGHT_BYTES and marks <= LIGHT_MARKS
+
+
 def decode_append_body(body: bytes, record_format: RecordFormat) -> AppendInput:
-    """The append that a unary request asks for, with every rule of a batch already kept."""
+    """The append that a unary request asks for, with every rule of a batch already kept.
+
+    A body that is not light is decoded in short steps: for a thread beside the event loop.
+    """
     if record_format is RecordFormat.RAW:
-        raw = decode_json(_RAW_INPUT, body)
+        raw = decode_json(_RAW_INPUT, body) if is_light(body) else _RAW_STEPS.decode(body)
         check_count(len(raw.records))  # first: a flood of empty records must not be converted
         return _append_input(raw, list(map(_from_raw, raw.records)))
     safe = _decode_base64(body)
@@ -120,11 +137,15 @@ def encode_position(position: StreamPosition) -> bytes:
 
 
 def _decode_base64(body: bytes) -> _Base64Input:
+    light = is_light(body)
     try:
-        return decode_json(_BASE64_INPUT, body)
+        return decode_json(_BASE64_INPUT, body) if light else _BASE64_STEPS.decode(body)
     except BadJsonError:
         # Strings that fit everything but the alphabet are a fault of content, not of form.
-        decode_json(_RAW_INPUT, body)
+        if light:
+            decode_json(_RAW_INPUT, body)
+        else:
+            _RAW_STEPS.decode(body)
         raise InvalidError(
             "a header or body is not valid base64: use the standard alphabet with padding, or "
             "send text with s2-format: raw"

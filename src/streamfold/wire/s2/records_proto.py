@@ -9,6 +9,7 @@ from __future__ import annotations
 from streamfold.errors import MalformedError
 from streamfold.model.positions import StreamPosition
 from streamfold.records import AppendInput, measure, parse_append_input
+from streamfold.records.append_input import parse_quickly
 from streamfold.records.plain import encode_position
 from streamfold.wire.s2.failures import BadFrameError, BadProtoError
 from streamfold.wire.s2.frames import BODY_MAX, Frame
@@ -20,7 +21,11 @@ _BATCH_TAIL = b"\x12"
 _LENGTHS = tuple(bytes((length,)) for length in range(23))
 #: Bytes of a tail at most: tag, length, and two tags with ten bytes of number each.
 _TAIL_MAX = 24
-_FRAME_PAYLOAD_MAX = BODY_MAX - _TAIL_MAX
+#: Bytes of records that fit a frame with a tail.
+FRAME_PAYLOAD_MAX = BODY_MAX - _TAIL_MAX
+
+#: Bytes that may be walked through in Python at once: two per field at least, a microsecond each.
+PLAIN_MAX = 16 << 10
 
 
 def decode_append_body(body: bytes) -> AppendInput:
@@ -28,17 +33,46 @@ def decode_append_body(body: bytes) -> AppendInput:
     try:
         return parse_append_input(body)
     except MalformedError as error:
-        raise BadProtoError(f"the body is not a valid AppendInput: {error.message}") from None
+        raise _bad_body(error) from None
+
+
+def decode_light_body(body: bytes) -> AppendInput | None:
+    """The same in a few milliseconds, whatever is in the body; None if it would take longer."""
+    try:
+        return parse_quickly(body, PLAIN_MAX)
+    except MalformedError as error:
+        raise _bad_body(error) from None
 
 
 def decode_append_frame(frame: Frame) -> AppendInput:
     """The append that a frame of a session asks for; clients may not send terminal frames."""
-    if frame.terminal:
-        raise BadFrameError("a client may not send a terminal frame: end the request body instead")
+    _check_kind(frame)
     try:
         return parse_append_input(frame.body)
     except MalformedError as error:
-        raise BadFrameError(f"the frame holds no valid AppendInput: {error.message}") from None
+        raise _bad_frame(error) from None
+
+
+def decode_light_frame(frame: Frame) -> AppendInput | None:
+    """The same in a few milliseconds, whatever is in the frame; None if it would take longer."""
+    _check_kind(frame)
+    try:
+        return parse_quickly(frame.body, PLAIN_MAX)
+    except MalformedError as error:
+        raise _bad_frame(error) from None
+
+
+def _check_kind(frame: Frame) -> None:
+    if frame.terminal:
+        raise BadFrameError("a client may not send a terminal frame: end the request body instead")
+
+
+def _bad_body(error: MalformedError) -> BadProtoError:
+    return BadProtoError(f"the body is not a valid AppendInput: {error.message}")
+
+
+def _bad_frame(error: MalformedError) -> BadFrameError:
+    return BadFrameError(f"the frame holds no valid AppendInput: {error.message}")
 
 
 def encode_append_ack(start: StreamPosition, end: StreamPosition, tail: StreamPosition) -> bytes:
@@ -61,11 +95,11 @@ def encode_frame_batches(payload: bytes, tail: StreamPosition | None = None) -> 
 
     The tail goes with the last, since whoever sees it must have been given all that is below it.
     """
-    if len(payload) <= _FRAME_PAYLOAD_MAX:
+    if len(payload) <= FRAME_PAYLOAD_MAX:
         return [encode_read_batch(payload, tail)]
     pieces, start, end = [], 0, 0
     for following in map(int, measure(payload).offsets[1:]):
-        if following - start > _FRAME_PAYLOAD_MAX and end > start:
+        if following - start > FRAME_PAYLOAD_MAX and end > start:
             pieces.append(payload[start:end])
             start = end
         end = following

@@ -25,8 +25,8 @@ SUBSCRIPTIONS_MAX: Final = 1_000
 SUBSCRIPTIONS_PER_OWNER: Final = 100
 #: Streams of which is remembered who is interested: the same few get most appends.
 _REMEMBERED: Final = 10_000
-#: Streams that are looked through before others get a turn.
-_TURN: Final = 64
+#: Pairs of a stream and a subscription that are matched before others get a turn: 3 us each.
+_TURN: Final = 2_000
 #: Seconds between looks whether storage was reopened: what became durable by that was not announced.
 _LOOK_INTERVAL: Final = 5.0
 #: Looks between two sweeps that nothing asks for: streams that went away are not announced either.
@@ -155,11 +155,15 @@ class Book:
             await self._freshened.wait()
             self._freshened.clear()
             while self._fresh:
-                for stream in tuple(self._fresh)[:_TURN]:
+                for stream in tuple(self._fresh)[: self._turn()]:
                     del self._fresh[stream]
                     for entry in self._interested_in(stream):
                         entry.notice(stream)
                 await asyncio.sleep(0)
+
+    def _turn(self) -> int:
+        """Streams that are looked through before others get a turn."""
+        return max(1, _TURN // max(1, len(self.entries)))
 
     def _interested_in(self, stream: str) -> tuple[Entry, ...]:
         interested = self._interested.get(stream)
@@ -207,7 +211,7 @@ class Book:
             return
         async for names in self.streams.pages():
             for at, name in enumerate(names):
-                if not at % _TURN:
+                if not at % self._turn():
                     await asyncio.sleep(0)
                 for entry in tuple(self.entries.values()):
                     unknown = name not in entry.state.links and entry.wants(name)

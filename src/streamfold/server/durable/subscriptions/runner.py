@@ -32,6 +32,7 @@ from streamfold.server.durable.subscriptions.refusals import (
 from streamfold.server.durable.subscriptions.signing_key import Keyring
 from streamfold.server.durable.subscriptions.targets import Resolve, find_addresses, parse_target
 from streamfold.server.durable.subscriptions.webhooks import Reply, WebhookError, Webhooks
+from streamfold.store.durable import prepared
 from streamfold.store.store import StreamStore
 from streamfold.wire.durable.signing import SIGNATURE_HEADER
 from streamfold.wire.durable.subscription_bodies import (
@@ -137,7 +138,7 @@ class Runner:
                 self._basin,
                 wake_stream,
                 Claim(content_type="application/json"),
-                lambda _: [RecordBatch.of([Record(message)])],
+                prepared([RecordBatch.of([Record(message)])]),
             )
         except StreamfoldError as error:
             logger.warning("subscription %r cannot write its wake: %s", entry.id, error)

@@ -1,0 +1,274 @@
+"""Takes large JSON apart in one linear pass, in steps that are all short.
+
+msgspec validates JSON, but one call of it keeps the interpreter's lock from the first byte to the last:
+for a body of 32 MiB no other thread would run for a second. Here the text is first scanned block by
+block by numpy, for whitespace and for the commas of the outermost array; msgspec then validates one
+group of elements at a time. Whatever the scan makes of text that is not JSON, some group of it is not
+JSON either: an array is valid exactly if it consists of valid values between commas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from streamfold.errors import InvalidError, TooLargeError
+
+#: Bytes that are scanned in one step, which takes 2 ms.
+BLOCK: Final = 256 << 10
+#: Bytes of elements that are validated by one call, unless a single element has more.
+GROUP: Final = 128 << 10
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Flags: TypeAlias = npt.NDArray[np.bool_]
+Places: TypeAlias = npt.NDArray[np.int64]
+
+_QUOTE, _BACKSLASH, _COMMA, _SPACE = np.frombuffer(b'"\\, ', np.uint8)
+#: With this bit, [ and { are the same, and so are ] and }.
+_FOLD: Final = np.uint8(0x20)
+_OPEN, _CLOSE, _BRACKET = np.frombuffer(b"{}[", np.uint8)
+_VALUE: Final = msgspec.json.Decoder(msgspec.Raw)
+
+
+def _flags(characters: bytes) -> Flags:
+    found = np.zeros(256, np.bool_)
+    found[list(characters)] = True
+    return found
+
+
+_WHITESPACE: Final = _flags(b" \t\n\r")
+#: What is not punctuation: outside of strings, part of a number or of a word.
+_SCALAR: Final = ~_flags(b' \t\n\r[]{}:,"')
+
+
+class Limits(NamedTuple):
+    """What an array may have; more is refused before it is taken apart."""
+
+    elements: int
+    #: Bytes of one element, or of a value that is not an array, without whitespace.
+    element_bytes: int
+
+
+class Pieces(NamedTuple):
+    """A JSON value without whitespace between tokens: the elements of an array, or the value."""
+
+    is_array: bool
+    texts: list[bytes]
+
+
+class Layout(NamedTuple):
+    """Text without whitespace between tokens, and where the parts of its outermost value lie.
+
+    Parts are the elements of an array, or the members of an object. Nothing is validated: if all parts
+    are valid, so is the text, and if the text is valid, these are its parts.
+    """
+
+    text: bytes
+    starts: list[int]
+    ends: list[int]
+
+    def parts(self) -> list[bytes]:
+        text = self.text
+        return [text[start:end] for start, end in zip(self.starts, self.ends, strict=True)]
+
+    def groups(self) -> Iterator[bytes]:
+        """Runs of parts with their commas, of about GROUP bytes: a part that is longer is alone."""
+        for first, following in _groups(self.starts, self.ends):
+            yield self.text[self.starts[first] : self.ends[following - 1]]
+
+
+def split_json(body: bytes, limits: Limits, *, block: int = BLOCK) -> Pieces:
+    """The pieces of a body, each of them valid JSON; TooLargeError beyond the limits."""
+    scan = _scan(body, limits, block)
+    text = scan.text()
+    if not text.startswith(b"["):
+        check_value(text)
+        return Pieces(False, [text])
+    layout = _layout(text, scan, b"]")
+    for start, end in zip(layout.starts, layout.ends, strict=True):
+        if end - start > limits.element_bytes:
+            raise _too_long(end - start, limits)
+    for group in layout.groups():
+        check_value(b"[%b]" % group)
+    return Pieces(True, layout.parts())
+
+
+def lay_out(value: bytes, brackets: bytes, *, block: int = BLOCK) -> Layout:
+    """Where the parts of an array lie, if brackets are `[]`, or of an object, if they are `{}`."""
+    scan = _scan(value, Limits(len(value) + 1, len(value)), block)
+    text = scan.text()
+    if text[:1] != brackets[:1]:
+        raise _invalid(f"it does not begin with {brackets[:1].decode()}")
+    return _layout(text, scan, brackets[1:])
+
+
+def _layout(text: bytes, scan: _Scan, closing: bytes) -> Layout:
+    if len(text) < 2 or not text.endswith(closing):
+        raise _invalid("it breaks off")
+    if len(text) == 2:
+        return Layout(text, [], [])
+    places = scan.places().tolist()
+    starts, ends = [1, *(place + 1 for place in places)], [*places, len(text) - 1]
+    for start, end in zip(starts, ends, strict=True):
+        if start == end:
+            raise _invalid(f"something is missing before byte {end}")
+    return Layout(text, starts, ends)
+
+
+def check_value(text: bytes) -> None:
+    """Raise unless `text` is exactly one JSON value; msgspec leaves only UTF-8 unchecked."""
+    try:
+        if not text.isascii():
+            text.decode()
+        _VALUE.decode(text)
+    except UnicodeDecodeError as error:
+        raise InvalidError(f"the body is not valid UTF-8 at byte {error.start}") from None
+    except msgspec.DecodeError as error:
+        raise _invalid(str(error)) from None
+    except RecursionError:
+        raise InvalidError("the body is nested too deeply: send flatter JSON") from None
+
+
+def _scan(body: bytes, limits: Limits, block: int) -> _Scan:
+    """The scan of a whole body, given up as soon as it shows to be too large."""
+    scan, view = _Scan(), np.frombuffer(body, np.uint8)
+    for at in range(0, len(view), block):
+        scan.feed(view[at : at + block])
+        if not scan.is_array and scan.size > limits.element_bytes:
+            raise _too_long(scan.size, limits)
+        if scan.is_array and scan.commas >= limits.elements:
+            raise TooLargeError(
+                f"the body has more than {limits.elements} messages: send fewer at once"
+            )
+    return scan
+
+
+def _groups(starts: Sequence[int], ends: Sequence[int]) -> Iterator[tuple[int, int]]:
+    first = 0
+    for index, end in enumerate(ends):
+        if end - starts[first] > GROUP and index > first:
+            yield first, index
+            first = index
+    if ends:
+        yield first, len(ends)
+
+
+def _invalid(why: str) -> InvalidError:
+    return InvalidError(f"the body is not one valid JSON value: {why}")
+
+
+def _too_long(size: int, limits: Limits) -> TooLargeError:
+    return TooLargeError(
+        f"a message of {size} bytes or more is too large: at most {limits.element_bytes}"
+    )
+
+
+class _Scan:
+    """Text without insignificant whitespace, and where the commas of its outermost array are.
+
+    Fed with all blocks in order; each costs the same, whatever is in it.
+    """
+
+    def __init__(self) -> None:
+        #: Bytes kept, and commas found, so far.
+        self.size = 0
+        self.commas = 0
+        self.is_array = False
+        self._texts: list[bytes] = []
+        self._places: list[Places] = []
+        self._in_string = False
+        #: The last block ended with a backslash that escapes what follows.
+        self._escaping = False
+        self._depth = 0
+        #: The last byte kept is part of a number or word, and whitespace was dropped after it.
+        self._after_scalar = False
+        self._after_space = False
+
+    def text(self) -> bytes:
+        return b"".join(self._texts)
+
+    def places(self) -> Places:
+        return np.concatenate(self._places) if self._places else np.empty(0, np.int64)
+
+    def feed(self, block: Bytes) -> None:
+        """Take the next bytes; only those that are punctuation or whitespace are looked at."""
+        at = np.flatnonzero(_is_mark(block))
+        marks = block[at]
+        quotes = self._unescaped_quotes(block, at, marks)
+        # After an odd number of quotes begins a string, after an even number it has ended.
+        inside = (np.cumsum(quotes, dtype=np.int32) + self._in_string) % 2 == 1
+        outside = ~(inside | quotes)
+        folded = marks | _FOLD
+        depth = np.cumsum(
+            (outside & (folded == _OPEN)).astype(np.int8) - (outside & (folded == _CLOSE)),
+            dtype=np.int32,
+        )
+        commas = at[outside & (marks == _COMMA) & (depth == 1 - self._depth)]
+        spaces = at[outside & (marks <= _SPACE) & _WHITESPACE[marks]]
+        if len(at):
+            self._in_string = bool(inside[-1])
+            self._depth += int(depth[-1])
+        if len(spaces) or self._after_space:
+            block, commas = self._squeeze(block, spaces, commas)
+        elif len(block):
+            self._after_scalar = bool(_SCALAR[block[-1]]) and not self._in_string
+        if not self.size and len(block):
+            self.is_array = block[0] == _BRACKET
+        self._places.append(commas + self.size)
+        self._texts.append(block.tobytes())
+        self.size += len(block)
+        self.commas += len(commas)
+
+    def _unescaped_quotes(self, block: Bytes, at: Places, marks: Bytes) -> Flags:
+        quotes: Flags = marks == _QUOTE
+        slashes = at[marks == _BACKSLASH]
+        if not (len(slashes) or self._escaping):
+            return quotes
+        # A quote is escaped if the run of backslashes before it is odd. An open run of the block
+        # before counts as one backslash before this block.
+        slashes = np.concatenate(([-1], slashes)) if self._escaping else slashes
+        order = np.arange(len(slashes))
+        begins = np.diff(slashes, prepend=-3) > 1
+        lengths = order - np.maximum.accumulate(np.where(begins, order, 0)) + 1
+        found = np.flatnonzero(quotes)
+        before = np.searchsorted(slashes, at[found]) - 1
+        adjacent = (before >= 0) & (slashes[before] == at[found] - 1)
+        quotes[found[adjacent & (lengths[before] % 2 == 1)]] = False
+        self._escaping = bool(slashes[-1] == len(block) - 1 and lengths[-1] % 2)
+        return quotes
+
+    def _squeeze(self, block: Bytes, spaces: Places, commas: Places) -> tuple[Bytes, Places]:
+        """The block without whitespace, which must not be all that held two values apart."""
+        keep = np.ones(len(block), np.bool_)
+        keep[spaces] = False
+        kept = np.flatnonzero(keep)
+        if not len(kept):
+            self._after_space = True
+            return block[:0], commas
+        text = block[kept]
+        gaps = np.flatnonzero(np.diff(kept) > 1)
+        split = _SCALAR[text[gaps]] & _SCALAR[text[gaps + 1]]
+        spaced = self._after_space or kept[0] > 0
+        if split.any() or (spaced and self._after_scalar and _SCALAR[text[0]]):
+            raise _invalid("whitespace splits a value, or a comma is missing")
+        self._after_space = bool(kept[-1] < len(block) - 1)
+        self._after_scalar = bool(_SCALAR[text[-1]]) and not self._in_string
+        return text, np.searchsorted(kept, commas)
+
+
+def _is_mark(block: Bytes) -> Flags:
+    """Which bytes are punctuation, quotes, backslashes or whitespace."""
+    folded = block | _FOLD
+    found: Flags = (
+        (block <= _SPACE)
+        | (block == _QUOTE)
+        | (block == _BACKSLASH)
+        | (block == _COMMA)
+        | (folded == _OPEN)
+        | (folded == _CLOSE)
+    )
+    return found
