@@ -263,7 +263,7 @@ class Catalog:
         """Commit a changed row; the caller holds the stream's lock."""
         await self._write((keys.stream(basin, name), rows.encode(row)))
         if log := self.session.cached_log(basin, name):
-            log.row = row
+            log.replace_row(row)
         if row.config.delete_on_empty_secs:
             self.session.on_delete_on_empty(basin, name, self.now())
 

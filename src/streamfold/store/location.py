@@ -81,6 +81,13 @@ def open_location(url: str, environment: Mapping[str, str] = os.environ) -> Loca
     )
 
 
+def choose_location(asked: str | None, only: str) -> str:
+    """Where a basin is to be: a store has one location, by the name that clients give it."""
+    if asked not in (None, only):
+        raise InvalidError(f"location {asked!r} is unknown: choose from {only}, or leave it out")
+    return only
+
+
 def _local(url: str, folder: Path) -> Location:
     if not folder.is_absolute():
         raise InvalidError(f"store location {url!r} must name an absolute folder: file:///folder")

@@ -93,9 +93,13 @@ class StreamLog:
         self.durable = tail
         #: `trim_grace` in ms.
         self.trims = TrimPoints(state.trim_point, trim_grace, now)
+        #: Milliseconds after its arrival for which a record is kept; None = for ever.
+        self.age_limit = age_limit(row.config)
         # Nothing that a stream wrote itself arrived before it was created.
-        oldest = 0 if row.lineage else row.created_at
-        self._expiry = Expiry(age_limit(row.config) or 0, 0, oldest)
+        self._expiry = Expiry(self.age_limit or 0, 0, 0 if row.lineage else row.created_at)
+        #: Every record below is too old, as far as is known: up to `_expiry_holds_until`.
+        self._expired = 0
+        self._expiry_holds_until = self._expiry.holds_until(self.age_limit)
         #: When the last record arrived, or the stream was created; ms since the Unix epoch.
         self.arrived_at = arrived_at
         self.deleting = row.deleted_at is not None
@@ -140,7 +144,8 @@ class StreamLog:
     @property
     def readable_from(self) -> int:
         """The first record that a reader may get: neither trimmed nor, when last looked, too old."""
-        return max(self.trims.effective, self._expired)
+        effective = self.trims.effective
+        return effective if effective > self._expired else self._expired
 
     @property
     def retained_from(self) -> int:
@@ -148,19 +153,15 @@ class StreamLog:
         return max(self.trims.durable, self._expired)
 
     @property
-    def _expired(self) -> int:
-        return self._expiry.seq_num if self._expiry.limit == self.age_limit else 0
-
-    @property
-    def age_limit(self) -> int | None:
-        """Milliseconds after its arrival for which a record is kept; None = for ever."""
-        return age_limit(self.row.config)
-
-    @property
     def retention_due(self) -> bool:
         """Whether records may have become too old since `expire` was told which are."""
-        limit = self.age_limit
-        return limit is not None and not self._expiry.holds(limit, self._now())
+        return self._now() > self._expiry_holds_until
+
+    def replace_row(self, row: StreamRow) -> None:
+        """Go by a changed row, which is durable."""
+        self.row = row
+        self.age_limit = age_limit(row.config)
+        self._apply_expiry()
 
     @property
     def oldest_arrival(self) -> int:
@@ -171,6 +172,12 @@ class StreamLog:
         """Leave out records that are too old; they stay in storage until they are trimmed."""
         if expiry.limit != self._expiry.limit or expiry.seq_num >= self._expiry.seq_num:
             self._expiry = expiry
+            self._apply_expiry()
+
+    def _apply_expiry(self) -> None:
+        """Worked out here once, as every batch of every follower asks."""
+        self._expiry_holds_until = self._expiry.holds_until(self.age_limit)
+        self._expired = self._expiry.seq_num if self._expiry.limit == self.age_limit else 0
 
     def in_use(self) -> _Hold:
         """Keep this object in memory; there must never be two of one stream."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from streamfold.model.configs import INFINITE, StreamConfig
@@ -25,6 +27,8 @@ class Expiry(msgspec.Struct, frozen=True):
     #: No record from `seq_num` on arrived before this; ms since the Unix epoch.
     oldest: int
 
-    def holds(self, limit: int, now: int) -> bool:
-        """Whether this tells which records are older than `limit` now."""
-        return self.limit == limit and self.oldest >= now - limit
+    def holds_until(self, limit: int | None) -> float:
+        """The last time (ms) at which this tells which records are older than `limit`."""
+        if limit is None:
+            return math.inf
+        return self.oldest + limit if self.limit == limit else -1

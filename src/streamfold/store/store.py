@@ -48,7 +48,7 @@ from streamfold.store.documents import Documents
 from streamfold.store.durable import DurableStreams
 from streamfold.store.engine import EngineOpener
 from streamfold.store.local_disk import LocalDisk
-from streamfold.store.location import Location, open_location
+from streamfold.store.location import Location, choose_location, open_location
 from streamfold.store.log import AppendAck, StreamLog
 from streamfold.store.reads import ReadBatch, ReadRequest
 from streamfold.store.reclaim import StorageUse
@@ -102,7 +102,7 @@ class StreamStore:
     ) -> tuple[BasinInfo, Provision]:
         """Create a basin; a repetition with the same token and configuration succeeds as NOOP."""
         name, token = names.parse_bucket_name(basin), _request_token(request_token)
-        where = self._check_location(location)
+        where = choose_location(location, self.location)
         opening = await self._supervisor.opening()
         made = await opening.catalog.create_basin(name, config or BasinConfig(), token, where)
         return self._located(made[0]), made[1]
@@ -111,7 +111,7 @@ class StreamStore:
         self, basin: str, config: BasinConfig | None = None, *, location: str | None = None
     ) -> tuple[BasinInfo, Provision]:
         """Create the basin, or replace its configuration; members not given get their default."""
-        name, where = names.parse_bucket_name(basin), self._check_location(location)
+        name, where = names.parse_bucket_name(basin), choose_location(location, self.location)
         opening = await self._supervisor.opening()
         made = await opening.catalog.ensure_basin(name, config or BasinConfig(), where)
         return self._located(made[0]), made[1]
@@ -143,13 +143,6 @@ class StreamStore:
         engine = (await self._supervisor.opening()).session.engine
         page = await listing.list_basins(engine, prefix, start_after, limit)
         return replace(page, items=tuple(map(self._located, page.items)))
-
-    def _check_location(self, location: str | None) -> str:
-        if location not in (None, self.location):
-            raise InvalidError(
-                f"location {location!r} is unknown: choose from {self.location}, or leave it out"
-            )
-        return self.location
 
     def _located(self, info: BasinInfo) -> BasinInfo:
         return info if info.location else replace(info, location=self.location)
