@@ -337,6 +337,37 @@ async def test_a_restore_point_leaves_alone_what_is_not_synced_yet(tmp_path: Pat
     await engine.close()
 
 
+async def test_a_restore_point_that_is_cancelled_is_noted_before_the_next_one(
+    tmp_path: Path,
+) -> None:
+    """Noted later, it would name a manifest that the next one allowed to be deleted."""
+    location = open_location(tmp_path.as_uri())
+    assert location.folder is not None
+    slow, reached, goes_on = threading.Event(), threading.Event(), threading.Event()
+
+    def sync(path: Path) -> None:
+        if slow.is_set():
+            reached.set()
+            goes_on.wait()
+        sync_path(path)
+
+    engine = await SlateEngine.open(location, LocalDisk(location.folder, sync=sync))
+    await engine.commit([(b"0", b"value")])
+    slow.set()
+    first = asyncio.create_task(engine.collect())
+    await asyncio.to_thread(reached.wait)
+    first.cancel()
+    second = asyncio.create_task(engine.collect())
+    done, _ = await asyncio.wait([first, second], timeout=0.2)
+    assert not done
+    goes_on.set()
+    await second
+    assert first.cancelled()
+    noted = msgspec.json.decode((location.folder / "restore-point").read_bytes())["manifest"]
+    assert (location.folder / "manifest" / f"{noted:020d}.manifest").exists()
+    await engine.close()
+
+
 def wait_for(path: Path) -> None:
     """Return once another thread, of SlateDB, has written `path`."""
     deadline = time.monotonic() + 120

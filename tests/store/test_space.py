@@ -14,10 +14,12 @@ from streamfold.errors import StorageError
 from streamfold.model.configs import StreamConfigLayer
 from streamfold.model.records import Record, trim_record
 from streamfold.store import keys
+from streamfold.store.disk_space import RESERVE_BYTES, DiskUsage
 from streamfold.store.engine import Run, first_row
 from streamfold.store.location import open_location
 from streamfold.store.reclaim import StorageUse, newest_runs, similar_runs, wait_for
 from streamfold.store.settings import StoreSettings
+from streamfold.store.slate_binding import read_manifest
 from streamfold.store.slate_engine import SlateEngine
 from streamfold.store.store import StreamStore, open_store
 from tests.s3 import S3Server, run_s3_server, s3_client
@@ -198,6 +200,26 @@ async def test_space_comes_back_beside_a_large_stream_that_stays(tmp_path: Path)
         assert len(await read_all(store, "large")) == large
 
 
+async def test_a_merge_that_does_not_fit_on_the_disk_waits_for_room(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    free = 4 * GIB
+
+    def usage(folder: Path) -> DiskUsage:
+        return DiskUsage(8 * GIB, free)
+
+    async with open_store(tmp_path.as_uri(), QUICK, disk_usage=usage) as store:
+        await prepare(store)
+        count = await fill(store, 4 * MIB)
+        await falls_below(1.2 * 4 * MIB, lambda: local_bytes(tmp_path))
+        free = RESERVE_BYTES + MIB
+        await store.append(BASIN, STREAM, [trim_record(count // 2)])
+        await falls_below(0, lambda: "of deleted rows stay" not in caplog.text)
+        assert local_bytes(tmp_path) >= 4 * MIB
+        free = 4 * GIB
+        await falls_below(1.2 * 2 * MIB, lambda: local_bytes(tmp_path))
+
+
 @pytest.mark.parametrize("counted", [True, False], ids=["counted", "of an earlier version"])
 async def test_what_was_deleted_before_a_restart_leaves_the_disk_after_it(
     tmp_path: Path, counted: bool
@@ -236,6 +258,18 @@ async def test_a_scan_outlives_the_tables_that_it_began_with(
             if len(found) == 1:
                 await replace_tables(engine, tmp_path, before)
     assert found == (rows[::-1] if descending else rows)
+    await engine.close()
+
+
+async def test_a_large_manifest_is_read_as_it_is(tmp_path: Path) -> None:
+    engine = await SlateEngine.open(open_location(tmp_path.as_uri()))
+    for number in range(10):
+        await engine.commit([(b"%04d" % number, bytes(BODY_BYTES))])
+        await engine.flush()
+    newest = await read_manifest(engine._admin)
+    assert newest.l0
+    assert newest == await engine._admin.read_manifest(newest.id)
+    assert await read_manifest(engine._admin, newest.id) == newest
     await engine.close()
 
 

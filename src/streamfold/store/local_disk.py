@@ -38,6 +38,7 @@ from typing import Any
 from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 
 from streamfold.errors import DataCorruptError, DeviceFailedError
+from streamfold.store.slate_binding import read_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -225,7 +226,7 @@ class LocalDisk:
         former = await admin.list_checkpoints(_CHECKPOINT)
         options = binding.CheckpointOptions(lifetime_ms=None, source=None, name=_CHECKPOINT)
         made = await admin.create_detached_checkpoint(options)
-        manifest = await admin.read_manifest(made.manifest_id)
+        manifest = await read_manifest(admin, made.manifest_id)
         await _finish_in_thread(self._note, made.manifest_id)
         for checkpoint in former:
             await admin.delete_checkpoint(checkpoint.id)

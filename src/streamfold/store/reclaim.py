@@ -275,7 +275,7 @@ class Reclaimer:
                 dead / (1 << 20),
                 (size - dead) / (1 << 20),
             )
-            self._pause_until = began + _NO_ROOM_PAUSE
+            self._pause_until = began + min(_NO_ROOM_PAUSE, self.reclaim_after)
             return
         young = self._write_rate * size / _MERGE_SPEED <= _YOUNG_ROOM
         counted = self.live.total or 0

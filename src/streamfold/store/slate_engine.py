@@ -125,7 +125,7 @@ class SlateEngine:
 
     async def _take_over(self) -> None:
         try:
-            self._epoch = (await self._admin.read_manifest(None)).writer_epoch
+            self._epoch = (await slate_binding.read_manifest(self._admin)).writer_epoch
             if self._disk is not None:
                 await self._disk.take_over(self._admin)
         except (binding.Error, OSError) as error:
@@ -227,7 +227,7 @@ class SlateEngine:
 
     async def check(self) -> None:
         try:
-            manifest = await self._admin.read_manifest(None)
+            manifest = await slate_binding.read_manifest(self._admin)
         except binding.Error as error:
             raise _translated(error) from error
         if manifest is None or manifest.writer_epoch != self._epoch:
@@ -305,7 +305,7 @@ async def _check_answers(admin: Any, location: Location) -> Any:
     """
     try:
         async with asyncio.timeout(_ANSWER_PATIENCE):
-            return await admin.read_manifest(None)
+            return await slate_binding.read_manifest(admin)
     except TimeoutError:
         raise StorageError(
             f"storage at {location.url} gave no good answer within {_ANSWER_PATIENCE} s: check that "

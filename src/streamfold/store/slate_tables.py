@@ -22,6 +22,7 @@ from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 
 from streamfold.blob import BlobStore
 from streamfold.store.engine import DiskUse, Run, Tables
+from streamfold.store.slate_binding import read_manifest
 
 #: Seconds for which the tables that a merge has replaced can be read.
 REPLACED_SECONDS: Final = 10
@@ -56,7 +57,7 @@ class SlateTables:
             self._pending.append([seqnum, size])
 
     async def read(self) -> Tables:
-        return self._tables(await self._admin.read_manifest(None))
+        return self._tables(await read_manifest(self._admin))
 
     def _tables(self, manifest: Any) -> Tables:
         while self._pending and self._pending[0][0] <= manifest.last_l0_seq:
@@ -72,7 +73,7 @@ class SlateTables:
         await self._db.flush_with_options(_MEMTABLE)
 
     async def merge(self, runs: Sequence[int], *, young: bool) -> bool:
-        manifest = await self._admin.read_manifest(None)
+        manifest = await read_manifest(self._admin)
         present = [run.id for run in manifest.compacted]
         sources = [binding.SourceId.SST_VIEW(view.id) for view in manifest.l0] if young else []
         sources += [binding.SourceId.SORTED_RUN(run) for run in present if run in runs]
@@ -93,7 +94,7 @@ class SlateTables:
 
     async def disk_use(self) -> DiskUse:
         sizes = await self._sizes()
-        manifest = await self._admin.read_manifest(None)
+        manifest = await read_manifest(self._admin)
         if sizes is None:
             return DiskUse(self._tables(manifest).total, 0)
         total, tables = sizes
