@@ -115,6 +115,19 @@ class Grant:
             and _covered(self.access_tokens, token_id, needed=operation in _ON_TOKEN)
         )
 
+    def allows_somewhere(self, operation: Operation, basin: str | None = None) -> bool:
+        """Whether the operation is allowed on something: in the basin, if one is named."""
+        needed = (
+            (self.basins, operation in _ON_BASIN or operation in _ON_STREAM),
+            (self.streams, operation in _ON_STREAM),
+            (self.access_tokens, operation in _ON_TOKEN),
+        )
+        return (
+            operation in self.operations
+            and (basin is None or self.basins.contains(basin))
+            and all(resources != NOTHING for resources, is_needed in needed if is_needed)
+        )
+
     def require(
         self,
         operation: Operation,

@@ -84,6 +84,14 @@ class Access:
         grant.require(operation, basin, stream, token_id)
         return grant
 
+    async def allow_some(
+        self, request: Request, operation: Operation, basin: str | None = None
+    ) -> None:
+        """Raise unless the caller may do this to something; to be asked before a body is read."""
+        grant = await self.grant(request)
+        if not grant.allows_somewhere(operation, basin):
+            grant.require(operation, basin)
+
     @asynccontextmanager
     async def standing(self, request: Request, grant: Grant) -> AsyncIterator[Standing]:
         """What tells a session, while the context lasts, that its token has become worthless."""

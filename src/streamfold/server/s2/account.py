@@ -34,8 +34,9 @@ class Account:
         await answer(request, wire.encode_access_token_page(page.items, has_more=page.has_more))
 
     async def issue_token(self, request: Request) -> None:
-        wanted = wire.decode_issue_access_token(await read_json(request))
         allowed = Operation.ISSUE_ACCESS_TOKEN
+        await self._access.allow_some(request, allowed)
+        wanted = wire.decode_issue_access_token(await read_json(request))
         grant = await self._access.allow(request, allowed, token_id=wanted.id)
         secret = await self._account.issue_access_token(wanted, grant)
         await answer(request, wire.encode_issued_access_token(secret.text), 201)

@@ -30,6 +30,7 @@ class Basins:
 
     async def create(self, request: Request) -> None:
         token = headers.parse_request_token(request.header(headers.REQUEST_TOKEN))
+        await self._access.allow_some(request, Operation.CREATE_BASIN)
         wanted = resources.decode_create_basin(await read_json(request))
         await self._access.allow(request, Operation.CREATE_BASIN, wanted.name)
         info, result = await self._store.create_basin(

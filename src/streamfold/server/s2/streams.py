@@ -41,8 +41,9 @@ class Streams:
     async def create(self, request: Request) -> None:
         basin = basin_of(request)
         token = headers.parse_request_token(request.header(headers.REQUEST_TOKEN))
-        wanted = resources.decode_create_stream(await read_json(request))
         allowed = Operation.CREATE_STREAM
+        await self._access.allow_some(request, allowed, basin)
+        wanted = resources.decode_create_stream(await read_json(request))
         grant = await self._access.allow(request, allowed, basin, wanted.name)
         stream = grant.full_stream_name(wanted.name)
         info, result = await self._store.create_stream(

@@ -221,6 +221,8 @@ class Subscriptions:
         await request.respond(200, _JWKS, (await self._keyring.key()).jwks)
 
     async def _put(self, id_: str, request: Request, caller: Grant) -> None:
+        if not caller.allows_somewhere(Operation.READ, self._basin):
+            caller.require(Operation.READ, self._basin)
         asked = bodies.decode_subscription(await _body(request))
         base_url = self._base_url(request)
         entry, created = await self._creation.create(id_, asked, base_url, caller)
