@@ -56,15 +56,20 @@ class H2Client:
         self._answers: defaultdict[int, Answer] = defaultdict(Answer)
         self._news = asyncio.Condition()
         self.goaway = False
+        #: Set when the server has closed the connection.
+        self.closed = asyncio.Event()
 
     async def run(self) -> None:
         self._flush()
-        while data := await self._reader.read(1 << 16):
-            for event in self._h2.receive_data(data):
-                self._note(event)
-            self._flush()
-            async with self._news:
-                self._news.notify_all()
+        try:
+            while data := await self._reader.read(1 << 16):
+                for event in self._h2.receive_data(data):
+                    self._note(event)
+                self._flush()
+                async with self._news:
+                    self._news.notify_all()
+        finally:
+            self.closed.set()
 
     def _note(self, event: h2.events.Event) -> None:
         match event:

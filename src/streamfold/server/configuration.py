@@ -8,10 +8,12 @@ from urllib.parse import urlsplit
 
 from streamfold.errors import InvalidError
 from streamfold.model.access import Secret
+from streamfold.server.connections import FIRST_REQUEST, IDLE
 from streamfold.server.cors import is_loopback, parse_origin
+from streamfold.server.intake import BODIES_MAX, BODY_PATIENCE
 from streamfold.server.listener import TlsFiles
-from streamfold.server.patience import BODY_PATIENCE
 from streamfold.server.s2.read_session import HEARTBEAT
+from streamfold.server.unread import UNREAD_MAX, WRITE_DEADLINE
 from streamfold.store.settings import StoreSettings
 
 #: Ports that S2's own server has by default, plain and with TLS.
@@ -48,8 +50,17 @@ class Configuration:
     #: Show /metrics to everybody, although there is a root token.
     open_metrics: bool = False
     access_log: bool = True
-    #: Seconds that the body of a request may take to arrive, unless it is a session.
+    #: Seconds over which the pace of a body is measured; a small body has so long to arrive.
     body_patience: float = BODY_PATIENCE
+    #: Bytes of memory for bodies that are arriving, over all requests.
+    body_bytes: int = BODIES_MAX
+    #: Seconds after which a client that takes nothing of its answer is cut off.
+    write_deadline: float = WRITE_DEADLINE
+    #: Bytes that are held for clients that have not read them.
+    unread_bytes: int = UNREAD_MAX
+    #: Seconds that a connection may stay without a request: a new one, and one that had some.
+    first_request: float = FIRST_REQUEST
+    idle_connection: float = IDLE
     #: Seconds between the heartbeats of a session at the tail, at least and at most.
     heartbeat: tuple[float, float] = HEARTBEAT
     #: The basin of streams below /v1/stream/.

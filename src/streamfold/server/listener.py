@@ -24,17 +24,15 @@ from granian.http import HTTP1Settings, HTTP2Settings
 
 from streamfold.errors import InvalidError
 from streamfold.server.http import Request
-from streamfold.server.patience import BODY_PATIENCE, Patience
+from streamfold.server.traffic import Traffic
+from streamfold.server.unread import WRITE_DEADLINE
 from streamfold.server.workers import Workers
 
 logger = logging.getLogger(__name__)
 
 #: Connections that wait to be accepted.
 BACKLOG: Final = 1024
-#: Connections at once; further ones wait. A follower needs one, and each costs a few KiB when idle.
-CONNECTIONS_MAX: Final = 16_384
-#: Requests at once on one HTTP/2 connection; official clients open another when they need more. Answers
-#: that are not taken are bounded by this: 2 MiB for each.
+#: Requests at once on one HTTP/2 connection; official clients open another when they need more.
 STREAMS_MAX: Final = 128
 #: Bytes that a client may send ahead of what was read: of one request, and of a connection.
 STREAM_WINDOW: Final = 1 << 20
@@ -43,6 +41,10 @@ CONNECTION_WINDOW: Final = 4 << 20
 FRAME_MAX: Final = 256 << 10
 #: Bytes of all headers of a request.
 HEADERS_MAX: Final = 64 << 10
+#: Bytes that an HTTP/1 connection buffers each way: the largest head must fit.
+BUFFER_MAX: Final = HEADERS_MAX + (8 << 10)
+#: Bytes that one answer over HTTP/2 has in its connection's buffer.
+SEND_BUFFER: Final = 64 << 10
 #: Milliseconds between pings, by which followers that vanished are noticed; seconds to answer one.
 PING_INTERVAL: Final = 20_000
 PING_PATIENCE: Final = 20
@@ -66,13 +68,13 @@ class Listener:
         bound: socket.socket,
         handler: Handler,
         tls: TlsFiles | None = None,
-        body_patience: float = BODY_PATIENCE,
+        traffic: Traffic | None = None,
     ) -> None:
         self.port: int = bound.getsockname()[1]
         self._socket = bound
         self._handler = handler
         self._tls = tls
-        self._patience = Patience(body_patience)
+        self._traffic = traffic or Traffic()
         self._workers = Workers()
         self._signal = WorkerSignal()
         self._stopped = asyncio.Event()
@@ -84,9 +86,11 @@ class Listener:
         # The last three are for tasks that granian runs itself, which it does not here.
         scheduler = _Scheduler(loop, self._begin, None, None, None)
         self._worker().serve_async(scheduler, loop, self._signal)
+        self._traffic.connections.start(self.port)
 
     async def stop(self, patience: float) -> None:
         """Accept no more, tell clients to go away, and wait until they have gone."""
+        await self._traffic.connections.stop()
         self._signal.set()
         try:
             async with asyncio.timeout(patience):
@@ -97,8 +101,11 @@ class Listener:
 
     def _begin(self, watcher: Any) -> None:
         """Start a task for a request; granian keeps it alive."""
-        proto = watcher.proto
-        request = Request(watcher.scope, proto.receive, proto.send, self._patience, self._workers)
+        proto, traffic = watcher.proto, self._traffic
+        request = Request(
+            watcher.scope, proto.receive, proto.send, traffic.intake, traffic.unread, self._workers
+        )
+        traffic.connections.begin(request.connection)
         request.task = self._loop.create_task(self._answer(request, watcher))
         watcher.taskref(request.task)
 
@@ -106,6 +113,8 @@ class Listener:
         try:
             await self._handler(request)
         finally:
+            request.finish()
+            self._traffic.connections.end(request.connection)
             watcher.done()
 
     def _worker(self) -> Any:
@@ -115,9 +124,9 @@ class Listener:
             worker_id=1,
             sock=(None, _hand_over(self._socket)),
             ipc=None,
-            backpressure=CONNECTIONS_MAX,
+            backpressure=self._traffic.connections.most,
             http_mode="auto",
-            http1_opts=HTTP1Settings(),
+            http1_opts=HTTP1Settings(max_buffer_size=BUFFER_MAX),
             http2_opts=HTTP2Settings(
                 initial_connection_window_size=CONNECTION_WINDOW,
                 initial_stream_window_size=STREAM_WINDOW,
@@ -126,6 +135,7 @@ class Listener:
                 max_concurrent_streams=STREAMS_MAX,
                 max_frame_size=FRAME_MAX,
                 max_headers_size=HEADERS_MAX,
+                max_send_buffer_size=SEND_BUFFER,
             ),
             ssl_enabled=tls is not None,
             ssl_cert=str(tls.certificate.resolve()) if tls else None,
@@ -187,6 +197,11 @@ def bind(host: str, port: int) -> socket.socket:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # Inherited by every connection: an ack must not wait for the ack of TCP.
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if sys.platform == "linux":
+            # A connection whose client acknowledges nothing is closed, also by one that never reads.
+            bound.setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(WRITE_DEADLINE * 1000)
+            )
         bound.bind((host, port))
         bound.listen(BACKLOG)  # only this tells whether somebody else listens here
     except OSError as error:

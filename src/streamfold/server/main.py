@@ -21,6 +21,7 @@ from streamfold.server.access_log import AccessLog
 from streamfold.server.application import Application
 from streamfold.server.certificates import write_self_signed
 from streamfold.server.configuration import Configuration
+from streamfold.server.connections import Connections
 from streamfold.server.cors import Pages
 from streamfold.server.durable.routes import Durable
 from streamfold.server.durable.subscriptions import Subscriptions
@@ -28,11 +29,15 @@ from streamfold.server.front_page import add_front_page
 from streamfold.server.gate import Gate
 from streamfold.server.init_file import apply_spec, read_init_file
 from streamfold.server.instruments import AppendInstruments
+from streamfold.server.intake import Intake
 from streamfold.server.listener import Listener, TlsFiles, bind
 from streamfold.server.ops import Operations
 from streamfold.server.router import Router
 from streamfold.server.s2.access import Access
 from streamfold.server.s2.routes import add_s2
+from streamfold.server.store_instruments import StoreInstruments
+from streamfold.server.traffic import Traffic, TrafficInstruments
+from streamfold.server.unread import Unread
 from streamfold.server.workers import SWITCH_INTERVAL
 from streamfold.store.store import StreamStore, open_store
 
@@ -54,6 +59,7 @@ class Server:
     gate: Gate
     #: Whether access tokens are asked for.
     guarded: bool
+    traffic: Traffic
 
     def exports(self) -> str:
         """The lines that let S2's clients find the server, for a shell."""
@@ -91,16 +97,27 @@ async def running_server(configuration: Configuration) -> AsyncIterator[Server]:
         access = Access(store.account, configuration.root_token)
         subscriptions = _subscriptions(configuration, store, access)
         await stack.enter_async_context(subscriptions.running())
-        application = _application(configuration, store, gate, access, subscriptions, access_log)
-        listener = Listener(bound, application, tls, configuration.body_patience)
+        traffic = _traffic(configuration)
+        application = _application(
+            configuration, store, gate, access, subscriptions, access_log, traffic
+        )
+        listener = Listener(bound, application, tls, traffic)
         listener.start()
         try:
             url = configuration.url(listener.port)
-            yield Server(store, url, listener.port, gate, configuration.guarded)
+            yield Server(store, url, listener.port, gate, configuration.guarded, traffic)
         finally:
             await gate.drain(configuration.drain_patience)
             await gate.linger(configuration.linger)
             await listener.stop(_CLOSE_PATIENCE)
+
+
+def _traffic(configuration: Configuration) -> Traffic:
+    return Traffic(
+        Intake(configuration.body_patience, configuration.body_bytes),
+        Connections(first_request=configuration.first_request, idle=configuration.idle_connection),
+        Unread(configuration.unread_bytes, configuration.write_deadline),
+    )
 
 
 def _subscriptions(
@@ -124,6 +141,7 @@ def _application(
     access: Access,
     subscriptions: Subscriptions,
     access_log: AccessLog | None,
+    traffic: Traffic,
 ) -> Application:
     router, instruments = Router(), AppendInstruments()
     add_s2(
@@ -135,7 +153,8 @@ def _application(
         access,
     )
     watchers = None if configuration.open_metrics else access
-    Operations(store, gate, instruments, watchers).add_to(router)
+    measured = (instruments, StoreInstruments(store), TrafficInstruments(traffic))
+    Operations(store, gate, measured, watchers).add_to(router)
     add_front_page(router)
     durable = Durable(
         store,

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR
 from prometheus_client.exposition import generate_latest
-from prometheus_client.registry import CollectorRegistry
+from prometheus_client.registry import Collector, CollectorRegistry
 
 from streamfold.errors import StorageFullError, StreamfoldError
 from streamfold.model.access import Operation
 from streamfold.server.gate import Gate
 from streamfold.server.http import Request
-from streamfold.server.instruments import AppendInstruments
 from streamfold.server.router import Router
 from streamfold.server.s2.access import Access
-from streamfold.server.store_instruments import StoreInstruments
 from streamfold.store.store import StreamStore
 
 _TEXT: Final = (b"content-type", b"text/plain; charset=utf-8")
@@ -29,7 +28,7 @@ class Operations:
         self,
         store: StreamStore,
         gate: Gate,
-        instruments: AppendInstruments,
+        instruments: Sequence[Collector],
         access: Access | None,
     ) -> None:
         """With `access`, /metrics is for those who may see the account's metrics."""
@@ -37,8 +36,7 @@ class Operations:
         self._gate = gate
         self._access = access
         self._registry = CollectorRegistry()
-        own = (instruments, StoreInstruments(store))
-        for collector in (*own, PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
+        for collector in (*instruments, PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
             self._registry.register(collector)
 
     def add_to(self, router: Router) -> None:

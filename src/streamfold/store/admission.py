@@ -10,19 +10,24 @@ class Admission:
     """First come, first served permits; a waiter that is cancelled holds nothing."""
 
     def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
+        self.capacity = capacity
         self._free = capacity
         self._queue: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     @property
     def used(self) -> int:
         """Bytes accepted but not yet acknowledged."""
-        return self._capacity - self._free
+        return self.capacity - self._free
 
     @property
     def waiting(self) -> int:
         """How many wait for room."""
         return len(self._queue)
+
+    @property
+    def wanted(self) -> int:
+        """Bytes that those who wait want."""
+        return sum(size for size, turn in self._queue if not turn.done())
 
     def acquire_at_once(self, size: int) -> bool:
         """Take the permit if `size` bytes fit and nobody waits."""
@@ -30,6 +35,10 @@ class Admission:
             return False
         self._free -= size
         return True
+
+    def overdraw(self, size: int) -> None:
+        """Take the permit whether it fits or not: for one who has some, and must not wait for more."""
+        self._free -= size
 
     async def acquire(self, size: int) -> None:
         """Return once `size` bytes fit, after everyone who asked before."""

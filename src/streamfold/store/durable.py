@@ -5,7 +5,7 @@ that may repeat themselves, forked, gone when their time is over.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -255,6 +255,8 @@ class Reading:
         self._log = log
         self._cursor = cursor
         self._delivered = delivered
+        #: Awaited before a batch is made that this reader does not share with others.
+        self.before_own_batch: Callable[[], Awaitable[None]] | None = None
 
     @property
     def status(self) -> StreamStatus:
@@ -274,13 +276,22 @@ class Reading:
         """Whether nothing comes any more: everything was read, and the stream is closed."""
         return self._log.durable_closed and self.at_tail
 
+    @property
+    def resting(self) -> bool:
+        """Whether everything was read, and nothing is held for this reader."""
+        return self._cursor.resting
+
     async def next(self) -> ReadBatch | None:
         """The next batch, about 1 MiB at most; None at the tail.
 
         PositionTrimmedError if what comes next was trimmed meanwhile: there would be a gap.
         """
         seq_num = self._cursor.seq_num
-        batch = await self._cursor.next(fill=False)
+        batch = self._cursor.live()
+        if batch is None:
+            if self.before_own_batch is not None and not self._cursor.resting:
+                await self.before_own_batch()
+            batch = await self._cursor.next(fill=False)
         reached = self._cursor.seq_num if batch is None else batch.first_seq_num
         if reached > seq_num:
             raise PositionTrimmedError(seq_num, self._log.retained_from)

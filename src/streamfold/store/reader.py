@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 
 import msgspec
@@ -57,6 +57,8 @@ class ReadSession:
         self._request = request
         #: Called with the metered bytes of every batch that is handed out.
         self.on_delivered: Callable[[int], None] = lambda metered: None
+        #: Awaited before a batch is made that this session does not share with others.
+        self.before_own_batch: Callable[[], Awaitable[None]] | None = None
         self._may_follow = request.may_follow
         self._live = False
         self._deadline: float | None = None
@@ -78,6 +80,8 @@ class ReadSession:
             cursor = self._cursor
             batch = cursor.live()
             if batch is None and not cursor.resting:
+                if self.before_own_batch is not None:
+                    await self.before_own_batch()
                 batch = await cursor.next(fill=False)
             if batch is not None:
                 self._deadline = None
@@ -102,6 +106,11 @@ class ReadSession:
             quiet = not await self._cursor.advanced(patience)
             if quiet and patience == heartbeat:
                 return _empty(self._cursor.seq_num, self._log.durable)
+
+    @property
+    def resting(self) -> bool:
+        """Whether everything was handed out, and nothing is held for this session."""
+        return self._cursor.resting
 
     async def __aiter__(self) -> AsyncIterator[ReadBatch]:
         while (batch := await self.next()) is not None:

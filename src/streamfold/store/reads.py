@@ -101,6 +101,12 @@ class ReadBatch(msgspec.Struct, frozen=True):
     def end_seq_num(self) -> int:
         return self.first_seq_num + self.count
 
+    @property
+    def identity(self) -> tuple[int, int, int, StreamPosition | None]:
+        """Equal for batches of the same records in the same place of memory, while both exist."""
+        first = id(self.parts[0]) if self.parts else 0
+        return first, self.first_seq_num, self.count, self.tail
+
     def payload(self) -> bytes:
         """The records in protobuf form: field 1 of S2's ReadBatch, repeated."""
         return b"".join(self.parts)

@@ -34,6 +34,8 @@ from streamfold.store.sealing import SealingKey
 from streamfold.store.seeking import apply_retention
 from streamfold.store.session import Session
 
+#: Bytes of a snapshot that are read at once: each of its readers holds so much.
+READ_PIECE = 1 << 20
 #: Snapshots of one stream that are kept: the newest ones.
 SNAPSHOTS_KEPT = 16
 
@@ -96,7 +98,7 @@ class SnapshotBlobs:
 
     async def read(self, snapshot: Snapshot) -> AsyncGenerator[bytes]:
         with self.using(snapshot.blob):
-            async for piece in self.store.stream(snapshot.blob):
+            async for piece in self.store.stream(snapshot.blob, READ_PIECE):
                 yield piece
 
     async def idle(self, stream_id: int) -> list[str]:

@@ -18,9 +18,10 @@ from streamfold.server.durable.content import bodies, join
 from streamfold.server.durable.places import Place
 from streamfold.server.durable.reads import Query, check_start, start_of
 from streamfold.server.gate import Gate
-from streamfold.server.http import Request, ResponseStream
+from streamfold.server.http import PIECE, Request, ResponseStream
 from streamfold.server.pace import Pace
 from streamfold.server.s2.access import Standing
+from streamfold.server.s2.read_session import OWN_BATCH
 from streamfold.server.s2.shared import SharedEncodings
 from streamfold.server.watch import Watch
 from streamfold.server.workers import LIGHT_BYTES
@@ -79,6 +80,7 @@ class Events:
             if not is_text(content_type):
                 encoding = sse.BASE64.encode()
                 headers.append((sse.DATA_ENCODING_HEADER.encode(), encoding))
+            reading.before_own_batch = partial(request.reserve_answer, OWN_BATCH)
             stream = await request.open(200, headers)
             connection = _Connection(
                 request, reading, stream, content_type, query.cursor, self._shared
@@ -121,6 +123,8 @@ class _Connection:
                 await pace.after(batch)
             await standing.require()
             await self._send_position()
+            if self._reading.resting:
+                self._stream.request.release_answer()
             if self._reading.closed or loop.time() >= ends:
                 return
             watch.interruptible = True
@@ -130,13 +134,20 @@ class _Connection:
                 await self._stream.send(_COMMENT)
 
     async def _send_data(self, batch: ReadBatch) -> None:
+        if batch.metered <= PIECE or self._stream.held:
+            await self._send_encoded(batch)
+            return
+        async with self._stream.sharing((self._content_type, *batch.identity), 3 * batch.metered):
+            await self._send_encoded(batch)
+
+    async def _send_encoded(self, batch: ReadBatch) -> None:
         if batch.metered > LIGHT_BYTES:
             work = partial(self._request.offload, self._data, batch)
             data = await self._shared.get_heavy(batch, self._content_type, work)
         else:
             data = self._shared.get(batch, self._content_type, self._data)
         if data:
-            await self._stream.send(data + self._control())
+            await self._stream.send(data, self._control())
 
     async def _send_position(self) -> None:
         """Tell a client that is at the tail so, unless the last data did."""

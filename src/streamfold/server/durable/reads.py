@@ -26,9 +26,12 @@ from streamfold.store.store import StreamStore, wall_clock
 from streamfold.wire.durable import caching
 from streamfold.wire.durable.offsets import ReadFrom, Sentinel, parse_position, parse_read_offset
 
-#: Metered bytes, and records, after which a page ends; the batch that reaches it is part of it.
-PAGE_BYTES: Final = 8 << 20
+#: Metered bytes, and records, after which a page ends; the batch that reaches it is part of it. Clients
+#: that read slowly hold a whole page each.
+PAGE_BYTES: Final = 2 << 20
 PAGE_RECORDS: Final = 100_000
+#: Bytes that are held while a page is made: what was read, its parts, and both joined.
+PAGE_ROOM: Final = 4 * PAGE_BYTES
 #: Clients and proxies may keep what can no longer change; what ends at the tail they ask for again.
 _IMMUTABLE: Final = b"max-age=60, stale-while-revalidate=300"
 
@@ -125,6 +128,7 @@ class Reads:
         self, request: Request, place: Place, query: Query, key: SealingKey | None
     ) -> None:
         start = start_of(query.start)
+        await request.reserve_answer(PAGE_ROOM)
         async with self._store.durable.reading(place.basin, place.stream, start, key) as reading:
             check_start(reading, start)
             status = reading.status
@@ -165,11 +169,11 @@ class Reads:
         ):
             check_start(reading, start)
             content_type = reading.status.traits.content_type
-            page = await read_page(request, reading, content_type)
-            if page.end == page.start and not page.closed:
+            if reading.resting and not reading.closed:
                 await standing.during(reading.wait(self._long_poll))
-                page = await read_page(request, reading, content_type)
-                await standing.require()
+            await request.reserve_answer(PAGE_ROOM)
+            page = await read_page(request, reading, content_type)
+            await standing.require()
         cursor = caching.next_cursor(query.cursor, wall_clock(), random.randint)
         headers = [*_position_headers(page), answers.NO_STORE]
         if not page.closed:

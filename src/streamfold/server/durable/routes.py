@@ -7,7 +7,6 @@ from streamfold.model.grants import Grant
 from streamfold.model.names import BasinName, StreamName
 from streamfold.server.durable import answers
 from streamfold.server.durable.answers import answer_failure
-from streamfold.server.durable.bodies import Bodies
 from streamfold.server.durable.buckets import Buckets, missing
 from streamfold.server.durable.events import Events
 from streamfold.server.durable.places import CONTROL, ROOT, Part, Place, parse_bucket, parse_place
@@ -60,7 +59,7 @@ class Durable:
         self._store = store
         self._access = access
         self._default_basin = default_basin
-        self._streams = Streams(store, Bodies())
+        self._streams = Streams(store)
         self._reads = Reads(store, gate, long_poll, private=private)
         self._events = Events(store, gate)
         self._snapshots = Snapshots(store)

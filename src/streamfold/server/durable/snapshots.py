@@ -23,7 +23,7 @@ from streamfold.server.workers import LIGHT_BYTES
 from streamfold.store.durable import StreamStatus
 from streamfold.store.reads import ReadBatch
 from streamfold.store.sealing import SealingKey
-from streamfold.store.snapshot_shelf import Publication, Snapshot
+from streamfold.store.snapshot_shelf import READ_PIECE, Publication, Snapshot
 from streamfold.store.store import StreamStore
 from streamfold.wire.durable import bootstrap
 from streamfold.wire.durable.content_types import is_json, parse_stream_type
@@ -33,6 +33,8 @@ from streamfold.wire.durable.snapshot_digest import SnapshotDigest
 
 #: Bytes of updates that a bootstrap brings with its snapshot; what is left is read as ever.
 BOOTSTRAP_BYTES: Final = 8 << 20
+#: Bytes that a bootstrap holds: updates, as they were read and as parts, and a piece of the snapshot.
+_BOOTSTRAP_ROOM: Final = 4 * BOOTSTRAP_BYTES
 _MATCH: Final = "stream-snapshot-match"
 
 
@@ -123,6 +125,7 @@ class Snapshots:
             *self._headers(snapshot),
             *([answers.UP_TO_DATE] if snapshot.seq_num == status.tail else []),
         ]
+        await request.reserve_answer(2 * READ_PIECE)
         async with aclosing(durable.snapshot_pieces(snapshot)) as pieces:
             # Before the head: a snapshot that is collected at this moment is missing, not broken.
             first = await anext(pieces, b"")
@@ -166,9 +169,12 @@ class Snapshots:
         snapshot = await durable.snapshot(place.basin, place.stream, None)
         status = await durable.status(place.basin, place.stream)
         start = status.first if snapshot is None else snapshot.seq_num
+        await request.reserve_answer(_BOOTSTRAP_ROOM)
         parts, end, closed = await self._updates(request, place, start, key)
         separator = bootstrap.boundary(os.urandom(bootstrap.BOUNDARY_RANDOM_MIN))
         updates = await request.offload(_multipart, parts, separator)
+        del parts
+        request.release_answer(sum(map(len, updates)) + 2 * READ_PIECE)
         at = "-1" if snapshot is None else self._show(snapshot.seq_num)
         headers = [
             (b"content-type", bootstrap.multipart_type(separator).encode()),
@@ -186,7 +192,7 @@ class Snapshots:
             first = await anext(pieces, b"")
             stream = await request.open(200, headers)
             kind = OCTETS if snapshot is None else snapshot.content_type
-            await stream.send(bootstrap.part_head(separator, kind) + first)
+            await stream.send(bootstrap.part_head(separator, kind), first)
             async for piece in pieces:
                 await stream.send(piece)
         for piece in updates:

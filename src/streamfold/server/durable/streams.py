@@ -12,7 +12,7 @@ from streamfold.model.traits import Claim, Producer, media_type
 from streamfold.records.batch import RecordBatch
 from streamfold.server.arrival import ArrivalOrder, Turn
 from streamfold.server.durable import answers
-from streamfold.server.durable.bodies import Bodies
+from streamfold.server.durable.bodies import read_body
 from streamfold.server.durable.content import is_light, to_batches
 from streamfold.server.durable.places import Place, parse_place
 from streamfold.server.http import Headers, Request
@@ -29,9 +29,8 @@ from streamfold.wire.durable.offsets import format_offset
 class Streams:
     """Handlers of everything that is done to a stream as a whole."""
 
-    def __init__(self, store: StreamStore, bodies: Bodies) -> None:
+    def __init__(self, store: StreamStore) -> None:
         self._store = store
-        self._bodies = bodies
         self._order = ArrivalOrder()
 
     async def create(
@@ -39,7 +38,7 @@ class Streams:
     ) -> None:
         """Create a stream; `source` is the whole name of the stream that it is a fork of."""
         options = parse_create(request.header)
-        body = await self._bodies.read(request)
+        body = await read_body(request)
         content = partial(_batches, request, body, None, allow_empty=True)
         wish = _wish(options, source, content, key)
         await self._store.durable.ensure_basin(place.basin)
@@ -55,7 +54,7 @@ class Streams:
 
     async def append(self, request: Request, place: Place, key: SealingKey | None) -> None:
         options = parse_append(request.header)
-        body = await self._bodies.read(request)
+        body = await read_body(request)
         if not body and not options.closed:
             raise InvalidError("the body is empty: send content, or Stream-Closed: true to close")
         if body and options.content_type is None:

@@ -21,7 +21,7 @@ from streamfold.server.s2.targets import Target
 from streamfold.server.workers import LIGHT_BYTES
 from streamfold.store.log import AppendAck
 from streamfold.wire.s2.failures import ClientHangupError
-from streamfold.wire.s2.frames import FrameDecoder, PackedFrame, encode_frame
+from streamfold.wire.s2.frames import FRAME_MAX, FrameDecoder, PackedFrame, encode_frame
 from streamfold.wire.s2.records_proto import (
     decode_append_frame,
     decode_light_frame,
@@ -58,7 +58,10 @@ class AppendSession:
             reader = group.create_task(self._read())
             closer = group.create_task(self._close_when_draining(reader))
             guard = group.create_task(self._close_when_unauthenticated(reader))
-            end = await self._acknowledge(stream)
+            try:
+                end = await self._acknowledge(stream)
+            except ClientHangupError as error:
+                end = error
             for task in (reader, closer, guard):
                 task.cancel()
         if isinstance(end, ClientHangupError):
@@ -78,7 +81,8 @@ class AppendSession:
 
     async def _submit_frames(self) -> None:
         decoder = FrameDecoder()
-        async for chunk in self._request.chunks():
+        # Between frames a client may pause for as long as it likes; a frame that it began must come.
+        async for chunk in self._request.chunks(FRAME_MAX, lambda: decoder.empty):
             decoder.feed(chunk)
             while (frame := decoder.next_packed()) is not None:
                 wanted = _decode_light(frame)

@@ -28,7 +28,7 @@ class FramePresentation:
     headers = FRAME_HEADERS
 
     def __init__(self, compression: Compression, shared: SharedEncodings) -> None:
-        self._compression = compression
+        self._compression = self.form = compression
         self._shared = shared
 
     def is_heavy(self, batch: ReadBatch) -> bool:
@@ -36,12 +36,12 @@ class FramePresentation:
             return sum(map(len, batch.parts)) > FRAME_PAYLOAD_MAX  # it must be cut between records
         return batch.metered > LIGHT_BYTES
 
-    def encode(self, batch: ReadBatch) -> bytes:
-        return self._shared.get(batch, self._compression, self._frames)
+    def encode(self, batch: ReadBatch) -> tuple[bytes, ...]:
+        return (self._shared.get(batch, self._compression, self._frames),)
 
-    async def encode_heavy(self, request: Request, batch: ReadBatch) -> bytes:
+    async def encode_heavy(self, request: Request, batch: ReadBatch) -> tuple[bytes, ...]:
         work = partial(request.offload, self._frames, batch)
-        return await self._shared.get_heavy(batch, self._compression, work)
+        return (await self._shared.get_heavy(batch, self._compression, work),)
 
     def _frames(self, batch: ReadBatch) -> bytes:
         messages = encode_frame_batches(batch.payload(), batch.tail)

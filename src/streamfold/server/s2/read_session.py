@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Hashable
+from functools import partial
 from typing import Final, Protocol
 
 from streamfold.errors import StoreClosingError
 from streamfold.server.gate import Gate
-from streamfold.server.http import Headers, Request, ResponseStream
+from streamfold.server.http import PIECE, Headers, Request, ResponseStream
 from streamfold.server.pace import Pace
 from streamfold.server.s2.access import Standing
 from streamfold.server.s2.targets import Target
@@ -20,6 +22,9 @@ from streamfold.wire.s2.failures import ClientHangupError
 #: Seconds of silence before a heartbeat, drawn anew after each so that followers do not beat together;
 #: clients give up after 20.
 HEARTBEAT: Final = (5.0, 15.0)
+#: Bytes that a session holds while it is behind the tail: about 1 MiB that it has read ahead, a batch
+#: of as much, and its encoding.
+OWN_BATCH: Final = 4 << 20
 
 
 class Presentation(Protocol):
@@ -27,13 +32,17 @@ class Presentation(Protocol):
 
     headers: Headers
 
+    @property
+    def form(self) -> Hashable:
+        """Equal for presentations whose encodings of a batch are the same bytes."""
+
     def is_heavy(self, batch: ReadBatch) -> bool:
         """Whether to encode the batch is work for a thread."""
 
-    def encode(self, batch: ReadBatch) -> bytes:
-        """The message for one batch, or for a heartbeat."""
+    def encode(self, batch: ReadBatch) -> tuple[bytes, ...]:
+        """The message for one batch, or for a heartbeat; what others send, too, is one part."""
 
-    async def encode_heavy(self, request: Request, batch: ReadBatch) -> bytes:
+    async def encode_heavy(self, request: Request, batch: ReadBatch) -> tuple[bytes, ...]:
         """The same, made in a thread."""
 
     async def finish(self, stream: ResponseStream) -> None:
@@ -67,6 +76,7 @@ class Followers:
             create_with=target.create_with,
             key=target.sealing_key,
         ) as reading:
+            reading.before_own_batch = partial(request.reserve_answer, OWN_BATCH)
             stream = await request.open(200, presentation.headers)
             try:
                 async with Watch(request, self._gate) as watch:
@@ -97,10 +107,9 @@ class Followers:
                 return
             if not certain:
                 await standing.require()
-            if presentation.is_heavy(batch):
-                await stream.send(await presentation.encode_heavy(request, batch))
-            else:
-                await stream.send(presentation.encode(batch))
+            await _send(request, stream, batch, presentation)
+            if reading.resting:
+                request.release_answer()
             if not batch.count:
                 patience = self._patience()
             await pace.after(batch)
@@ -109,3 +118,23 @@ class Followers:
     def _patience(self) -> float:
         """Seconds of silence before the next heartbeat."""
         return random.uniform(*self._heartbeat)  # noqa: S311
+
+
+async def _send(
+    request: Request, stream: ResponseStream, batch: ReadBatch, presentation: Presentation
+) -> None:
+    if batch.metered <= PIECE:
+        await stream.send(*presentation.encode(batch))
+    elif stream.held:
+        await stream.send(*await _encode(request, batch, presentation))
+    else:
+        async with stream.sharing((presentation.form, *batch.identity), 3 * batch.metered):
+            await stream.send(*await _encode(request, batch, presentation))
+
+
+async def _encode(
+    request: Request, batch: ReadBatch, presentation: Presentation
+) -> tuple[bytes, ...]:
+    if presentation.is_heavy(batch):
+        return await presentation.encode_heavy(request, batch)
+    return presentation.encode(batch)

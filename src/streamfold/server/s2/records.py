@@ -17,7 +17,7 @@ from streamfold.server.s2.answers import JSON, PROTO, Body, answer, read_body
 from streamfold.server.s2.append_session import AppendSession
 from streamfold.server.s2.appends import Appends, Ticket
 from streamfold.server.s2.frames import FRAME_HEADERS, FramePresentation
-from streamfold.server.s2.read_session import Followers, Presentation
+from streamfold.server.s2.read_session import OWN_BATCH, Followers, Presentation
 from streamfold.server.s2.shared import SharedEncodings
 from streamfold.server.s2.sse import EventPresentation
 from streamfold.server.s2.streams import basin_of, stream_of
@@ -123,7 +123,10 @@ class Records:
     ) -> None:
         record_format = headers.parse_format(request.header(headers.FORMAT))
         await open_target(self._store, target, on_append=False)
+        if not query.wait:
+            await request.reserve_answer(OWN_BATCH)
         batch = await self._wait_for_batch(request, target, query.unary())
+        await request.reserve_answer(min(OWN_BATCH, 4 * batch.metered))
         if response is Encoding.PROTO:
             body = records_proto.encode_read_batch(batch.payload(), batch.tail)
             await answer(request, body, headers=(PROTO,))

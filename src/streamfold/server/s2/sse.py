@@ -35,7 +35,7 @@ class EventPresentation:
         shared: SharedEncodings,
         now: Callable[[], int] = wall_clock,
     ) -> None:
-        self._format = record_format
+        self._format = self.form = record_format
         self._shared = shared
         self._count = 0
         self._metered = 0
@@ -44,20 +44,20 @@ class EventPresentation:
     def is_heavy(self, batch: ReadBatch) -> bool:
         return batch.metered > LIGHT_BYTES
 
-    def encode(self, batch: ReadBatch) -> bytes:
+    def encode(self, batch: ReadBatch) -> tuple[bytes, ...]:
         if not batch.count:
-            return sse.encode_ping(self._now(), batch.tail or STREAM_START)
+            return (sse.encode_ping(self._now(), batch.tail or STREAM_START),)
         return self._event(batch, self._shared.get(batch, self._format, self._json))
 
-    async def encode_heavy(self, request: Request, batch: ReadBatch) -> bytes:
+    async def encode_heavy(self, request: Request, batch: ReadBatch) -> tuple[bytes, ...]:
         work = partial(request.offload, self._json, batch)
         return self._event(batch, await self._shared.get_heavy(batch, self._format, work))
 
-    def _event(self, batch: ReadBatch, encoded: bytes) -> bytes:
+    def _event(self, batch: ReadBatch, encoded: bytes) -> tuple[bytes, ...]:
         self._count += batch.count
         self._metered += batch.metered
         event_id = EventId(batch.end_seq_num - 1, self._count, self._metered)
-        return sse.encode_batch(encoded, event_id)
+        return sse.batch_head(event_id), encoded, sse.EVENT_END
 
     def _json(self, batch: ReadBatch) -> bytes:
         return encode_read_batch(batch.payload(), self._format, batch.tail)

@@ -85,6 +85,11 @@ class FrameDecoder:
         self._buffer = bytearray()
         self._refusal: BadFrameError | None = None
 
+    @property
+    def empty(self) -> bool:
+        """Whether no frame is begun."""
+        return not self._buffer
+
     def feed(self, data: bytes) -> None:
         """Take the next bytes of the session, cut anywhere."""
         self._buffer += data

@@ -41,10 +41,19 @@ class EventId(Struct, frozen=True, gc=False):
         return f"{self.seq_num},{self.count},{self.metered}"
 
 
-def encode_batch(batch: bytes, event_id: EventId) -> bytes:
-    """A batch of records, as the JSON of `records_json.encode_read_batch`."""
+#: Follows the data of an event.
+EVENT_END: Final = b"\n\n"
+
+
+def batch_head(event_id: EventId) -> bytes:
+    """What goes before a batch; the batch, as `records_json.encode_read_batch` has it, is one line."""
     numbers = event_id.seq_num, event_id.count, event_id.metered
-    return b"event: batch\nid: %d,%d,%d\ndata: %b\n\n" % (*numbers, batch)
+    return b"event: batch\nid: %d,%d,%d\ndata: " % numbers
+
+
+def encode_batch(batch: bytes, event_id: EventId) -> bytes:
+    """A batch of records as an event."""
+    return b"".join((batch_head(event_id), batch, EVENT_END))
 
 
 def encode_ping(now_ms: int, tail: StreamPosition) -> bytes:

@@ -1,0 +1,235 @@
+"""Bounds connections: how many there are, and how long one may stay without asking for anything.
+
+granian says nothing of its connections, so on Linux the process looks at its own sockets, in
+`/proc/self/fd`. On other systems connections are capped all the same, but silent ones stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Final, NamedTuple, TypeAlias
+
+if sys.platform != "win32":
+    import resource
+
+logger = logging.getLogger(__name__)
+
+#: Connections at once; further ones wait. A follower needs one, and each costs a few KiB when idle.
+CONNECTIONS_MAX: Final = 16_384
+#: Descriptors that are kept back for storage, logs and webhooks: a quarter of all, within bounds.
+_KEPT_BACK: Final = (64, 1024)
+#: Descriptors that are asked for where the system sets no limit.
+_DESCRIPTORS_MAX: Final = 1 << 20
+#: Seconds that a new connection has to send the head of its first request.
+FIRST_REQUEST: Final = 15.0
+#: Seconds that a connection may stay without a request. Longer than clients keep theirs for reuse,
+#: so that none is closed just when its client sends.
+IDLE: Final = 120.0
+#: Part of the connections from which on the two times are a tenth, so that new clients get in.
+_CROWDED: Final = 0.9
+#: Seconds between two looks, and how often the time for one must pass between two.
+_LOOK_INTERVAL: Final = 1.0
+_LOOK_SHARE: Final = 20
+
+_DESCRIPTORS: Final = "/proc/self/fd"
+
+#: Address and port of a client, both as text: granian has them so.
+Peer: TypeAlias = tuple[str, str]
+
+
+def raise_descriptor_limit() -> int:
+    """Raise the soft limit of open files to the hard one; returns the limit."""
+    if sys.platform == "win32":
+        return _DESCRIPTORS_MAX
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError) as error:
+            logger.warning("the limit of %d open files cannot be raised: %s", soft, error)
+        else:
+            return wanted
+    return min(soft, wanted) if soft != resource.RLIM_INFINITY else wanted
+
+
+def connections_max(descriptors: int) -> int:
+    """How many connections a process may have that can open so many descriptors."""
+    least, most = _KEPT_BACK
+    kept_back = max(least, min(most, descriptors // 4))
+    return max(1, min(CONNECTIONS_MAX, descriptors - kept_back))
+
+
+class _Socket(NamedTuple):
+    """A connection as the process sees it; a later one of the same peer has another inode."""
+
+    descriptor: int
+    inode: str
+    peer: Peer
+
+
+@dataclass(slots=True)
+class _Usage:
+    #: Requests under way.
+    requests: int = 0
+    #: When the last one ended.
+    idle_since: float = 0.0
+
+
+class Connections:
+    """Closes connections without a request: new ones soon, others later, both sooner if crowded.
+
+    A connection with a request under way is never touched by this: sessions may be silent.
+    """
+
+    def __init__(
+        self,
+        most: int | None = None,
+        first_request: float = FIRST_REQUEST,
+        idle: float = IDLE,
+    ) -> None:
+        self.most = connections_max(raise_descriptor_limit()) if most is None else most
+        #: Connections at the last look, and how many were closed so far because they were silent.
+        self.open = 0
+        self.closed = 0
+        self._first_request = first_request
+        self._idle = idle
+        self._usage: dict[Peer, _Usage] = {}
+        self._first_seen: dict[tuple[str, Peer], float] = {}
+        self._to_cut: set[Peer] = set()
+        self._wake = asyncio.Event()
+        self._looking: asyncio.Task[None] | None = None
+
+    def begin(self, peer: Peer) -> None:
+        """A request has come by the connection of `peer`."""
+        usage = self._usage.get(peer)
+        if usage is None:
+            usage = self._usage[peer] = _Usage()
+        usage.requests += 1
+
+    def end(self, peer: Peer) -> None:
+        usage = self._usage[peer]
+        usage.requests -= 1
+        if not usage.requests:
+            usage.idle_since = _now()
+
+    def cut(self, peer: Peer) -> None:
+        """Close the connection of `peer`, whatever it is doing."""
+        self._to_cut.add(peer)
+        self._wake.set()
+
+    def start(self, port: int) -> None:
+        """Look after the connections to `port` from here on."""
+        if sys.platform == "linux":
+            self._looking = asyncio.create_task(self._keep_looking(port))
+
+    async def stop(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+
+    async def _keep_looking(self, port: int) -> None:
+        while True:
+            began = perf_counter()
+            started = _now()
+            sockets = await asyncio.to_thread(_sockets, port)
+            victims, silent = self._choose(sockets, started)
+            self.closed += silent
+            if victims:
+                await asyncio.to_thread(_close, port, victims)
+            pause = max(_LOOK_INTERVAL, (perf_counter() - began) * _LOOK_SHARE)
+            try:
+                async with asyncio.timeout(pause):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            self._wake.clear()
+
+    def _choose(self, sockets: list[_Socket], started: float) -> tuple[list[_Socket], int]:
+        """The sockets to close, and how many of them because they are silent."""
+        self.open = len(sockets)
+        self._forget(sockets, started)
+        share = 0.1 if len(sockets) >= self.most * _CROWDED else 1.0
+        to_cut, self._to_cut = self._to_cut, set()
+        named = [one for one in sockets if one.peer in to_cut]
+        silent = [
+            one
+            for one in sockets
+            if one.peer not in to_cut and self._is_silent(one, started, share)
+        ]
+        return named + silent, len(silent)
+
+    def _is_silent(self, one: _Socket, now: float, share: float) -> bool:
+        usage = self._usage.get(one.peer)
+        if usage is None:
+            return now - self._first_seen[one.inode, one.peer] > self._first_request * share
+        return not usage.requests and now - usage.idle_since > self._idle * share
+
+    def _forget(self, sockets: list[_Socket], now: float) -> None:
+        """Keep what is known of connections that are open, or came since the look began."""
+        seen = self._first_seen
+        self._first_seen = {
+            (one.inode, one.peer): seen.get((one.inode, one.peer), now) for one in sockets
+        }
+        peers = {one.peer for one in sockets}
+        gone = [
+            peer
+            for peer, usage in self._usage.items()
+            if peer not in peers and not usage.requests and usage.idle_since < now
+        ]
+        for peer in gone:
+            del self._usage[peer]
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _sockets(port: int) -> list[_Socket]:
+    """The connections that clients have to `port`."""
+    found = []
+    with os.scandir(_DESCRIPTORS) as entries:
+        for entry in entries:
+            one = _look_at(int(entry.name), port)
+            if one is not None:
+                found.append(one)
+    return found
+
+
+def _look_at(descriptor: int, port: int) -> _Socket | None:
+    """What a descriptor is, if it is such a connection; it may be closed, or another, at any time."""
+    try:
+        inode = os.readlink(f"{_DESCRIPTORS}/{descriptor}")  # noqa: PTH115 - many, and quickly
+        if not inode.startswith("socket:"):
+            return None
+        # The constructor would ask for the family otherwise; it does not matter for the two calls.
+        one = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=descriptor)
+    except OSError:
+        return None
+    try:
+        if one.getsockname()[1] != port:
+            return None
+        host, its_port = one.getpeername()[:2]
+        return _Socket(descriptor, inode, (host, str(its_port)))
+    except (OSError, IndexError):
+        return None
+    finally:
+        one.detach()
+
+
+def _close(port: int, victims: list[_Socket]) -> None:
+    """Shut the connections down, so that granian closes them."""
+    for victim in victims:
+        try:
+            # A copy stays the same connection whatever happens to the original meanwhile.
+            with socket.socket(fileno=os.dup(victim.descriptor)) as copy:
+                if _look_at(copy.fileno(), port) == victim._replace(descriptor=copy.fileno()):
+                    copy.shutdown(socket.SHUT_RDWR)
+        except OSError as error:
+            logger.debug("a connection was gone before it was closed: %s", error)

@@ -1,0 +1,153 @@
+"""Bounds what clients send: the memory for bodies that are arriving, and how slowly they may arrive."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from streamfold.store.admission import Admission
+from streamfold.wire.s2.failures import RequestTimeoutError
+
+#: Bytes of bodies in memory, over all requests.
+BODIES_MAX: Final = 256 << 20
+#: Bytes from which a body needs a reservation: smaller ones are most appends, and cost little.
+RESERVED_FROM: Final = 64 << 10
+#: Seconds over which the pace of a body is measured. A small body has so long to arrive.
+BODY_PATIENCE: Final = 30.0
+#: Bytes per second that a body must arrive with: 64 kbit/s, less than any usable network.
+PACE_MIN: Final = 8 << 10
+#: Looks per window: an interruption comes at most an eighth late. A timer for each request would be
+#: exact, and cost as much as all else that reading a small body takes.
+_LOOKS: Final = 8
+#: Looks that a silent client gets while other bodies wait for memory.
+_LOOKS_UNDER_PRESSURE: Final = 1
+
+
+class Intake:
+    """Reserves memory for bodies, and interrupts those that arrive too slowly.
+
+    A body that is arriving must bring `PACE_MIN` bytes per second, measured over windows of `seconds`.
+    While other bodies wait for memory, a client that sends nothing is cut off after a quarter of that.
+    """
+
+    def __init__(self, seconds: float = BODY_PATIENCE, capacity: int = BODIES_MAX) -> None:
+        self.room = Admission(capacity)
+        #: Bodies that were cut off.
+        self.cut_off = 0
+        self._seconds = seconds
+        self._enough = int(PACE_MIN * seconds)
+        self._waiting: dict[Upload, None] = {}
+        self._looks = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def upload(self) -> Upload:
+        """The account of one body, or of one frame of a session."""
+        return Upload(self, self._looks)
+
+    def wait(self, upload: Upload) -> None:
+        self._waiting[upload] = None
+        if self._timer is None:
+            self._set_timer(upload.task.get_loop())
+
+    def stop_waiting(self, upload: Upload) -> None:
+        self._waiting.pop(upload, None)
+
+    def check(self, upload: Upload) -> None:
+        """Begin a new window when one is over; RequestTimeoutError if it brought too little."""
+        if self._looks - upload.window > _LOOKS:
+            if upload.in_window < self._enough:
+                self.cut_off += 1
+                raise self.too_slow()
+            upload.begin_window(self._looks)
+
+    def too_slow(self) -> RequestTimeoutError:
+        return RequestTimeoutError(
+            f"the body did not arrive at {PACE_MIN} bytes per second over {self._seconds:g} seconds: "
+            "send it faster"
+        )
+
+    def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = loop.call_later(self._seconds / _LOOKS, self._look, loop)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        self._looks += 1
+        pressed = self.room.waiting > 0
+        for upload in tuple(self._waiting):
+            silent = self._looks - upload.heard
+            if pressed and upload.reserved and silent > _LOOKS_UNDER_PRESSURE:
+                self._interrupt(upload)
+            elif self._looks - upload.window > _LOOKS:
+                if upload.in_window < self._enough:
+                    self._interrupt(upload)
+                else:
+                    upload.begin_window(self._looks)
+        if self._waiting:
+            self._set_timer(loop)
+
+    def _interrupt(self, upload: Upload) -> None:
+        self.cut_off += 1
+        self.stop_waiting(upload)
+        upload.interrupted = True
+        upload.task.cancel()
+
+    @property
+    def looks(self) -> int:
+        return self._looks
+
+
+class Upload:
+    """A body, or a frame of a session, that is arriving; call `release` at its end."""
+
+    __slots__ = ("_intake", "heard", "in_window", "interrupted", "reserved", "task", "window")
+
+    #: That waits for the client.
+    task: asyncio.Task[Any]
+
+    def __init__(self, intake: Intake, looks: int) -> None:
+        self._intake = intake
+        #: The look after which the window began, and after which the client was last heard of.
+        self.window = self.heard = looks
+        #: Bytes since the window began.
+        self.in_window = 0
+        self.interrupted = False
+        #: Bytes of memory that are reserved for this body.
+        self.reserved = 0
+
+    def wait(self, task: asyncio.Task[Any]) -> None:
+        """The task begins to wait for the client; end this by `came` or `give_up`."""
+        self.task = task
+        self._intake.wait(self)
+
+    def came(self, size: int) -> None:
+        """Count what came; RequestTimeoutError if it came too slowly."""
+        self._intake.stop_waiting(self)
+        self.in_window += size
+        self.heard = self._intake.looks
+        self._intake.check(self)
+
+    def give_up(self) -> None:
+        """The wait was cancelled: RequestTimeoutError if that was because the client is too slow."""
+        self._intake.stop_waiting(self)
+        if self.interrupted:
+            self.interrupted = False
+            self.task.uncancel()
+            raise self._intake.too_slow() from None
+
+    def begin_window(self, looks: int) -> None:
+        self.window = looks
+        self.in_window = 0
+
+    async def reserve(self, size: int) -> None:
+        """Wait until there is memory for `size` bytes; the client's pace is not judged meanwhile."""
+        size = min(size, self._intake.room.capacity)
+        if size > self.reserved:
+            await self._intake.room.acquire(size - self.reserved)
+            self.reserved = size
+            self.begin_window(self._intake.looks)
+            self.heard = self._intake.looks
+
+    def release(self) -> None:
+        if self.reserved:
+            self._intake.room.release(self.reserved)
+            self.reserved = 0

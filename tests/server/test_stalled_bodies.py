@@ -1,0 +1,136 @@
+"""Bodies that do not arrive are given up, and hold no memory that others need."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from streamfold.server.main import running_server
+from tests.server.attacked import MIB, attacked, steady
+from tests.server.conftest import BASIN, STREAM, configuration, until
+from tests.server.frames import PATH, SESSION, append_frame, frames_in
+from tests.server.raw_h1 import H1Client, h1_client
+from tests.server.raw_h2 import h2_client
+
+HEAD = (
+    "{} HTTP/1.1\r\nhost: localhost\r\ns2-basin: test-basin\r\ncontent-type: {}\r\n"
+    "content-length: {}\r\n\r\n"
+)
+#: Bytes by which a server may grow for bodies that stall: what docs/reference/limits.md says.
+GROWTH_MAX = 320 * MIB
+UPLOADS = 100
+OCTETS = "application/octet-stream"
+SNAPSHOT = "PUT /v1/streams/orders/snapshot/0"
+
+
+async def refusal(client: H1Client) -> tuple[int, str]:
+    """Status and code of an answer that refuses."""
+    status, headers = await client.head()
+    return status, json.loads(await client.body(int(headers["content-length"])))["code"]
+
+
+@pytest.mark.parametrize(
+    ("line", "content_type"),
+    [
+        (f"POST {PATH}", "application/json"),
+        (f"POST {PATH}", "application/protobuf"),
+        ("POST /v1/streams", "application/json"),
+        (SNAPSHOT, OCTETS),
+        ("PUT /bucket/stream", OCTETS),
+        ("PUT /v1/stream/__ds/subscriptions/s", "application/json"),
+    ],
+)
+async def test_a_body_that_stalls_is_refused_with_408(line: str, content_type: str) -> None:
+    async with running_server(configuration(body_patience=0.5)) as server:
+        await server.store.create_basin(BASIN)
+        await server.store.create_stream(BASIN, STREAM)
+        async with h1_client(server.port) as client:
+            await client.send(HEAD.format(line, content_type, 10_000).encode() + b"{")
+            assert await refusal(client) == (408, "request_timeout")
+        assert server.traffic.intake.cut_off == 1
+
+
+async def test_a_snapshot_that_drips_is_refused_although_it_is_never_silent() -> None:
+    async with running_server(configuration(body_patience=0.5)) as server:
+        await server.store.create_basin(BASIN)
+        await server.store.create_stream(BASIN, STREAM)
+        async with h1_client(server.port) as client:
+            await client.send(HEAD.format(SNAPSHOT, OCTETS, 100_000).encode())
+            dripping = asyncio.create_task(_drip(client))
+            assert await refusal(client) == (408, "request_timeout")
+            dripping.cancel()
+
+
+async def _drip(client: H1Client) -> None:
+    while True:
+        await client.send(b"x")
+        await asyncio.sleep(0.02)
+
+
+async def test_a_snapshot_that_keeps_its_pace_may_take_longer_than_the_window() -> None:
+    async with running_server(configuration(body_patience=0.2)) as server:
+        await server.store.create_basin(BASIN)
+        await server.store.create_stream(BASIN, STREAM)
+        async with h1_client(server.port) as client:
+            await client.send(HEAD.format(SNAPSHOT, OCTETS, 50 * 10_000).encode())
+            for _ in range(50):
+                await client.send(b"x" * 10_000)
+                await asyncio.sleep(0.01)
+            assert (await client.head())[0] == 204
+
+
+async def test_a_frame_that_stalls_ends_its_session_and_a_pause_between_frames_does_not() -> None:
+    async with running_server(configuration(body_patience=0.5)) as server:
+        await server.store.create_basin(BASIN)
+        await server.store.create_stream(BASIN, STREAM)
+        async with h2_client(server.port) as h2:
+            pausing, stalling = (h2.open("POST", PATH, SESSION) for _ in range(2))
+            await h2.send(pausing, append_frame(b"first"))
+            await h2.send(stalling, append_frame(b"second") + append_frame(b"third")[:-1])
+            frames = frames_in(bytes((await h2.whole(stalling)).body))
+            assert [frame.terminal for frame in frames] == [False, True]
+            assert json.loads(frames[1].failure().body)["code"] == "request_timeout"
+            await h2.send(pausing, append_frame(b"fourth"), end=True)
+            frames = frames_in(bytes((await h2.whole(pausing)).body))
+            assert [frame.terminal for frame in frames] == [False, False]
+
+
+async def test_a_body_that_needs_memory_gets_it_from_bodies_that_stall() -> None:
+    """Two stalled bodies hold all the memory there is; a third client appends all the same."""
+    settings = configuration(body_patience=4.0, body_bytes=6 << 20)
+    body = json.dumps({"records": [{"body": "x" * 1_000_000}]}).encode()
+    async with running_server(settings) as server:
+        await server.store.create_basin(BASIN)
+        await server.store.create_stream(BASIN, STREAM)
+        async with AsyncExitStack() as stack:
+            line = f"POST {PATH}"
+            for _ in range(2):
+                stalled = await stack.enter_async_context(h1_client(server.port))
+                await stalled.send(HEAD.format(line, "application/json", 3 << 20).encode())
+            await until(lambda: server.traffic.intake.room.used == 6 << 20)
+            client = await stack.enter_async_context(h1_client(server.port))
+            await client.send(HEAD.format(line, "application/json", len(body)).encode() + body)
+            assert (await client.head())[0] == 200
+
+
+@pytest.mark.alone
+async def test_bodies_that_stall_cost_no_more_than_the_budget(tmp_path: Path) -> None:
+    async with (
+        attacked(tmp_path, streams=(STREAM,)) as server,
+        server.client() as client,
+        AsyncExitStack() as stack,
+    ):
+        before = server.resident
+        head = HEAD.format(f"POST {PATH}", "application/json", 4 << 20).encode()
+        for _ in range(UPLOADS):
+            stalled = await stack.enter_async_context(h1_client(server.port))
+            stalled.writer.write(head + b" " * ((4 << 20) - 1))
+        assert await steady(server) - before < GROWTH_MAX
+        answer = await client.post(
+            PATH, content='{"records":[{}]}', headers={"content-type": "application/json"}
+        )
+        assert answer.status_code == 200

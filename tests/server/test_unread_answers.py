@@ -1,0 +1,179 @@
+"""What clients do not read is bounded, and those that read nothing are cut off."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from streamfold.model.records import Record
+from streamfold.server.main import Server, running_server
+from tests.server.attacked import LARGE, MIB, Attacked, attacked, get, steady
+from tests.server.conftest import BASIN, STREAM, configuration, until
+from tests.server.frames import PATH, SESSION
+from tests.server.raw_h1 import h1_client
+from tests.server.raw_h2 import h2_client
+
+#: Bytes by which a server may grow for clients that do not read: what docs/reference/limits.md says.
+GROWTH_MAX = 320 * MIB
+READERS = 150
+FOLLOWERS = 1500 if LARGE else 300
+PAGE = "/bucket/pages"
+
+
+async def fill_pages(server: Attacked) -> None:
+    """A stream of Durable Streams that has several pages."""
+    async with server.client() as client:
+        headers = {"content-type": "application/octet-stream"}
+        await client.put(PAGE, headers=headers)
+        for _ in range(10):
+            answer = await client.post(PAGE, headers=headers, content=b"z" * MIB)
+            assert answer.status_code == 204
+
+
+@contextmanager
+def silent(server: Attacked, request: bytes, count: int) -> Iterator[list[socket.socket]]:
+    """Clients that ask, and do not read the answer."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(server.connect(request)) for _ in range(count)]
+
+
+@pytest.mark.alone
+async def test_readers_of_pages_who_do_not_read_cost_no_more_than_the_budget(
+    tmp_path: Path,
+) -> None:
+    async with attacked(tmp_path) as server:
+        await fill_pages(server)
+        before = server.resident
+        with silent(server, get(PAGE), READERS):
+            assert await steady(server) - before < GROWTH_MAX
+            metrics = await server.metrics()
+            assert metrics["streamfold_unread_bytes"] <= metrics["streamfold_unread_bytes_max"]
+            async with server.client() as client:
+                assert len((await client.get(PAGE)).content) >= MIB
+
+
+@pytest.mark.alone
+async def test_requests_of_a_connection_without_a_window_cost_no_more_than_the_budget(
+    tmp_path: Path,
+) -> None:
+    async with attacked(tmp_path) as server:
+        await fill_pages(server)
+        before = server.resident
+        async with h2_client(server.port, give_credit=False, window=0) as h2:
+            for _ in range(128):
+                h2.open("GET", PAGE, end=True)
+            assert await steady(server) - before < GROWTH_MAX
+            async with server.client() as client:
+                assert len((await client.get(PAGE)).content) >= MIB
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("accept", ["text/event-stream", "s2s/proto"])
+async def test_followers_who_do_not_read_cost_no_more_than_the_budget(
+    tmp_path: Path, accept: str
+) -> None:
+    request = get(f"{PATH}?seq_num=0", accept)
+    if accept == "s2s/proto":
+        request = request.replace(b"accept:", b"content-type:")
+    async with attacked(tmp_path, streams=(STREAM,)) as server, server.client() as client:
+        before = server.resident
+        with silent(server, request, FOLLOWERS) as followers:
+            for follower in followers:
+                assert follower.recv(12) == b"HTTP/1.1 200"
+            record = '{"records":[{"body":"%s"}]}' % ("z" * 1_000_000)
+            for _ in range(3):
+                answer = await client.post(PATH, content=record, headers=JSON)
+                assert answer.status_code == 200
+            assert await steady(server) - before < GROWTH_MAX
+
+
+JSON = {"content-type": "application/json"}
+
+
+async def fill(server: Server, megabytes: int) -> None:
+    await server.store.create_basin(BASIN)
+    await server.store.create_stream(BASIN, STREAM)
+    for _ in range(megabytes):
+        await server.store.append(BASIN, STREAM, [Record(b"z" * 1_000_000)])
+
+
+async def test_a_client_over_http1_that_takes_nothing_is_disconnected() -> None:
+    async with running_server(configuration(write_deadline=0.5)) as server:
+        await fill(server, 20)
+        async with h1_client(server.port) as client:
+            await client.send(get(f"{PATH}?seq_num=0", "text/event-stream"))
+            await until(lambda: server.traffic.unread.cut_off == 1)
+            await until(lambda: server.gate.inside == 0)
+            with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+                await client.body(50 << 20)
+
+
+@pytest.mark.parametrize(
+    ("path", "headers"),
+    [(f"{PATH}?seq_num=0", SESSION), (f"{PATH}?seq_num=0&count=1", (("s2-basin", BASIN),))],
+)
+async def test_a_client_over_http2_that_takes_nothing_is_disconnected(
+    path: str, headers: tuple[tuple[str, str], ...]
+) -> None:
+    async with running_server(configuration(write_deadline=0.5)) as server:
+        await fill(server, 5)
+        async with h2_client(server.port, give_credit=False, window=1000) as h2:
+            h2.open("GET", path, headers, end=True)
+            await asyncio.wait_for(h2.closed.wait(), 60)
+        assert server.traffic.unread.cut_off == 1
+        await until(lambda: server.gate.inside == 0)
+        assert server.traffic.unread.held == 0
+
+
+async def test_answers_that_wait_for_memory_get_it_from_clients_that_do_not_read() -> None:
+    """With memory for one answer, a second client gets its own although the first does not read."""
+    async with running_server(configuration(unread_bytes=4 << 20)) as server:
+        await fill(server, 5)
+        page = f"{PATH}?seq_num=0&count=1"
+        async with (
+            h2_client(server.port, give_credit=False, window=1000) as idle,
+            h2_client(server.port) as reader,
+        ):
+            stuck = idle.open("GET", page, (("s2-basin", BASIN),), end=True)
+            await idle.head(stuck)
+            for _ in range(5):
+                answer = await reader.exchange("GET", page, (("s2-basin", BASIN),))
+                assert (answer.status, len(answer.body) > 1_000_000) == (200, True)
+            await asyncio.wait_for(idle.closed.wait(), 60)
+
+
+async def test_a_client_that_reads_slowly_gets_everything() -> None:
+    async with running_server(configuration(write_deadline=2.0)) as server:
+        await fill(server, 5)
+        async with h1_client(server.port) as client:
+            await client.send(get(f"{PATH}?seq_num=0&count=5", "text/event-stream"))
+            await client.head()
+            received = bytearray()
+            while chunk := await client.chunk():
+                received += chunk
+                await asyncio.sleep(0.005)
+        assert received.count(b"z" * 1_000_000) == 5
+        assert server.traffic.unread.cut_off == 0
+
+
+async def test_large_answers_declare_their_size_and_arrive_whole() -> None:
+    async with running_server(configuration()) as server:
+        await fill(server, 1)
+        async with h1_client(server.port) as client:
+            for _ in range(2):
+                await client.send(get(f"{PATH}?seq_num=0"))
+                _, headers = await client.head()
+                assert (await client.body(int(headers["content-length"]))).count(b"z") == 1_000_000
+
+
+async def test_what_is_held_for_clients_is_in_the_metrics() -> None:
+    async with running_server(configuration()) as server, h2_client(server.port) as h2:
+        text = (await h2.exchange("GET", "/metrics")).body.decode()
+    for name in ("unread_bytes", "unread_bytes_max", "connections", "connections_max"):
+        assert f"\nstreamfold_{name} " in text
+    assert 'streamfold_cut_off_total{reason="unread_answer"} 0.0' in text
