@@ -52,7 +52,7 @@ SCHEMA = TableSchema.of(
         pa.field("tags", pa.list_(pa.field("item", pa.string(), nullable=False))),
         pa.field("points", pa.list_(_POINT)),
         pa.field("counts", pa.map_(pa.string(), pa.uint64())),
-        pa.field("nothing", pa.null()),
+        pa.field("unseen", pa.null()),
         pa.field("blank", pa.list_(pa.null())),
         pa.field("nested", pa.struct([("deep", pa.map_(pa.string(), pa.list_(pa.int8())))])),
     ],
@@ -87,11 +87,10 @@ def row(key: int, chance: random.Random) -> Row:
         "tags": chance.choice([[], ["x"], ["", "y"]]),
         "points": [{"x": 65_535, "at": 1}, None, {"x": 0, "at": None}],
         "counts": {"a": 2**64 - 1, "b": None},
-        "nothing": None,
-        "blank": chance.choice([[], [None]]),
         "nested": {"deep": {"k": [1, None, -128], "n": None}},
     }
-    return {"id": key} | {n: None if chance.random() < 0.2 else v for n, v in values.items()}
+    known = {n: None if chance.random() < 0.2 else v for n, v in values.items()}
+    return {"id": key} | known | {"unseen": None, "blank": [None] * (key % 3)}
 
 
 def rows(state: Iterable[Row]) -> list[pa.RecordBatch]:

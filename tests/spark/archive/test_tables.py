@@ -67,7 +67,7 @@ def test_types_that_spark_lacks_are_mapped_without_loss() -> None:
         "small": "decimal(10,1)", "name": "string", "raw": "binary", "day": "date", "time": "bigint",
         "seen": "timestamp", "local": "timestamp_ntz", "exact": "bigint",
         "tags": "array<string>", "points": "array<struct<x:int,at:bigint>>",
-        "nothing": "string", "blank": "array<string>",
+        "unseen": "string", "blank": "array<string>",
         "counts": "map<string,decimal(20,0)>", "nested": "struct<deep:map<string,array<tinyint>>>",
     }  # fmt: skip
     assert not spark_schema(SCHEMA.arrow)["id"].nullable
