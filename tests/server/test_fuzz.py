@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import random
 import string
 from urllib.parse import quote
 
 import pytest
 
-from streamfold.server.main import Server
-from tests.server.conftest import BASIN, STREAM
+from streamfold.server.main import Server, running_server
+from tests.server.conftest import BASIN, STREAM, configuration
+from tests.server.hostile import Hostiles
+from tests.server.raw_h1 import H1Client, h1_client
 from tests.server.raw_h2 import H2Client
 
 REQUESTS = 400
+#: Each request takes a connection of its own.
+HOSTILE_REQUESTS = 500
+HOSTILE_SEEDS = 50 if os.environ.get("STREAMFOLD_PROVE") else 4
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 PATHS = (
@@ -125,3 +132,40 @@ async def test_no_request_makes_the_server_fail(server: Server, h2: H2Client, se
         assert answer.status < 500, f"{where} -> {answer.status} {bytes(answer.body)!r}"
     assert {200, 400, 404, 405} <= statuses  # the requests were right enough to be looked at
     assert (await h2.exchange("GET", "/health")).status == 200
+
+
+@pytest.mark.parametrize("seed", range(HOSTILE_SEEDS))
+async def test_hostile_bytes_are_answered_and_leave_no_traceback(
+    seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Over HTTP/1.1, in which a client can write nearly anything."""
+    # Every other server may be reached by any name, and so looks less closely at hosts.
+    async with running_server(configuration(host=("127.0.0.1", "0.0.0.0")[seed % 2])) as server:
+        await server.store.create_basin(BASIN)
+        await server.store.create_stream(BASIN, STREAM)
+        await send_hostile_requests(server, seed, caplog)
+
+
+async def send_hostile_requests(
+    server: Server, seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    hostiles, statuses = Hostiles(seed), set[int]()
+    for number in range(HOSTILE_REQUESTS):
+        hostile = hostiles.next()
+        async with h1_client(server.port) as client:
+            await client.send(hostile.raw())
+            where = f"seed {seed}, request {number}: {hostile.raw()!r}"
+            status = await first_status(client, where)
+        statuses.add(status)
+        failed = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+        assert status < 500, f"{where[:3000]} -> {status} {failed}"
+        assert not failed, f"{where[:3000]} -> {failed}"
+    assert {200, 400, 404, 405} <= statuses
+
+
+async def first_status(client: H1Client, where: str) -> int:
+    """The status of the answer, which must come."""
+    async with asyncio.timeout(60):
+        line = await client.reader.readline()
+    assert line.startswith(b"HTTP/1.1 "), f"{where[:3000]} -> {line!r}"
+    return int(line.split()[1])

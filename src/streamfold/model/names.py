@@ -19,6 +19,9 @@ STREAM_NAME_MAX = 512
 #: Bytes of UTF-8: a fencing token, or the idempotency token of a creation.
 TOKEN_MAX = 36
 
+#: Characters of a refused name that a message repeats.
+SHOWN = 80
+
 _BASIN = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")
 _BUCKET = re.compile(rf"[a-z0-9_-]{{{BUCKET_NAME_MIN},{BUCKET_NAME_MAX}}}")
 _BASIN_PREFIX = re.compile(r"[a-z0-9_-]*")
@@ -28,12 +31,12 @@ def parse_basin_name(text: str) -> BasinName:
     """Return `text` as the name of a basin that S2 may create, or refuse it with the rule."""
     if not BASIN_NAME_MIN <= len(text) <= BASIN_NAME_MAX:
         raise InvalidError(
-            f"basin name {text!r} has {len(text)} characters: it must have "
+            f"basin name {text[:SHOWN]!r} has {len(text)} characters: it must have "
             f"{BASIN_NAME_MIN} to {BASIN_NAME_MAX}"
         )
     if not _BASIN.fullmatch(text):
         raise InvalidError(
-            f"basin name {text!r} must consist of lower-case letters, digits and hyphens, "
+            f"basin name {text[:SHOWN]!r} must consist of lower-case letters, digits and hyphens, "
             "and begin and end with a letter or a digit"
         )
     return BasinName(text)
@@ -43,7 +46,7 @@ def parse_bucket_name(text: str, what: str = "bucket name") -> BasinName:
     """Return `text` as the name of any basin: Durable Streams may name theirs more freely."""
     if not is_bucket_name(text):
         raise InvalidError(
-            f"{what} {text!r} must consist of {BUCKET_NAME_MIN} to {BUCKET_NAME_MAX} "
+            f"{what} {text[:SHOWN]!r} must consist of {BUCKET_NAME_MIN} to {BUCKET_NAME_MAX} "
             "lower-case letters, digits, hyphens and underscores"
         )
     return BasinName(text)
@@ -58,7 +61,7 @@ def parse_basin_prefix(text: str) -> str:
     """Return `text` as a prefix or lower bound of basin names; it may be empty."""
     if len(text) > BUCKET_NAME_MAX or not _BASIN_PREFIX.fullmatch(text):
         raise InvalidError(
-            f"basin prefix {text!r} must have at most {BUCKET_NAME_MAX} lower-case letters, "
+            f"basin prefix {text[:SHOWN]!r} must have at most {BUCKET_NAME_MAX} lower-case letters, "
             "digits, hyphens and underscores"
         )
     return text
@@ -74,7 +77,7 @@ def parse_stream_name(text: str) -> StreamName:
 def parse_stream_prefix(text: str, what: str = "stream prefix") -> str:
     """Return `text` as a prefix or lower bound of stream names; it may be empty."""
     if "\0" in text:
-        raise InvalidError(f"{what} {text!r} contains a NUL character: remove it")
+        raise InvalidError(f"{what} {text[:SHOWN]!r} contains a NUL character: remove it")
     size = len(_utf8(text, what))
     if size > STREAM_NAME_MAX:
         raise InvalidError(
@@ -95,4 +98,4 @@ def _utf8(text: str, what: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise InvalidError(f"{what} {text!r} is not valid Unicode text") from None
+        raise InvalidError(f"{what} {text[:SHOWN]!r} is not valid Unicode text") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable
 from time import perf_counter
 from typing import Final
@@ -16,13 +17,18 @@ from streamfold.server.access_log import AccessLog
 from streamfold.server.cors import Pages
 from streamfold.server.durable.routes import Durable
 from streamfold.server.gate import Gate
-from streamfold.server.http import Request
+from streamfold.server.http import Request, text_of
+from streamfold.server.memory import remember_short
 from streamfold.server.router import Router
 from streamfold.server.s2.answers import JSON
 from streamfold.server.s2.failures import ClientHangupError, answer_failure
 
 logger = logging.getLogger(__name__)
 
+#: A name or an address with a port perhaps, as RFC 3986 has them.
+_HOST: Final = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
+#: Of the server as a whole: what `OPTIONS *` asks for.
+_METHODS: Final = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
 #: What the log shows for a client that left before it had its answer, after nginx.
 _HUNG_UP: Final = 499
 #: Paths that are answered even while the server drains: those who watch it need to know.
@@ -76,6 +82,8 @@ class Application:
             return _refuse(request, 403, refusal.code, refusal.message)
         if self._pages.enabled and cors.is_preflight(request):
             return cors.answer_preflight(request)
+        if (malformed := _malformed(request)) is not None:
+            return malformed
         path = request.raw_path
         match = self._router.match(path)
         draining = self._gate.draining.is_set()
@@ -91,6 +99,28 @@ class Application:
             what = f"{request.method[:20]} is not possible here, only {match.allowed}"
             return _refuse(request, 405, "method_not_allowed", what, allow)
         return handler(request, *match.segments)
+
+
+def _malformed(request: Request) -> Awaitable[None] | None:
+    """The answer to a request whose target or host cannot be one; None if they can."""
+    host = request.headers.get(b"host")
+    if host is not None and not _is_host(host):
+        message = (
+            f"host {text_of(host)[:80]!r} is not a name or an address: send the one you reached"
+        )
+        return _refuse(request, 400, "bad_header", message)
+    path = request.raw_path
+    if path.startswith("/"):
+        return None
+    if path == "*" and request.method == "OPTIONS":
+        return request.respond(204, ((b"allow", _METHODS),))
+    message = f"target {path[:80]!r} is not a path: send one that begins with a slash"
+    return _refuse(request, 400, "bad_path", message)
+
+
+@remember_short
+def _is_host(value: bytes) -> bool:
+    return _HOST.fullmatch(value) is not None
 
 
 async def _refuse(

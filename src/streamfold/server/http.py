@@ -30,10 +30,12 @@ from contextlib import AbstractAsyncContextManager
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
+from streamfold.model.positions import U64_MAX
 from streamfold.server.intake import RESERVED_FROM, Intake, Upload
 from streamfold.server.unread import Unread
 from streamfold.server.workers import Arguments, Result, Workers
 from streamfold.wire.s2.failures import ClientHangupError
+from streamfold.wire.text import ascii_url, from_bytes, parse_unsigned
 
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
@@ -95,7 +97,7 @@ class Request:
         self._scope = scope
         self.method: str = scope["method"]
         #: The path as the client wrote it, still percent-encoded.
-        self.raw_path: str = scope["raw_path"].decode("latin-1")
+        self.raw_path: str = from_bytes(scope["raw_path"])
         self._intake = intake
         self._unread = unread
         self._workers = workers
@@ -121,8 +123,7 @@ class Request:
 
     @property
     def query(self) -> str:
-        raw: bytes = self._scope["query_string"]
-        return raw.decode("latin-1")
+        return from_bytes(self._scope["query_string"])
 
     @property
     def client(self) -> str:
@@ -149,11 +150,14 @@ class Request:
         return str(self._scope["http_version"])
 
     def url_of(self, path: str) -> str:
-        """The address of a path on this server, as clients reach it: by its own name, if it has one."""
+        """The address of a path on this server, as clients reach it: by its own name, if it has one.
+
+        All of it is ASCII that may stand in a header, whatever the client sent.
+        """
         if self.public_url is not None:
-            return self.public_url + path
+            return self.public_url + ascii_url(path)
         host = self.header("host") or self.header(":authority") or ""
-        return f"{self._scope['scheme']}://{host}{path}" if host else path
+        return ascii_url(f"{self._scope['scheme']}://{host}{path}" if host else path)
 
     def header(self, name: str) -> str | None:
         """The value of a header, by its name in lower case; the last one where there are several."""
@@ -293,8 +297,8 @@ class Request:
     @property
     def declared_size(self) -> int | None:
         """Bytes of the body, if the client said how many there are."""
-        declared = self.headers.get(b"content-length")
-        return int(declared) if declared is not None else None
+        declared = self.header("content-length")
+        return None if declared is None else parse_unsigned(declared, U64_MAX)
 
     @property
     def end_is_certain(self) -> bool:
@@ -314,9 +318,8 @@ class Request:
         return chunk if chunk or self._to_come else None
 
 
-def text_of(value: bytes) -> str:
-    """The value of a header as text; bytes that are none stay recognizable."""
-    return value.decode(errors="surrogateescape")
+#: The value of a header as text.
+text_of = from_bytes
 
 
 def _hung_up() -> ClientHangupError:

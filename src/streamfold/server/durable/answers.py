@@ -27,6 +27,7 @@ from streamfold.server.http import Headers, Request
 from streamfold.server.s2.answers import JSON
 from streamfold.wire.durable.offsets import format_offset
 from streamfold.wire.s2.failures import WireError, describe_failure, shown_message
+from streamfold.wire.text import ascii_url
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +107,7 @@ def _details(error: Exception, path: str) -> Headers:
     """What a client needs to go on, in headers."""
     match error:
         case PositionTrimmedError():
-            bootstrap = f'<{path}/bootstrap>; rel="bootstrap"'.encode(errors="replace")
+            bootstrap = f'<{ascii_url(path)}/bootstrap>; rel="bootstrap"'.encode()
             return (offset_header(error.first_seq_num), (b"link", bootstrap))
         case ProducerStaleError():
             return ((b"producer-epoch", str(error.current_epoch).encode()),)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from urllib.parse import parse_qsl
-
 import msgspec
 
 from streamfold.errors import BasinNotFoundError, InvalidError
 from streamfold.model.access import Operation
-from streamfold.model.names import BasinName
+from streamfold.model.names import BasinName, parse_stream_prefix
 from streamfold.model.resources import Page, StreamInfo
 from streamfold.server.durable import answers
+from streamfold.server.durable.reads import parse_parameters
 from streamfold.server.http import Request
 from streamfold.server.s2.access import Access
 from streamfold.server.s2.answers import JSON
 from streamfold.store.listing import LIST_MAX
 from streamfold.store.store import StreamStore
+from streamfold.wire.text import parse_unsigned
 
 
 class StreamItem(msgspec.Struct, frozen=True):
@@ -57,9 +57,10 @@ class Buckets:
     async def list(self, request: Request, basin: BasinName) -> None:
         """The streams of a bucket in byte order of their names, a page of them."""
         grant = await self._access.allow(request, Operation.LIST_STREAMS, basin)
-        query = dict(parse_qsl(request.query, keep_blank_values=True))
-        prefix, after = query.get("prefix", ""), query.get("after", "")
-        seen = grant.list_streams(prefix, after, _limit(query.get("limit", str(LIST_MAX))))
+        query = parse_parameters(request.query)
+        prefix = parse_stream_prefix(query.get("prefix", [""])[-1])
+        after = parse_stream_prefix(query.get("after", [""])[-1])
+        seen = grant.list_streams(prefix, after, _limit(query.get("limit", [str(LIST_MAX)])[-1]))
         page: Page[StreamInfo] = Page((), has_more=False)
         if seen is not None:
             page = grant.show_streams(await self._store.list_streams(basin, **seen._asdict()))
@@ -74,6 +75,7 @@ def missing(raw_path: str) -> BasinNotFoundError:
 
 
 def _limit(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= LIST_MAX):
+    limit = parse_unsigned(text, LIST_MAX)
+    if not limit:
         raise InvalidError(f"limit {text[:20]!r} must be 1 to {LIST_MAX}")
-    return int(text)
+    return limit

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import enum
 from typing import Final, NamedTuple
-from urllib.parse import unquote_to_bytes
 
 from streamfold.errors import InvalidError
 from streamfold.model.names import BasinName, StreamName, parse_bucket_name, parse_stream_name
 from streamfold.server.memory import remember_short
+from streamfold.wire.text import SHOWN, decode_segment
 
 #: Streams below this belong to the default basin, and may have slashes in their names.
 ROOT: Final = "/v1/stream/"
@@ -91,16 +91,20 @@ def _bucket(segment: str) -> BasinName:
 def _stream(text: str) -> StreamName:
     name = _decode(text)
     if name.partition("/")[0] == CONTROL:
-        raise InvalidError(f"stream name {name!r} begins with {CONTROL}, which is reserved")
+        raise InvalidError(f"stream name {name[:SHOWN]!r} begins with {CONTROL}, which is reserved")
     if name.rpartition("/")[2] in _PARTS:
-        raise InvalidError(f"stream name {name!r} ends with a reserved word: choose another")
+        raise InvalidError(
+            f"stream name {name[:SHOWN]!r} ends with a reserved word: choose another"
+        )
     if any(segment in (".", "..") for segment in name.split("/")):
-        raise InvalidError(f"stream name {name!r} has '.' or '..' as a segment: choose another")
+        raise InvalidError(
+            f"stream name {name[:SHOWN]!r} has '.' or '..' as a segment: choose another"
+        )
     return parse_stream_name(name)
 
 
 def _decode(segment: str) -> str:
-    try:
-        return unquote_to_bytes(segment).decode()
-    except UnicodeDecodeError:
-        raise InvalidError(f"path segment {segment!r} is not valid UTF-8") from None
+    text = decode_segment(segment)
+    if text is None:
+        raise InvalidError(f"path segment {segment[:SHOWN]!r} is not percent-encoded UTF-8")
+    return text

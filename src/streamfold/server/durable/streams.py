@@ -8,7 +8,7 @@ from functools import partial
 
 from streamfold.errors import InvalidError, StreamClosedError, StreamNotFoundError
 from streamfold.model.names import BasinName, StreamName
-from streamfold.model.traits import Claim, Producer, media_type
+from streamfold.model.traits import OCTETS, Claim, Producer, media_type
 from streamfold.records.batch import RecordBatch
 from streamfold.server.arrival import ArrivalOrder, Turn
 from streamfold.server.durable import answers
@@ -16,7 +16,7 @@ from streamfold.server.durable.bodies import read_body
 from streamfold.server.durable.content import is_light, to_batches
 from streamfold.server.durable.places import Place, parse_place
 from streamfold.server.http import Headers, Request
-from streamfold.store.durable import Appended, Content, ForkWish, StreamStatus, Wish
+from streamfold.store.durable import Appended, Content, ForkWish, StreamStatus, Wish, prepared
 from streamfold.store.sealing import SealingKey
 from streamfold.store.store import StreamStore
 from streamfold.wire.durable import caching
@@ -24,6 +24,7 @@ from streamfold.wire.durable.content_types import is_json
 from streamfold.wire.durable.headers import AppendOptions, CreateOptions, parse_append, parse_create
 from streamfold.wire.durable.lifetimes import format_expires_at
 from streamfold.wire.durable.offsets import format_offset
+from streamfold.wire.text import SHOWN
 
 
 class Streams:
@@ -39,7 +40,10 @@ class Streams:
         """Create a stream; `source` is the whole name of the stream that it is a fork of."""
         options = parse_create(request.header)
         body = await read_body(request)
-        content = partial(_batches, request, body, None, allow_empty=True)
+        content: Content = partial(_batches, request, body, None, allow_empty=True)
+        if source is None and not await self._store.durable.has_basin(place.basin):
+            # A creation that is refused leaves nothing behind, not even its bucket.
+            content = prepared(await content(options.content_type or OCTETS))
         wish = _wish(options, source, content, key)
         await self._store.durable.ensure_basin(place.basin)
         status, created = await self._store.durable.create(place.basin, place.stream, wish)
@@ -148,7 +152,7 @@ def source_of(path: str, basin: BasinName) -> StreamName:
     if source is None or source.part is not None:
         raise StreamNotFoundError(basin, path)
     if source.basin != basin:
-        raise InvalidError(f"a fork stays in its bucket {basin!r}: {path!r} is in another")
+        raise InvalidError(f"a fork stays in its bucket {basin!r}: {path[:SHOWN]!r} is in another")
     return source.stream
 
 

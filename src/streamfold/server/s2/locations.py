@@ -21,4 +21,4 @@ class Locations:
     def check(self, name: str) -> None:
         """Refuse a location that is not here."""
         if name != self.only.name:
-            raise InvalidError(f"location {name!r} is unknown: choose from {self.only.name}")
+            raise InvalidError(f"location {name[:80]!r} is unknown: choose from {self.only.name}")

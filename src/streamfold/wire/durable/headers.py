@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -12,6 +11,7 @@ from streamfold.model.positions import SeqNum
 from streamfold.wire.durable.content_types import parse_stream_type
 from streamfold.wire.durable.lifetimes import parse_expires_at, parse_ttl
 from streamfold.wire.durable.offsets import parse_offset
+from streamfold.wire.text import parse_unsigned
 
 CONTENT_TYPE: Final = "content-type"
 TTL: Final = "stream-ttl"
@@ -33,10 +33,6 @@ NAME_MAX: Final = 256
 
 #: Characters of a refused value that a message repeats.
 _SHOWN = 60
-
-#: In the group is what counts: `int` would refuse thousands of leading zeros in its own words.
-_DIGITS = re.compile(r"0*([0-9]{1,16})")
-_PLAIN_INTEGER = re.compile(r"(0|[1-9][0-9]{0,15})")
 
 #: The value of a header by its name in lower case; None where it is absent.
 Header: TypeAlias = Callable[[str], str | None]
@@ -127,8 +123,8 @@ def parse_producer(header: Header) -> ProducerTuple | None:
     if not given:
         return None
     name = _name(header, PRODUCER_ID, NAME_MAX)
-    epoch = _integer(header, PRODUCER_EPOCH, _DIGITS)
-    seq = _integer(header, PRODUCER_SEQ, _DIGITS)
+    epoch = _integer(header, PRODUCER_EPOCH)
+    seq = _integer(header, PRODUCER_SEQ)
     if name is None or epoch is None or seq is None:
         raise InvalidError(
             f"{', '.join(given)} alone cannot tell a repeated append: "
@@ -141,7 +137,7 @@ def _fork_point(header: Header, forked_from: str | None) -> tuple[SeqNum | None,
     for name in (FORK_OFFSET, FORK_SUB_OFFSET):
         if forked_from is None and header(name) is not None:
             raise InvalidError(f"{name} needs {FORKED_FROM}: name the stream to fork")
-    sub_offset = _integer(header, FORK_SUB_OFFSET, _PLAIN_INTEGER) or 0
+    sub_offset = _integer(header, FORK_SUB_OFFSET, strict=True) or 0
     offset = header(FORK_OFFSET)
     if offset is None:
         return None, sub_offset
@@ -177,13 +173,14 @@ def _name(header: Header, name: str, limit: int | None) -> str | None:
     return value
 
 
-def _integer(header: Header, name: str, form: re.Pattern[str]) -> int | None:
+def _integer(header: Header, name: str, *, strict: bool = False) -> int | None:
+    """A number; a strict one has no leading zeros."""
     value = header(name)
     if value is None:
         return None
-    match = form.fullmatch(value)
-    number = int(match[1]) if match else -1
-    if not 0 <= number <= INTEGER_MAX:
+    padded = value.startswith("0") and value != "0"
+    number = None if strict and padded else parse_unsigned(value, INTEGER_MAX)
+    if number is None:
         raise InvalidError(
             f"{name} {value[:_SHOWN]!r} must be a whole number from 0 to {INTEGER_MAX}, "
             "in decimal digits alone"

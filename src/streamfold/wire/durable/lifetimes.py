@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from streamfold.errors import InvalidError
+from streamfold.wire.text import parse_unsigned
 
 #: Seconds: with it any moment of expiry, in milliseconds, still fits 63 bits.
 TTL_MAX: Final = 2**53 - 1
@@ -14,7 +15,6 @@ TTL_MAX: Final = 2**53 - 1
 #: Characters of a refused value that a message repeats.
 _SHOWN = 60
 
-_TTL = re.compile(r"0|[1-9][0-9]{0,15}")
 #: `datetime.fromisoformat` knows the calendar, but takes far more than RFC 3339 has.
 _RFC_3339 = re.compile(
     r"([0-9]{4}-[0-9]{2}-[0-9]{2})[Tt]([0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.([0-9]{1,30}))?"
@@ -27,8 +27,9 @@ def parse_ttl(value: str | None) -> int | None:
     """Seconds, from a `Stream-TTL` header."""
     if value is None:
         return None
-    ttl = int(value) if _TTL.fullmatch(value) else -1
-    if not 0 <= ttl <= TTL_MAX:
+    padded = value.startswith("0") and value != "0"
+    ttl = None if padded else parse_unsigned(value, TTL_MAX)
+    if ttl is None:
         raise InvalidError(
             f"stream-ttl {value[:_SHOWN]!r} must be whole seconds from 0 to {TTL_MAX}, "
             "in decimal digits without leading zeros"

@@ -16,6 +16,7 @@ from typing import Final, TypeAlias
 
 from streamfold.errors import InvalidError
 from streamfold.model.positions import U64_MAX, SeqNum
+from streamfold.wire.text import parse_unsigned
 
 #: With more than 16 digits tokens would no longer sort as text.
 OFFSET_SEQ_NUM_MAX: Final = 10**16 - 1
@@ -24,7 +25,6 @@ OFFSET_SEQ_NUM_MAX: Final = 10**16 - 1
 _SHOWN = 60
 
 _OFFSET = re.compile(r"([0-9]{16})_([0-9]{16})")
-_SEQ_NUM = re.compile(r"[0-9]{1,20}")
 
 
 class Sentinel(enum.Enum):
@@ -64,11 +64,12 @@ def parse_offset(text: str) -> SeqNum:
 
 def parse_position(text: str) -> SeqNum:
     """The position that a token or a plain decimal seq_num names."""
-    if not _SEQ_NUM.fullmatch(text):
+    if not (text.isascii() and text.isdigit()):
         return parse_offset(text)
-    if int(text) > U64_MAX:
-        raise InvalidError(f"offset {text} is too large: at most {U64_MAX}")
-    return SeqNum(int(text))
+    number = parse_unsigned(text, U64_MAX)
+    if number is None:
+        raise InvalidError(f"offset {text[:_SHOWN]} is too large: at most {U64_MAX}")
+    return SeqNum(number)
 
 
 def parse_read_offset(

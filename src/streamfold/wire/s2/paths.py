@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
-from urllib.parse import unquote_to_bytes
 
 from streamfold.errors import InvalidError
 from streamfold.model import access
@@ -17,6 +16,7 @@ from streamfold.model.names import (
     parse_stream_name,
 )
 from streamfold.wire.s2.failures import BadPathError
+from streamfold.wire.text import SHOWN, decode_segment
 
 Name = TypeVar("Name", bound=str)
 
@@ -45,9 +45,10 @@ def parse_token_id(segment: str) -> str:
 
 
 def _parse(segment: str, parse_name: Callable[[str], Name]) -> Name:
+    text = decode_segment(segment)
+    if text is None:
+        raise BadPathError(f"path segment {segment[:SHOWN]!r} is not percent-encoded UTF-8")
     try:
-        return parse_name(unquote_to_bytes(segment).decode())
-    except UnicodeDecodeError:
-        raise BadPathError(f"path segment {segment[:80]!r} is not percent-encoded UTF-8") from None
+        return parse_name(text)
     except InvalidError as error:
         raise BadPathError(error.message) from None

@@ -16,6 +16,7 @@ from streamfold.model.positions import U64_MAX
 from streamfold.model.records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
 from streamfold.wire.s2.failures import BadQueryError
 from streamfold.wire.s2.sse import EventId
+from streamfold.wire.text import parse_unsigned
 
 #: Names in one page of a listing, at most and by default.
 PAGE_MAX = 1000
@@ -177,10 +178,10 @@ def _number(params: dict[str, str], name: str, largest: int = U64_MAX) -> int | 
     text = params.get(name)
     if text is None:
         return None
-    # Twenty digits hold every 64-bit number; int() alone would take signs, spaces and underscores.
-    if not (text.isascii() and text.isdigit()) or len(text) > 20 or int(text) > largest:
+    number = parse_unsigned(text, largest)
+    if number is None:
         raise BadQueryError(f"{name}={text[:40]!r} must be a whole number from 0 to {largest}")
-    return int(text)
+    return number
 
 
 def _flag(params: dict[str, str], name: str) -> bool:

@@ -133,7 +133,7 @@ def check_location(name: str | None) -> str | None:
     """Return `name` if it could name a location, or refuse the body it was in."""
     if name is not None and not _LOCATION.fullmatch(name):
         raise BadJsonError(
-            f"location {name!r} must have 1 to 64 letters, digits, colons, dots and hyphens"
+            f"location {name[:80]!r} must have 1 to 64 letters, digits, colons, dots and hyphens"
         )
     return name
 

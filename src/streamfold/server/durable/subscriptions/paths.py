@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final
-from urllib.parse import unquote_to_bytes
 
 from streamfold.errors import InvalidError
 from streamfold.model.names import parse_stream_name
+from streamfold.wire.text import SHOWN, decode_segment
 
 #: Bytes of UTF-8 in a subscription's id, and in the name of a worker.
 ID_MAX: Final = 256
@@ -45,7 +45,7 @@ def parse_path_segments(segments: Sequence[str]) -> str:
 
 
 def decode(segment: str) -> str:
-    try:
-        return unquote_to_bytes(segment).decode()
-    except UnicodeDecodeError:
-        raise InvalidError(f"path segment {segment[:80]!r} is not percent-encoded UTF-8") from None
+    text = decode_segment(segment)
+    if text is None:
+        raise InvalidError(f"path segment {segment[:SHOWN]!r} is not percent-encoded UTF-8")
+    return text

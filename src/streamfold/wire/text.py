@@ -1,0 +1,54 @@
+"""What clients wrote, as numbers and text: bounded, and refused in one way wherever it is wrong.
+
+Bytes of a client become text by `from_bytes`, whatever they are: those that are not UTF-8 survive as
+lone surrogates. Text like that never leaves in an answer: names refuse it, and URLs escape it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+from urllib.parse import quote, unquote_to_bytes
+
+#: Characters of a refused value that a message repeats.
+SHOWN: Final = 60
+#: Digits of the largest number that anything has: 64 bits.
+_DIGITS_MAX: Final = 20
+#: What a URL may have beside letters and digits; what is escaped already stays so.
+_URL: Final = "%-._~:/?#[]@!$&'()*+,;="
+
+
+def from_bytes(raw: bytes) -> str:
+    """Bytes as text that `to_bytes` makes the same bytes of again."""
+    return raw.decode(errors="surrogateescape")
+
+
+def to_bytes(text: str) -> bytes:
+    return text.encode(errors="surrogateescape")
+
+
+def parse_unsigned(text: str, largest: int) -> int | None:
+    """The number that ASCII digits write, if there is nothing else and it is not too large.
+
+    `int` alone would take signs, spaces, underscores and digits of other scripts, and refuse more than
+    4,300 digits in its own way.
+    """
+    if not (text.isascii() and text.isdigit()):
+        return None
+    digits = text.lstrip("0") or "0"
+    if len(digits) > _DIGITS_MAX:
+        return None
+    number = int(digits)
+    return number if number <= largest else None
+
+
+def decode_segment(segment: str) -> str | None:
+    """A percent-encoded part of a URL as text; None if it is not UTF-8."""
+    try:
+        return unquote_to_bytes(to_bytes(segment)).decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def ascii_url(text: str) -> str:
+    """`text` with everything escaped that may not stand in a URL, and so in a header."""
+    return quote(to_bytes(text), safe=_URL)
