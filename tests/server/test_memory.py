@@ -14,8 +14,8 @@ from tests.server.conftest import configuration, until
 from tests.server.raw_h1 import H1Client, h1_client
 
 REQUESTS = 100
-LONG = "x" * 60_000
-#: Bytes that may be there after the requests and were not before; to keep one of each takes 6 MB.
+LONG = "x" * 30_000
+#: Bytes that may be there after the requests and were not before; to keep one of each takes 3 MB.
 SLACK = 2 << 20
 
 

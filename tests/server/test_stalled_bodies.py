@@ -20,8 +20,8 @@ HEAD = (
     "{} HTTP/1.1\r\nhost: localhost\r\ns2-basin: test-basin\r\ncontent-type: {}\r\n"
     "content-length: {}\r\n\r\n"
 )
-#: Bytes by which a server may grow for bodies that stall: what docs/reference/limits.md says.
-GROWTH_MAX = 320 * MIB
+#: Bytes by which a server may grow: 256 MiB for bodies, and what their connections cost.
+GROWTH_MAX = 384 * MIB
 UPLOADS = 100
 OCTETS = "application/octet-stream"
 SNAPSHOT = "PUT /v1/streams/orders/snapshot/0"

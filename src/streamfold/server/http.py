@@ -43,9 +43,11 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 #: Names in lower case.
 Headers: TypeAlias = Iterable[tuple[bytes, bytes]]
 
-#: Bytes handed over at once. Smaller pieces would cost more calls, larger ones more memory for clients
-#: that do not read: `unread.IN_FLIGHT` counts with them.
-PIECE: Final = 32 << 10
+#: Bytes handed over at once, of an answer for which memory is reserved.
+PIECE: Final = 64 << 10
+#: Bytes handed over at once of other answers, which are batches that many followers get: smaller, since
+#: each of them has several in granian's queue. `unread.IN_FLIGHT` counts with it.
+SHARED_PIECE: Final = 16 << 10
 #: Messages that granian takes before anything of a response has left.
 QUEUE: Final = 5
 
@@ -245,7 +247,8 @@ class Request:
         """Answer with a whole body; one that is long is handed over as the client takes it."""
         if self.method == "HEAD":
             body = b""  # nothing below takes it off, and over HTTP/2 it would break the connection
-        if len(body) > PIECE:
+        # An HTTP/1 connection has one answer at a time, one of HTTP/2 may have many.
+        if len(body) > SHARED_PIECE and (len(body) > PIECE or self.http_version.startswith("2")):
             await self._respond_in_pieces(status, headers, body)
             return
         self.sent = len(body)
@@ -378,12 +381,12 @@ class ResponseStream:
         self.taken = 0
         unread.begin(self)
         try:
-            if sum(map(len, parts)) <= PIECE:
+            if sum(map(len, parts)) <= SHARED_PIECE:
                 data = parts[0] if len(parts) == 1 else b"".join(parts)
                 request.sent += len(data)
                 await self._send({"type": _BODY, "body": data, "more_body": not last})
             else:
-                for piece, more in _pieces(parts, last=last):
+                for piece, more in _pieces(parts, last=last, reserved=bool(request.held)):
                     request.sent += len(piece)
                     await self._send({"type": _BODY, "body": piece, "more_body": more})
                     self.taken += len(piece)
@@ -407,18 +410,22 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _pieces(parts: Sequence[bytes], *, last: bool) -> Iterator[tuple[bytes, bool]]:
+def _pieces(parts: Sequence[bytes], *, last: bool, reserved: bool) -> Iterator[tuple[bytes, bool]]:
     """The pieces in which to hand over `parts`, and whether more is to come after each.
 
     The last bytes go one by one: when granian has taken them all, what is before them has left its
-    queue, and the client has taken it. Nothing else would tell.
+    queue, and the client has taken it. Nothing else would tell. A session that keeps its reservation
+    for what comes next need not know.
     """
-    single = b"".join([part[-QUEUE - 1 :] for part in parts])[-QUEUE - 1 :]
+    size = PIECE if reserved else SHARED_PIECE
+    single = b""
+    if last or not reserved:
+        single = b"".join([part[-QUEUE - 1 :] for part in parts])[-QUEUE - 1 :]
     rest = sum(map(len, parts)) - len(single)
     for part in parts:
         end = min(len(part), rest)
-        for at in range(0, end, PIECE):
-            yield part[at : min(at + PIECE, end)], True
+        for at in range(0, end, size):
+            yield part[at : min(at + size, end)], True
         rest -= end
     for at in range(len(single)):
         yield single[at : at + 1], not last or at + 1 < len(single)

@@ -41,8 +41,8 @@ CONNECTION_WINDOW: Final = 4 << 20
 FRAME_MAX: Final = 256 << 10
 #: Bytes of all headers of a request.
 HEADERS_MAX: Final = 64 << 10
-#: Bytes that an HTTP/1 connection buffers each way: the largest head must fit.
-BUFFER_MAX: Final = HEADERS_MAX + (8 << 10)
+#: Bytes that an HTTP/1 connection buffers each way. The head of a request must fit.
+BUFFER_MAX: Final = 32 << 10
 #: Bytes that one answer over HTTP/2 has in its connection's buffer.
 SEND_BUFFER: Final = 64 << 10
 #: Milliseconds between pings, by which followers that vanished are noticed; seconds to answer one.

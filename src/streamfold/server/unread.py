@@ -23,9 +23,9 @@ WRITE_DEADLINE: Final = 60.0
 #: after them.
 GRACE: Final = 2.0
 PACE_MIN: Final = 128 << 10
-#: Bytes that one answer has below us while its client does not read: five messages wait in granian, one
-#: for its turn, and hyper buffers as much as the largest request head may have.
-IN_FLIGHT: Final = 6 * (32 << 10) + (72 << 10)
+#: Bytes that one answer without a reservation has below us while its client does not read: five pieces
+#: wait in granian, one for its turn, and hyper buffers 32 KiB and the piece that exceeds them.
+IN_FLIGHT: Final = 6 * (16 << 10) + (48 << 10)
 #: Seconds between two looks at answers that wait for their clients.
 _LOOK_INTERVAL: Final = 0.5
 

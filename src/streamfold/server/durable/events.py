@@ -18,7 +18,7 @@ from streamfold.server.durable.content import bodies, join
 from streamfold.server.durable.places import Place
 from streamfold.server.durable.reads import Query, check_start, start_of
 from streamfold.server.gate import Gate
-from streamfold.server.http import PIECE, Request, ResponseStream
+from streamfold.server.http import SHARED_PIECE, Request, ResponseStream
 from streamfold.server.pace import Pace
 from streamfold.server.s2.access import Standing
 from streamfold.server.s2.read_session import OWN_BATCH
@@ -134,7 +134,7 @@ class _Connection:
                 await self._stream.send(_COMMENT)
 
     async def _send_data(self, batch: ReadBatch) -> None:
-        if batch.metered <= PIECE or self._stream.held:
+        if batch.metered <= SHARED_PIECE or self._stream.held:
             await self._send_encoded(batch)
             return
         async with self._stream.sharing((self._content_type, *batch.identity), 3 * batch.metered):

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from streamfold.errors import StoreClosingError
 from streamfold.server.gate import Gate
-from streamfold.server.http import PIECE, Headers, Request, ResponseStream
+from streamfold.server.http import SHARED_PIECE, Headers, Request, ResponseStream
 from streamfold.server.pace import Pace
 from streamfold.server.s2.access import Standing
 from streamfold.server.s2.targets import Target
@@ -123,7 +123,7 @@ class Followers:
 async def _send(
     request: Request, stream: ResponseStream, batch: ReadBatch, presentation: Presentation
 ) -> None:
-    if batch.metered <= PIECE:
+    if batch.metered <= SHARED_PIECE:
         await stream.send(*presentation.encode(batch))
     elif stream.held:
         await stream.send(*await _encode(request, batch, presentation))
