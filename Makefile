@@ -30,6 +30,7 @@ prove: $(READY) ## Run the long proofs: crash test, random state machine, attack
 
 bench: $(READY) ## Measure everything, beside something named; writes bench/results/
 	$(BIN)/python -m bench.store
+	$(BIN)/python -m bench.space
 	$(BIN)/python -m bench.http
 	$(BIN)/python -m bench.durable
 	$(BIN)/python -m bench.hostile

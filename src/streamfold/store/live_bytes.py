@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from streamfold.store import keys, rows
+from streamfold.store.engine import Op, Row
+from streamfold.store.rows import SpaceRow
 
 #: Bytes of a chunk besides its value: the key, and what a table keeps of a row.
 _ROW_BYTES = 17 + 16
 #: Bytes of a chunk's header, which is part of the value.
 _HEADER_BYTES = 40
+
+
+def stored_size(page: Sequence[Row]) -> int:
+    """Bytes that the chunks of `page` take in a table."""
+    return sum(len(value) + _ROW_BYTES for _, value in page)
 
 
 @dataclass(slots=True)
@@ -18,13 +28,18 @@ class LiveBytes:
     shown what is there.
     """
 
-    #: None as long as nobody knows.
+    #: None as long as nobody knows; below zero if too little was counted before.
     total: int | None
     #: Bytes written and bytes deleted since the store was opened.
     added: int = 0
     removed: int = 0
     #: Commits since then, of whatever rows.
     commits: int = 0
+
+    @property
+    def balance(self) -> int:
+        """Bytes written since the store was opened, less those deleted."""
+        return self.added - self.removed
 
     @property
     def changed(self) -> int:
@@ -35,14 +50,21 @@ class LiveBytes:
         """A chunk with so many bytes of payload has become durable."""
         size = payload_bytes + _HEADER_BYTES + _ROW_BYTES
         self.added += size
-        self._change(size)
-
-    def remove(self, value_bytes: int) -> None:
-        """A stored chunk of so many bytes was deleted."""
-        size = value_bytes + _ROW_BYTES
-        self.removed += size
-        self._change(-size)
-
-    def _change(self, size: int) -> None:
         if self.total is not None:
-            self.total = max(0, self.total + size)
+            self.total += size
+
+    def remove(self, size: int) -> None:
+        """Chunks of `size` bytes, by `stored_size`, were deleted."""
+        self.removed += size
+        if self.total is not None:
+            self.total -= size
+
+    def row_without(self, size: int) -> list[Op]:
+        """What to commit together with the deletion of so many bytes.
+
+        Without it, a crash after the deletion would leave a total that hides the deleted bytes. One
+        that lacks what was appended does no harm: at worst a merge finds nothing to drop.
+        """
+        if self.total is None:
+            return []
+        return [(keys.SPACE, rows.encode(SpaceRow(max(0, self.total - size))))]

@@ -137,6 +137,8 @@ class Reclaimer:
     _waited_at: float | None = None
     #: How many times the dead bytes the next merge covers.
     _reach: float = _FIRST_REACH
+    #: Bytes deleted until the last merge for dead bytes.
+    _removed: int = 0
     #: No dead rows are dropped before this time.
     _pause_until: float = 0.0
     #: Whether a merge has replaced files since the last collection.
@@ -158,7 +160,7 @@ class Reclaimer:
         """What is known now; None before the tables were read once."""
         if self._stored is None:
             return None
-        live = self._stored if self.live.total is None else self.live.total
+        live = self._stored if self.live.total is None else max(0, self.live.total)
         return StorageUse(live, self._dead, self._disk.total if self._disk else self._stored)
 
     async def run(self) -> NoReturn:
@@ -246,9 +248,11 @@ class Reclaimer:
     def _observe(self, tables: Tables) -> None:
         if self.live.total is None and (held := self.held()) is not None:
             self.live.total = sum(held.values())
-        self._stored = tables.total
-        live = tables.total if self.live.total is None else self.live.total
-        self._dead = max(0, tables.total - live)
+        self._stored, self._dead = tables.total, 0
+        if self.live.total is not None:
+            # Less than nothing or more than there is cannot be live: the count was wrong.
+            self.live.total = min(max(0, self.live.total), tables.total)
+            self._dead = tables.total - self.live.total
         if self._dead <= _FLOOR:
             self._reach = _FIRST_REACH
 
@@ -278,7 +282,7 @@ class Reclaimer:
             self._pause_until = began + min(_NO_ROOM_PAUSE, self.reclaim_after)
             return
         young = self._write_rate * size / _MERGE_SPEED <= _YOUNG_ROOM
-        counted = self.live.total or 0
+        balance = self.live.balance
         if young:
             await self.engine.flush()
         if not await self.engine.merge(tuple(run.id for run in chosen), young=young):
@@ -288,17 +292,18 @@ class Reclaimer:
         everything = len(chosen) == len(tables.runs)
         if everything and young:
             # What is left of them is live, but for what came and went meanwhile.
-            since = (self.live.total or 0) - counted
-            self.live.total = max(0, (after.runs[-1].size if after.runs else 0) + since)
+            merged = after.runs[-1].size if after.runs else 0
+            self.live.total = merged + self.live.balance - balance
             await self._note(always=True)
         self._observe(after)
         if self._dead * 2 > dead:
-            if everything and not young:
-                # Not dead, probably, but counted wrongly; deletions in young tables come later.
+            if everything and not young and self.live.removed == self._removed:
+                # Nothing was deleted since the merge before: counted wrongly, probably.
                 self.live.total = (self.live.total or 0) + self._dead // 2
             self._reach *= _FURTHER
         else:
             self._reach = _FIRST_REACH
+        self._removed = self.live.removed
         taken = self.clock() - began
         self._pause_until = self.clock() + taken
         logger.info(

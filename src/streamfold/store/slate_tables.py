@@ -47,6 +47,7 @@ class SlateTables:
         self._sizes = sizes
         #: Sequence number and bytes of commits that no table may have yet.
         self._pending: deque[list[int]] = deque()
+        self._manifest: Any = None
 
     def committed(self, seqnum: int, size: int) -> None:
         """Note a commit of `size` bytes, the last of which has this sequence number."""
@@ -57,7 +58,14 @@ class SlateTables:
             self._pending.append([seqnum, size])
 
     async def read(self) -> Tables:
-        return self._tables(await read_manifest(self._admin))
+        return self._tables(await self._newest_manifest())
+
+    async def _newest_manifest(self) -> Any:
+        """The newest manifest that was read: of two reads at once, the later may get the older."""
+        manifest = await read_manifest(self._admin)
+        if self._manifest is None or manifest.id > self._manifest.id:
+            self._manifest = manifest
+        return self._manifest
 
     def _tables(self, manifest: Any) -> Tables:
         while self._pending and self._pending[0][0] <= manifest.last_l0_seq:
@@ -73,7 +81,7 @@ class SlateTables:
         await self._db.flush_with_options(_MEMTABLE)
 
     async def merge(self, runs: Sequence[int], *, young: bool) -> bool:
-        manifest = await read_manifest(self._admin)
+        manifest = await self._newest_manifest()
         present = [run.id for run in manifest.compacted]
         sources = [binding.SourceId.SST_VIEW(view.id) for view in manifest.l0] if young else []
         sources += [binding.SourceId.SORTED_RUN(run) for run in present if run in runs]
@@ -94,7 +102,7 @@ class SlateTables:
 
     async def disk_use(self) -> DiskUse:
         sizes = await self._sizes()
-        manifest = await read_manifest(self._admin)
+        manifest = await self._newest_manifest()
         if sizes is None:
             return DiskUse(self._tables(manifest).total, 0)
         total, tables = sizes

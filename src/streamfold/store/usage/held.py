@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from streamfold.errors import DataCorruptError, StorageError
 from streamfold.store import chunks, keys, rows
 from streamfold.store.engine import Op, Row
+from streamfold.store.live_bytes import stored_size
 from streamfold.store.log import Share
 from streamfold.store.rows import HeldRow, LevelRow
 from streamfold.store.session import Session
@@ -135,10 +136,10 @@ class HeldBytes:
         row = await self._replace(basin, stream_id, row, row.counted_to, max(0, row.held - gone))
         ops: list[Op] = [(key, None) for key, _ in page]
         ops.append((keys.held(stream_id), rows.encode(row)))
-        await self._session.committer.write(ops + self._take_past())
+        live, size = self._session.live, stored_size(page)
+        await self._session.committer.write(ops + live.row_without(size) + self._take_past())
         self._unwritten.pop(stream_id, None)
-        for _, value in page:
-            self._session.live.remove(len(value))
+        live.remove(size)
 
     async def forget(self, stream_id: int) -> list[Op]:
         """What to delete together with the stream; its chunks are deleted already."""
