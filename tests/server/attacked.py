@@ -47,8 +47,14 @@ class Attacked:
         return {name: float(value) for name, value in pairs}
 
     def connect(self, data: bytes = b"") -> socket.socket:
-        """A connection that sends this, and never reads unless it is told to."""
-        connection = socket.create_connection(("127.0.0.1", self.port), timeout=60)
+        """A connection that sends this, and never reads unless it is told to.
+
+        Its kernel buffers little, so that what it does not read stays with the server.
+        """
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+        connection.settimeout(60)
+        connection.connect(("127.0.0.1", self.port))
         if data:
             connection.sendall(data)
         return connection
