@@ -104,7 +104,9 @@ def test_whitespace_never_joins_what_it_held_apart() -> None:
 
 
 def test_members_of_an_object_are_laid_out() -> None:
-    layout = lay_out(b' { "a" : [1, {"b": ","}] , "c":"}" } ', b"{}")
+    layout = lay_out(b' { "a" : [1, {"b": ","}] , "c":"}" } ', b"{}", 2)
+    assert layout is not None
     assert layout.parts() == [b'"a":[1,{"b":","}]', b'"c":"}"']
     with pytest.raises(InvalidError):
-        lay_out(b"[1]", b"{}")
+        lay_out(b"[1]", b"{}", 2)
+    assert lay_out(b"[1,2,3]", b"[]", 2) is None

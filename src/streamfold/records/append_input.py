@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     # Only for types: at run time this would load the compiler.
     from streamfold.records.compiled import ScannedRecords
 
+#: Bytes that compiled code walks through in 30 ms at worst; no batch that is allowed has more.
+COMPILED_MAX = 2 << 20
+
 #: Tags of s2.v1.AppendInput beside its records.
 MATCH_SEQ_NUM, FENCING_TOKEN = 0x10, 0x1A
 
@@ -48,6 +51,8 @@ def parse_quickly(raw: bytes, plain_max: int) -> AppendInput | None:
     if record is not None and record.end == len(raw):
         check_metered(record.metered)
         return AppendInput(RecordBatch(1, record.metered, (), record), None, None)
+    if len(raw) > COMPILED_MAX and plain_max < len(raw):
+        return None
     scanned = record or _scan_compiled(raw)
     if scanned is not None:
         walked = len(raw) if scanned.nameless() else len(raw) - scanned.end
@@ -79,11 +84,11 @@ def _scan_compiled(raw: bytes) -> ScannedRecords | None:
 
 def _validate_scanned(raw: bytes, scanned: SingleRecord | ScannedRecords) -> RecordBatch:
     """A batch of records whose encoding was checked; a nameless header needs a closer look."""
+    check_metered(scanned.metered)  # first: so many headers need not be looked at one by one
     commands: tuple[Command, ...] = ()
     if nameless := scanned.nameless():
         found = (command_of(at, parse_record(raw, start, end)) for at, start, end in nameless)
         commands = tuple(command for command in found if command is not None)
-    check_metered(scanned.metered)
     return RecordBatch(scanned.count, scanned.metered, commands, scanned)
 
 

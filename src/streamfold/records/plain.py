@@ -13,8 +13,15 @@ from itertools import count
 
 from streamfold.errors import MalformedError
 from streamfold.model.positions import SeqNum, Timestamp
-from streamfold.model.records import Header, Record, SequencedRecord, metered_size
+from streamfold.model.records import (
+    HEADER_OVERHEAD,
+    Header,
+    Record,
+    SequencedRecord,
+    metered_size,
+)
 from streamfold.records.protobuf import delimited, fields, varint
+from streamfold.records.rules import check_metered
 from streamfold.records.sequencing import Place, Sequenced, assign_timestamps
 
 #: Tags (field number << 3 | wire type) of s2.v1; RECORDS is the same in AppendInput and ReadBatch.
@@ -86,6 +93,8 @@ def parse_record(raw: bytes, start: int, end: int) -> Record:
         if tag == APPEND_TIMESTAMP:
             timestamp = Timestamp(value)
         elif tag == APPEND_HEADERS:
+            # At once: what is too much must not become millions of objects first.
+            check_metered(HEADER_OVERHEAD * len(headers))
             headers.append(_parse_header(raw, value, stop))
         elif tag == APPEND_BODY:
             body = raw[value:stop]

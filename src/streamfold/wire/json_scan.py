@@ -97,13 +97,16 @@ def split_json(body: bytes, limits: Limits, *, block: int = BLOCK) -> Pieces:
     return Pieces(True, layout.parts())
 
 
-def lay_out(value: bytes, brackets: bytes, *, block: int = BLOCK) -> Layout:
-    """Where the parts of an array lie, if brackets are `[]`, or of an object, if they are `{}`."""
+def lay_out(value: bytes, brackets: bytes, parts_max: int, *, block: int = BLOCK) -> Layout | None:
+    """Where the parts of an array lie, if brackets are `[]`, or of an object, if they are `{}`.
+
+    None if there are more than `parts_max`.
+    """
     scan = _scan(value, Limits(len(value) + 1, len(value)), block)
     text = scan.text()
     if text[:1] != brackets[:1]:
         raise _invalid(f"it does not begin with {brackets[:1].decode()}")
-    return _layout(text, scan, brackets[1:])
+    return None if scan.commas >= parts_max else _layout(text, scan, brackets[1:])
 
 
 def _layout(text: bytes, scan: _Scan, closing: bytes) -> Layout:

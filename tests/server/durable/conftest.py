@@ -19,6 +19,17 @@ def token(seq_num: int) -> str:
     return f"{seq_num:016d}_{0:016d}"
 
 
+async def read_pages(web: httpx.AsyncClient, path: str, offset: str) -> bytes:
+    """All that there is from an offset on, page by page."""
+    found = b""
+    while True:
+        page = await web.get(path, params={"offset": offset})
+        found += page.content
+        if "stream-up-to-date" in page.headers:
+            return found
+        offset = page.headers["stream-next-offset"]
+
+
 def producer(name: str, epoch: int, seq: int) -> dict[str, str]:
     return {"producer-id": name, "producer-epoch": str(epoch), "producer-seq": str(seq)}
 

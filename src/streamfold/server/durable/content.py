@@ -6,7 +6,7 @@ one append carry a mark, all but the last, so that its boundaries can be told la
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from streamfold.errors import InvalidError
@@ -40,12 +40,12 @@ _LIMITS: Final = Limits(MESSAGES_MAX, PIECE_MAX)
 _MARK: Final = b"\x12" + encode_rest(Record(b"", (CONTINUED,)))[1:]
 
 
-class Update(NamedTuple):
-    """A message, or an append: what is handed over as a unit."""
+class Updates(NamedTuple):
+    """Messages, or appends: what is handed over as a unit."""
 
-    body: bytes
-    #: The position after it.
-    end: int
+    bodies: list[bytes]
+    #: The position after the last of them; None if there is none.
+    end: int | None
 
 
 def is_light(body: bytes, content_type: str) -> bool:
@@ -109,19 +109,23 @@ def join(parts: Sequence[bytes], content_type: str) -> bytes:
 
 
 def updates(
-    records: Sequence[SequencedRecord], content_type: str, *, whole: bool = True
-) -> list[Update]:
+    records: Iterable[SequencedRecord], content_type: str, *, whole: bool = True
+) -> Updates:
     """Messages, or appends; if `whole`, the beginning of an append that goes on is left out."""
-    found: list[Update] = []
+    found: list[bytes] = []
     single = is_json(content_type)
     parts: list[bytes] = []
+    end: int | None = None
+    following = 0
     for record in records:
+        following = record.seq_num + 1
         if is_command(record):
             continue
         parts.append(record.body)
         if single or CONTINUED not in record.headers:
-            found.append(Update(b"".join(parts), record.seq_num + 1))
-            parts = []
+            found.append(b"".join(parts))
+            parts, end = [], following
     if parts and not whole:
-        found.append(Update(b"".join(parts), records[-1].seq_num + 1))
-    return found
+        found.append(b"".join(parts))
+        end = following
+    return Updates(found, end)

@@ -20,7 +20,7 @@ from streamfold.server.http import PIECE, Headers, Request
 from streamfold.server.pace import Pace
 from streamfold.server.s2.answers import JSON
 from streamfold.server.workers import LIGHT_BYTES
-from streamfold.store.durable import StreamStatus
+from streamfold.store.durable import APPEND_BYTES_MAX, StreamStatus
 from streamfold.store.reads import ReadBatch
 from streamfold.store.sealing import SealingKey
 from streamfold.store.snapshot_shelf import READ_PIECE, Publication, Snapshot
@@ -50,9 +50,10 @@ class SnapshotItem(msgspec.Struct, frozen=True):
 
 
 class Parts(NamedTuple):
-    """Updates as parts of a bootstrap: their content types and bytes, and where they end."""
+    """Updates as parts of a bootstrap: their content type and bytes, and where they end."""
 
-    parts: list[tuple[str, bytes]]
+    content_type: str
+    bodies: list[bytes]
     #: None while there is not even one whole update.
     end: int | None
 
@@ -64,12 +65,10 @@ Presentation: TypeAlias = Callable[[Request, StreamStatus, Sequence[ReadBatch]],
 def whole_updates(request: Request, status: StreamStatus, batches: Sequence[ReadBatch]) -> Parts:
     """Each message, or each append, as a part of its own."""
     content_type = status.traits.content_type
-    records = [record for batch in batches for record in batch.records()]
-    at_tail = bool(records) and records[-1].seq_num + 1 >= status.tail
-    found = updates(records, content_type, whole=not at_tail)
-    return Parts(
-        [(content_type, update.body) for update in found], found[-1].end if found else None
-    )
+    at_tail = bool(batches) and batches[-1].end_seq_num >= status.tail
+    # One batch after the other: a hundred thousand records at once would keep the collector busy.
+    records = (record for batch in batches for record in batch.records())
+    return Parts(content_type, *updates(records, content_type, whole=not at_tail))
 
 
 class Snapshots:
@@ -211,21 +210,29 @@ class Snapshots:
         place: Place,
         start: int,
         key: SealingKey | None,
-    ) -> tuple[Sequence[tuple[str, bytes]], int, bool | None]:
+    ) -> tuple[Parts, int, bool | None]:
         """Whole updates from `start` on, where they end, and if that is the tail, whether closed."""
-        batches, size, enough, pace = [], 0, BOOTSTRAP_BYTES, Pace()
+        batches, fresh, size, pace = [], [], 0, Pace()
         async with self._store.durable.reading(place.basin, place.stream, start, key) as reading:
             while batch := await reading.next():
                 batches.append(batch)
+                fresh.append(batch)
                 size += batch.metered
                 await pace.after(batch)
-                if size >= enough:
+                if size < BOOTSTRAP_BYTES:
+                    continue
+                # Only what is new is looked at for an end, so that a long append costs its size once.
+                ends = await self._presented(request, reading.status, fresh)
+                fresh = []
+                if ends.end is not None:
                     found = await self._presented(request, reading.status, batches)
                     if found.end is not None and found.end < reading.status.tail:
-                        return found.parts, found.end, None
-                    enough = size + BOOTSTRAP_BYTES  # a long append: look again when there is more
+                        return found, found.end, None
+                elif size > BOOTSTRAP_BYTES + APPEND_BYTES_MAX:
+                    # No append is that long: it was made up. Reads give it in pieces.
+                    return Parts(ends.content_type, [], None), start, None
             found = await self._presented(request, reading.status, batches)
-            return found.parts, reading.seq_num, reading.closed
+            return found, reading.seq_num, reading.closed
 
     async def _presented(
         self, request: Request, status: StreamStatus, batches: Sequence[ReadBatch]
@@ -241,15 +248,13 @@ class Snapshots:
         ]
 
 
-def _multipart(parts: Sequence[tuple[str, bytes]], separator: str) -> Sequence[bytes]:
+def _multipart(parts: Parts, separator: str) -> Sequence[bytes]:
     """All parts after the first, and the end, in pieces that are worth the way to the client."""
     pieces, gathered, size = [], [b""], 0
-    heads: dict[str, bytes] = {}
-    for content_type, body in parts:
-        if content_type not in heads:
-            heads[content_type] = bootstrap.part_head(separator, content_type)
-        gathered += (bootstrap.PART_END, heads[content_type], body)
-        size += len(body)
+    head = bootstrap.PART_END + bootstrap.part_head(separator, parts.content_type)
+    for body in parts.bodies:
+        gathered += (head, body)
+        size += len(head) + len(body)
         if size >= PIECE:
             pieces.append(b"".join(gathered))
             gathered, size = [], 0

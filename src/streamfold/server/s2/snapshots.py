@@ -57,13 +57,11 @@ class StreamSnapshots:
 
 def _read_batch(request: Request, status: StreamStatus, batches: Sequence[ReadBatch]) -> Parts:
     """All records as one batch, as a read of S2 would have it."""
-    if not batches:
-        return Parts([], None)
-    payload = b"".join(batch.payload() for batch in batches)
-    accept = request.header("accept")
-    if negotiate_read(None, accept).response is Encoding.PROTO:
-        part = "application/protobuf", records_proto.encode_read_batch(payload, None)
-    else:
-        record_format = headers.parse_format(request.header(headers.FORMAT))
-        part = "application/json", records_json.encode_read_batch(payload, record_format, None)
-    return Parts([part], batches[-1].end_seq_num)
+    payloads = [batch.payload() for batch in batches]
+    end = batches[-1].end_seq_num if batches else None
+    if negotiate_read(None, request.header("accept")).response is Encoding.PROTO:
+        body = records_proto.encode_read_batch(b"".join(payloads), None)
+        return Parts(Encoding.PROTO, [body] if batches else [], end)
+    record_format = headers.parse_format(request.header(headers.FORMAT))
+    body = records_json.encode_read_batches(payloads, record_format)
+    return Parts(Encoding.JSON, [body] if batches else [], end)

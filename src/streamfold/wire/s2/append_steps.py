@@ -6,13 +6,15 @@ million headers, or a million records that are refused because they are too many
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from streamfold.errors import InvalidError
-from streamfold.records.rules import check_count
+from streamfold.model.records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, HEADER_OVERHEAD
+from streamfold.records.rules import check_count, check_metered
 from streamfold.wire.json_scan import GROUP, Layout, lay_out
 from streamfold.wire.s2.failures import BadJsonError
 from streamfold.wire.s2.json_body import decode_json
@@ -21,6 +23,9 @@ from streamfold.wire.s2.json_body import decode_json
 #: record has three; others are ignored.
 MEMBERS_MAX: Final = 100
 SMALL_MEMBER: Final = 16 << 10
+
+#: Headers of one record: each costs so much of a batch, even if it is empty.
+_HEADERS_MAX: Final = BATCH_BYTES_MAX // HEADER_OVERHEAD
 
 Input = TypeVar("Input", bound=Struct)
 
@@ -39,8 +44,7 @@ class StepDecoder(Generic[Input]):
         members, records = _take_out(body, "records")
         if records is None:
             return decode_json(self._input, members)
-        layout = _lay_out(records, b"[]")
-        check_count(len(layout.starts))
+        layout = _lay_out(records, b"[]", BATCH_RECORDS_MAX, check_count)
         found = decode_json(self._input, members)
         return msgspec.structs.replace(found, records=self._decode_records(layout))
 
@@ -59,7 +63,7 @@ class StepDecoder(Generic[Input]):
         if headers is None:
             return record
         found: list[Any] = []
-        for group in _lay_out(headers, b"[]").groups():
+        for group in _lay_out(headers, b"[]", _HEADERS_MAX, _check_headers).groups():
             found += decode_json(self._headers, b"[%b]" % group)
         return msgspec.structs.replace(record, headers=found)
 
@@ -70,10 +74,7 @@ def _take_out(text: bytes, name: str, whole: str | None = None) -> tuple[bytes, 
     `whole` is a member that may be large and stays where it is.
     """
     taken, kept = None, []
-    parts = _lay_out(text, b"{}").parts()
-    if len(parts) > MEMBERS_MAX:
-        raise BadJsonError(f"an object has {len(parts)} members: at most {MEMBERS_MAX} are allowed")
-    for part in parts:
+    for part in _lay_out(text, b"{}", MEMBERS_MAX, _check_members).parts():
         if len(part) <= SMALL_MEMBER or (whole and part.startswith(b'"%b":' % whole.encode())):
             kept.append(part)
         elif part.startswith(b'"%b":' % name.encode()):
@@ -86,8 +87,22 @@ def _take_out(text: bytes, name: str, whole: str | None = None) -> tuple[bytes, 
     return b"{%b}" % b",".join(kept), taken
 
 
-def _lay_out(value: bytes, brackets: bytes) -> Layout:
+def _lay_out(value: bytes, brackets: bytes, parts_max: int, check: Callable[[int], None]) -> Layout:
+    """The layout of an array or object; `check` raises for a number of parts that is too large."""
     try:
-        return lay_out(value, brackets)
+        layout = lay_out(value, brackets, parts_max)
     except InvalidError as error:
         raise BadJsonError(error.message) from None
+    if layout is None:
+        check(parts_max + 1)
+        raise AssertionError(f"{check} takes {parts_max + 1} parts")
+    return layout
+
+
+def _check_headers(count: int) -> None:
+    check_metered(HEADER_OVERHEAD * count)
+
+
+def _check_members(count: int) -> None:
+    if count > MEMBERS_MAX:
+        raise BadJsonError(f"an object has more than {MEMBERS_MAX} members: leave some out")

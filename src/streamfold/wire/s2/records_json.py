@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -124,6 +125,13 @@ def encode_read_batch(
         UNSET if tail is None else tail,
     )
     return _ENCODER.encode(batch)
+
+
+def encode_read_batches(payloads: Iterable[bytes], record_format: RecordFormat) -> bytes:
+    """The records of several payloads as one ReadBatch, encoded in a step for each payload."""
+    convert = _to_raw if record_format is RecordFormat.RAW else _to_base64
+    arrays = (_ENCODER.encode([convert(record) for record in decode(one)]) for one in payloads)
+    return b'{"records":[%b]}' % b",".join(array[1:-1] for array in arrays if len(array) > 2)
 
 
 def encode_tail(tail: StreamPosition) -> bytes:
