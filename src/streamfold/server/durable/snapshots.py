@@ -42,6 +42,8 @@ class SnapshotItem(msgspec.Struct, frozen=True):
     """A snapshot in a list."""
 
     offset: str
+    snapshot_content_type: str
+    #: The same, by the name that the header has.
     content_type: str
     digest: str
     size_bytes: int
@@ -137,20 +139,32 @@ class Snapshots:
     async def list(self, request: Request, place: Place, key: SealingKey | None) -> None:
         found = await self._store.durable.snapshots(place.basin, place.stream)
         items = [
-            SnapshotItem(self._show(s.seq_num), s.content_type, s.digest, s.size, s.created_at)
+            SnapshotItem(
+                self._show(s.seq_num),
+                s.content_type,
+                s.content_type,
+                s.digest,
+                s.size,
+                s.created_at,
+            )
             for s in reversed(found)
         ]
         body = msgspec.json.encode({"snapshots": items})
         await request.respond(200, (JSON, answers.NO_STORE), body)
 
     async def refuse_deletion(self, request: Request, place: Place, key: SealingKey | None) -> None:
-        """The newest snapshot stays, and there is no other way to it than a newer one."""
+        """The newest snapshot cannot be deleted, and no other counts: readers may still have it."""
         seq_num = _position(place)
         newest = await self._store.durable.snapshot(place.basin, place.stream, None)
         if newest is None or newest.seq_num != seq_num:
-            await self._store.durable.snapshot(place.basin, place.stream, seq_num)
+            there = "none" if newest is None else f"the one at {newest.seq_num}"
+            raise SnapshotNotFoundError(
+                f"no snapshot at {seq_num} can be deleted: the newest of stream {place.stream!r} is "
+                f"{there}, and older ones go by themselves"
+            )
         raise SnapshotConflictError(
-            f"the snapshot at {seq_num} cannot be deleted: publish a newer one and set retention"
+            f"the snapshot at {seq_num} is the newest and cannot be deleted: publish a newer one, and "
+            "it goes by itself"
         )
 
     async def retain(self, request: Request, place: Place, key: SealingKey | None) -> None:
