@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from streamfold.errors import BasinNotFoundError, InvalidError
+from streamfold.errors import InvalidError, NotFoundError
 from streamfold.model.access import Operation
 from streamfold.model.names import BasinName, parse_stream_prefix
 from streamfold.model.resources import Page, StreamInfo
 from streamfold.server.durable import answers
+from streamfold.server.durable.places import suggest_path
 from streamfold.server.durable.reads import parse_parameters
 from streamfold.server.http import Request
 from streamfold.server.s2.access import Access
@@ -70,8 +71,23 @@ class Buckets:
         await request.respond(200, (JSON, answers.NO_STORE), msgspec.json.encode(found))
 
 
-def missing(raw_path: str) -> BasinNotFoundError:
-    return BasinNotFoundError(raw_path.strip("/")[:200])
+class NothingThereError(NotFoundError):
+    """No address of this face is like that."""
+
+    code = "not_found"
+
+
+def missing(raw_path: str) -> NothingThereError:
+    """Why nothing can be at a path, and what to write if it is meant to be a stream."""
+    there = suggest_path(raw_path)
+    return NothingThereError(
+        f"there is nothing at {raw_path[:200]!r}: "
+        + (
+            f"below a bucket a stream's name is one segment, write its slashes as %2F: {there[:300]}"
+            if there is not None
+            else "a stream is at /{bucket}/{stream}"
+        )
+    )
 
 
 def _limit(text: str) -> int:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import enum
 from typing import Final, NamedTuple
+from urllib.parse import quote
 
 from streamfold.errors import InvalidError
 from streamfold.model.names import BasinName, StreamName, parse_bucket_name, parse_stream_name
 from streamfold.server.memory import remember_short
-from streamfold.wire.text import SHOWN, decode_segment
+from streamfold.wire.text import SHOWN, ascii_url, decode_segment
 
 #: Streams below this belong to the default basin, and may have slashes in their names.
 ROOT: Final = "/v1/stream/"
@@ -71,6 +72,15 @@ def parse_bucket(raw_path: str) -> tuple[BasinName, bool] | None:
     if not segments[0] or segments[0] == "v1" or (len(segments) > 1 and not listed):
         return None
     return _bucket(segments[0]), listed
+
+
+def suggest_path(raw_path: str) -> str | None:
+    """The path of the stream whose name was written with slashes below a bucket; None if it was not."""
+    segments, part, position = _split_part(raw_path.split("/")[1:])
+    if len(segments) < 3 or not all(segments):
+        return None
+    rest = [text for text in (part, position and quote(position, safe="")) if text]
+    return ascii_url("/".join(("", segments[0], "%2F".join(segments[1:]), *rest)))
 
 
 def _split_part(segments: list[str]) -> tuple[list[str], Part | None, str | None]:
