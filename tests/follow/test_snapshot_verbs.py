@@ -110,6 +110,19 @@ async def test_external_snapshots_from_take_to_prune(verbs: Verbs, tmp_path: Pat
     assert verbs.ok("list", *where).split()[:3] == ["4", "external", "json"]
 
 
+async def test_another_fold_than_the_one_of_a_snapshot_is_refused_by_its_name(
+    verbs: Verbs, tmp_path: Path
+) -> None:
+    where = ["--snapshots", f"file://{tmp_path}/snapshots"]
+    await verbs.append('{"id":"a","n":1}')
+    verbs.ok("take", *where, "--fold", "last-value", "--key-field", "id")
+    for other in (["--fold", "merge-patch"], ["--fold", "last-value", "--key-field", "n"]):
+        status, out, err = verbs.run("restore", *where, *other)
+        assert (status, out) == (1, ""), err
+        assert "made with the fold 'last-value" in err
+        assert err.count("\n") == 1
+
+
 async def test_snapshots_in_the_stream(verbs: Verbs) -> None:
     await verbs.append("1", "2", "3")
     assert verbs.ok("take", "--fold", "counter").split() == ["taken", "3", "record"]

@@ -1,0 +1,125 @@
+"""README and guides, followed as a reader does: block by block, typed into a real shell and REPL.
+
+What is replaced: ports, which others on this machine may use, and the installation, which
+`tests/packaging` tries with the wheel: the environment of the tests is lent to the reader's.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import venv
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.docs.markdown import Block, blocks_of
+from tests.docs.terminal import Terminal
+from tests.ports import free_port
+
+ROOT = Path(__file__).parents[2]
+#: Pages whose blocks are followed. That of clusters needs machines; `tests/spark/cluster` tries it.
+PAGES = ["README.md", "docs/guides/snapshot-and-follow.md", "docs/guides/read-an-archive.md",
+         "docs/guides/snapshotter.md"]  # fmt: skip
+#: What no block may show: a refusal of the server, an error of Python, a command that failed.
+_WRONG = ('{"code":', "Traceback (most recent call last)", "SyntaxError", "[failed:", "error: ")
+
+
+def lend(folder: Path) -> None:
+    """Make an environment that has what the tests' own has, and a pip that finds it all there."""
+    venv.create(folder, with_pip=False)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "lent.pth").write_text("\n".join(path for path in sys.path if path))
+    (folder / "lent").mkdir()  # what is there before the reader has an environment
+    for name, text in {
+        "bin/streamfold": f"#!{folder}/bin/python\nfrom streamfold.cli.main import main\nmain()\n",
+        "bin/pip": "#!/bin/sh\n",
+        "lent/python3": f'#!/bin/sh\nln -s {folder} "$3"\n',  # python3 -m venv FOLDER
+    }.items():
+        script = folder / name
+        script.write_text(text)
+        script.chmod(0o755)
+
+
+class Reader:
+    """Follows a page, with as many terminals as it asks for."""
+
+    def __init__(self, folder: Path, environment: Path) -> None:
+        self._folder = folder
+        self._ports = {written: free_port() for written in ("8080", "8081")}
+        self._terminals: dict[str, Terminal] = {}
+        names = {name: text for name, text in os.environ.items() if name[:3] not in ("S2_", "PYT")}
+        self._variables = {**names, "PATH": f"{environment}/lent:{os.environ['PATH']}"}
+
+    def follow(self, block: Block) -> str:
+        """Do what a reader does with a block; returns what was shown."""
+        text = block.text
+        for written, free in self._ports.items():
+            text = text.replace(written, str(free))
+        terminal = self._terminal(block.how.get("terminal", "first"))
+        if file := block.how.get("file"):
+            (terminal.folder / file).write_text(text)
+            return ""
+        *lines, last = text.splitlines()
+        shown = "".join(terminal.type(line) for line in lines)
+        if until := block.how.get("until"):
+            shown += terminal.start(last, until)
+            if "interrupt" in block.how:
+                terminal.interrupt()
+            return shown
+        shown += terminal.type(last)
+        # The Enter that ends a block which Python waits for the rest of.
+        return shown + (terminal.type("") if block.language == "python" else "")
+
+    def _terminal(self, name: str) -> Terminal:
+        if name not in self._terminals:
+            self._terminals[name] = Terminal(self._folder, self._variables)
+        return self._terminals[name]
+
+    def leave(self) -> None:
+        for terminal in self._terminals.values():
+            terminal.close()
+
+
+@contextmanager
+def reading(folder: Path, environment: Path) -> Iterator[Reader]:
+    reader = Reader(folder, environment)
+    try:
+        yield reader
+    finally:
+        reader.leave()
+
+
+@pytest.mark.parametrize(
+    ("language", "text"),
+    [
+        ("sh", "true\nfalse\ntrue\n"),
+        ("sh", "no-such-command\n"),
+        ("python", "1 / 0\n"),
+        ("python", "if True:\n    pass\nprint(1)\n"),
+    ],
+)
+def test_a_block_that_goes_wrong_is_noticed(language: str, text: str, tmp_path: Path) -> None:
+    with reading(tmp_path, tmp_path) as reader:
+        if language == "python":
+            reader.follow(Block(1, "sh", f"{sys.executable} -m asyncio\n"))
+        shown = reader.follow(Block(2, language, text))
+    assert any(wrong in shown for wrong in _WRONG), shown
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_can_be_followed_from_top_to_bottom(page: str, tmp_path: Path) -> None:
+    folder = tmp_path / "reader"
+    folder.mkdir()
+    lend(tmp_path / "lent")
+    if page == "README.md":
+        (folder / ".venv").symlink_to(tmp_path / "lent")  # as `make demo` leaves it
+    with reading(folder, tmp_path / "lent") as reader:
+        for block in blocks_of(ROOT / page):
+            shown = reader.follow(block)
+            wrong = [text for text in _WRONG if text in shown]
+            assert not wrong, f"{page}:{block.line} showed {wrong}:\n{shown}"
+            expected = block.how.get("expect", "")
+            assert expected in shown, f"{page}:{block.line} did not show {expected!r}:\n{shown}"
