@@ -13,6 +13,7 @@ from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 
 from streamfold.blob import BlobStore, LocalBlobStore, open_blob_store
 from streamfold.errors import BlobUnavailableError, InvalidError, StorageError
+from streamfold.store import foreign
 from streamfold.store.s3_access import S3Access, find_access
 
 #: Folders below the location in which SlateDB keeps its files, and the store its snapshots.
@@ -38,6 +39,8 @@ class Location:
     #: How a bucket is reached, and the database's folder in it for one quick question.
     access: S3Access | None = field(default=None, repr=False)
     probe: BlobStore | None = field(default=None, repr=False)
+    #: Where the manifests of another program's database would be.
+    others: BlobStore | None = field(default=None, repr=False)
 
     @property
     def name(self) -> str:
@@ -46,12 +49,16 @@ class Location:
         return {"memory": "local:memory", "file": "local:disk"}.get(kind, f"{kind}:bucket")
 
     async def check_access(self) -> None:
-        """Raise, within seconds, if the bucket cannot be used: no such bucket, region or rights."""
+        """Raise, within seconds, if the bucket cannot be used: no such bucket, region or rights, or
+        the data of another program where a new store would be.
+        """
         if self.probe is None:
             return
         try:
             async for _ in self.probe.list():
                 return
+            if self.others is not None:
+                await foreign.check_blobs(self.url, self.others)
         except BlobUnavailableError as error:
             raise StorageError(f"the store at {self.url} cannot be opened: {error}") from None
 
@@ -91,6 +98,7 @@ def choose_location(asked: str | None, only: str) -> str:
 def _local(url: str, folder: Path) -> Location:
     if not folder.is_absolute():
         raise InvalidError(f"store location {url!r} must name an absolute folder: file:///folder")
+    foreign.check_folder(url, folder)
     try:
         for private in (folder, folder / DATABASE, folder / SNAPSHOTS):
             private.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
@@ -118,4 +126,5 @@ def _s3(url: str, bucket: str, prefix: str, environment: Mapping[str, str]) -> L
         access.open_blobs(f"s3://{bucket}/{path}"),
         access,
         access.open_probe(f"s3://{bucket}/{path}"),
+        access.open_probe("/".join(filter(None, (f"s3://{bucket}", prefix, foreign.MANIFESTS)))),
     )

@@ -1,0 +1,58 @@
+"""Data of other programs is recognised where a store is to be, and left alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from slatedb.uniffi._slatedb_uniffi import slatedb as binding
+
+from streamfold.errors import FormatUnsupportedError
+from streamfold.store.store import open_store
+from tests.cli.commands import Shell
+from tests.s3 import run_s3_server, s3_client
+
+
+async def write_as_s2_lite(root: Path, path: str) -> None:
+    """A database of SlateDB where s2-lite keeps its own: in the location itself."""
+    builder = binding.ObjectStoreBuilder(binding.ObjectStoreType.LOCAL)
+    builder.with_config("local_path", str(root))
+    db = await binding.DbBuilder(path, builder.build()).build()
+    await (await db.put(b"\x01some-basin", b"{}")).await_durable()
+    await db.shutdown()
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*"))
+
+
+async def test_a_folder_of_s2_lite_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    await write_as_s2_lite(tmp_path, "lite")
+    before = files(tmp_path)
+    with pytest.raises(FormatUnsupportedError, match=r"s2-lite.*streamfold copy"):
+        async with open_store(f"file://{tmp_path}/lite"):
+            pass
+    assert files(tmp_path) == before
+    ended = Shell({})("serve", "--local-root", str(tmp_path / "lite"), "--port", "0", "--json")
+    assert (ended.status, ended.error["code"]) == (1, "format_unsupported")
+
+
+async def test_a_store_is_not_taken_for_another_program(tmp_path: Path) -> None:
+    for _ in range(2):
+        async with open_store(f"file://{tmp_path}"):
+            pass
+    with pytest.raises(FormatUnsupportedError, match=f"give file://{tmp_path}\\)"):
+        async with open_store(f"file://{tmp_path}/db"):
+            pass
+
+
+def test_a_bucket_of_s2_lite_is_refused() -> None:
+    with run_s3_server() as s3:
+        s3_client(s3).put_object(
+            Bucket=s3.bucket, Key=f"lite/manifest/{1:020d}.manifest", Body=b"manifest"
+        )
+        shell = Shell(s3.environment())
+        options = ("--bucket", s3.bucket, "--port", "0", "--json")
+        ended = shell("serve", "--path", "lite", *options)
+        assert (ended.status, ended.error["code"]) == (1, "format_unsupported")
+        assert "streamfold copy" in ended.error["message"]
