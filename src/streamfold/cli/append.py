@@ -91,7 +91,7 @@ async def append(
         async with stream.append_session(
             max_unacked_bytes=_UNACKED_BYTES, max_unacked_batches=_UNACKED_BATCHES
         ) as session:
-            await _append_all(session, _batches(source, batcher), progress)
+            await append_all(session, _batches(source, batcher), progress)
     finally:
         progress.tell(output)
 
@@ -140,7 +140,7 @@ async def _batches(source: BinaryIO, batcher: Batcher) -> AsyncIterator[AppendIn
                 yield batch
 
 
-async def _append_all(
+async def append_all(
     session: AppendSession, batches: AsyncIterator[AppendInput], progress: Progress
 ) -> None:
     """Send `batches` and note their acknowledgements, both at once.

@@ -40,6 +40,7 @@ SECTIONS: Final[dict[str, dict[str, Entry]]] = {
         "get-stream-config": Entry("streams", "Show a stream's configuration."),
         "reconfigure-stream": Entry("streams", "Change a stream's configuration."),
         "delete-stream": Entry("streams", "Delete a stream."),
+        "copy": Entry("copy", "Copy streams, or a basin, from one server to another."),
     },
     "Snapshots": {
         "snapshot": Entry("snapshot", "Take, restore, list and prune snapshots of a state."),

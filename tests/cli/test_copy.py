@@ -1,0 +1,203 @@
+"""Copies between two real servers: exact, resumable, compared, or refused with the way out."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+
+from tests.cli.commands import Shell
+from tests.interop.serving import serving
+
+_NUMBERS = count(1)
+
+
+@pytest.fixture(scope="module")
+def origin() -> Iterator[Shell]:
+    """The server that is copied from."""
+    with serving("--host", "127.0.0.1", "--no-access-log", "--trim-grace", "0") as exports:
+        yield Shell(exports)
+
+
+@pytest.fixture
+def source(origin: Shell) -> str:
+    """A basin on that server."""
+    name = f"copied-basin-{next(_NUMBERS)}"
+    origin.ok("create-basin", name)
+    return name
+
+
+@pytest.fixture
+def target() -> str:
+    return f"target-basin-{next(_NUMBERS)}"
+
+
+def endpoint(shell: Shell) -> tuple[str, str]:
+    return "--from-endpoint", shell.environment["S2_ACCOUNT_ENDPOINT"]
+
+
+def fill(origin: Shell, place: str, *bodies: str, stamp: int = 1_000) -> None:
+    lines = [
+        {"body": body, "headers": [["n", str(at)]], "timestamp": stamp + at}
+        for at, body in enumerate(bodies)
+    ]
+    origin.ok("append", place, "--format", "json", stdin="\n".join(map(json.dumps, lines)).encode())
+
+
+def records(shell: Shell, place: str) -> bytes:
+    return shell.ok("read", place, "--format", "base64").stdout
+
+
+def test_a_stream_is_copied_with_everything_that_it_has(
+    shell: Shell, origin: Shell, source: str, target: str
+) -> None:
+    place = f"s2://{source}/orders/eu"
+    origin.ok("create-stream", place, "--retention-policy", "30d", "--timestamping-uncapped")
+    fill(origin, place, "a", "b\n", "ä")
+    raw = base64.b64encode(bytes(range(256))).decode()
+    origin.ok("append", place, "--format", "base64", stdin=f'{{"body": "{raw}"}}\n'.encode())
+    origin.ok("fence", place, "writer-7")
+    done = shell.json("copy", place, f"s2://{target}", *endpoint(origin))
+    copy = f"s2://{target}/orders/eu"
+    assert (done["source"], done["target"]) == (place, copy)
+    assert (done["records"], done["start"], done["tail"], done["shift"]) == (5, 0, 5, 0)
+    assert (done["verified"], len(done["digest"])) == (5, 64)
+    assert records(shell, copy) == records(origin, place)
+    assert shell.json("get-stream-config", copy) == origin.json("get-stream-config", place)
+    refused = shell("append", copy, "--fencing-token", "other", stdin=b"x\n")
+    assert refused.status == 3
+
+
+def test_a_copy_goes_on_where_it_ended(
+    shell: Shell, origin: Shell, source: str, target: str
+) -> None:
+    place, copy = f"s2://{source}/s", f"s2://{target}/other-name"
+    origin.ok("create-stream", place, "--timestamping-uncapped")
+    fill(origin, place, "a", "b")
+    arguments = ("copy", place, copy, *endpoint(origin))
+    assert shell.json(*arguments)["records"] == 2
+    again = shell.json(*arguments)
+    assert (again["records"], again["start"], again["tail"], again["verified"]) == (0, 2, 2, 0)
+    fill(origin, place, *["more"] * 2_500, stamp=5_000)
+    more = shell.json(*arguments, "--verify", "all")
+    assert (more["records"], more["start"], more["verified"]) == (2_500, 2, 2_502)
+    assert records(shell, copy) == records(origin, place)
+
+
+def test_a_basin_is_copied_with_its_streams_or_those_of_a_prefix(
+    shell: Shell, origin: Shell, source: str, target: str
+) -> None:
+    origin.ok("reconfigure-basin", source, "--create-stream-on-append")
+    for name in ("a/1", "a/2", "b"):
+        fill(origin, f"s2://{source}/{name}", name)
+    done = shell.ok("copy", source, target, "--prefix", "a/", "--json", *endpoint(origin)).objects
+    assert [one["target"] for one in done] == [f"s2://{target}/a/1", f"s2://{target}/a/2"]
+    shell.ok("copy", f"s2://{source}", f"s2://{target}", *endpoint(origin))
+    names = [info["name"] for info in shell.ok("list-streams", target, "--json").objects]
+    assert names == ["a/1", "a/2", "b"]
+    assert shell.json("get-basin-config", target) == origin.json("get-basin-config", source)
+    nothing = shell("copy", source, target, "--prefix", "zz", "--json", *endpoint(origin))
+    assert (nothing.status, nothing.error["code"]) == (6, "nothing_to_copy")
+
+
+def trimmed(origin: Shell, source: str) -> str:
+    """A stream whose first two records are gone: c, d, e and the trim are left."""
+    place = f"s2://{source}/trimmed"
+    origin.ok("create-stream", place, "--timestamping-uncapped")
+    fill(origin, place, "a", "b", "c", "d", "e")
+    origin.ok("trim", place, "2", "--yes")
+    return place
+
+
+def test_a_trimmed_source_is_refused_with_what_can_be_done(
+    shell: Shell, origin: Shell, source: str, target: str
+) -> None:
+    place = trimmed(origin, source)
+    refused = shell("copy", place, target, "--json", *endpoint(origin))
+    assert (refused.status, refused.error["code"]) == (1, "source_trimmed")
+    for way_out in ("--pad", "--renumber", "seq_num 2"):
+        assert way_out in refused.error["message"]
+    assert shell.json("check-tail", f"{target}/trimmed")["seq_num"] == 0
+
+
+def test_padding_keeps_seq_nums_of_a_trimmed_source(
+    shell: Shell, origin: Shell, source: str, target: str
+) -> None:
+    place = trimmed(origin, source)
+    done = shell.json("copy", place, target, "--pad", "--verify", "all", *endpoint(origin))
+    assert (done["records"], done["tail"], done["shift"], done["verified"]) == (6, 6, 0, 4)
+    shared = shell.ok("read", f"{target}/trimmed", "--seq-num", "2", "--format", "base64").stdout
+    assert shared == records(origin, place)
+    fill(origin, place, "f", stamp=9_000)
+    assert shell.json("copy", place, target, "--pad", *endpoint(origin))["records"] == 1
+
+
+def test_renumbering_begins_at_0_and_goes_on_so(
+    shell: Shell, origin: Shell, source: str, target: str
+) -> None:
+    place, copy = trimmed(origin, source), f"{target}/trimmed"
+    done = shell.json("copy", place, target, "--renumber", *endpoint(origin))
+    assert (done["records"], done["tail"], done["shift"], done["verified"]) == (4, 4, 2, 4)
+    fill(origin, place, "f", stamp=9_000)
+    origin.ok("trim", place, "4", "--yes")
+    more = shell.json("copy", place, target, "--renumber", *endpoint(origin))
+    assert (more["records"], more["shift"]) == (2, 2)
+    bodies = [line for line in shell.ok("read", copy).stdout.splitlines() if line]
+    assert bodies[-2:] == [b"e", b"f"]
+
+
+def test_a_target_with_other_records_is_refused(
+    shell: Shell, origin: Shell, source: str, target: str
+) -> None:
+    place, copy = f"s2://{source}/s", f"s2://{target}/s"
+    origin.ok("create-stream", place, "--timestamping-uncapped")
+    fill(origin, place, "a", "b")
+    shell.ok("create-basin", target)
+    shell.ok("create-stream", copy)
+    shell.ok("append", copy, stdin=b"mine\n")
+    refused = shell("copy", place, copy, "--json", *endpoint(origin))
+    assert (refused.status, refused.error["code"]) == (1, "copy_unrelated")
+    shell.ok("append", copy, "--format", "json", stdin=b'{"timestamp": 1}\n' * 4)
+    ahead = shell("copy", place, copy, "--json", *endpoint(origin))
+    assert (ahead.status, ahead.error["code"]) == (1, "copy_unrelated")
+
+
+def test_what_cannot_be_meant_is_a_usage_error(
+    shell: Shell, origin: Shell, source: str, target: str
+) -> None:
+    for arguments in (
+        (source, f"{target}/stream"),
+        (f"{source}/s", target, "--prefix", "a"),
+        (f"{source}/s", target, "--pad", "--renumber"),
+        ("s2://", target),
+    ):
+        assert shell("copy", *arguments, *endpoint(origin)).status == 2
+    missing = shell("copy", f"{source}/none", target, "--json", *endpoint(origin))
+    assert (missing.status, missing.error["code"]) == (4, "stream_not_found")
+    assert shell("get-basin-config", target).status == 4
+
+
+def test_a_copy_stays_on_one_server_unless_told_otherwise(shell: Shell, place: str) -> None:
+    shell.ok("append", place, stdin=b"one\ntwo\n")
+    done = shell.json("copy", place, f"{place}-copy")
+    assert (done["records"], done["verified"]) == (2, 2)
+    assert records(shell, f"{place}-copy") == records(shell, place)
+
+
+async def test_a_copy_that_is_killed_is_completed_by_the_next(
+    shell: Shell, origin: Shell, source: str, target: str
+) -> None:
+    place, copy = f"s2://{source}/s", f"s2://{target}/s"
+    origin.ok("create-stream", place, "--timestamping-uncapped")
+    fill(origin, place, *["x" * 1_000] * 20_000)
+    arguments = ("copy", place, target, *endpoint(origin))
+    async with shell.running(*arguments):
+        while True:  # killed when it has begun, however far it has come by then
+            tail = shell("check-tail", copy, "--json")
+            if tail.status == 0 and tail.objects[0]["seq_num"]:
+                break
+    done = shell.json(*arguments, "--verify", "all")
+    assert (done["tail"], done["verified"]) == (20_000, 20_000)
