@@ -117,6 +117,36 @@ async def test_a_body_that_needs_memory_gets_it_from_bodies_that_stall() -> None
             assert (await client.head())[0] == 200
 
 
+async def test_a_body_that_needs_memory_gets_it_from_bodies_that_trickle() -> None:
+    """Two bodies hold all the memory there is and arrive at a pace that is fine while nobody waits."""
+    settings = configuration(body_patience=2.0, body_bytes=6 << 20)
+    body = json.dumps({"records": [{"body": "x" * 1_000_000}]}).encode()
+    async with running_server(settings) as server:
+        await server.store.create_basin(BASIN)
+        await server.store.create_stream(BASIN, STREAM)
+        async with AsyncExitStack() as stack:
+            line = f"POST {PATH}"
+            trickling = []
+            for _ in range(2):
+                slow = await stack.enter_async_context(h1_client(server.port))
+                await slow.send(HEAD.format(line, "application/json", 3 << 20).encode())
+                trickling.append(asyncio.create_task(_trickle(slow)))
+            await until(lambda: server.traffic.intake.room.used == 6 << 20)
+            client = await stack.enter_async_context(h1_client(server.port))
+            await client.send(HEAD.format(line, "application/json", len(body)).encode() + body)
+            assert (await client.head())[0] == 200
+            for task in trickling:
+                task.cancel()
+            await asyncio.gather(*trickling, return_exceptions=True)
+
+
+async def _trickle(client: H1Client) -> None:
+    """40 KB a second, which is five times what a body must bring."""
+    while True:
+        await client.send(b" " * 2000)
+        await asyncio.sleep(0.05)
+
+
 @pytest.mark.alone
 async def test_bodies_that_stall_cost_no_more_than_the_budget(tmp_path: Path) -> None:
     async with (

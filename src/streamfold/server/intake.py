@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any, Final
 
 from streamfold.store.admission import Admission
@@ -21,13 +22,16 @@ PACE_MIN: Final = 8 << 10
 _LOOKS: Final = 8
 #: Looks that a silent client gets while other bodies wait for memory.
 _LOOKS_UNDER_PRESSURE: Final = 1
+#: Bytes per second that a body must bring while others wait for memory; the same as for answers.
+PACE_UNDER_PRESSURE: Final = 128 << 10
 
 
 class Intake:
     """Reserves memory for bodies, and interrupts those that arrive too slowly.
 
     A body that is arriving must bring `PACE_MIN` bytes per second, measured over windows of `seconds`.
-    While other bodies wait for memory, a client that sends nothing is cut off after a quarter of that.
+    While other bodies wait for memory, a client that sends nothing is cut off after a quarter of that,
+    and at each look the slowest of those that stay below `PACE_UNDER_PRESSURE`.
     """
 
     def __init__(self, seconds: float = BODY_PATIENCE, capacity: int = BODIES_MAX) -> None:
@@ -73,6 +77,8 @@ class Intake:
         self._timer = None
         self._looks += 1
         pressed = self.room.waiting > 0
+        if pressed:
+            self._interrupt_slowest()
         for upload in tuple(self._waiting):
             silent = self._looks - upload.heard
             if pressed and upload.reserved and silent > _LOOKS_UNDER_PRESSURE:
@@ -82,8 +88,20 @@ class Intake:
                     self._interrupt(upload)
                 else:
                     upload.begin_window(self._looks)
+            upload.since_look = 0
         if self._waiting:
             self._set_timer(loop)
+
+    def _interrupt_slowest(self) -> None:
+        """Free the memory of the one body that brought least since the last look, if that is little."""
+        enough = PACE_UNDER_PRESSURE * self._seconds / _LOOKS
+        slow = [
+            upload
+            for upload in self._waiting
+            if upload.reserved_at < self._looks - 1 and upload.since_look < enough
+        ]
+        if slow:
+            self._interrupt(min(slow, key=lambda upload: upload.since_look))
 
     def _interrupt(self, upload: Upload) -> None:
         self.cut_off += 1
@@ -99,7 +117,17 @@ class Intake:
 class Upload:
     """A body, or a frame of a session, that is arriving; call `release` at its end."""
 
-    __slots__ = ("_intake", "heard", "in_window", "interrupted", "reserved", "task", "window")
+    __slots__ = (
+        "_intake",
+        "heard",
+        "in_window",
+        "interrupted",
+        "reserved",
+        "reserved_at",
+        "since_look",
+        "task",
+        "window",
+    )
 
     #: That waits for the client.
     task: asyncio.Task[Any]
@@ -110,9 +138,12 @@ class Upload:
         self.window = self.heard = looks
         #: Bytes since the window began.
         self.in_window = 0
+        #: Bytes since the last look at which this body was waited for.
+        self.since_look = 0
         self.interrupted = False
-        #: Bytes of memory that are reserved for this body.
+        #: Bytes of memory that are reserved for this body, and the look after which they were.
         self.reserved = 0
+        self.reserved_at = sys.maxsize
 
     def wait(self, task: asyncio.Task[Any]) -> None:
         """The task begins to wait for the client; end this by `came` or `give_up`."""
@@ -123,6 +154,7 @@ class Upload:
         """Count what came; RequestTimeoutError if it came too slowly."""
         self._intake.stop_waiting(self)
         self.in_window += size
+        self.since_look += size
         self.heard = self._intake.looks
         self._intake.check(self)
 
@@ -144,6 +176,8 @@ class Upload:
         if size > self.reserved:
             await self._intake.room.acquire(size - self.reserved)
             self.reserved = size
+            self.reserved_at = self._intake.looks
+            self.since_look = 0
             self.begin_window(self._intake.looks)
             self.heard = self._intake.looks
 
@@ -151,3 +185,4 @@ class Upload:
         if self.reserved:
             self._intake.room.release(self.reserved)
             self.reserved = 0
+            self.reserved_at = sys.maxsize
