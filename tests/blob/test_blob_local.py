@@ -292,3 +292,25 @@ def test_two_processes_that_swap_lose_no_step(tmp_path: Path) -> None:
     ]
     assert [counter.wait(timeout=240) for counter in counters] == [0, 0]
     assert (tmp_path / "blob").read_bytes() == b"%d" % (2 * STEPS)
+
+
+def test_the_drafts_of_a_process_that_was_killed_are_removed_by_the_next_and_others_stay(
+    tmp_path: Path,
+) -> None:
+    code = (
+        "import sys; from pathlib import Path; from streamfold.blob.durable import DurableTree\n"
+        "draft = DurableTree(Path(sys.argv[1])).open_draft(); draft.write(b'half')\n"
+        "print('written', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"written\n"
+        LocalBlobStore(tmp_path)
+        drafts = tmp_path / ".streamfold-drafts"
+        assert [(drafts / name).read_bytes() for name in files_below(drafts)] == [b"half"]
+        writer.kill()
+        writer.wait()
+    LocalBlobStore(tmp_path)
+    assert files_below(drafts) == []

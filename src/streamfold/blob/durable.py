@@ -10,8 +10,8 @@ that it is in. So, in this order:
    decides between processes);
 4. fsync the folder that holds the name. Only now may the caller be told.
 
-A process that is killed between 1 and 3 leaves its draft in `DRAFTS`; it may be removed when no
-process has the store open.
+A process that is killed between 1 and 3 leaves its draft in `DRAFTS`. Drafts are locked while they are
+written, and a lock ends with its process: whoever opens the store next removes those without one.
 """
 
 from __future__ import annotations
@@ -46,13 +46,18 @@ class DurableTree:
         # have been made a moment ago by another process that has not yet come to its fsync.
         self._known = {root}
         self._secure_root()
+        self._remove_dead_drafts()
 
     def open_draft(self) -> Draft:
         """Return a new file that no reader can see."""
         folder = self._root / DRAFTS
         folder.mkdir(exist_ok=True)
-        path = folder / uuid.uuid4().hex
-        return Draft(path, os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        while True:
+            path = folder / uuid.uuid4().hex
+            draft = Draft(path, os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            if _try_lock(draft.descriptor) and os.fstat(draft.descriptor).st_nlink:
+                return draft
+            draft.close()  # a process that opens the store removed it before it was locked
 
     def publish(self, draft: Draft, target: Path, *, replace: bool) -> None:
         """Make the draft the file at `target`, on disk when this returns.
@@ -141,6 +146,23 @@ class DurableTree:
             self._sync_folder(path.parent)
             self._remember(path)
 
+    def _remove_dead_drafts(self) -> None:
+        """Remove the drafts of processes that were killed, unless this one may only read."""
+        folder = self._root / DRAFTS
+        if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+            return
+        for path in folder.iterdir():
+            if path.name == LOCK:
+                continue
+            with suppress(
+                FileNotFoundError, PermissionError
+            ):  # published, removed, or another user's
+                draft = Draft(path, os.open(path, os.O_WRONLY))
+                if _try_lock(draft.descriptor):
+                    draft.close()
+                else:
+                    os.close(draft.descriptor)
+
     def _remember(self, folder: Path) -> None:
         if len(self._known) >= KNOWN_FOLDERS_MAX:
             self._known.clear()
@@ -172,6 +194,17 @@ class Draft:
         os.close(self.descriptor)
         with suppress(FileNotFoundError):  # the usual case: renamed to its final name
             self.path.unlink()
+
+
+def _try_lock(descriptor: int) -> bool:
+    """Lock a file until it is closed; False if another opening of it is locked."""
+    import fcntl  # Windows has none: other stores of this package must import there all the same
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _make_folder(path: Path) -> None:
