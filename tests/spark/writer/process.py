@@ -14,7 +14,6 @@ from urllib.request import urlopen
 
 from tests.spark.server import BASIN, TOKEN, Server
 
-_RUN = "from streamfold.cli.snapshotter import snapshotter; snapshotter()"
 #: A line of our own log; Spark, its launcher and its workers write others.
 OURS = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ (INFO|WARNING|ERROR) streamfold[\w.]*: .*")
 #: Starts in half the time.
@@ -40,7 +39,7 @@ class Process:
     """One run of the writer."""
 
     def __init__(self, file: Path, log: Path) -> None:
-        command = [sys.executable, "-c", _RUN, "run", "--json"]
+        command = [sys.executable, "-m", "streamfold.cli.main", "snapshotter", "run", "--json"]
         command += [f"--config={file}", "--conf", _QUICK, "--master", "local[2]"]
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
