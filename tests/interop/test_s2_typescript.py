@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.interop.conftest import install_packages
 from tests.interop.serving import serving
 
 FOLDER = Path(__file__).parent / "typescript"
@@ -21,9 +22,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def packages() -> None:
-    """Install the client; without a lock file, as that would name a registry."""
-    command = ["npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--silent"]
-    subprocess.run(command, cwd=FOLDER, check=True, timeout=300)
+    install_packages(FOLDER)
 
 
 @pytest.mark.usefixtures("packages")
