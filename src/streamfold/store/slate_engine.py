@@ -48,6 +48,9 @@ _PAGE_BYTES = 1 << 20
 _RETRIES = 4
 #: Seconds that a failed database gets to say why.
 _CAUSE_TIMEOUT = 1.0
+_CAUSE_PAUSE = 0.01
+#: In the message of an error that does not say what storage answered.
+_NO_CAUSE = "(object store error)"
 
 #: Seconds in which storage must answer once, or it is not opened.
 _ANSWER_PATIENCE = 15.0
@@ -151,16 +154,19 @@ class SlateEngine:
             raise _translated(error) from error
 
     async def _cause(self, error: Any) -> Any:
-        """What storage answered when a commit failed: only the next call of SlateDB repeats it."""
-        if isinstance(error, binding.Error.Closed):
-            return error
+        """What storage answered when a commit failed. SlateDB 0.17 first says only that its WAL
+        has failed, once or several times, and names the answer in a later call.
+        """
         try:
             async with asyncio.timeout(_CAUSE_TIMEOUT):
-                await self._db.flush_with_options(_WAL)
-        except binding.Error as cause:
-            return cause
+                while not isinstance(error, binding.Error.Closed) and _NO_CAUSE in str(error):
+                    try:
+                        await self._db.flush_with_options(_WAL)
+                    except binding.Error as next_error:
+                        error = next_error
+                    await asyncio.sleep(_CAUSE_PAUSE)
         except TimeoutError:
-            return error
+            pass  # what it said at first is all there is to say
         return error
 
     async def get(self, key: bytes) -> bytes | None:
