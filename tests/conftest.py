@@ -33,6 +33,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: _group(item) != SPARK)
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Refuse to run where groups are not kept: a Spark session in each process takes much memory."""
+    grouped = getattr(session.config.option, "loadgroup", False)
+    if grouped and session.items and "@" not in session.items[0].nodeid:
+        raise pytest.UsageError("this pytest-xdist does not keep groups together under this pytest")
+
+
 def _group(item: pytest.Item) -> str:
     place = item.path.relative_to(ROOT)
     return place.parts[0] if place.parts[0] in (SPARK, INTEROP) else place.as_posix()
