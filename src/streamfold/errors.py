@@ -41,6 +41,7 @@ own (`archive`, `follow`, `snapshotter`, `spark`) add leaves to these groups, in
     │   ├── StoreClosingError
     │   ├── StoreRecoveringError
     │   ├── StorageFullError
+    │   ├── UploadsBusyError
     │   └── BlobUnavailableError
     ├── OutcomeUnknownError               may or may not have happened: re-read before repeating
     │   └── BlobOutcomeUnknownError
@@ -351,6 +352,18 @@ class StorageFullError(RetryLaterError):
     """There is no room for more records; trims and deletions still work, and make some."""
 
     code = "storage_full"
+
+
+class UploadsBusyError(RetryLaterError):
+    """Other uploads keep as many files open as there may be; nothing was stored."""
+
+    code = "uploads_busy"
+
+    def __init__(self, most: int, seconds: float) -> None:
+        super().__init__(
+            f"{most} large uploads are under way, which is the most at once, and none ended within "
+            f"{seconds:g} seconds: nothing was stored; send it again later"
+        )
 
 
 class BlobUnavailableError(RetryLaterError):

@@ -5,11 +5,13 @@ import errno
 import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from streamfold.blob import LocalBlobStore
+from streamfold.blob.local import WRITE_BUFFER
 from streamfold.errors import (
     BlobExistsError,
     BlobOutcomeUnknownError,
@@ -183,6 +185,22 @@ async def test_no_drafts_stay_and_none_are_listed(tmp_path: Path) -> None:
     for call in CALLS:
         with pytest.raises(InvalidError, match="which the store uses"):
             await CALLS[call](store, ".streamfold-drafts/left-by-a-crash")
+
+
+async def test_no_file_is_open_while_the_first_bytes_of_a_blob_are_waited_for(
+    tmp_path: Path,
+) -> None:
+    seen = []
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for size in (WRITE_BUFFER - 1, 1, 1):
+            seen.append(len(files_below(tmp_path)))
+            yield bytes(size)
+
+    await LocalBlobStore(tmp_path).put("blob", pieces())
+    assert seen == [0, 0, 1]
+    assert files_below(tmp_path) == ["blob"]
+    assert (tmp_path / "blob").stat().st_size == WRITE_BUFFER + 1
 
 
 async def test_a_cancelled_put_finishes_its_thread_and_leaves_no_draft(tmp_path: Path) -> None:

@@ -69,15 +69,21 @@ def get(path: str, accept: str = "*/*") -> bytes:
 
 @asynccontextmanager
 async def attacked(
-    folder: Path, *, streams: tuple[str, ...] = (), descriptors: tuple[int, int] | None = None
+    folder: Path,
+    *,
+    streams: tuple[str, ...] = (),
+    descriptors: tuple[int, int] | None = None,
+    options: tuple[str, ...] = (),
 ) -> AsyncIterator[Attacked]:
-    """A server in memory; `descriptors` are its soft and hard limit of open files."""
+    """A server in memory unless `options` say otherwise; `descriptors` are its soft and hard limit of
+    open files.
+    """
     spec = {"basins": [{"name": BASIN, "streams": [{"name": name} for name in streams]}]}
     init_file = folder / "init.json"
     init_file.write_text(json.dumps(spec))
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "streamfold.cli.main", "serve", "--json", "--host=127.0.0.1",
-        "--port=0", "--no-access-log", f"--init-file={init_file}",
+        "--port=0", "--no-access-log", f"--init-file={init_file}", *options,
         stdout=asyncio.subprocess.PIPE,
         preexec_fn=_limiting(descriptors),
     )  # fmt: skip

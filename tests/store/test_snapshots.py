@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from streamfold.blob import BlobMeta, BlobStore, LocalBlobStore
@@ -18,6 +19,7 @@ from streamfold.blob.faults import Fault, FaultKind, FaultyBlobStore, Operation,
 from streamfold.errors import (
     BlobOutcomeUnknownError,
     BlobUnavailableError,
+    DataCorruptError,
     InvalidError,
     OutcomeUnknownError,
     PositionTrimmedError,
@@ -26,7 +28,7 @@ from streamfold.errors import (
     StreamNotFoundError,
 )
 from streamfold.store.location import open_location
-from streamfold.store.snapshot_shelf import SNAPSHOTS_KEPT, Publication, Snapshot
+from streamfold.store.snapshot_shelf import READ_PIECE, SNAPSHOTS_KEPT, Publication, Snapshot
 from streamfold.store.store import StreamStore, open_store
 from streamfold.testing.engine_faults import CommitFault
 from tests.store.conftest import BASIN, Bench
@@ -77,6 +79,30 @@ async def test_a_snapshot_survives_a_restart(bench: Bench) -> None:
     async with bench.store() as store:
         assert await store.durable.snapshots(BASIN, "s") == [published]
         assert await content_of(store, 4) == b"x" * 5000
+
+
+async def test_no_file_is_open_between_two_pieces_of_a_snapshot(tmp_path: Path) -> None:
+    blob = bytes(range(256)) * (READ_PIECE // 128) + b"end"
+    async with open_store(tmp_path.as_uri()) as store:
+        await prepared(store)
+        snapshot = await publish(store, 4, blob)
+        found = []
+        async with aclosing(store.durable.snapshot_pieces(snapshot)) as pieces:
+            async for piece in pieces:
+                found.append(piece)
+                opened = [Path(file.path) for file in psutil.Process().open_files()]
+                assert not [path for path in opened if tmp_path / "snapshots" in path.parents]
+        assert list(map(len, found)) == [READ_PIECE, READ_PIECE, 3]
+        assert b"".join(found) == blob
+
+
+async def test_a_snapshot_whose_blob_lost_its_end_is_reported_as_corrupt(tmp_path: Path) -> None:
+    async with open_store(tmp_path.as_uri()) as store:
+        await prepared(store)
+        snapshot = await publish(store, 4, b"state")
+        (tmp_path / "snapshots" / snapshot.blob).write_bytes(b"sta")
+        with pytest.raises(DataCorruptError, match="ends at byte 3 of 5"):
+            await content_of(store, 4)
 
 
 async def test_an_upload_that_fails_leaves_nothing(bench: Bench) -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from streamfold.blob.base import DEFAULT_CHUNK_SIZE, BlobChangedError, BlobMeta, BlobStore
-from streamfold.blob.durable import DRAFTS, Draft, DurableTree, Fsync
+from streamfold.blob.durable import DRAFTS, DurableTree, Fsync
 from streamfold.blob.keys import check_chunk_size, check_key, check_prefix, check_range
 from streamfold.blob.local_files import (
     etag_of,
@@ -36,7 +37,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 #: Bytes gathered from an iterator before a thread writes them: a thread per small piece would
-#: cost more than the writing.
+#: cost more than the writing. A blob with fewer is written in one step, so that no file is open
+#: while its bytes are waited for.
 WRITE_BUFFER = 1024 * 1024
 
 
@@ -114,7 +116,7 @@ class LocalBlobStore(BlobStore):
             raise InvalidError(f"blob key {key!r} begins with {DRAFTS!r}, which the store uses")
         return self._root / key
 
-    def _write(self, target: Path, data: bytes, replace: bool) -> str:
+    def _write(self, target: Path, data: bytes | bytearray, replace: bool) -> str:
         draft = self._tree.open_draft()
         try:
             draft.write(data)
@@ -147,21 +149,20 @@ class LocalBlobStore(BlobStore):
             return self._write(target, data, True)
 
     async def _put_pieces(self, key: str, target: Path, pieces: AsyncIterator[bytes]) -> None:
-        draft = await self._change(key, self._tree.open_draft)
-        try:
-            await self._fill(key, draft, pieces)
-            await self._change(key, self._tree.publish, draft, target, replace=True)
-        finally:
-            draft.close()
-
-    async def _fill(self, key: str, draft: Draft, pieces: AsyncIterator[bytes]) -> None:
-        buffer = bytearray()
-        async for piece in pieces:
-            buffer += piece
-            if len(buffer) >= WRITE_BUFFER:
-                await self._change(key, draft.write, buffer)
-                buffer = bytearray()
-        await self._change(key, draft.write, buffer)
+        async with aclosing(_gathered(pieces)) as buffers:
+            first = await anext(buffers, bytearray())
+            if len(first) < WRITE_BUFFER:
+                await self._change(key, self._write, target, first, True)
+                return
+            draft = await self._change(key, self._tree.open_draft)
+            try:
+                await self._change(key, draft.write, first)
+                del first
+                async for buffer in buffers:
+                    await self._change(key, draft.write, buffer)
+                await self._change(key, self._tree.publish, draft, target, replace=True)
+            finally:
+                draft.close()
 
     async def _list_folder(self, folder: str, prefix: str) -> AsyncIterator[BlobMeta]:
         for entry in await self._read(folder, scan_folder, self._root / folder, folder):
@@ -209,6 +210,18 @@ class LocalBlobStore(BlobStore):
                 f"{self._root} is a file, and has to be a folder: name another one, or take the file "
                 "away"
             )
+
+
+async def _gathered(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytearray]:
+    """Yield the bytes of `pieces` in buffers of at least `WRITE_BUFFER`, the last one shorter."""
+    buffer = bytearray()
+    async for piece in pieces:
+        buffer += piece
+        if len(buffer) >= WRITE_BUFFER:
+            yield buffer
+            buffer = bytearray()
+    if buffer:
+        yield buffer
 
 
 def _overlap(folder: str, prefix: str) -> bool:

@@ -54,6 +54,9 @@ class Configuration:
     body_patience: float = BODY_PATIENCE
     #: Bytes of memory for bodies that are arriving, over all requests.
     body_bytes: int = BODIES_MAX
+    #: Files that snapshots keep open while they arrive, over all requests. None is a sixteenth of the
+    #: descriptors that the process may have, 16 at least and 256 at most.
+    upload_files: int | None = None
     #: Seconds after which a client that takes nothing of its answer is cut off.
     write_deadline: float = WRITE_DEADLINE
     #: Bytes that are held for clients that have not read them.

@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 CONNECTIONS_MAX: Final = 16_384
 #: Descriptors that are kept back for storage, logs and webhooks: a quarter of all, within bounds.
 _KEPT_BACK: Final = (64, 1024)
+#: Part of these that uploads may hold: most are for the store's own files.
+_UPLOADS_PART: Final = 4
 #: Descriptors that are asked for where the system sets no limit.
 _DESCRIPTORS_MAX: Final = 1 << 20
 #: Seconds that a new connection has to send the head of its first request.
@@ -61,9 +63,17 @@ def raise_descriptor_limit() -> int:
 
 def connections_max(descriptors: int) -> int:
     """How many connections a process may have that can open so many descriptors."""
+    return max(1, min(CONNECTIONS_MAX, descriptors - _kept_back(descriptors)))
+
+
+def upload_files_max(descriptors: int) -> int:
+    """How many files uploads may keep open in a process that can open so many descriptors."""
+    return _kept_back(descriptors) // _UPLOADS_PART
+
+
+def _kept_back(descriptors: int) -> int:
     least, most = _KEPT_BACK
-    kept_back = max(least, min(most, descriptors // 4))
-    return max(1, min(CONNECTIONS_MAX, descriptors - kept_back))
+    return max(least, min(most, descriptors // 4))
 
 
 class _Socket(NamedTuple):
@@ -90,11 +100,11 @@ class Connections:
 
     def __init__(
         self,
-        most: int | None = None,
+        most: int = CONNECTIONS_MAX,
         first_request: float = FIRST_REQUEST,
         idle: float = IDLE,
     ) -> None:
-        self.most = connections_max(raise_descriptor_limit()) if most is None else most
+        self.most = most
         #: Connections at the last look, and how many were closed so far because they were silent.
         self.open = 0
         self.closed = 0

@@ -216,6 +216,13 @@ class Request:
         upload.came(0 if chunk is None else len(chunk))
         return chunk
 
+    async def hold_file(self) -> None:
+        """Wait until the body that `chunks` reads may keep a file open; UploadsBusyError if that
+        takes too long.
+        """
+        if self._upload is not None:
+            await self._upload.hold_file()
+
     def _release_upload(self) -> None:
         if self._upload is not None:
             self._upload.release()

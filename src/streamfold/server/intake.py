@@ -1,16 +1,25 @@
-"""Bounds what clients send: the memory for bodies that are arriving, and how slowly they may arrive."""
+"""Bounds what clients send: the memory and the files for bodies that are arriving, and how slowly they
+may arrive.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
+from heapq import nsmallest
 from typing import Any, Final
 
+from streamfold.errors import UploadsBusyError
 from streamfold.store.admission import Admission
 from streamfold.wire.s2.failures import RequestTimeoutError
 
 #: Bytes of bodies in memory, over all requests.
 BODIES_MAX: Final = 256 << 20
+#: Files that uploads keep open, over all requests, where nobody knows how many there may be.
+UPLOAD_FILES_MAX: Final = 64
+#: Part of the window for which an upload waits for a file: longer than a silent one may keep its file.
+_FILE_WAIT: Final = 0.5
 #: Bytes from which a body needs a reservation: smaller ones are most appends, and cost little.
 RESERVED_FROM: Final = 64 << 10
 #: Seconds over which the pace of a body is measured. A small body has so long to arrive.
@@ -27,15 +36,25 @@ PACE_UNDER_PRESSURE: Final = 128 << 10
 
 
 class Intake:
-    """Reserves memory for bodies, and interrupts those that arrive too slowly.
+    """Reserves memory and files for bodies, and interrupts those that arrive too slowly.
 
     A body that is arriving must bring `PACE_MIN` bytes per second, measured over windows of `seconds`.
-    While other bodies wait for memory, a client that sends nothing is cut off after a quarter of that,
-    and at each look the slowest of those that stay below `PACE_UNDER_PRESSURE`.
+    While other bodies wait for memory or a file that it holds, a client that sends nothing is cut off
+    after a quarter of that. So are those that stay below `PACE_UNDER_PRESSURE`, the slowest first: at
+    each look one that holds memory, and as many that hold a file as others wait for one.
     """
 
-    def __init__(self, seconds: float = BODY_PATIENCE, capacity: int = BODIES_MAX) -> None:
+    def __init__(
+        self,
+        seconds: float = BODY_PATIENCE,
+        capacity: int = BODIES_MAX,
+        files: int = UPLOAD_FILES_MAX,
+    ) -> None:
         self.room = Admission(capacity)
+        #: Files that uploads keep open while the rest of their body arrives.
+        self.files = Admission(files)
+        #: Seconds that an upload waits for a file.
+        self.file_wait = seconds * _FILE_WAIT
         #: Bodies that were cut off.
         self.cut_off = 0
         self._seconds = seconds
@@ -76,12 +95,13 @@ class Intake:
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
         self._looks += 1
-        pressed = self.room.waiting > 0
-        if pressed:
-            self._interrupt_slowest()
+        if self.room.waiting:
+            self._interrupt_slowest(1, lambda upload: upload.reserved_at)
+        if self.files.waiting:
+            self._interrupt_slowest(self.files.waiting, lambda upload: upload.file_at)
         for upload in tuple(self._waiting):
             silent = self._looks - upload.heard
-            if pressed and upload.reserved and silent > _LOOKS_UNDER_PRESSURE:
+            if silent > _LOOKS_UNDER_PRESSURE and self._is_in_the_way(upload):
                 self._interrupt(upload)
             elif self._looks - upload.window > _LOOKS:
                 if upload.in_window < self._enough:
@@ -92,16 +112,22 @@ class Intake:
         if self._waiting:
             self._set_timer(loop)
 
-    def _interrupt_slowest(self) -> None:
-        """Free the memory of the one body that brought least since the last look, if that is little."""
+    def _is_in_the_way(self, upload: Upload) -> bool:
+        """Whether others wait for what this body holds."""
+        return bool(
+            (self.room.waiting and upload.reserved) or (self.files.waiting and upload.holds_file)
+        )
+
+    def _interrupt_slowest(self, count: int, held_since: Callable[[Upload], int]) -> None:
+        """Interrupt the `count` bodies that brought least since the last look, if that is little."""
         enough = PACE_UNDER_PRESSURE * self._seconds / _LOOKS
         slow = [
             upload
             for upload in self._waiting
-            if upload.reserved_at < self._looks - 1 and upload.since_look < enough
+            if held_since(upload) < self._looks - 1 and upload.since_look < enough
         ]
-        if slow:
-            self._interrupt(min(slow, key=lambda upload: upload.since_look))
+        for upload in nsmallest(count, slow, key=lambda upload: upload.since_look):
+            self._interrupt(upload)
 
     def _interrupt(self, upload: Upload) -> None:
         self.cut_off += 1
@@ -119,6 +145,7 @@ class Upload:
 
     __slots__ = (
         "_intake",
+        "file_at",
         "heard",
         "in_window",
         "interrupted",
@@ -144,6 +171,8 @@ class Upload:
         #: Bytes of memory that are reserved for this body, and the look after which they were.
         self.reserved = 0
         self.reserved_at = sys.maxsize
+        #: The look after which this body got one of the files, if it did.
+        self.file_at = sys.maxsize
 
     def wait(self, task: asyncio.Task[Any]) -> None:
         """The task begins to wait for the client; end this by `came` or `give_up`."""
@@ -177,12 +206,39 @@ class Upload:
             await self._intake.room.acquire(size - self.reserved)
             self.reserved = size
             self.reserved_at = self._intake.looks
-            self.since_look = 0
-            self.begin_window(self._intake.looks)
-            self.heard = self._intake.looks
+            self._begin_anew()
+
+    @property
+    def holds_file(self) -> bool:
+        return self.file_at != sys.maxsize
+
+    async def hold_file(self) -> None:
+        """Wait until this body may keep a file open; the client's pace is not judged meanwhile.
+
+        UploadsBusyError if none of the files becomes free in time.
+        """
+        if self.holds_file:
+            return
+        intake = self._intake
+        try:
+            async with asyncio.timeout(intake.file_wait):
+                await intake.files.acquire(1)
+        except TimeoutError:
+            raise UploadsBusyError(intake.files.capacity, intake.file_wait) from None
+        self.file_at = intake.looks
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Judge the client's pace from now on."""
+        self.since_look = 0
+        self.begin_window(self._intake.looks)
+        self.heard = self._intake.looks
 
     def release(self) -> None:
         if self.reserved:
             self._intake.room.release(self.reserved)
             self.reserved = 0
             self.reserved_at = sys.maxsize
+        if self.holds_file:
+            self._intake.files.release(1)
+            self.file_at = sys.maxsize

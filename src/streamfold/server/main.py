@@ -21,7 +21,12 @@ from streamfold.server.access_log import AccessLog
 from streamfold.server.application import Application
 from streamfold.server.certificates import write_self_signed
 from streamfold.server.configuration import Configuration
-from streamfold.server.connections import Connections
+from streamfold.server.connections import (
+    Connections,
+    connections_max,
+    raise_descriptor_limit,
+    upload_files_max,
+)
 from streamfold.server.cors import Pages
 from streamfold.server.durable.routes import Durable
 from streamfold.server.durable.subscriptions import Subscriptions
@@ -113,9 +118,13 @@ async def running_server(configuration: Configuration) -> AsyncIterator[Server]:
 
 
 def _traffic(configuration: Configuration) -> Traffic:
+    descriptors = raise_descriptor_limit()
+    files = configuration.upload_files or upload_files_max(descriptors)
     return Traffic(
-        Intake(configuration.body_patience, configuration.body_bytes),
-        Connections(first_request=configuration.first_request, idle=configuration.idle_connection),
+        Intake(configuration.body_patience, configuration.body_bytes, files),
+        Connections(
+            connections_max(descriptors), configuration.first_request, configuration.idle_connection
+        ),
         Unread(configuration.unread_bytes, configuration.write_deadline),
     )
 

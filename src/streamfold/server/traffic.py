@@ -43,7 +43,8 @@ class TrafficInstruments(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         traffic = self._traffic
-        connections, unread, bodies = traffic.connections, traffic.unread, traffic.intake.room
+        connections, unread = traffic.connections, traffic.unread
+        bodies, files = traffic.intake.room, traffic.intake.files
         for name, text, value in (
             ("connections", "Connections that are open", connections.open),
             ("connections_max", "Connections that may be open", connections.most),
@@ -51,6 +52,8 @@ class TrafficInstruments(Collector):
             ("unread_bytes_max", "Bytes that may be held for clients", unread.capacity),
             ("body_bytes", "Bytes reserved for bodies of requests", bodies.used),
             ("body_bytes_max", "Bytes that may be reserved for bodies", bodies.capacity),
+            ("upload_files", "Files that uploads keep open", files.used),
+            ("upload_files_max", "Files that uploads may keep open", files.capacity),
         ):
             yield GaugeMetricFamily(f"streamfold_{name}", text, value)
         cut_off = CounterMetricFamily(

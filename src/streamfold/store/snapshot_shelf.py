@@ -17,6 +17,7 @@ import msgspec
 
 from streamfold.blob.base import BlobStore
 from streamfold.errors import (
+    DataCorruptError,
     InvalidError,
     PositionTrimmedError,
     SnapshotConflictError,
@@ -97,8 +98,18 @@ class SnapshotBlobs:
                 del self._used[blob]
 
     async def read(self, snapshot: Snapshot) -> AsyncGenerator[bytes]:
+        """Yield the snapshot in pieces of `READ_PIECE` bytes; no file or connection to storage is
+        open while the caller is busy with a piece.
+        """
         with self.using(snapshot.blob):
-            async for piece in self.store.stream(snapshot.blob, READ_PIECE):
+            for start in range(0, snapshot.size, READ_PIECE):
+                length = min(READ_PIECE, snapshot.size - start)
+                piece = await self.store.get_range(snapshot.blob, start, length)
+                if len(piece) < length:
+                    raise DataCorruptError(
+                        f"blob {snapshot.blob!r} of the snapshot at {snapshot.seq_num} ends at byte "
+                        f"{start + len(piece)} of {snapshot.size}: restore it from a backup"
+                    )
                 yield piece
 
     async def idle(self, stream_id: int) -> list[str]:

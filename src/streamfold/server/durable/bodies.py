@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Final
 
+from streamfold.blob.local import WRITE_BUFFER
 from streamfold.errors import TooLargeError
 from streamfold.server.http import Request
 from streamfold.store.durable import APPEND_BYTES_MAX
@@ -32,7 +33,10 @@ async def read_body(request: Request) -> bytes:
 
 
 async def limited_chunks(request: Request, limit: int) -> AsyncIterator[bytes]:
-    """The body as it arrives; TooLargeError as soon as it has more than `limit` bytes."""
+    """The body as it arrives; TooLargeError as soon as it has more than `limit` bytes.
+
+    UploadsBusyError if it is too large to be written in one step, and too many others are, too.
+    """
     check_end(request)
     if (request.declared_size or 0) > limit:
         raise TooLargeError(f"the body has {request.declared_size} bytes: send at most {limit}")
@@ -42,5 +46,7 @@ async def limited_chunks(request: Request, limit: int) -> AsyncIterator[bytes]:
         size += len(chunk)
         if size > limit:
             raise TooLargeError(f"the body has more than {limit} bytes: send less")
+        if size >= WRITE_BUFFER:
+            await request.hold_file()
         if chunk:
             yield chunk

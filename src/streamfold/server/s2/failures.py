@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import logging
 
-from streamfold.errors import StorageFullError, StoreClosingError, StreamfoldError
+from streamfold.errors import (
+    StorageFullError,
+    StoreClosingError,
+    StreamfoldError,
+    UploadsBusyError,
+)
 from streamfold.server.http import Request, ResponseStream
 from streamfold.server.s2.answers import JSON
 from streamfold.wire.s2 import frames, sse
@@ -15,8 +20,8 @@ logger = logging.getLogger(__name__)
 
 #: Milliseconds after which a client that was turned away while draining may find the next server.
 DRAINED_RETRY_MS = b"500"
-#: Milliseconds after which there may be room again.
-_FULL_RETRY_MS = b"1000"
+#: Milliseconds after which there may be room again, and the same in seconds for plain HTTP clients.
+_FULL_RETRY_MS, _FULL_RETRY = b"1000", b"1"
 
 
 async def answer_failure(request: Request, error: Exception) -> None:
@@ -25,8 +30,8 @@ async def answer_failure(request: Request, error: Exception) -> None:
     headers = [JSON]
     if isinstance(error, StoreClosingError):
         headers.append((RETRY_AFTER_MS.encode(), DRAINED_RETRY_MS))
-    elif isinstance(error, StorageFullError):
-        headers.append((RETRY_AFTER_MS.encode(), _FULL_RETRY_MS))
+    elif isinstance(error, StorageFullError | UploadsBusyError):
+        headers += [(RETRY_AFTER_MS.encode(), _FULL_RETRY_MS), (b"retry-after", _FULL_RETRY)]
     await request.respond(failure.status, headers, failure.body)
 
 
