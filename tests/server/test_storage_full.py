@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from s2_sdk import AppendInput, Record, Retry, S2ServerError
 
+from streamfold.server.durable.bodies import SNAPSHOT_MAX
 from streamfold.server.main import Server, running_server
 from streamfold.store.settings import StoreSettings
 from tests.server.conftest import BASIN, STREAM, configuration, sdk
 from tests.server.frames import PATH, SESSION, append_frame, frames_in
+from tests.server.raw_h1 import h1_client
 from tests.server.raw_h2 import H2Client, h2_client
 
 JSON = (("s2-basin", BASIN), ("content-type", "application/json"))
@@ -65,6 +68,25 @@ async def test_a_durable_stream_is_answered_in_the_same_way(h2: H2Client) -> Non
     answer = await h2.exchange("POST", f"/{BASIN}/{STREAM}", octets, b"more")
     assert (answer.status, answer.headers["retry-after"]) == (503, "1")
     assert json.loads(answer.body)["code"] == "storage_full"
+
+
+async def test_a_snapshot_that_does_not_fit_is_refused_before_its_body_is_sent(
+    tmp_path: Path,
+) -> None:
+    reserve = shutil.disk_usage(tmp_path).free - SNAPSHOT_MAX // 2
+    settings = configuration(location=tmp_path.as_uri(), store=StoreSettings(disk_reserve=reserve))
+    async with running_server(settings) as server:
+        await server.store.create_basin(BASIN)
+        await server.store.create_stream(BASIN, STREAM)
+        async with h1_client(server.port) as client:
+            await client.send(
+                f"PUT /v1/streams/{STREAM}/snapshot/0 HTTP/1.1\r\nhost: localhost\r\n"
+                f"s2-basin: {BASIN}\r\ncontent-length: {SNAPSHOT_MAX}\r\n\r\n".encode()
+            )
+            status, headers = await client.head()
+            failure = json.loads(await client.body(int(headers["content-length"])))
+    assert (status, failure["code"], headers["retry-after"]) == (503, "storage_full", "1")
+    assert "nothing was" in failure["message"]
 
 
 async def test_the_official_client_sees_an_error_of_the_server_that_it_may_retry(

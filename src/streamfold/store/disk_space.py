@@ -12,10 +12,12 @@ import logging
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
+from streamfold.blob.local import WRITE_BUFFER
 from streamfold.errors import StorageFullError
 
 logger = logging.getLogger(__name__)
@@ -70,6 +72,8 @@ class DiskSpace:
         self.reserve = 0
         self._full = False
         self._next_look = 0.0
+        #: Bytes that uploads under way have yet to write.
+        self.claimed = 0
 
     @property
     def bounded(self) -> bool:
@@ -88,7 +92,7 @@ class DiskSpace:
         """Bytes that may be written without touching the reserve; infinite if storage is."""
         if not self.bounded:
             return float("inf")
-        return 0 if self.full else self.free - self.reserve
+        return 0 if self.full else max(0, self.free - self.reserve - self.claimed)
 
     def check(self) -> None:
         """Raise StorageFullError if there is no room for more records."""
@@ -98,6 +102,28 @@ class DiskSpace:
                 "deletions: nothing was written; free some space, trim or delete streams, or set "
                 "another reserve"
             )
+
+    def check_upload(self, size: int) -> None:
+        """Raise StorageFullError if the disk is full, or if `size` bytes more than those that uploads
+        under way have claimed do not fit.
+        """
+        self._next_look = 0.0  # uploads are fast enough to fill a small reserve between two looks
+        self.check()
+        if size and self.room < size:
+            raise StorageFullError(
+                f"an upload of {_mib(size)} does not fit: the disk has {_mib(self.free)} free, "
+                f"{_mib(self.reserve)} are kept for trims and deletions, and {_mib(self.claimed)} for "
+                "other uploads under way; nothing was stored; free some space, or send it again later"
+            )
+
+    @contextmanager
+    def claim(self, size: int | None) -> Iterator[SpaceClaim]:
+        """Account for an upload of `size` bytes, if that is known, until the context ends."""
+        claim = SpaceClaim(self, size or 0)
+        try:
+            yield claim
+        finally:
+            claim.release()
 
     def _look(self, folder: Path, now: float) -> None:
         try:
@@ -120,6 +146,42 @@ class DiskSpace:
             )
         self._full = full
         self._next_look = now + _LOOK_INTERVAL if usage.free > 2 * self.reserve else now
+
+
+class SpaceClaim:
+    """The room that one upload still needs: what it declared or brought, less what is on disk."""
+
+    def __init__(self, space: DiskSpace, declared: int) -> None:
+        self._space = space
+        self._declared = declared
+        self._came = 0
+        #: Bytes that the blob store holds in memory, and that it has written.
+        self._gathered = 0
+        self._written = 0
+        self._claimed = 0
+
+    def add(self, size: int) -> None:
+        """Count bytes before they are written; StorageFullError if they would touch the reserve.
+
+        The first ones claim all that was declared: a client that sends nothing claims nothing.
+        """
+        if self._gathered >= WRITE_BUFFER:  # it wrote them before it asked for more
+            self._written += self._gathered
+            self._claim(-self._gathered)
+            self._gathered = 0
+        self._gathered += size
+        self._came += size
+        more = max(self._declared, self._came) - self._written - self._claimed
+        self._space.check_upload(more)
+        self._claim(more)
+
+    def release(self) -> None:
+        """Leave the room to others."""
+        self._claim(-self._claimed)
+
+    def _claim(self, size: int) -> None:
+        self._claimed += size
+        self._space.claimed += size
 
 
 def _mib(size: int) -> str:

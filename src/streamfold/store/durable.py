@@ -172,7 +172,7 @@ class DurableStreams:
 
     async def publish(self, basin: str, stream: str, new: Publication) -> Snapshot:
         """Store a snapshot; the same one again changes nothing."""
-        self.supervisor.space.check()
+        self.supervisor.space.check_upload(new.size or 0)
         async with self._using(basin, stream) as (opening, log):
             return await opening.snapshots.publish(log, new)
 

@@ -17,16 +17,19 @@ import msgspec
 
 from streamfold.blob.base import BlobStore
 from streamfold.errors import (
+    BlobUnavailableError,
     DataCorruptError,
     InvalidError,
     PositionTrimmedError,
     SnapshotConflictError,
     SnapshotNotFoundError,
+    StorageFullError,
 )
 from streamfold.model.records import CONTINUED
 from streamfold.store import keys, rows
 from streamfold.store.catalog import Catalog
 from streamfold.store.cursor import Cursor
+from streamfold.store.disk_space import DiskSpace, SpaceClaim, is_disk_full
 from streamfold.store.engine import Op
 from streamfold.store.log import StreamLog
 from streamfold.store.reads import Allowance
@@ -77,6 +80,8 @@ class Publication:
     key: SealingKey | None
     #: Whether to trim what it covers; None = as the stream is configured.
     trim: bool | None = None
+    #: Bytes of all pieces, if that is known before they come.
+    size: int | None = None
 
 
 @dataclass(slots=True)
@@ -140,6 +145,8 @@ class SnapshotShelf:
     blobs: SnapshotBlobs
     #: Whether snapshots trim streams that nobody has configured.
     trim_by_default: bool
+    #: Where the blobs are written.
+    space: DiskSpace
 
     async def all(self, log: StreamLog) -> list[Snapshot]:
         """Every snapshot from which the stream can be followed, oldest first."""
@@ -164,14 +171,28 @@ class SnapshotShelf:
         await self._check(log, new)
         blob = f"{_folder(log.id)}{new.seq_num:020d}-{uuid.uuid4().hex}"
         with self.blobs.using(blob):
-            counted = _Counted(new.pieces, new.digest)
-            await self.blobs.store.put(blob, counted.pieces())
+            counted = await self._upload(blob, new)
             row = SnapshotRow(
                 new.content_type, new.digest.hexdigest(), counted.size, self.session.now(), blob
             )
             snapshot = await self.catalog.finish(self._commit(log, new, row))
         await self.prune(log)
         return snapshot
+
+    async def _upload(self, blob: str, new: Publication) -> _Counted:
+        """Write the blob; StorageFullError, and no blob, as soon as it would touch the reserve."""
+        with self.space.claim(new.size) as claim:
+            counted = _Counted(new.pieces, new.digest, claim)
+            try:
+                await self.blobs.store.put(blob, counted.pieces())
+            except BlobUnavailableError as error:
+                if isinstance(error.__cause__, OSError) and is_disk_full(error.__cause__):
+                    raise StorageFullError(
+                        "the disk became full while the snapshot was written: nothing was stored; free "
+                        "some space, or send it again later"
+                    ) from error
+                raise
+        return counted
 
     async def retain(
         self, log: StreamLog, seq_num: int, *, whole_appends: bool, key: SealingKey | None
@@ -308,13 +329,15 @@ class SnapshotShelf:
 class _Counted:
     """Passes pieces on, counted and digested."""
 
-    def __init__(self, pieces: AsyncIterator[bytes], digest: Digest) -> None:
+    def __init__(self, pieces: AsyncIterator[bytes], digest: Digest, claim: SpaceClaim) -> None:
         self._pieces = pieces
         self._digest = digest
+        self._claim = claim
         self.size = 0
 
     async def pieces(self) -> AsyncIterator[bytes]:
         async for piece in self._pieces:
+            self._claim.add(len(piece))
             self._digest.update(piece)
             self.size += len(piece)
             yield piece

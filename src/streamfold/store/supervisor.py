@@ -215,7 +215,7 @@ class Supervisor:
         tokens = AccessTokens(session, self._now)
         usage = UsageKeeper(session, self.usage, self._now)
         snapshots = SnapshotShelf(
-            session, catalog, self._snapshots, self._settings.trim_on_snapshot
+            session, catalog, self._snapshots, self._settings.trim_on_snapshot, self.space
         )
         interval = self._settings.upkeep_interval
         upkeep = Upkeep(session, catalog, tokens, usage, snapshots, self._now, interval)

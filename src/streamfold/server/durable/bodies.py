@@ -32,14 +32,18 @@ async def read_body(request: Request) -> bytes:
     return body
 
 
-async def limited_chunks(request: Request, limit: int) -> AsyncIterator[bytes]:
-    """The body as it arrives; TooLargeError as soon as it has more than `limit` bytes.
+def limited_chunks(request: Request, limit: int) -> AsyncIterator[bytes]:
+    """The body as it arrives; TooLargeError as soon as it is known to have more than `limit` bytes.
 
     UploadsBusyError if it is too large to be written in one step, and too many others are, too.
     """
     check_end(request)
     if (request.declared_size or 0) > limit:
         raise TooLargeError(f"the body has {request.declared_size} bytes: send at most {limit}")
+    return _chunks(request, limit)
+
+
+async def _chunks(request: Request, limit: int) -> AsyncIterator[bytes]:
     size = 0
     room = min(request.declared_size or limit, UPLOAD_ROOM)
     async for chunk in request.chunks(room):

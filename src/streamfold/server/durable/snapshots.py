@@ -99,6 +99,7 @@ class Snapshots:
             not is_json(status.traits.content_type),
             key,
             parse_trim_on_snapshot(request.header),
+            request.declared_size,
         )
         snapshot = await self._store.durable.publish(place.basin, place.stream, new)
         await request.respond(204, self._headers(snapshot))
