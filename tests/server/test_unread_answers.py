@@ -24,15 +24,18 @@ READERS = 150
 #: Followers, appends of 1 MB that they get, and bytes by which a server may grow for them. The kernel
 #: buffers about 3 MB for each, and less for each of many.
 FOLLOWERS, APPENDS, FOLLOWERS_GROWTH = (1500, 3, GROWTH_MAX) if LARGE else (300, 6, 200 * MIB)
+#: Bytes by which a server may grow for 16 sessions far behind the tail: 128 MiB that are read ahead,
+#: and 4 MiB of answers for each.
+BEHIND_GROWTH = 256 * MIB
 PAGE = "/bucket/pages"
 
 
-async def fill_pages(server: Attacked) -> None:
-    """A stream of Durable Streams that has several pages."""
+async def fill_pages(server: Attacked, megabytes: int = 10) -> None:
+    """A stream of Durable Streams that has several pages; of each append, a large and a small row."""
     async with server.client() as client:
         headers = {"content-type": "application/octet-stream"}
         await client.put(PAGE, headers=headers)
-        for _ in range(10):
+        for _ in range(megabytes):
             answer = await client.post(PAGE, headers=headers, content=b"z" * MIB)
             assert answer.status_code == 204
 
@@ -92,6 +95,22 @@ async def test_followers_who_do_not_read_cost_no_more_than_the_budget(
                 answer = await client.post(PATH, content=record, headers=JSON)
                 assert answer.status_code == 200
             assert await steady(server) - before < FOLLOWERS_GROWTH
+
+
+@pytest.mark.alone
+async def test_sessions_far_behind_the_tail_that_do_not_read_cost_no_more_than_the_budget(
+    tmp_path: Path,
+) -> None:
+    """What is read ahead for them does not grow with the stream."""
+    options = (f"--local-root={tmp_path / 'data'}",)
+    async with attacked(tmp_path, options=options) as server:
+        await fill_pages(server, 160)
+        before = server.resident
+        request = get("/v1/streams/pages/records?seq_num=0", "text/event-stream")
+        with silent(server, request.replace(BASIN.encode(), b"bucket"), 16) as readers:
+            for reader in readers:
+                assert reader.recv(12) == b"HTTP/1.1 200"
+            assert await steady(server) - before < BEHIND_GROWTH
 
 
 JSON = {"content-type": "application/json"}

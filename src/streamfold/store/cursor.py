@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Coroutine
 
@@ -17,12 +18,15 @@ from streamfold.store.sealing import SealingKey
 from streamfold.store.seeking import apply_retention
 from streamfold.store.session import Session
 
+#: Bytes after which a reader is taken for one that reads much: storage then fetches ahead for it.
+_EAGER_FROM = 8 << 20
+
 
 class Cursor:
-    """A place in a stream, with about 1 MiB of what follows read ahead.
+    """A position in a stream, with about 1 MiB of what follows read ahead.
 
-    It holds no more than that however slow its user is: what the stream gets meanwhile is found in
-    memory if it is recent, and in storage if it is not.
+    It holds no more than that however slow its user is, and nothing while many others read: what the
+    stream gets meanwhile is found in memory if it is recent, and in storage if it is not.
     """
 
     def __init__(
@@ -46,6 +50,11 @@ class Cursor:
         self._scan: AsyncGenerator[list[Row]] | None = None
         #: What `_scan` reads of, if it is not the stream itself.
         self._segment: Segment | None = None
+        self._eager = False
+        #: Bytes that were read from storage.
+        self._fetched = 0
+        #: Keeps a scan that is given up until it is closed.
+        self._closing: asyncio.Future[None] | None = None
 
     @property
     def at_tail(self) -> bool:
@@ -108,9 +117,20 @@ class Cursor:
 
     async def close(self) -> None:
         self._waiter.close()
+        self._ahead.clear()
         await self._end_scan()
+        if self._closing is not None:
+            await self._closing
+
+    def give_up(self) -> None:
+        """Keep only the position: other readers need the memory."""
+        self._ahead.clear()
+        if self._scan is not None:
+            self._closing = asyncio.ensure_future(self._scan.aclose())
+            self._scan = None
 
     async def _end_scan(self) -> None:
+        self._session.scans.release(self)
         if self._scan is not None:
             await self._scan.aclose()
             self._scan = None
@@ -179,22 +199,34 @@ class Cursor:
             await self._end_scan()
             self._ahead.extend(recent)
             return
+        async with self._session.scans.fetching:
+            self._session.scans.release(self)  # from here on nobody else closes the scan
+            await self._fetch()
+            if self._scan is not None:
+                size = sum(len(chunk.payload) for chunk in self._ahead)
+                self._session.scans.hold(self, self._eager, size)
+
+    async def _fetch(self) -> None:
+        """Get the next page from storage."""
         segment = lineage.segment_of(self._log.row, self.seq_num)
-        if segment is not self._segment:
+        eager = self._eager or (self._fetched >= _EAGER_FROM and self._session.scans.room_for_eager)
+        if segment is not self._segment or eager is not self._eager:
             await self._end_scan()
-            self._segment = segment
+            self._segment, self._eager = segment, eager
         fresh = self._scan is None
         durable = self._log.durable.seq_num
         if self._scan is None:
             start, end = lineage.span_from(self._log.row, self.seq_num)
             if segment is None:
                 end = keys.chunk(self._log.id, durable)
-            self._scan = self._session.engine.scan(start, end)
+            self._eager = eager = self._eager and self._session.scans.room_for_eager
+            self._scan = self._session.engine.scan(start, end, eager=eager)
         page = await anext(self._scan, None)
         if page is not None:
             parts = [chunks.decode(value) for _, value in page]
             limit = durable if segment is None else segment.end
             self._ahead.extend(part for part in parts if part.first_seq_num < limit)
+            self._fetched += sum(len(value) for _, value in page)
             return
         await self._end_scan()
         if fresh and self.seq_num >= self._log.readable_from:

@@ -69,12 +69,19 @@ class Engine(Protocol):
         ...
 
     def scan(
-        self, start: bytes, end: bytes, *, first: int = 2, descending: bool = False
+        self,
+        start: bytes,
+        end: bytes,
+        *,
+        first: int = 2,
+        descending: bool = False,
+        eager: bool = False,
     ) -> AsyncGenerator[list[Row]]:
         """Durable rows with `start` <= key < `end`, in order, as pages of about 1 MiB.
 
         The first page has at most `first` rows, so that who wants one row reads one. Rows that are
-        committed while the scan runs may or may not be in it. Close it when done with it early.
+        committed while the scan runs may or may not be in it. Close it when done with it early. An
+        `eager` scan fetches what follows before it is asked for, and takes more memory.
         """
         ...
 

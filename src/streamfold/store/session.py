@@ -18,6 +18,7 @@ from streamfold.store.committer import Committer
 from streamfold.store.engine import Engine, first_row
 from streamfold.store.live_bytes import LiveBytes
 from streamfold.store.log import Share, StreamLog
+from streamfold.store.open_scans import OpenScans
 from streamfold.store.recent import RecentChunks
 from streamfold.store.rows import (
     BasinRow,
@@ -48,6 +49,7 @@ class Session:
         self.engine = engine
         self.now = now
         self.recent = RecentChunks(settings.recent_bytes)
+        self.scans = OpenScans()
         self.live = live
         self.committer = Committer(engine, settings, admission, self._on_durable)
         #: Called when a trim has become durable: there is something to delete, now or when its

@@ -35,11 +35,13 @@ _MERGED_YOUNG_TABLES = 8
 _COMPACTED_BYTES = 64 << 20
 #: Bytes of blocks kept for point reads; scans of records pass the cache by.
 _CACHE_BYTES = 32 << 20
-#: Bytes that a scan fetches ahead, and how many fetches it has under way.
-_READ_AHEAD_BYTES = 4 << 20
-_FETCH_TASKS = 2
-#: Rows and bytes that a page of a scan is made to have, by the size of the rows before.
-_PAGE_ROWS = 512
+#: Bytes that a scan fetches ahead of each table, and those of an eager one, with so many fetches.
+_READ_AHEAD_BYTES = 1 << 20
+_EAGER_BYTES = 4 << 20
+_EAGER_TASKS = 2
+#: Rows and bytes of a page of a scan. SlateDB counts rows only, and the size of those that follow is
+#: not known: a page may have 32 MiB when rows of 1 MiB follow small ones; the next has fewer rows.
+_PAGE_ROWS = 32
 _PAGE_BYTES = 1 << 20
 
 #: How often SlateDB repeats a request that storage answered with an error, 0.1 to 0.8 s apart; then the
@@ -181,12 +183,19 @@ class SlateEngine:
         return value
 
     async def scan(
-        self, start: bytes, end: bytes, *, first: int = 2, descending: bool = False
+        self,
+        start: bytes,
+        end: bytes,
+        *,
+        first: int = 2,
+        descending: bool = False,
+        eager: bool = False,
     ) -> AsyncGenerator[list[Row]]:
+        options = _DESCENDING if descending else _EAGER if eager else _ASCENDING
         resumed_at = None
         while start < end:  # SlateDB refuses an empty range
             try:
-                async with aclosing(self._scan(start, end, first, descending)) as pages:
+                async with aclosing(self._scan(start, end, first, options)) as pages:
                     async for page in pages:
                         last = page[-1][0]
                         if descending:
@@ -206,17 +215,17 @@ class SlateEngine:
                 raise _translated(error) from error
 
     async def _scan(
-        self, start: bytes, end: bytes, first: int, descending: bool
+        self, start: bytes, end: bytes, first: int, options: Any
     ) -> AsyncGenerator[list[Row]]:
         span = binding.KeyRange(start=start, start_inclusive=True, end=end, end_inclusive=False)
         most, ahead = first, None
         try:
-            rows = await self._db.scan_with_options(span, _DESCENDING if descending else _ASCENDING)
+            rows = await self._db.scan_with_options(span, options)
             page = await slate_binding.next_rows(rows, most)
             while page:
-                # From the second page on the next one is fetched while this one is used.
+                # From the second page on an eager scan fetches the next one while this one is used.
                 wanted = len(page) == most
-                if wanted and most != first:
+                if wanted and most != first and options is _EAGER:
                     most = _page_rows(page)
                     ahead = asyncio.ensure_future(slate_binding.next_rows(rows, most))
                 yield page
@@ -320,9 +329,11 @@ async def _check_answers(admin: Any, location: Location) -> Any:
 
 
 def _page_rows(page: list[Row]) -> int:
-    """How many rows like these make a page."""
-    size = sum(len(value) for _, value in page) + 1
-    return max(1, min(_PAGE_ROWS, _PAGE_BYTES * len(page) // size))
+    """How many rows the page after `page` has: as many of its largest as make a page, and no more than
+    twice as many as before, because those that follow may be larger.
+    """
+    largest = max(len(value) for _, value in page) + 1
+    return max(1, min(2 * len(page), _PAGE_ROWS, _PAGE_BYTES // largest))
 
 
 def _size_of(ops: Sequence[Op]) -> int:
@@ -377,7 +388,8 @@ def _scan_options(order: Any, read_ahead: int, tasks: int) -> Any:
     )
 
 
-_ASCENDING = _scan_options(binding.IterationOrder.ASCENDING, _READ_AHEAD_BYTES, _FETCH_TASKS)
+_ASCENDING = _scan_options(binding.IterationOrder.ASCENDING, _READ_AHEAD_BYTES, 1)
+_EAGER = _scan_options(binding.IterationOrder.ASCENDING, _EAGER_BYTES, _EAGER_TASKS)
 _DESCENDING = _scan_options(binding.IterationOrder.DESCENDING, 1, 1)
 _READ = binding.ReadOptions(
     durability_filter=binding.DurabilityLevel.REMOTE, dirty=False, cache_blocks=True

@@ -70,9 +70,15 @@ class FaultyEngine:
         return await self.inner.get(key)
 
     def scan(
-        self, start: bytes, end: bytes, *, first: int = 2, descending: bool = False
+        self,
+        start: bytes,
+        end: bytes,
+        *,
+        first: int = 2,
+        descending: bool = False,
+        eager: bool = False,
     ) -> AsyncGenerator[list[Row]]:
-        return self.inner.scan(start, end, first=first, descending=descending)
+        return self.inner.scan(start, end, first=first, descending=descending, eager=eager)
 
     async def check(self) -> None:
         await self.inner.check()
