@@ -65,10 +65,14 @@ class StreamfoldError(Exception):
     definite: ClassVar[bool] = True
     #: URI of the archive's destination that failed, if one did.
     destination: str | None = None
+    #: What a server tells its clients instead of a message that may name files, keys or buckets.
+    public_message: str | None = None
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, *, public_message: str | None = None) -> None:
         super().__init__(message)
         self.message = message
+        if public_message is not None:
+            self.public_message = public_message
 
 
 class InvalidError(StreamfoldError):
@@ -137,6 +141,9 @@ class SnapshotNotFoundError(NotFoundError):
 
 class BlobNotFoundError(NotFoundError):
     code = "blob_not_found"
+    public_message = (
+        "storage has lost what was to be read: its operator finds more in the server's log"
+    )
 
 
 class ConflictError(StreamfoldError):
@@ -192,6 +199,7 @@ class SnapshotConflictError(ConflictError):
 
 class BlobExistsError(ConflictError):
     code = "blob_exists"
+    public_message = "storage holds this already: nothing was changed"
 
 
 class TermsError(ConflictError):
@@ -343,6 +351,7 @@ class StoreClosingError(RetryLaterError):
 
 class StoreRecoveringError(RetryLaterError):
     code = "store_recovering"
+    public_message = "the store is reopening its storage after a failure: try again later"
 
     def __init__(self, cause: str) -> None:
         super().__init__(f"the store is reopening its storage after a failure: {cause}")
@@ -368,6 +377,7 @@ class UploadsBusyError(RetryLaterError):
 
 class BlobUnavailableError(RetryLaterError):
     code = "blob_unavailable"
+    public_message = "storage did not answer, or refused: nothing was changed; try again later"
 
 
 class OutcomeUnknownError(StreamfoldError):
@@ -375,6 +385,10 @@ class OutcomeUnknownError(StreamfoldError):
 
     code = "outcome_unknown"
     definite = False
+    public_message = (
+        "storage failed while this was being written, it may or may not be there: read back before "
+        "you repeat it"
+    )
 
 
 class BlobOutcomeUnknownError(OutcomeUnknownError):
@@ -397,6 +411,9 @@ class StorageError(StreamfoldError):
     """What storage holds cannot be used as it is."""
 
     code = "storage"
+    public_message = (
+        "storage failed, or holds what cannot be used: its operator finds more in the server's log"
+    )
 
 
 class DataCorruptError(StorageError):

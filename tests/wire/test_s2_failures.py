@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from streamfold import errors
+from streamfold.blob.base import BlobChangedError
 from streamfold.wire.s2 import failures
 from streamfold.wire.s2.failures import CODES, code_of, describe_failure
 
@@ -108,7 +109,32 @@ def test_there_are_no_codes_beyond_the_protocols() -> None:
 def test_errors_are_answered_with_their_code(error: errors.StreamfoldError, code: str) -> None:
     status, body = describe_failure(error)
     assert status == CODES[code].status
-    assert json.loads(body) == {"code": code, "message": error.message}
+    assert json.loads(body) == {"code": code, "message": error.public_message or error.message}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        errors.BlobNotFoundError,
+        errors.BlobExistsError,
+        errors.BlobUnavailableError,
+        errors.BlobOutcomeUnknownError,
+        errors.OutcomeUnknownError,
+        errors.StoreRecoveringError,
+        errors.StorageError,
+        errors.DataCorruptError,
+        errors.DeviceFailedError,
+        BlobChangedError,
+    ],
+)
+def test_failures_of_storage_show_nothing_of_its_files_and_keys(
+    kind: Callable[[str], errors.StreamfoldError],
+) -> None:
+    error = kind("cannot read '0000/1-ab' in /var/lib/streamfold: Too many open files")
+    shown = json.loads(describe_failure(error).body)["message"]
+    assert "0000/1-ab" not in shown
+    assert "/var/lib" not in shown
+    assert "/var/lib" in str(error)
 
 
 def test_every_code_can_be_answered() -> None:

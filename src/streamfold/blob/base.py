@@ -27,6 +27,7 @@ class BlobChangedError(ConflictError):
     """Another write came in between: the blob is not the one that was read."""
 
     code = "blob_changed"
+    public_message = "storage holds something newer: nothing was changed; read it again"
 
 
 @dataclass(frozen=True, slots=True)

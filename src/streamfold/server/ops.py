@@ -16,6 +16,7 @@ from streamfold.server.http import Request
 from streamfold.server.router import Router
 from streamfold.server.s2.access import Access
 from streamfold.store.store import StreamStore
+from streamfold.wire.s2.failures import shown_message
 
 _TEXT: Final = (b"content-type", b"text/plain; charset=utf-8")
 _PROMETHEUS: Final = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
@@ -51,7 +52,7 @@ class Operations:
         try:
             await self._store.list_basins(limit=1)
         except StreamfoldError as error:
-            await request.respond(503, (_TEXT,), f"{error.message}\n".encode())
+            await request.respond(503, (_TEXT,), f"{shown_message(error)}\n".encode())
         else:
             await request.respond(200, (_TEXT,), b"OK")
 

@@ -401,7 +401,10 @@ def _translated(error: Exception) -> Exception:
         return WriterFencedError()
     text = getattr(error, "message", str(error))
     if is_disk_full(error):
-        return StorageFullError(f"the disk is full: {text}")
+        return StorageFullError(
+            f"the disk is full: {text}",
+            public_message="the disk is full: free some space, trim or delete streams",
+        )
     if isinstance(error, OSError):
         return StorageError(f"the disk failed: {text}")
     return StorageError(f"SlateDB failed: {text}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from typing import Final
 
@@ -25,11 +24,10 @@ from streamfold.errors import (
 )
 from streamfold.server.http import Headers, Request
 from streamfold.server.s2.answers import JSON
+from streamfold.server.s2.failures import log_failure
 from streamfold.wire.durable.offsets import format_offset
 from streamfold.wire.s2.failures import WireError, describe_failure, shown_message
 from streamfold.wire.text import ascii_url
-
-logger = logging.getLogger(__name__)
 
 NEXT_OFFSET: Final = b"stream-next-offset"
 UP_TO_DATE: Final = (b"stream-up-to-date", b"true")
@@ -59,8 +57,7 @@ async def refuse_method(request: Request, allowed: Iterable[str]) -> None:
 
 async def answer_failure(request: Request, error: Exception, path: str) -> None:
     """Answer a request that failed before its answer began."""
-    if not isinstance(error, StreamfoldError):
-        logger.error("a request failed in a way that nobody expected", exc_info=error)
+    log_failure(error)
     status = _status(error, request.method)
     if isinstance(error, StreamfoldError) and status is not None:
         text = shown_message(error, request.hidden_prefix)

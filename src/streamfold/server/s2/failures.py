@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 
 from streamfold.errors import (
+    OutcomeUnknownError,
     StorageFullError,
     StoreClosingError,
+    StoreRecoveringError,
     StreamfoldError,
     UploadsBusyError,
 )
@@ -22,6 +24,8 @@ logger = logging.getLogger(__name__)
 DRAINED_RETRY_MS = b"500"
 #: Milliseconds after which there may be room again, and the same in seconds for plain HTTP clients.
 _FULL_RETRY_MS, _FULL_RETRY = b"1000", b"1"
+#: The store itself logs why a commit failed, once for all requests that it fails.
+_LOGGED_BY_STORE = (OutcomeUnknownError, StoreRecoveringError, StorageFullError)
 
 
 async def answer_failure(request: Request, error: Exception) -> None:
@@ -47,10 +51,17 @@ async def end_events(stream: ResponseStream, error: Exception) -> None:
     await stream.close()
 
 
-def _describe(error: Exception, hidden_prefix: str) -> Failure:
+def log_failure(error: Exception) -> None:
+    """Log what the client is not shown: unexpected errors, and which file or key storage failed at."""
     if not isinstance(error, StreamfoldError):
         logger.error("a request failed in a way that nobody expected", exc_info=error)
+    elif error.public_message is not None and type(error) not in _LOGGED_BY_STORE:
+        logger.warning("a request failed: %s", error.message)
+
+
+def _describe(error: Exception, hidden_prefix: str) -> Failure:
+    log_failure(error)
     return describe_failure(error, hidden_prefix)
 
 
-__all__ = ["ClientHangupError", "answer_failure", "end_events", "end_frames"]
+__all__ = ["ClientHangupError", "answer_failure", "end_events", "end_frames", "log_failure"]

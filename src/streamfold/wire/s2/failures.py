@@ -197,10 +197,12 @@ def describe_failure(error: Exception, hidden_prefix: str = "") -> Failure:
             return _coded("other", "the server failed in a way it did not expect: see its log")
 
 
-def shown_message(error: StreamfoldError, hidden_prefix: str) -> str:
-    """The message with names of streams as the caller knows them, and in valid Unicode."""
+def shown_message(error: StreamfoldError, hidden_prefix: str = "") -> str:
+    """The message with names of streams as the caller knows them, nothing of storage's files or keys,
+    and in valid Unicode.
+    """
     # A message may quote text that is not valid Unicode; the answer must go out all the same.
-    text = error.message.encode(errors="replace").decode()
+    text = (error.public_message or error.message).encode(errors="replace").decode()
     if not hidden_prefix:
         return text
     # Messages quote names as repr does, which escapes single quotes unless it uses double ones.
