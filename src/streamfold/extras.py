@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 from streamfold.errors import StreamfoldError
 
@@ -18,6 +19,12 @@ class ExtraMissingError(StreamfoldError, ModuleNotFoundError):
             f"the package {package!r} is not installed: run pip install 'streamfold[{extra}]'"
         )
         self.name = package
+
+
+def check_installed(package: str, extra: str) -> None:
+    """Name `extra` if `package` is missing, without the cost of importing it."""
+    if find_spec(package) is None:
+        raise ExtraMissingError(package, extra)
 
 
 @contextmanager

@@ -191,3 +191,9 @@ def test_profiles_of_aws_without_their_extra_are_refused_with_its_name(
     assert last.startswith("error: AWS profiles")
     assert "pip install 'streamfold[aws]'" in last
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("module", ["configuration", "decoding", "netting", "transactions"])
+def test_the_snapshotter_is_imported_without_its_metrics(module: str) -> None:
+    script = f"import sys, streamfold.snapshotter.{module}; print(*sys.modules)"
+    assert "prometheus_client" not in run(sys.executable, "-c", script).split()

@@ -1,7 +1,8 @@
 """What the snapshot writer knows without Spark: its configuration, and what records mean."""
 
-from streamfold.extras import needing_extra
+from streamfold.extras import check_installed, needing_extra
 
 with needing_extra("spark"):
-    import prometheus_client as prometheus_client
     import pyarrow as pyarrow
+# Only its metrics need this one, and every process of Spark would pay for the import.
+check_installed("prometheus_client", "spark")
