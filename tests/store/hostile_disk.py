@@ -66,7 +66,7 @@ class HostileDisk:
         inode = path.stat().st_ino
         if inode not in self._contents:
             os.link(path, self._spare / str(inode))
-            self._contents[inode] = path.read_bytes()
+        self._contents[inode] = path.read_bytes()  # a file may be written and synced again
 
     def cut_power(self, image: Path, dice: random.Random, mood: Mood) -> None:
         """Write to `image` what may be left below the root if power fails now."""
