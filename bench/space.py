@@ -14,13 +14,18 @@ import json
 import tempfile
 import time
 from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from streamfold.model.records import Record, trim_record
 from streamfold.records import warm_up
 from streamfold.server.main import loop_factory, tune_collector
 from streamfold.store import StoreSettings, StreamStore, open_store
+from streamfold.store.location import open_location
+from streamfold.store.slate_binding import read_manifest
+from streamfold.store.slate_engine import open_admin
 
 BASIN = "bench-basin"
 MIB = 1 << 20
@@ -37,17 +42,43 @@ class Footprint:
     live: int = 0
     samples: list[tuple[str, float, int, int]] = field(default_factory=list)
 
-    def sample(self, phase: str) -> None:
-        parts = {name: folder_bytes(self.folder / "db" / name) for name in ("wal", "compacted")}
-        disk = folder_bytes(self.folder)
+    async def sample(self, phase: str) -> None:
+        kinds = await self.by_kind()
+        disk = sum(kinds.values())
         at = time.monotonic() - self.began
         self.samples.append((phase, at, self.live, disk))
         ratio = f"{disk / self.live:6.2f}" if self.live else "     -"
+        parts = ", ".join(f"{kind} {size / MIB:.0f}" for kind, size in kinds.items())
         print(
             f"{phase:8} {at:6.0f} s  live {self.live / MIB:8.0f} MiB  disk {disk / MIB:8.0f} MiB  "
-            f"x {ratio}  (log {parts['wal'] / MIB:.0f}, tables {parts['compacted'] / MIB:.0f})",
+            f"x {ratio}  ({parts})",
             flush=True,
         )
+
+    async def by_kind(self) -> dict[str, int]:
+        """Bytes of the files by what needs them."""
+        admin = open_admin(open_location(self.folder.as_uri()))
+        newest = await read_manifest(admin)
+        young = _names(newest.l0)
+        runs = _names(view for run in newest.compacted for view in run.sst_views)
+        pinned = set()
+        for checkpoint in newest.checkpoints:
+            manifest = await read_manifest(admin, checkpoint.manifest_id)
+            if manifest is not None:
+                pinned |= _names(manifest.l0)
+                pinned |= _names(view for run in manifest.compacted for view in run.sst_views)
+        kinds = dict.fromkeys(("log", "young", "runs", "pinned", "unnamed", "other"), 0)
+        for path, size in sizes(self.folder):
+            kind = "other"
+            if path.parent.name == "wal":
+                kind = "log"
+            elif path.parent.name == "compacted":
+                named = {"young": young, "runs": runs, "pinned": pinned}
+                kind = next(
+                    (kind for kind, names in named.items() if path.name in names), "unnamed"
+                )
+            kinds[kind] += size
+        return kinds
 
     def figures(self) -> dict[str, dict[str, float]]:
         """By phase: the worst ratio in it, the ratio at its end, and the MiB at its end."""
@@ -62,15 +93,17 @@ class Footprint:
         }
 
 
-def folder_bytes(folder: Path) -> int:
-    total = 0
+def _names(views: Iterable[Any]) -> set[str]:
+    return {f"{view.sst.id.value}.sst" for view in views}
+
+
+def sizes(folder: Path) -> Iterator[tuple[Path, int]]:
     for path in folder.rglob("*"):
         try:
             if path.is_file():
-                total += path.stat().st_size
+                yield path, path.stat().st_size
         except FileNotFoundError:
             continue  # collected while we looked
-    return total
 
 
 class Run:
@@ -152,7 +185,7 @@ class Run:
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             await asyncio.sleep(min(left, self.options.every))
-            self.footprint.sample(phase)
+            await self.footprint.sample(phase)
 
 
 async def measure(options: argparse.Namespace, folder: Path) -> None:

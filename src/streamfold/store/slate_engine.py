@@ -110,12 +110,12 @@ class SlateEngine:
                 await disk.repair(wal)
             elif location.folder is not None:
                 forget_restore_point(location.folder)
-            admin = _admin(location)
+            admin = open_admin(location)
             await location.check_access()
             manifest = await _check_answers(admin, location)
             seen = await newest_time(manifest, admin, wal) if manifest is not None else 0
             clock = await SlateClock.for_time(max(now(), seen), location.url)
-            admin = clock.start(lambda: _admin(location))
+            admin = clock.start(lambda: open_admin(location))
             db = await clock.open(builder.build)
         except (binding.Error, OSError) as error:
             raise _translated(error) from error
@@ -309,7 +309,7 @@ class SlateEngine:
                 raise _translated(error) from error
 
 
-def _admin(location: Location) -> Any:
+def open_admin(location: Location) -> Any:
     return binding.AdminBuilder(location.path, location.store).build()
 
 
