@@ -89,12 +89,21 @@ class SlateTables:
             return False
         destination = min(runs) if runs else max(present, default=-1) + 1
         spec = binding.CompactionSpec.TIERED(b"", sources, destination)
-        merge = await self._admin.submit_compaction(spec)
+        try:
+            merge = await self._admin.submit_compaction(spec)
+        except binding.Error.Invalid:
+            # The clock of this handle may be a millisecond behind the database's.
+            await asyncio.sleep(_MERGE_LOOK)
+            merge = await self._admin.submit_compaction(spec)
         while merge is not None and merge.status not in _ENDED:
             await asyncio.sleep(_MERGE_LOOK)
-            # None: it ended, and others after it.
             merge = await self._admin.read_compaction(merge.id, None)
-        return merge is None or merge.status is binding.CompactionStatus.COMPLETED
+        if merge is not None:
+            return bool(merge.status is binding.CompactionStatus.COMPLETED)
+        # It ended, and others after it: SlateDB does not tell how. Merged tables are replaced.
+        merged = list(manifest.l0) if young else []
+        merged += [view for run in manifest.compacted if run.id in runs for view in run.sst_views]
+        return not _files_of(merged) & _files_of(_views(await self._newest_manifest()))
 
     async def collect(self, *, log: bool) -> None:
         """Delete files that are not needed any more; with `log`, also files of the log."""
@@ -106,9 +115,17 @@ class SlateTables:
         if sizes is None:
             return DiskUse(self._tables(manifest).total, 0)
         total, tables = sizes
-        views = [*manifest.l0, *(view for run in manifest.compacted for view in run.sst_views)]
-        needed = {f"{view.sst.id.value}.sst" for view in views}
+        needed = _files_of(_views(manifest))
         return DiskUse(total, sum(size for name, size in tables.items() if name not in needed))
+
+
+def _views(manifest: Any) -> list[Any]:
+    """The tables that a manifest names."""
+    return [*manifest.l0, *(view for run in manifest.compacted for view in run.sst_views)]
+
+
+def _files_of(views: Iterable[Any]) -> set[str]:
+    return {f"{view.sst.id.value}.sst" for view in views}
 
 
 def _garbage(*, log: bool) -> Any:
