@@ -3,19 +3,200 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from streamfold.model.records import Record, trim_record
 from streamfold.store import slate_tables
-from streamfold.store.location import open_location
+from streamfold.store.location import Location, open_location
+from streamfold.store.reclaim import Reclaimer
+from streamfold.store.settings import StoreSettings
 from streamfold.store.slate_engine import SlateEngine
-from tests.store.small_tables import use_small_tables
+from streamfold.store.store import StreamStore, open_store
+from tests.s3 import S3Server, run_s3_server
+from tests.store.crash.verify import BASIN, read_all
+from tests.store.small_tables import TABLE_BYTES, use_small_tables
+
+KIB, MIB = 1 << 10, 1 << 20
+#: Seconds, and bytes per second.
+RECLAIM_AFTER, RATE = 100.0, 64 * KIB
+SETTINGS = StoreSettings(
+    upkeep_interval=3600, trim_grace=0, reclaim_after=RECLAIM_AFTER, reclaim_rate=RATE
+)
+#: Bytes of all records that stay, and of those that go: too few to be worth a rewrite soon.
+LARGE, SMALL = 2 * MIB, 96 * KIB
+#: Bytes of one of those records.
+LARGE_BODY, SMALL_BODY = 256 * KIB, 32 * KIB
+#: Dead bytes while the small records are there: SlateDB may drop rows of bookkeeping by itself.
+STILL_THERE = SMALL * 9 // 10
 
 
 @pytest.fixture(autouse=True)
-def _small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+def _by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use small tables, and keep the store from reclaiming anything by itself."""
+
+    async def run(reclaimer: Reclaimer) -> None:
+        await asyncio.Event().wait()
+
     use_small_tables(monkeypatch.setattr)
+    monkeypatch.setattr(Reclaimer, "run", run)
+
+
+@pytest.fixture(scope="module")
+def s3_server() -> Iterator[S3Server]:
+    with run_s3_server() as server:
+        yield server
+
+
+class Seconds:
+    """Time that passes only when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Driven:
+    """A store whose space is reclaimed when a test says so."""
+
+    def __init__(self, store: StreamStore, reclaimer: Reclaimer, clock: Seconds) -> None:
+        self.store = store
+        self.reclaimer = reclaimer
+        self.clock = clock
+
+    @property
+    def dead(self) -> int:
+        use = self.reclaimer.use
+        assert use is not None
+        return use.dead
+
+    async def fill(self, stream: str, size: int, body: int = SMALL_BODY) -> None:
+        await self.store.ensure_stream(BASIN, stream)
+        for number in range(size // body):
+            await self.store.append(BASIN, stream, [Record(bytes([number % 251]) * body)])
+
+    async def delete(self, stream: str) -> None:
+        await self.store.delete_stream(BASIN, stream)
+        await self.store.upkeep()
+
+    async def after(self, seconds: float) -> int:
+        """Dead bytes so much later; what SlateDB refuses while it merges by itself is repeated."""
+        self.clock.now += seconds
+        for _ in range(6):
+            await self.reclaimer.step()
+            await asyncio.sleep(0.05)
+        return self.dead
+
+
+@asynccontextmanager
+async def driven(location: Location | str) -> AsyncIterator[Driven]:
+    async with open_store(location, SETTINGS) as store:
+        await store.ensure_basin(BASIN)
+        reclaimer = (await store._supervisor.opening()).reclaimer
+        reclaimer.clock = clock = Seconds()
+        await reclaimer.step()
+        yield Driven(store, reclaimer, clock)
+
+
+async def check_small_deletion(location: Location | str) -> None:
+    async with driven(location) as run:
+        await run.fill("large", LARGE, LARGE_BODY)
+        await run.fill("small", SMALL)
+        await run.delete("small")
+        assert await run.after(0) >= STILL_THERE
+        assert await run.after(RECLAIM_AFTER - 1) >= STILL_THERE
+        assert await run.after(1) < TABLE_BYTES
+        assert len(await read_all(run.store, "large")) == LARGE // LARGE_BODY
+
+
+async def test_a_small_deletion_is_dropped_reclaim_after_seconds_later_on_local_disk(
+    tmp_path: Path,
+) -> None:
+    await check_small_deletion(tmp_path.as_uri())
+
+
+@pytest.mark.alone
+async def test_a_small_deletion_is_dropped_reclaim_after_seconds_later_on_object_storage(
+    s3_server: S3Server,
+) -> None:
+    url = f"s3://{s3_server.bucket}/reclaim"
+    await check_small_deletion(open_location(url, s3_server.environment()))
+
+
+async def test_the_oldest_records_leave_a_large_store_within_twice_its_size_by_the_rate(
+    tmp_path: Path,
+) -> None:
+    async with driven(tmp_path.as_uri()) as run:
+        await run.fill("small", SMALL)
+        await run.fill("large", LARGE, LARGE_BODY)
+        await run.delete("small")
+        waited = 0.0
+        assert await run.after(0) >= STILL_THERE
+        while await run.after(RECLAIM_AFTER if not waited else LARGE / RATE / 8) >= TABLE_BYTES:
+            waited += RECLAIM_AFTER if not waited else LARGE / RATE / 8
+            assert waited <= RECLAIM_AFTER + 2 * LARGE / RATE
+        assert len(await read_all(run.store, "large")) == LARGE // LARGE_BODY
+
+
+async def test_after_a_rewrite_that_freed_little_the_next_waits_until_the_rate_allows_it(
+    tmp_path: Path,
+) -> None:
+    async with driven(tmp_path.as_uri()) as run:
+        await run.fill("small", SMALL)
+        await run.fill("more", SMALL)
+        await run.fill("large", LARGE, LARGE_BODY)
+        await run.delete("small")
+        run.reclaimer._reach = 1000.0  # everything at once
+        await run.after(0)
+        assert await run.after(RECLAIM_AFTER) < TABLE_BYTES
+        paused_until = run.reclaimer._pause_until - run.clock.now
+        assert paused_until >= LARGE / RATE
+        await run.delete("more")
+        run.reclaimer.reclaim_after = 1.0
+        run.reclaimer._reach = 1000.0
+        assert await run.after(paused_until - 1) >= STILL_THERE
+        assert await run.after(1) < TABLE_BYTES
+
+
+async def test_a_store_from_which_nothing_was_deleted_has_no_dead_bytes(tmp_path: Path) -> None:
+    async with driven(tmp_path.as_uri()) as run:
+        await run.store.ensure_stream(BASIN, "tiny")
+        for _ in range(5):
+            await asyncio.gather(
+                *(run.store.append(BASIN, "tiny", [Record(b"x" * 512)]) for _ in range(50))
+            )
+            assert await run.after(0) == 0
+
+
+async def test_bytes_that_slatedb_drops_by_itself_are_not_counted_as_dead_any_more(
+    tmp_path: Path,
+) -> None:
+    async with driven(tmp_path.as_uri()) as run:
+        await run.fill("stays", 4 * TABLE_BYTES)
+        for _ in range(6):
+            await run.fill("goes", 2 * TABLE_BYTES)
+            tail = await run.store.check_tail(BASIN, "goes")
+            await run.store.append(BASIN, "goes", [trim_record(tail.seq_num)])
+            await run.store.upkeep()
+        dead = await run.after(0)
+        tables = await run.reclaimer.engine.tables()
+        assert dead <= tables.total - 4 * TABLE_BYTES
+
+
+async def test_dead_bytes_are_known_after_a_restart(tmp_path: Path) -> None:
+    async with driven(tmp_path.as_uri()) as run:
+        await run.fill("large", LARGE, LARGE_BODY)
+        await run.fill("small", SMALL)
+        await run.delete("small")
+        before = await run.after(0)
+    async with driven(tmp_path.as_uri()) as run:
+        assert await run.after(0) == pytest.approx(before, abs=KIB)
+        assert await run.after(RECLAIM_AFTER) < TABLE_BYTES
 
 
 async def test_a_merge_that_slatedb_refused_does_not_count_as_done(

@@ -17,7 +17,7 @@ from streamfold.store import keys, rows
 from streamfold.store.disk_space import RESERVE_BYTES, DiskUsage
 from streamfold.store.engine import Run, first_row
 from streamfold.store.location import open_location
-from streamfold.store.reclaim import StorageUse, newest_runs, similar_runs, wait_for
+from streamfold.store.reclaim import StorageUse, newest_runs, pause_after, similar_runs, wait_for
 from streamfold.store.rows import SpaceRow
 from streamfold.store.settings import StoreSettings
 from streamfold.store.slate_binding import read_manifest
@@ -312,9 +312,11 @@ def runs(*sizes: int) -> tuple[Run, ...]:
     [
         ((), None),
         ((256 * MIB,) * 3, None),
-        ((100 * MIB,) * 4, (4, 3, 2, 1)),
+        ((100 * MIB,) * 4, None),
+        ((100 * MIB,) * 8, (8, 7, 6, 5)),
+        ((30 * MIB,) * 4, (4, 3, 2, 1)),
         ((100 * MIB, 100 * MIB, 100 * MIB, 100 * MIB, 8 * GIB), (5, 4, 3, 2)),
-        ((MIB, 100 * MIB, 100 * MIB, 100 * MIB, 100 * MIB), (4, 3, 2, 1)),
+        ((MIB, 30 * MIB, 30 * MIB, 30 * MIB, 30 * MIB), (4, 3, 2, 1)),
         ((GIB, GIB, GIB, GIB), None),
         ((GIB, GIB, GIB, GIB, 4 * GIB), (5, 4, 3, 2)),
         ((10 * MIB,) * 12, (12, 11, 10, 9, 8, 7, 6, 5)),
@@ -330,11 +332,11 @@ def test_a_store_that_only_grows_has_few_runs_and_is_rewritten_few_times() -> No
     found: tuple[Run, ...] = ()
     written = rewritten = 0
     for number in range(1, 2000):
-        found = (Run(number, 256 * MIB), *found)
-        written += 256 * MIB
+        found = (Run(number, 128 * MIB), *found)
+        written += 128 * MIB
         while (merge := similar_runs(found)) is not None:
             size = sum(run.size for run in found if run.id in merge)
-            assert size <= max(written // 2, 512 * MIB)
+            assert size <= max(written // 2, 128 * MIB)
             rewritten += size
             oldest = Run(min(merge), size)
             found = tuple(
@@ -354,9 +356,22 @@ def test_the_newest_runs_that_have_so_many_bytes_are_reclaimed_first() -> None:
     assert newest_runs((), 10) == ()
 
 
-def test_few_dead_bytes_wait_longer_in_proportion_but_a_day_at_most() -> None:
-    assert wait_for(GIB, 0, 30) == 30
-    assert wait_for(GIB, 5 * GIB, 30) == 30
-    assert wait_for(GIB, 50 * GIB, 30) == 300
-    assert wait_for(MIB, 1000 * GIB, 30) == 86_400
-    assert wait_for(KIB, GIB, 30) == float("inf")
+def test_few_dead_bytes_wait_longer_in_proportion_but_reclaim_after_at_most() -> None:
+    assert wait_for(100 * MIB, 0, 600) == 30
+    assert wait_for(GIB, 5 * GIB, 600) == 30
+    assert wait_for(GIB, 50 * GIB, 600) == 300
+    assert wait_for(MIB, 1000 * GIB, 600) == 600
+    assert wait_for(GIB, 5 * GIB, 10) == 10
+    assert wait_for(KIB, GIB, 600) == float("inf")
+
+
+def test_dead_bytes_that_are_half_of_the_live_ones_are_dropped_at_once() -> None:
+    assert wait_for(512 * MIB, GIB, 600) == 2
+    assert wait_for(300 * MIB, 0, 600) == 2
+    assert wait_for(511 * MIB, GIB, 600) == 30
+
+
+def test_a_rewrite_that_frees_little_is_followed_by_a_pause_that_keeps_to_the_rate() -> None:
+    assert pause_after(32 * GIB, 8 * GIB, taken=100, rate=32 * MIB) == 100
+    assert pause_after(32 * GIB, GIB, taken=100, rate=32 * MIB) == 924
+    assert pause_after(MIB, 0, taken=3, rate=32 * MIB) == 3

@@ -118,6 +118,15 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="Seconds after which storage is freed of records that were trimmed, expired or deleted.",
 )
 @click.option(
+    "--reclaim-rate",
+    type=ByteSize(),
+    default=_DEFAULTS.reclaim_rate,
+    show_default="32MiB",
+    envvar="STREAMFOLD_RECLAIM_RATE",
+    show_envvar=True,
+    help="Bytes per second, on average, that are rewritten to free little space.",
+)
+@click.option(
     "--trim-on-snapshot",
     is_flag=True,
     envvar="STREAMFOLD_TRIM_ON_SNAPSHOT",
@@ -172,6 +181,7 @@ def serve(
     append_inflight_bytes: int,
     commit_interval: float | None,
     reclaim_after: float,
+    reclaim_rate: int,
     commit_timeout: float,
     disk_reserve: int | None,
     trim_grace: float,
@@ -196,6 +206,7 @@ def serve(
             inflight_bytes=append_inflight_bytes,
             commit_interval=_commit_interval(commit_interval),
             reclaim_after=reclaim_after,
+            reclaim_rate=reclaim_rate,
             commit_timeout=commit_timeout,
             disk_reserve=disk_reserve,
             trim_grace=trim_grace,

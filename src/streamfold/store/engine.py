@@ -34,6 +34,8 @@ class Tables:
     runs: tuple[Run, ...]
     #: Bytes committed that no table has yet.
     pending: int = 0
+    #: Bytes committed since the engine was opened.
+    written: int = 0
 
     @property
     def total(self) -> int:

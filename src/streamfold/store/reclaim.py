@@ -2,20 +2,20 @@
 
 Three things take space beyond the live rows, and each is dealt with here:
 
-- Runs of tables. SlateDB writes young tables and merges eight of them into a run. Runs of similar size
+- Runs of tables. SlateDB writes young tables and merges four of them into a run. Runs of similar size
   are merged further, four to eight at a time, as long as the result is at most half of the store: a
   merge needs its sources and its result at the same time.
 - Dead rows: trimmed, expired or deleted, but still in a table. Rows are deleted by writing deletions,
-  and both go only when a merge meets them. Dead bytes are what the tables hold beyond the live bytes,
-  which are counted as they come and go (`LiveBytes`). `reclaim_after` seconds after they were seen,
-  the newest runs are merged that probably hold them, and more of the older ones if that freed little.
-  Dropping few bytes from a large store costs a rewrite of the store: below `_WORTHWHILE` of the live
-  bytes the wait is longer in proportion, up to `_LONGEST_WAIT`.
+  and both go only when a merge meets them. Dead bytes are counted as rows are deleted and as merges
+  make the tables smaller (`LiveBytes`). After a while, `wait_for`, the newest runs are merged that
+  probably hold them, and more of the older ones if that freed little.
 - Replaced files: tables that a merge has replaced, and the log of what tables hold. They are collected
   after so many bytes written, and as long as there are any.
 
-One merge runs at a time beside that of young tables, and after one that dropped dead rows comes a
-pause of its length, so that the work never takes more than half of the time.
+One merge runs at a time beside that of young tables, and after one that was to drop dead rows comes a
+pause of its length, so that the work never takes more than half of the time. Dropping few bytes from a
+large store costs a rewrite of the store: after a merge that freed little, the pause is so long that
+`reclaim_rate` bytes per second are read on average.
 """
 
 from __future__ import annotations
@@ -28,31 +28,35 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from streamfold.errors import DeviceFailedError, StreamfoldError, WriterFencedError
-from streamfold.store import keys, rows
 from streamfold.store.committer import Committer
 from streamfold.store.engine import DiskUse, Engine, Run, Tables
 from streamfold.store.live_bytes import LiveBytes
-from streamfold.store.rows import SpaceRow
 
 logger = logging.getLogger(__name__)
 
 #: Runs that are merged at once, and how often the largest may be as large as the smallest.
 _MERGE_MIN, _MERGE_MAX, _SIMILAR = 4, 8, 4
 #: Bytes that are merged even if they are more than half of the store.
-_SMALL_MERGE = 512 << 20
-#: Part of the live bytes from which dead bytes are worth a rewrite of the store.
-_WORTHWHILE = 0.2
+_SMALL_MERGE = 128 << 20
+#: Part of the live bytes from which dead bytes are worth a rewrite of the store, and the seconds that
+#: so many wait.
+_WORTHWHILE, _SOON = 0.2, 30.0
+#: Part of the live bytes, and bytes, from which dead bytes wait only so many seconds, unless a large
+#: deletion is under way: the store takes much more space than it needs.
+_PRESSING, _PRESSING_BYTES, _PRESSING_WAIT = 0.5, 256 << 20, 2.0
+#: Bytes deleted between two checks that make a large deletion.
+_BULK = 1 << 20
+#: Part of what a merge reads that it must free, or it counts towards `reclaim_rate`.
+_CHEAP = 0.25
 #: Bytes below which dead rows are left alone: rows of bookkeeping are replaced all the time.
 _FLOOR = 64 << 10
-#: Seconds after which dead bytes go, however few they are.
-_LONGEST_WAIT = 86_400.0
 #: How many times the dead bytes the first merge covers, and how much more the next if it freed little.
-_FIRST_REACH, _FURTHER = 2.0, 4.0
-#: Bytes per second that a merge handles on a slow machine.
-_MERGE_SPEED = 50 << 20
+_FIRST_REACH, _FURTHER = 3.0, 4.0
+#: Bytes per second that a merge handles on a slow machine, and bytes of a merge that shows its speed.
+_MERGE_SPEED, _LARGE_MERGE = 50 << 20, 64 << 20
 #: Bytes of young tables that may gather during a merge that includes the young ones: SlateDB merges no
-#: others meanwhile, and writers wait once there are 16 of 32 MiB.
-_YOUNG_ROOM = 128 << 20
+#: others meanwhile, and writers wait once there are 32 of 32 MiB.
+_YOUNG_ROOM = 512 << 20
 #: Seconds until the next try when the disk has no room for a merge.
 _NO_ROOM_PAUSE = 60.0
 #: Seconds without a commit after which the store counts as resting.
@@ -62,7 +66,7 @@ _LOG_REST = 1 << 20
 #: Seconds between checks whether there is work, and bytes or seconds after which the tables are read.
 _TICK, _READ_BYTES, _READ_SECONDS = 2.0, 8 << 20, 30.0
 #: Bytes or seconds after which files are collected, and seconds between two collections at least.
-_COLLECT_BYTES, _COLLECT_SECONDS, _COLLECT_PAUSE = 64 << 20, 60.0, 5.0
+_COLLECT_BYTES, _COLLECT_SECONDS, _COLLECT_PAUSE = 64 << 20, 60.0, 3.0
 #: Collections that deleted nothing after which the pauses double, and the longest pause in seconds.
 _COLLECT_RETRIES, _COLLECT_LONGEST_PAUSE = 5, 600.0
 #: Bytes by which the live bytes change before they are stored.
@@ -107,12 +111,17 @@ def newest_runs(found: tuple[Run, ...], size: float) -> tuple[Run, ...]:
 
 
 def wait_for(dead: int, live: int, reclaim_after: float) -> float:
-    """Seconds for which so many dead bytes may stay."""
+    """Seconds after which the store begins to drop so many dead bytes."""
     if dead <= _FLOOR:
         return float("inf")
-    return min(
-        max(reclaim_after, _LONGEST_WAIT), reclaim_after * max(1.0, _WORTHWHILE * live / dead)
-    )
+    if dead >= max(_PRESSING * live, _PRESSING_BYTES):
+        return min(reclaim_after, _PRESSING_WAIT)
+    return min(reclaim_after, _SOON * max(1.0, _WORTHWHILE * live / dead))
+
+
+def pause_after(size: int, freed: int, taken: float, rate: float) -> float:
+    """Seconds without a merge after one that took `taken`, read `size` bytes and freed so many."""
+    return taken if freed >= _CHEAP * size else max(taken, size / rate - taken)
 
 
 @dataclass(slots=True)
@@ -123,14 +132,16 @@ class Reclaimer:
     committer: Committer
     live: LiveBytes
     reclaim_after: float
+    #: Bytes per second.
+    reclaim_rate: float
     #: Bytes of records by basin once they are known: for stores that were never counted.
     held: Callable[[], dict[str, int] | None]
     #: Bytes that a merge may write before the disk counts as full.
     room: Callable[[], float] = lambda: float("inf")
     clock: Callable[[], float] = lambda: asyncio.get_running_loop().time()
     _disk: DiskUse | None = None
-    #: Bytes of all rows, and of dead rows, when the tables were last read.
-    _stored: int | None = None
+    #: The tables, and the bytes of dead rows, when the tables were last read.
+    _tables: Tables | None = None
     _dead: int = 0
     #: How much of the wait for the dead bytes is over, from 0 to 1, and when that was computed.
     _waited: float = 0.0
@@ -148,6 +159,11 @@ class Reclaimer:
     #: Bytes written per second, of late, and what had been written then.
     _write_rate: float = 0.0
     _added: int = 0
+    #: Whether much more is being deleted than written, and what had been deleted then.
+    _deleting: bool = False
+    _seen_removed: int = 0
+    #: Bytes per second that merges have handled.
+    _speed: float = _MERGE_SPEED
     #: Commits that were seen, and when; then the same for the last time that the tables were read.
     _commits: int = 0
     _committed_at: float = 0.0
@@ -158,10 +174,11 @@ class Reclaimer:
     @property
     def use(self) -> StorageUse | None:
         """What is known now; None before the tables were read once."""
-        if self._stored is None:
+        if self._tables is None:
             return None
-        live = self._stored if self.live.total is None else max(0, self.live.total)
-        return StorageUse(live, self._dead, self._disk.total if self._disk else self._stored)
+        stored = self._tables.total
+        live = stored if self.live.total is None else max(0, self.live.total)
+        return StorageUse(live, self._dead, self._disk.total if self._disk else stored)
 
     async def run(self) -> NoReturn:
         """Work until cancelled, or until storage fails for good."""
@@ -172,7 +189,7 @@ class Reclaimer:
 
     async def _merge_forever(self) -> NoReturn:
         while True:
-            self._measure_writes()
+            self._measure_changes()
             if self._tables_changed() or self._is_due():
                 with _retried_later():
                     await self.step()
@@ -223,9 +240,11 @@ class Reclaimer:
         elif self._is_due():
             await self._reclaim(tables)
 
-    def _measure_writes(self) -> None:
-        rate = (self.live.added - self._added) / _TICK
-        self._added, self._write_rate = self.live.added, (self._write_rate + rate) / 2
+    def _measure_changes(self) -> None:
+        added, removed = self.live.added - self._added, self.live.removed - self._seen_removed
+        self._added, self._seen_removed = self.live.added, self.live.removed
+        self._write_rate = (self._write_rate + added / _TICK) / 2
+        self._deleting = removed > max(_BULK, 2 * added)
         if self.live.commits != self._commits:
             self._commits, self._committed_at = self.live.commits, self.clock()
 
@@ -248,11 +267,13 @@ class Reclaimer:
     def _observe(self, tables: Tables) -> None:
         if self.live.total is None and (held := self.held()) is not None:
             self.live.total = sum(held.values())
-        self._stored, self._dead = tables.total, 0
+        if self._tables is not None:
+            # The tables hold what they held and what was written since, or rows were dropped.
+            self.live.drop(max(0, _dropped(self._tables, tables)))
         if self.live.total is not None:
             # Less than nothing or more than there is cannot be live: the count was wrong.
             self.live.total = min(max(0, self.live.total), tables.total)
-            self._dead = tables.total - self.live.total
+        self._tables, self._dead = tables, self.live.dead_of(tables.total)
         if self._dead <= _FLOOR:
             self._reach = _FIRST_REACH
 
@@ -265,6 +286,8 @@ class Reclaimer:
             self._waited = 0.0
         else:
             wait = wait_for(self._dead, self.live.total or 0, self.reclaim_after)
+            if self._deleting:  # what is about to be deleted should not be rewritten before
+                wait = max(wait, min(_SOON, self.reclaim_after))
             self._waited += passed / wait
         return self._waited >= 1.0 and now >= self._pause_until
 
@@ -281,48 +304,56 @@ class Reclaimer:
             )
             self._pause_until = began + min(_NO_ROOM_PAUSE, self.reclaim_after)
             return
-        young = self._write_rate * size / _MERGE_SPEED <= _YOUNG_ROOM
-        balance = self.live.balance
+        young = self._write_rate * size / self._speed <= _YOUNG_ROOM
+        balance, removed = self.live.balance, self.live.removed
         if young:
             await self.engine.flush()
         if not await self.engine.merge(tuple(run.id for run in chosen), young=young):
             return  # young tables are being merged: tried again at the next tick
         self._replaced, self._waited = True, 0.0
+        taken = self.clock() - began
+        if size >= _LARGE_MERGE:
+            self._speed = (self._speed + size / max(taken, _TICK)) / 2
         after = await self.engine.tables()
+        self._observe(after)
+        freed = max(0, _dropped(tables, after))
         everything = len(chosen) == len(tables.runs)
         if everything and young:
             # What is left of them is live, but for what came and went meanwhile.
             merged = after.runs[-1].size if after.runs else 0
             self.live.total = merged + self.live.balance - balance
-            await self._note(always=True)
-        self._observe(after)
-        if self._dead * 2 > dead:
-            if everything and not young and self.live.removed == self._removed:
-                # Nothing was deleted since the merge before: counted wrongly, probably.
-                self.live.total = (self.live.total or 0) + self._dead // 2
-            self._reach *= _FURTHER
-        else:
-            self._reach = _FIRST_REACH
-        self._removed = self.live.removed
-        taken = self.clock() - began
-        self._pause_until = self.clock() + taken
+            self.live.deleted = self.live.removed - removed
+        elif everything and 2 * freed < dead and removed == self._removed:
+            # Nothing was deleted since the merge before: counted wrongly, probably.
+            self.live.total = (self.live.total or 0) + dead // 2
+            self.live.drop(dead // 2)
+        self._dead = self.live.dead_of(after.total)
+        self._reach = self._reach * _FURTHER if 2 * freed < dead else _FIRST_REACH
+        self._removed = removed
+        await self._note(always=True)
+        self._pause_until = self.clock() + pause_after(size, freed, taken, self.reclaim_rate)
         logger.info(
             "merged %d runs of %d in %.1f s: %.1f of %.1f MiB of deleted rows are gone",
             len(chosen),
             len(tables.runs),
             taken,
-            max(0, dead - self._dead) / (1 << 20),
+            freed / (1 << 20),
             dead / (1 << 20),
         )
 
     async def _note(self, *, always: bool = False) -> None:
         """Write the live bytes down when they have changed by much: a restart begins with them."""
-        total = self.live.total
-        if total is None:
+        total, row = self.live.total, self.live.row
+        if total is None or row is None:
             return
         if always or abs(total - (self._noted or 0)) >= _NOTE_BYTES:
-            await self.committer.write([(keys.SPACE, rows.encode(SpaceRow(total)))])
+            await self.committer.write([row])
             self._noted = total
+
+
+def _dropped(before: Tables, after: Tables) -> int:
+    """Bytes of rows that merges have dropped meanwhile; below zero where tables take more than rows."""
+    return before.total + after.written - before.written - after.total
 
 
 @contextmanager

@@ -23,10 +23,12 @@ class CounterRow(msgspec.Struct, frozen=True):
     following: int
 
 
-class SpaceRow(msgspec.Struct, frozen=True):
+class SpaceRow(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the store held some seconds ago."""
 
     live: int
+    #: Bytes deleted that tables may still hold; None in rows of versions that did not count them.
+    deleted: int | None = None
 
 
 class BasinRow(msgspec.Struct, frozen=True, omit_defaults=True):

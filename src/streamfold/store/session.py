@@ -79,8 +79,11 @@ class Session:
         following = rows.decode(counter, CounterRow).following if counter else 1
         space = await engine.get(keys.SPACE)
         # A store without a stream holds nothing; one of an earlier version was never counted.
-        known = rows.decode(space, SpaceRow).live if space else None if counter else 0
-        live = LiveBytes(known)
+        if space:
+            known = rows.decode(space, SpaceRow)
+            live = LiveBytes(known.live, known.deleted)
+        else:
+            live = LiveBytes(None) if counter else LiveBytes(0, 0)
         return cls(engine, settings, admission, now, following, live)
 
     def new_stream_id(self) -> int:

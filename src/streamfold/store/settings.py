@@ -34,9 +34,12 @@ class StoreSettings:
     #: Seconds after a trim command for which readers still get what it trims, and storage keeps it:
     #: followers get every acknowledged record, and so does one that connects again meanwhile.
     trim_grace: float = 10.0
-    #: Seconds after which the space of trimmed, expired and deleted records is reclaimed, if they are
-    #: a fifth of what the store holds; later in proportion if they are less (see `reclaim.py`).
-    reclaim_after: float = 30.0
+    #: Seconds after which the store begins to free the space of trimmed, expired and deleted records;
+    #: sooner if they are a large part of what it holds (see `reclaim.py`).
+    reclaim_after: float = 600.0
+    #: Bytes per second, on average, that the store reads and rewrites to free little space: a rewrite
+    #: that frees less than a quarter of what it reads is followed by a pause.
+    reclaim_rate: int = 32 << 20
     #: Whether publishing a snapshot trims what it covers, in streams that nobody has configured.
     trim_on_snapshot: bool = False
     #: Seconds from a failure for which calls wait while the store reopens its storage.

@@ -28,9 +28,10 @@ _THREAD_FROM_BYTES = 64 << 10
 _TABLE_BYTES = 32 << 20
 _UNFLUSHED_BYTES = 128 << 20
 #: Tables not yet compacted at which writes wait for the compaction.
-_YOUNG_TABLES = 16
-#: Young tables that are merged into a run: few large runs are rewritten less often than many small.
-_MERGED_YOUNG_TABLES = 8
+_YOUNG_TABLES = 32
+#: Young tables from which SlateDB merges, and how many of the oldest become a run. A merge needs its
+#: sources and its result at the same time, so it must not cover most of what a small store holds.
+_MANY_YOUNG_TABLES, _MERGED_YOUNG_TABLES = 8, 4
 #: Bytes of a compacted table. A compaction holds one in memory, and there is one at a time.
 _COMPACTED_BYTES = 64 << 20
 #: Bytes of blocks kept for point reads; scans of records pass the cache by.
@@ -367,8 +368,8 @@ def _settings() -> Any:
     settings.set("compactor_options.checkpoint_lifetime", f'"{REPLACED_SECONDS}s"')
     # No run is similar enough to another to be merged by SlateDB itself.
     scheduler = {
-        "min_compaction_sources": str(_MERGED_YOUNG_TABLES),
-        "max_compaction_sources": str(_YOUNG_TABLES),
+        "min_compaction_sources": str(_MANY_YOUNG_TABLES),
+        "max_compaction_sources": str(_MERGED_YOUNG_TABLES),
         "include_size_threshold": "0",
     }
     settings.set("compactor_options.scheduler_options", json.dumps(scheduler))

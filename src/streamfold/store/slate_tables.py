@@ -25,15 +25,15 @@ from streamfold.store.engine import DiskUse, Run, Tables
 from streamfold.store.slate_binding import read_manifest
 
 #: Seconds for which the tables that a merge has replaced can be read.
-REPLACED_SECONDS: Final = 10
+REPLACED_SECONDS: Final = 5
 #: Milliseconds below which the collector deletes no file, whatever it believes.
-_MIN_AGE_MS = 10_000
+_MIN_AGE_MS = 5_000
 #: Milliseconds for which manifests are kept: somebody who looked for the newest must find it.
 _MANIFEST_MIN_AGE_MS = 60_000
 #: Seconds between looks whether a merge is done.
 _MERGE_LOOK = 0.25
 #: Bytes of commits that are noted as one.
-_PENDING_STEP = 1 << 20
+_PENDING_STEP = 64 << 10
 _MEMTABLE = binding.FlushOptions(flush_type=binding.FlushType.MEM_TABLE)
 _ENDED = (binding.CompactionStatus.COMPLETED, binding.CompactionStatus.FAILED)
 
@@ -47,10 +47,12 @@ class SlateTables:
         self._sizes = sizes
         #: Sequence number and bytes of commits that no table may have yet.
         self._pending: deque[list[int]] = deque()
+        self._written = 0
         self._manifest: Any = None
 
     def committed(self, seqnum: int, size: int) -> None:
         """Note a commit of `size` bytes, the last of which has this sequence number."""
+        self._written += size
         if self._pending and self._pending[-1][1] < _PENDING_STEP:
             last = self._pending[-1]
             last[0], last[1] = seqnum, last[1] + size
@@ -74,6 +76,7 @@ class SlateTables:
             tuple(view.estimated_size_bytes for view in manifest.l0),
             tuple(Run(run.id, run.estimated_size_bytes) for run in manifest.compacted),
             sum(size for _, size in self._pending),
+            self._written,
         )
 
     async def flush(self) -> None:

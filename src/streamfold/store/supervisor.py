@@ -227,6 +227,7 @@ class Supervisor:
             session.committer,
             session.live,
             self._settings.reclaim_after,
+            self._settings.reclaim_rate,
             held=lambda: usage.held.by_basin,
             room=lambda: self.space.room,
         )
