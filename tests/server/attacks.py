@@ -49,6 +49,7 @@ def attacks(size: int) -> Iterator[Attack]:
     yield from _s2_protobuf(min(size, 4_190_000))
     yield from _s2_sessions(min(size, 2_000_000))
     yield from _s2_reads()
+    yield from _many_headers(min(size, 4_190_000))
     yield from _heads(30_000)
     yield from _subscriptions(min(size, 1_000_000))
 
@@ -63,6 +64,8 @@ def _json_appends(size: int) -> Iterator[Attack]:
         ("one large object", b'{"a":' + _array([nested] * (size // 24)) + b"}"),
         ("large strings", _array([b'"%b"' % (b"x" * 1_000_000)] * max(1, size // 1_000_020))),
         ("escapes", b'["' + b'\\"' * (min(size, 1_000_000) // 2) + b'"]'),
+        ("escapes of letters", b'["' + b"\\u0041" * (min(size, 1_000_000) // 6) + b'"]'),
+        ("escapes, all over", b'["' + b"\\u0041" * (size // 6) + b'"]'),
         ("not ASCII", _array(['"é"'.encode()] * min(size // 5, 99_999))),
         ("whitespace", b"[" + b" \n" * (size // 2) + b"1]"),
         ("brackets", b"[" * size),
@@ -95,12 +98,19 @@ def _s2_json(size: int) -> Iterator[Attack]:
     safe = json.dumps({"records": [{"body": packed}] * 1000}).encode()
     empty = b'{"records":' + _array([b"{}"] * (size // 3)) + b"}"
     headers = b'{"records":[{"headers":' + _array([b'["a",""]'] * (size // 9)) + b"}]}"
+    letters = b'{"records":[{"body":"%b"}]}' % (b"\\u0041" * (size // 6 - 10))
     for name, head, body in (
         ("a full batch", S2_JSON, batch),
         ("a full batch in base64", S2_BASE64, safe),
         ("empty records", S2_JSON, empty),
         ("headers", S2_JSON, headers),
         ("headers in base64", S2_BASE64, headers),
+        ("escapes of letters", S2_JSON, letters),
+        (
+            "escapes beyond ASCII",
+            S2_JSON,
+            b'{"records":[{"body":"%b"}]}' % (b"\\u00e9" * (size // 6)),
+        ),
         ("an unknown member", S2_JSON, b'{"x":' + _array([b"[]"] * (size // 3)) + b"}"),
         ("brackets", S2_JSON, b'{"records":' + b"[" * size),
         ("digits", S2_JSON, b'{"records":[{}],"match_seq_num":' + b"1" * size + b"}"),
@@ -151,6 +161,31 @@ def _s2_reads() -> Iterator[Attack]:
     yield Attack("follow by S2: events", "GET", path, S2 | EVENTS, taken=100_000)
     compressed = S2_SESSION | {"accept-encoding": "zstd"}
     yield Attack("follow by S2: frames", "GET", path, compressed, taken=1_000)
+
+
+def _many_headers(size: int) -> Iterator[Attack]:
+    """Records with as many headers as a batch may have, into a stream of their own, and out of it."""
+    path = "/v1/streams/headers/records"
+    count = min(340_000, size // 12)  # each is metered as three bytes, and a batch may have 1 MiB
+    texts = b'{"records":[{"headers":' + _array([b'["a",""]'] * count) + b"}]}"
+    spread = _array([b'{"headers":' + _array([b'["a",""]'] * (count // 1000)) + b"}"] * 1000)
+    safe = b'{"records":[{"headers":' + _array([b'["YQ==",""]'] * count) + b"}]}"
+    message = _delimited(b"\x12\x03\x0a\x01a" * count)
+    yield Attack("create for headers", "POST", "/v1/streams", S2_JSON, b'{"stream":"headers"}')
+    yield Attack("headers: JSON", "POST", path, S2_JSON, texts)
+    yield Attack("headers: JSON, spread", "POST", path, S2_JSON, b'{"records":%b}' % spread)
+    yield Attack("headers: base64", "POST", path, S2_BASE64, safe)
+    yield Attack("headers: protobuf", "POST", path, S2_PROTO, message)
+    yield Attack("headers: reversed", "POST", path, S2_PROTO, message + b"\x20\x00")
+    yield Attack("headers: session", "POST", path, S2_SESSION, _frame(0, message))
+    reads = f"{path}?seq_num=0"
+    yield Attack("headers: read JSON", "GET", reads, S2)
+    yield Attack("headers: read base64", "GET", reads, S2_BASE64)
+    yield Attack("headers: read protobuf", "GET", reads, S2 | {"accept": "application/protobuf"})
+    yield Attack("headers: events", "GET", reads, S2 | EVENTS, taken=100_000)
+    yield Attack("headers: frames", "GET", reads, S2_SESSION, taken=10_000)
+    packed = S2_SESSION | {"accept-encoding": "gzip"}
+    yield Attack("headers: frames, compressed", "GET", reads, packed, taken=1_000)
 
 
 def _heads(size: int) -> Iterator[Attack]:

@@ -1,5 +1,6 @@
 """Nothing that a client sends holds up the event loop, and with it everybody else.
 
+All of it is measured in processor time, which depends little on what else the machine does.
 `bench/lag.py` has the strict bound, for a machine with nothing else to do.
 """
 
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -22,12 +24,23 @@ from tests.server.attacks import STREAMS, Attack, attacks
 
 #: Bytes of the bodies: all that is taken when there is time for it.
 SIZE = 32 << 20 if os.environ.get("STREAMFOLD_PROVE") else 2 << 20
-#: Milliseconds of processor time in one go; before there were threads for it, seconds.
-WORK_MAX = 100.0
+#: Milliseconds of processor time in one go, in the best of `TRIES`. The bound is 50 on any machine.
+WORK_MAX = 50.0
+TRIES = 3
+#: Milliseconds of processor time of one look of the garbage collector.
+COLLECTION_MAX = 10.0
 #: Milliseconds, which depend on what else the machine does: this only tells minutes from moments.
 WAIT_MAX = 2_000.0
 
 REPOSITORY = Path(__file__).parents[2]
+
+
+class Lag(NamedTuple):
+    """Milliseconds at most, as `lag_server` has them."""
+
+    waited: float
+    worked: float
+    held: float
 
 
 class Watched:
@@ -56,12 +69,11 @@ class Watched:
         finally:
             connection.close()
 
-    def lag(self) -> tuple[float, float]:
-        """Milliseconds waited, and worked, in one go since this was last asked."""
+    def lag(self) -> Lag:
+        """What was measured since this was last asked."""
         self._questions.write("\n")
         self._questions.flush()
-        waited, worked = self._answers.readline().split()
-        return float(waited), float(worked)
+        return Lag(*map(float, self._answers.readline().split()))
 
 
 @pytest.fixture
@@ -85,15 +97,63 @@ def watched() -> Iterator[Watched]:
 
 @pytest.mark.alone
 def test_no_request_holds_up_the_event_loop(watched: Watched) -> None:
-    watched.lag()
     slow = []
     for attack in attacks(SIZE):
+        lag = least_lag(watched, attack, WORK_MAX)
+        if lag.waited > WAIT_MAX or max(lag.worked, lag.held) > WORK_MAX:
+            slow.append(f"{attack.name}: {lag}")
+    assert not slow, "\n".join(slow)
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(
+    ("name", "bound"),
+    [
+        ("append bytes", 15.0),  # joined by a thread
+        ("session: nameless headers", 15.0),  # parsed by a thread
+    ],
+)
+def test_the_largest_requests_are_handled_in_short_steps(
+    watched: Watched, name: str, bound: float
+) -> None:
+    """The bounds, in milliseconds, are less than each took when it was one step."""
+    [attack] = [one for one in attacks(32 << 20) if one.name == name]
+    lag = least_lag(watched, attack, bound)
+    assert max(lag.worked, lag.held) <= bound, lag
+
+
+def least_lag(watched: Watched, attack: Attack, enough: float) -> Lag:
+    """The best of some tries, and of no more than are needed to be within the bound."""
+    found = []
+    for _ in range(TRIES):
+        watched.lag()
         status = watched.send(attack)
         assert status < 500, f"{attack.name} -> {status}"
-        waited, worked = watched.lag()
-        if waited > WAIT_MAX or worked > WORK_MAX:
-            slow.append(f"{attack.name}: {waited} ms, of which {worked} ms of work")
-    assert not slow, "\n".join(slow)
+        found.append(watched.lag())
+        if max(found[-1].worked, found[-1].held) <= enough:
+            break
+    return min(found, key=lambda lag: max(lag.worked, lag.held))
+
+
+def test_no_look_of_the_garbage_collector_takes_long_while_a_request_has_many_objects() -> None:
+    """A look keeps the interpreter's lock, and so holds up the event loop from any thread."""
+    script = """
+import gc, time
+from streamfold.server.main import tune_collector
+tune_collector()
+longest = begun = 0.0
+def measure(phase, info):
+    global longest, begun
+    if phase == "stop":
+        longest = max(longest, time.thread_time() - begun)
+    begun = time.thread_time()
+gc.callbacks.append(measure)
+held = [([], number) for number in range(500_000)]
+print(longest * 1000)
+"""
+    command = [sys.executable, "-c", script]
+    longest = min(float(subprocess.check_output(command)) for _ in range(TRIES))
+    assert longest <= COLLECTION_MAX
 
 
 @pytest.mark.parametrize(

@@ -171,17 +171,24 @@ class Request:
 
         RequestTimeoutError if it arrives too slowly.
         """
+        parts = await self.body_parts(limit)
+        if parts is None:
+            return None
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def body_parts(self, limit: int) -> list[bytes] | None:
+        """The same in the pieces in which it arrived, for bodies that a thread is to join."""
         declared = self.declared_size
         if declared is not None and declared > limit:
             return None
         if not self._to_come:
-            return b""
+            return []
         upload = self._upload = self._intake.upload()
         if declared is not None and declared > RESERVED_FROM:
             await upload.reserve(declared)
         chunk = await self._paced_chunk(upload, self.task)
         if chunk is not None and len(chunk) == declared:
-            return chunk  # nothing can follow: one trip to granian's thread less
+            return [chunk]  # nothing can follow: one trip to granian's thread less
         return await self._gather(chunk, limit, declared, upload)
 
     async def chunks(
@@ -288,7 +295,7 @@ class Request:
 
     async def _gather(
         self, chunk: bytes | None, limit: int, declared: int | None, upload: Upload
-    ) -> bytes | None:
+    ) -> list[bytes] | None:
         """The body that begins with `chunk`."""
         parts = []
         while chunk is not None:
@@ -302,7 +309,7 @@ class Request:
             chunk = await self._paced_chunk(upload, self.task)
         if declared is not None and self.received < declared:
             raise _hung_up()
-        return b"".join(parts)
+        return parts
 
     @property
     def declared_size(self) -> int | None:

@@ -21,8 +21,10 @@ from streamfold.store.slate_clock import SlateClock, newest_time, system_time
 from streamfold.store.slate_tables import REPLACED_SECONDS, SlateTables, sizes_of
 
 #: Bytes of one value from which the copy into SlateDB, 4 ms per MiB and without the interpreter's
-#: lock, is worth a thread. Many small values are not: their cost is Python.
+#: lock, is worth a thread. Many small values are not: their cost is Python. Very many are, for the sake
+#: of the event loop.
 _THREAD_FROM_BYTES = 64 << 10
+_THREAD_FROM_TOTAL = 1 << 20
 
 #: Bytes; memory that SlateDB may use for rows not yet in a sorted table, and the size of one.
 _TABLE_BYTES = 32 << 20
@@ -342,7 +344,8 @@ def _size_of(ops: Sequence[Op]) -> int:
 
 
 async def _batch_of(ops: list[Op]) -> Any:
-    if any(value is not None and len(value) >= _THREAD_FROM_BYTES for _, value in ops):
+    largest = max((len(value) for _, value in ops if value is not None), default=0)
+    if largest >= _THREAD_FROM_BYTES or _size_of(ops) >= _THREAD_FROM_TOTAL:
         return await asyncio.to_thread(slate_binding.write_batch, ops)
     return slate_binding.write_batch(ops)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from streamfold.blob.local import WRITE_BUFFER
 from streamfold.errors import TooLargeError
@@ -17,19 +17,33 @@ SNAPSHOT_MAX: Final = 128 << 20
 UPLOAD_ROOM: Final = 32 << 20
 
 
+class Body(NamedTuple):
+    """A whole body in the pieces in which it arrived: to join 32 MiB would hold the event loop."""
+
+    parts: list[bytes]
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.parts))
+
+    def joined(self) -> bytes:
+        """All of it; work for a thread if it is large."""
+        return self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
+
+
 def check_end(request: Request) -> None:
     """Refuse a body that may break off unnoticed: half an append must never be appended."""
     if not request.end_is_certain:
         raise BadHeaderError("content-length is missing: over HTTP/2, declare the size of a body")
 
 
-async def read_body(request: Request) -> bytes:
+async def read_body(request: Request) -> Body:
     """The whole body; TooLargeError if it has more than an append may have."""
     check_end(request)
-    body = await request.body(APPEND_BYTES_MAX)
-    if body is None:
+    parts = await request.body_parts(APPEND_BYTES_MAX)
+    if parts is None:
         raise TooLargeError(f"the body has more than {APPEND_BYTES_MAX} bytes: send less at once")
-    return body
+    return Body(parts)
 
 
 def limited_chunks(request: Request, limit: int) -> AsyncIterator[bytes]:

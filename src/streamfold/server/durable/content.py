@@ -24,8 +24,9 @@ from streamfold.records.append_input import parse_append_input
 from streamfold.records.batch import RecordBatch
 from streamfold.records.plain import encode_rest
 from streamfold.records.protobuf import varint
+from streamfold.server.durable.bodies import Body
 from streamfold.wire.durable.content_types import is_json
-from streamfold.wire.durable.json_mode import is_plain, join_messages, split_messages
+from streamfold.wire.durable.json_mode import PLAIN_BYTES, is_plain, join_messages, split_messages
 from streamfold.wire.json_scan import Limits
 
 #: Metered bytes that a record of an append of several costs beyond its body.
@@ -48,13 +49,16 @@ class Updates(NamedTuple):
     end: int | None
 
 
-def is_light(body: bytes, content_type: str) -> bool:
+def is_light(content: Body, content_type: str) -> bool:
     """Whether `to_batches` of a body takes a millisecond or two, whatever is in it."""
-    return is_plain(body) if is_json(content_type) else len(body) <= PIECE_MAX
+    if is_json(content_type):
+        return content.size <= PLAIN_BYTES and is_plain(content.joined())
+    return content.size <= PIECE_MAX
 
 
-def to_batches(body: bytes, content_type: str, *, allow_empty: bool) -> Sequence[RecordBatch]:
+def to_batches(content: Body, content_type: str, *, allow_empty: bool) -> Sequence[RecordBatch]:
     """The records of one append, in batches to be appended together."""
+    body = content.joined()
     if is_json(content_type):
         pieces = split_messages(body, _LIMITS, allow_empty=allow_empty) if body else []
     else:

@@ -12,7 +12,7 @@ from streamfold.model.traits import OCTETS, Claim, Producer, media_type
 from streamfold.records.batch import RecordBatch
 from streamfold.server.arrival import ArrivalOrder, Turn
 from streamfold.server.durable import answers
-from streamfold.server.durable.bodies import read_body
+from streamfold.server.durable.bodies import Body, read_body
 from streamfold.server.durable.content import is_light, to_batches
 from streamfold.server.durable.places import Place, parse_place
 from streamfold.server.http import Headers, Request
@@ -59,11 +59,11 @@ class Streams:
     async def append(self, request: Request, place: Place, key: SealingKey | None) -> None:
         options = parse_append(request.header)
         body = await read_body(request)
-        if not body and not options.closed:
+        if not body.size and not options.closed:
             raise InvalidError("the body is empty: send content, or Stream-Closed: true to close")
-        if body and options.content_type is None:
+        if body.size and options.content_type is None:
             raise InvalidError("content-type is missing: an append names the type of its content")
-        claim = _claim(options, has_content=bool(body))
+        claim = _claim(options, has_content=bool(body.size))
         try:
             done = await self._append(request, place, claim, body, key)
         except StreamClosedError:
@@ -71,11 +71,11 @@ class Streams:
             headers = (answers.offset_header(status.tail), answers.CLOSED, answers.NO_STORE)
             await request.respond(409, headers)
             return
-        fresh = bool(body) and claim.producer is not None and not done.repeated
+        fresh = bool(body.size) and claim.producer is not None and not done.repeated
         await request.respond(200 if fresh else 204, _append_headers(done))
 
     async def _append(
-        self, request: Request, place: Place, claim: Claim, body: bytes, key: SealingKey | None
+        self, request: Request, place: Place, claim: Claim, body: Body, key: SealingKey | None
     ) -> Appended:
         """Append in the order of arrival: a large body does not let later ones come first."""
         append = partial(self._store.durable.append, place.basin, place.stream, claim)
@@ -110,10 +110,10 @@ class Streams:
 
 
 async def _batches(
-    request: Request, body: bytes, turn: Turn | None, content_type: str, *, allow_empty: bool
+    request: Request, body: Body, turn: Turn | None, content_type: str, *, allow_empty: bool
 ) -> Sequence[RecordBatch]:
     """The records of a body, made in a thread if it is large; the turn ends when they are placed."""
-    if not body:
+    if not body.size:
         return []
     if is_light(body, content_type):
         batches = to_batches(body, content_type, allow_empty=allow_empty)
