@@ -11,10 +11,13 @@ from streamfold.errors import InvalidError
 from streamfold.model.positions import STREAM_START, U64_MAX, SeqNum, StreamPosition, Timestamp
 from streamfold.model.records import Header, SequencedRecord
 from streamfold.records import Command, Fence, Trim, encode_records
+from streamfold.records.protobuf import varint
+from streamfold.records.twins import warm_up
 from streamfold.wire.s2.failures import BadProtoError
 from streamfold.wire.s2.frames import BODY_MAX, encode_frame
 from streamfold.wire.s2.records_proto import (
     decode_append_body,
+    decode_light_body,
     encode_append_ack,
     encode_frame_batches,
     encode_read_batch,
@@ -144,3 +147,17 @@ def test_a_body_that_is_not_protobuf_is_refused_as_such() -> None:
 def test_a_batch_that_breaks_a_rule_is_invalid_rather_than_undecodable(body: bytes) -> None:
     with pytest.raises(InvalidError):
         decode_append_body(body)
+
+
+def test_a_message_of_very_many_headers_is_left_to_a_thread() -> None:
+    """The event loop decodes what takes a millisecond; a batch may have 350,000 headers."""
+    warm_up()
+    few, many = (_message_of_headers(count) for count in (5_000, 100_000))
+    assert decode_light_body(few) is not None
+    assert decode_light_body(many) is None
+    assert decode_append_body(many).batch.count == 1
+
+
+def _message_of_headers(count: int) -> bytes:
+    record = b"\x12\x03\x0a\x01a" * count
+    return b"\x0a" + varint(len(record)) + record

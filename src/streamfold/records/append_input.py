@@ -11,9 +11,15 @@ from streamfold.model.names import parse_token
 from streamfold.model.records import Record
 from streamfold.records import single
 from streamfold.records.batch import RecordBatch, validate
-from streamfold.records.plain import RECORDS, parse_record
+from streamfold.records.plain import APPEND_HEADERS, RECORDS, parse_record
 from streamfold.records.protobuf import fields
-from streamfold.records.rules import Command, check_count, check_metered, command_of
+from streamfold.records.rules import (
+    Command,
+    check_count,
+    check_lone_header,
+    check_metered,
+    command_of,
+)
 from streamfold.records.single import SingleRecord
 from streamfold.records.twins import compiled
 
@@ -21,8 +27,10 @@ if TYPE_CHECKING:
     # Only for types: at run time this would load the compiler.
     from streamfold.records.compiled import ScannedRecords
 
-#: Bytes that compiled code walks through in 30 ms at worst; no batch that is allowed has more.
-COMPILED_MAX = 2 << 20
+#: Records and headers that compiled code walks through in a millisecond. A batch may have 350,000.
+PARTS_MAX = 20_000
+#: Bytes of a message that cannot have many more.
+FEW_PARTS_BYTES = 64 << 10
 
 #: Tags of s2.v1.AppendInput beside its records.
 MATCH_SEQ_NUM, FENCING_TOKEN = 0x10, 0x1A
@@ -51,7 +59,7 @@ def parse_quickly(raw: bytes, plain_max: int) -> AppendInput | None:
     if record is not None and record.end == len(raw):
         check_metered(record.metered)
         return AppendInput(RecordBatch(1, record.metered, (), record), None, None)
-    if len(raw) > COMPILED_MAX and plain_max < len(raw):
+    if plain_max < len(raw) and _has_many_parts(raw):
         return None
     scanned = record or _scan_compiled(raw)
     if scanned is not None:
@@ -77,6 +85,13 @@ def parse_scanned(raw: bytes, scanned: SingleRecord | ScannedRecords) -> AppendI
     return None if others else AppendInput(_validate_scanned(raw, scanned), match, token)
 
 
+def _has_many_parts(raw: bytes) -> bool:
+    twin = compiled()
+    if twin is None or len(raw) <= FEW_PARTS_BYTES:
+        return False
+    return twin.count_parts(raw, PARTS_MAX) > PARTS_MAX
+
+
 def _scan_compiled(raw: bytes) -> ScannedRecords | None:
     twin = compiled()
     return twin.scan(raw) if twin is not None else None
@@ -87,6 +102,10 @@ def _validate_scanned(raw: bytes, scanned: SingleRecord | ScannedRecords) -> Rec
     check_metered(scanned.metered)  # first: so many headers need not be looked at one by one
     commands: tuple[Command, ...] = ()
     if nameless := scanned.nameless():
+        for at, start, end in nameless:
+            # Counted first: hundreds of thousands need not become objects to be refused.
+            tags = (tag for tag, _, _ in fields(raw, start, end))
+            check_lone_header(at, sum(tag == APPEND_HEADERS for tag in tags))
         found = (command_of(at, parse_record(raw, start, end)) for at, start, end in nameless)
         commands = tuple(command for command in found if command is not None)
     return RecordBatch(scanned.count, scanned.metered, commands, scanned)

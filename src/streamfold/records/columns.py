@@ -192,11 +192,12 @@ def encode_plain(rows: AppendColumns) -> EncodedRecords:
     )
 
 
-def encode_append(record: Record) -> bytes:
-    """One record of an AppendInput, with its tag and length."""
+def encode_append(record: Record, headers: bytes | None = None) -> bytes:
+    """One record of an AppendInput, with its tag and length; `headers` replace its own, encoded."""
     stamp = b"" if record.timestamp is None else b"\x08" + varint(record.timestamp)
-    headers = (_encode_header(header) for header in record.headers)
-    content = stamp + b"".join(headers) + delimited(b"\x1a", record.body)
+    if headers is None:
+        headers = b"".join(map(encode_append_header, record.headers))
+    content = stamp + headers + delimited(b"\x1a", record.body)
     return b"\x0a" + varint(len(content)) + content
 
 
@@ -212,7 +213,8 @@ def _header_column(records: list[SequencedRecord]) -> HeaderColumn:
     return HeaderColumn(places, names, bytes_column([header.value for header in found]))
 
 
-def _encode_header(header: Header) -> bytes:
+def encode_append_header(header: Header) -> bytes:
+    """One header of a record of an AppendInput, with its tag and length."""
     content = delimited(b"\x0a", header.name) + delimited(b"\x12", header.value)
     return b"\x12" + varint(len(content)) + content
 

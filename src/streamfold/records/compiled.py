@@ -82,6 +82,11 @@ def _room(size: int) -> kernel.Bytes:
     return kept
 
 
+def count_parts(raw: bytes, most: int) -> int:
+    """How many records and headers an AppendInput begins with; if more than `most`, any such number."""
+    return int(kernel.count_parts(np.frombuffer(raw, np.uint8), most))
+
+
 def scan(raw: bytes) -> ScannedRecords | None:
     """The records that an AppendInput begins with; None when `plain` must look at it."""
     view = np.frombuffer(raw, np.uint8)

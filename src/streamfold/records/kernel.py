@@ -134,6 +134,24 @@ def count_records(raw: Bytes) -> int:
 
 
 @_kernel
+def count_parts(raw: Bytes, most: int) -> int:
+    """How many records and headers `raw` begins with; it stops beyond `most`, or where `scan` would."""
+    at = parts = 0
+    while at < len(raw) and raw[at] == RECORDS and parts <= most:
+        at, end = _read_delimited(raw, at + 1, len(raw))
+        parts += 1
+        if end == NOT_CANONICAL:
+            return parts
+        if at < end and raw[at] == APPEND_TIMESTAMP:
+            _, at = _read_varint(raw, at + 1, end)
+        while at != NOT_CANONICAL and at < end and raw[at] == APPEND_HEADERS and parts <= most:
+            _, at = _read_delimited(raw, at + 1, end)
+            parts += 1
+        at = end
+    return parts
+
+
+@_kernel
 def scan(raw: Bytes, rows: Values) -> tuple[int, int, int, int]:
     """Fill one row per AppendRecord at the beginning of `raw`.
 

@@ -76,11 +76,7 @@ def command_of(index: int, record: Record) -> Command | None:
     """The command that `record` is, None for data; refuses what only looks like a command."""
     if all(header[0] for header in record.headers):
         return None
-    if len(record.headers) != 1:
-        raise InvalidError(
-            f"record {index}: a header with an empty name marks a command and must be the only "
-            f"one, but the record has {len(record.headers)} headers"
-        )
+    check_lone_header(index, len(record.headers))
     command = record.headers[0][1]
     if command == FENCE_COMMAND:
         return Fence(index, _token(index, record.body))
@@ -90,6 +86,15 @@ def command_of(index: int, record: Record) -> Command | None:
         f"record {index}: {command[:TOKEN_MAX]!r} is no command, only 'fence' and 'trim' are; "
         "give the header a name if the record is data"
     )
+
+
+def check_lone_header(index: int, count: int) -> None:
+    """Refuse a record that has `count` headers, one of them with an empty name."""
+    if count != 1:
+        raise InvalidError(
+            f"record {index}: a header with an empty name marks a command and must be the only "
+            f"one, but the record has {count} headers"
+        )
 
 
 def _token(index: int, body: bytes) -> str:

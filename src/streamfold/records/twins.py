@@ -24,6 +24,8 @@ _log = logging.getLogger(__name__)
 class Compiled(Protocol):
     """What the module `compiled` offers."""
 
+    def count_parts(self, raw: bytes, most: int) -> int: ...
+
     def scan(self, raw: bytes) -> ScannedRecords | None: ...
 
     def measure(self, payload: bytes | memoryview) -> Measured | None: ...
@@ -63,6 +65,8 @@ def _exercise(twin: Compiled) -> None:
     scanned = twin.scan(b"\x0a\x03\x1a\x01a")
     if scanned is None:
         raise RuntimeError("the scan kernel refuses a valid record")
+    if twin.count_parts(b"\x0a\x03\x1a\x01a", 9) != 1:
+        raise RuntimeError("the counting kernel miscounts a valid record")
     place = Place(1, TimestampMode.ARRIVAL, uncapped=False, now=1, floor=0)
     if twin.measure(scanned.sequence(place).payload) is None:
         raise RuntimeError("the measuring kernel refuses a valid payload")

@@ -13,7 +13,7 @@ from streamfold.errors import InvalidError
 from streamfold.model.names import parse_token
 from streamfold.model.positions import StreamPosition, Timestamp
 from streamfold.model.records import Header, Record, SequencedRecord
-from streamfold.records import AppendInput, RecordBatch, decode
+from streamfold.records import AppendInput, RecordBatch, decode, parse_append_input
 from streamfold.records.rules import check_count
 from streamfold.wire.s2.append_steps import StepDecoder
 from streamfold.wire.s2.failures import BadJsonError
@@ -79,8 +79,6 @@ class _Batch(Struct):
 
 _RAW_INPUT: Final = msgspec.json.Decoder(_RawInput)
 _BASE64_INPUT: Final = msgspec.json.Decoder(_Base64Input)
-_RAW_STEPS: Final = StepDecoder(_RawInput, _RawRecord, list[tuple[str, str]])
-_BASE64_STEPS: Final = StepDecoder(_Base64Input, _Base64Record, list[tuple[bytes, bytes]])
 _ENCODER: Final = msgspec.json.Encoder()
 
 
@@ -96,12 +94,12 @@ def decode_append_body(body: bytes, record_format: RecordFormat) -> AppendInput:
     A body that is not light is decoded in short steps: for a thread beside the event loop.
     """
     if record_format is RecordFormat.RAW:
-        raw = decode_json(_RAW_INPUT, body) if is_light(body) else _RAW_STEPS.decode(body)
-        check_count(len(raw.records))  # first: a flood of empty records must not be converted
-        return _append_input(raw, list(map(_from_raw, raw.records)))
-    safe = _decode_base64(body)
-    check_count(len(safe.records))
-    return _append_input(safe, list(map(_from_base64, safe.records)))
+        raw, encoded = _decode_raw(body)
+        check_count(len(raw.records or encoded))  # first: a flood of empty ones is not converted
+        return _append_input(raw, list(map(_from_raw, raw.records)), encoded)
+    safe, encoded = _decode_base64(body)
+    check_count(len(safe.records or encoded))
+    return _append_input(safe, list(map(_from_base64, safe.records)), encoded)
 
 
 def encode_append_ack(start: StreamPosition, end: StreamPosition, tail: StreamPosition) -> bytes:
@@ -144,27 +142,31 @@ def encode_position(position: StreamPosition) -> bytes:
     return b'{"seq_num":%d,"timestamp":%d}' % (position.seq_num, position.timestamp)
 
 
-def _decode_base64(body: bytes) -> _Base64Input:
+def _decode_raw(body: bytes) -> tuple[_RawInput, list[bytes]]:
+    return (decode_json(_RAW_INPUT, body), []) if is_light(body) else _RAW_STEPS.decode(body)
+
+
+def _decode_base64(body: bytes) -> tuple[_Base64Input, list[bytes]]:
     light = is_light(body)
     try:
-        return decode_json(_BASE64_INPUT, body) if light else _BASE64_STEPS.decode(body)
+        return (decode_json(_BASE64_INPUT, body), []) if light else _BASE64_STEPS.decode(body)
     except BadJsonError:
         # Strings that fit everything but the alphabet are a fault of content, not of form.
-        if light:
-            decode_json(_RAW_INPUT, body)
-        else:
-            _RAW_STEPS.decode(body)
+        _decode_raw(body)
         raise InvalidError(
             "a header or body is not valid base64: use the standard alphabet with padding, or "
             "send text with s2-format: raw"
         ) from None
 
 
-def _append_input(request: _RawInput | _Base64Input, records: list[Record]) -> AppendInput:
+def _append_input(
+    request: _RawInput | _Base64Input, records: list[Record], encoded: list[bytes]
+) -> AppendInput:
     check_u64(request.match_seq_num, "match_seq_num")
     if request.fencing_token is not None:
         parse_token(request.fencing_token, "fencing token")
-    return AppendInput(RecordBatch.of(records), request.match_seq_num, request.fencing_token)
+    batch = parse_append_input(b"".join(encoded)).batch if encoded else RecordBatch.of(records)
+    return AppendInput(batch, request.match_seq_num, request.fencing_token)
 
 
 def _from_raw(record: _RawRecord) -> Record:
@@ -177,12 +179,24 @@ def _from_raw(record: _RawRecord) -> Record:
     )
 
 
+def _header_from_raw(header: tuple[str, str]) -> Header:
+    return Header(header[0].encode(), header[1].encode())
+
+
 def _from_base64(record: _Base64Record) -> Record:
     return Record(
         record.body or b"",
         tuple([Header(name, value) for name, value in record.headers]) if record.headers else (),
         None if record.timestamp is None else Timestamp(record.timestamp),
     )
+
+
+_RAW_STEPS: Final = StepDecoder(
+    _RawInput, _RawRecord, list[tuple[str, str]], _from_raw, _header_from_raw
+)
+_BASE64_STEPS: Final = StepDecoder(
+    _Base64Input, _Base64Record, list[tuple[bytes, bytes]], _from_base64, Header._make
+)
 
 
 def _to_raw(record: SequencedRecord) -> _RawSequenced:
