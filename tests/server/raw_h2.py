@@ -124,6 +124,12 @@ class H2Client:
         """Bytes that the server would still take for this request."""
         return self._h2.local_flow_control_window(stream_id)
 
+    def take(self, stream_id: int, size: int) -> None:
+        """Let so many more bytes of an answer come."""
+        self._h2.increment_flow_control_window(size, stream_id)
+        self._h2.increment_flow_control_window(size)
+        self._flush()
+
     def reset(self, stream_id: int) -> None:
         self._h2.reset_stream(stream_id)
         self._flush()

@@ -13,8 +13,8 @@ import pytest
 
 from streamfold.model.metrics import BasinMetrics
 from streamfold.model.records import RECORD_OVERHEAD, Record
-from streamfold.server.http import PIECE
 from streamfold.server.main import Server
+from streamfold.server.response_stream import PIECE
 from streamfold.store.audience import TOLD_AT_ONCE
 from tests.server.conftest import BASIN, STREAM
 from tests.server.frames import frames_in

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from streamfold.model.records import Record
 from streamfold.server.main import Server, running_server
+from streamfold.server.unread import ANSWER_COST, PACE_MIN
 from tests.server.attacked import LARGE, MIB, Attacked, attacked, get, steady
 from tests.server.conftest import BASIN, STREAM, configuration, until
 from tests.server.frames import PATH, SESSION
@@ -28,6 +29,11 @@ FOLLOWERS, APPENDS, FOLLOWERS_GROWTH = (1500, 3, GROWTH_MAX) if LARGE else (300,
 #: and 4 MiB of answers for each.
 BEHIND_GROWTH = 256 * MIB
 PAGE = "/bucket/pages"
+PROTOBUF = "application/protobuf"
+#: HTTP/2 connections without a window, and requests on each for a page of 31 kB. Beyond the budget,
+#: each request that waits for its answer costs 12 KiB.
+STUCK, STUCK_EACH = (250, 100) if LARGE else (60, 128)
+STUCK_GROWTH = 256 * MIB + STUCK * STUCK_EACH * (12 << 10)
 
 
 async def fill_pages(server: Attacked, megabytes: int = 10) -> None:
@@ -75,6 +81,27 @@ async def test_requests_of_a_connection_without_a_window_cost_no_more_than_the_b
             assert await steady(server) - before < GROWTH_MAX
             async with server.client() as client:
                 assert len((await client.get(PAGE)).content) >= MIB
+
+
+@pytest.mark.alone
+async def test_small_pages_over_http2_that_nobody_takes_cost_no_more_than_the_budget(
+    tmp_path: Path,
+) -> None:
+    async with attacked(tmp_path) as server, AsyncExitStack() as stack:
+        async with server.client() as client:
+            headers = {"content-type": "application/octet-stream"}
+            await client.put(PAGE, headers=headers)
+            await client.post(PAGE, headers=headers, content=b"z" * 31_000)
+        before = server.resident
+        for _ in range(STUCK):
+            h2 = await stack.enter_async_context(
+                h2_client(server.port, give_credit=False, window=0)
+            )
+            for _ in range(STUCK_EACH):
+                h2.open("GET", PAGE, end=True)
+        assert await steady(server) - before < STUCK_GROWTH
+        async with server.client() as client:
+            assert len((await client.get(PAGE)).content) == 31_000
 
 
 @pytest.mark.alone
@@ -148,7 +175,103 @@ async def test_a_client_over_http2_that_takes_nothing_is_disconnected(
             await asyncio.wait_for(h2.closed.wait(), 60)
         assert server.traffic.unread.cut_off == 1
         await until(lambda: server.gate.inside == 0)
-        assert server.traffic.unread.held == 0
+        assert server.traffic.unread.room.used == 0
+
+
+@pytest.mark.parametrize("size", [1_000, 15_000, 31_000])
+async def test_small_answers_over_http2_that_are_not_taken_are_counted(size: int) -> None:
+    """About: those that are watched are a sample, of 32 here."""
+    async with running_server(configuration(unread_bytes=1 << 30)) as server, AsyncExitStack() as s:
+        await server.store.create_basin(BASIN)
+        await server.store.create_stream(BASIN, STREAM)
+        await server.store.append(BASIN, STREAM, [Record(b"z" * size)])
+        page, sent = f"{PATH}?seq_num=0", 0
+        for _ in range(round(16 * MIB / (size + ANSWER_COST)) // 128 + 1):
+            h2 = await s.enter_async_context(h2_client(server.port, give_credit=False, window=0))
+            for _ in range(128):
+                stuck = h2.open("GET", page, (("s2-basin", BASIN), ("accept", PROTOBUF)), end=True)
+                sent += size + ANSWER_COST
+            await h2.head(stuck)
+        room = server.traffic.unread.room
+        await until(lambda: room.used > sent / 3)
+
+
+@pytest.mark.parametrize("size", [60_000, 250_000])
+@pytest.mark.parametrize(
+    ("path", "header"),
+    [
+        (f"{PATH}?seq_num=0", ("accept", PROTOBUF)),
+        (f"{PATH}?seq_num=0", ("accept", "text/event-stream")),
+        (f"{PATH}?seq_num=0", ("content-type", "s2s/proto")),
+        (f"/v1/streams/{STREAM}/snapshot/1", ("accept", "*/*")),
+        (f"/v1/streams/{STREAM}/bootstrap", ("accept", "*/*")),
+    ],
+)
+async def test_what_a_client_over_http2_does_not_take_is_counted_to_the_last_byte(
+    path: str, header: tuple[str, str], size: int
+) -> None:
+    """Also of a session that has come to the tail, and of a response that has no more to send."""
+    async with running_server(configuration(write_deadline=0.5)) as server:
+        await server.store.create_basin(BASIN)
+        await server.store.create_stream(BASIN, STREAM)
+        await server.store.append(BASIN, STREAM, [Record(b"z" * size)])
+        basin = ("s2-basin", BASIN)
+        async with h2_client(server.port) as h2:
+            snapshot = f"/v1/streams/{STREAM}/snapshot/1"
+            length = ("content-length", str(size))
+            answer = await h2.exchange("PUT", snapshot, (basin, length), b"s" * size)
+            assert answer.status == 204
+        async with h2_client(server.port, give_credit=False, window=1000) as h2:
+            h2.open("GET", path, (basin, header), end=True)
+            await asyncio.wait_for(h2.closed.wait(), 60)
+        assert server.traffic.unread.cut_off == 1
+        await until(lambda: server.traffic.unread.room.used == 0)
+
+
+async def test_a_connection_with_many_waiting_reads_does_not_delay_others() -> None:
+    """It holds all that it may, and more of its reads wait; another one reads without any wait."""
+    async with running_server(configuration(unread_bytes=64 << 20)) as server:
+        await fill(server, 1)
+        await server.store.append(BASIN, STREAM, [Record(b"small")])
+        headers, unread = (("s2-basin", BASIN),), server.traffic.unread
+        async with (
+            h2_client(server.port, give_credit=False, window=1000) as greedy,
+            h2_client(server.port) as reader,
+        ):
+            for _ in range(100):
+                greedy.open("GET", f"{PATH}?seq_num=0", headers, end=True)
+            await until(lambda: unread.room.waiting > 0)
+            for _ in range(10):
+                answer = await reader.exchange("GET", f"{PATH}?seq_num=1", headers)
+                assert (answer.status, b"small" in answer.body) == (200, True)
+            assert (unread.room.waiting > 0, unread.cut_off) == (True, 0)
+
+
+async def test_readers_at_the_least_pace_give_way_to_those_who_wait() -> None:
+    """They take more than they must, but hold everything: they are cut off while others wait."""
+    async with (
+        running_server(configuration(unread_bytes=10 << 20)) as server,
+        AsyncExitStack() as s,
+    ):
+        await fill(server, 20)
+        headers = (("s2-basin", BASIN), ("accept", "text/event-stream"))
+        slow = [
+            await s.enter_async_context(h2_client(server.port, give_credit=False, window=1000))
+            for _ in range(2)
+        ]
+        for one in slow:
+            one.open("GET", f"{PATH}?seq_num=0", headers, end=True)
+        await until(lambda: server.traffic.unread.room.used > 7 << 20)
+        reader = await s.enter_async_context(h2_client(server.port))
+        page = f"{PATH}?seq_num=3&count=1"
+        reading = asyncio.create_task(reader.exchange("GET", page, (("s2-basin", BASIN),)))
+        while not reading.done():
+            for one in slow:
+                if not one.closed.is_set():
+                    one.take(1, PACE_MIN // 4)
+            await asyncio.sleep(0.2)  # this is their pace: a quarter above the least
+        assert (await reading).status == 200
+        assert server.traffic.unread.cut_off > 0
 
 
 async def test_answers_that_wait_for_memory_get_it_from_clients_that_do_not_read() -> None:

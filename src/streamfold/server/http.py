@@ -19,40 +19,44 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
-    Hashable,
     Iterable,
-    Iterator,
     Mapping,
-    MutableMapping,
-    Sequence,
 )
-from contextlib import AbstractAsyncContextManager
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 from streamfold.model.positions import U64_MAX
+from streamfold.server.answer_room import Reservation
 from streamfold.server.intake import RESERVED_FROM, Intake, Upload
-from streamfold.server.unread import Unread
+from streamfold.server.response_stream import (
+    BODY,
+    MESSAGES_BELOW,
+    PIECE,
+    Message,
+    ResponseStream,
+    Send,
+)
+from streamfold.server.unread import ANSWER_COST, SAMPLE, Unread
 from streamfold.server.workers import Arguments, Result, Workers
 from streamfold.wire.s2.failures import ClientHangupError
 from streamfold.wire.text import ascii_url, from_bytes, parse_unsigned
 
-Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
 #: Names in lower case.
 Headers: TypeAlias = Iterable[tuple[bytes, bytes]]
 
-#: Bytes handed over at once, of an answer for which memory is reserved.
-PIECE: Final = 64 << 10
-#: Bytes handed over at once of other answers, which are batches that many followers get: smaller, since
-#: each of them has several in granian's queue. `unread.IN_FLIGHT` counts with it.
-SHARED_PIECE: Final = 16 << 10
-#: Messages that granian takes before anything of a response has left.
-QUEUE: Final = 5
+#: Bytes up to which an answer goes as one message, by version of HTTP. One over HTTP/2 may be stuck for
+#: each request, one over HTTP/1 for each connection.
+WHOLE_MAX: Final = {"1": 32 << 10, "2": 16 << 10}
+#: Bytes up to which it does even when memory is short: acknowledgements and the like.
+TINY: Final = 1 << 10
+#: Bytes of memory up to which an answer may have some that is kept for first answers: four times its
+#: body, while it is made.
+FIRST_MAX: Final = 512 << 10
+#: Bytes that are reserved for a list of a thousand things while it is made.
+LIST_ROOM: Final = FIRST_MAX
 
 _DISCONNECT = "http.disconnect"
-_BODY = "http.response.body"
 
 
 #: Names of headers as bytes: the same few dozen, again and again.
@@ -65,6 +69,7 @@ class Request:
     __slots__ = (
         "_intake",
         "_receive",
+        "_reservation",
         "_scope",
         "_send",
         "_to_come",
@@ -73,7 +78,6 @@ class Request:
         "_workers",
         "added_headers",
         "headers",
-        "held",
         "hidden_prefix",
         "method",
         "public_url",
@@ -120,8 +124,8 @@ class Request:
         self.sent = 0
         #: Of the answer; 0 until there is one.
         self.status = 0
-        #: Bytes of memory that are reserved for the answer.
-        self.held = 0
+        #: Memory for the answer.
+        self._reservation: Reservation | None = None
 
     @property
     def query(self) -> str:
@@ -245,47 +249,80 @@ class Request:
         while (await self._receive())["type"] != _DISCONNECT:
             pass
 
-    async def reserve_answer(self, size: int) -> None:
-        """Wait until there is memory for an answer of `size` bytes, if not so much is reserved."""
-        if size > self.held:
-            self.held += await self._unread.reserve(size - self.held)
+    @property
+    def held(self) -> int:
+        """Bytes of memory that are reserved for the answer."""
+        return 0 if self._reservation is None else self._reservation.size
 
-    def release_answer(self, size: int | None = None) -> None:
-        """Keep what an answer of `size` bytes needs of its reservation, and give back the rest."""
-        rest = self.held - min(size or 0, self.held)
-        if rest:
-            self.held -= rest
-            self._unread.release(rest)
+    async def reserve_answer(self, size: int) -> None:
+        """Wait until there is memory for an answer of `size` bytes, if nothing is reserved."""
+        if self._reservation is None:
+            small = size <= FIRST_MAX
+            self._reservation = await self._unread.reserve(self.connection, size, first=small)
+
+    async def make_answer(
+        self, room: int, make: Callable[[], Awaitable[Result]], size_of: Callable[[Result], int]
+    ) -> Result:
+        """What `make` returns, with `room` bytes reserved meanwhile, and `size_of` it from then on.
+
+        `make` may be called twice: memory that is kept for first answers is for small ones only.
+        """
+        self._reservation = await self._unread.reserve(self.connection, room, first=True)
+        made = await make()
+        if self._reservation.first and size_of(made) > FIRST_MAX:
+            del made
+            self.release_answer()
+            self._reservation = await self._unread.reserve(self.connection, room)
+            made = await make()
+        self._reservation.resize(min(room, size_of(made)))
+        return made
+
+    def release_answer(self) -> None:
+        """Give back the memory for the answer."""
+        if self._reservation is not None:
+            self._reservation.release()
+            self._reservation = None
+
+    def shrink_answer(self, size: int) -> None:
+        """Keep what an answer of `size` bytes needs of its memory, and give back the rest."""
+        if self._reservation is not None and self._reservation.size > size:
+            self._reservation.resize(size)
 
     async def respond(self, status: int, headers: Headers = (), body: bytes = b"") -> None:
         """Answer with a whole body; one that is long is handed over as the client takes it."""
         if self.method == "HEAD":
             body = b""  # nothing below takes it off, and over HTTP/2 it would break the connection
-        # An HTTP/1 connection has one answer at a time, one of HTTP/2 may have many.
-        if len(body) > SHARED_PIECE and (len(body) > PIECE or self.http_version.startswith("2")):
-            await self._respond_in_pieces(status, headers, body)
+        if not self._watches(len(body)):
+            self.sent = len(body)
+            self.release_answer()
+            await self._start(status, headers)
+            await self._send({"type": BODY, "body": body, "more_body": False})
             return
-        self.sent = len(body)
-        self.release_answer()
-        await self._start(status, headers)
-        await self._send({"type": _BODY, "body": body, "more_body": False})
-
-    async def _respond_in_pieces(self, status: int, headers: Headers, body: bytes) -> None:
-        if self.held:
-            # To wait for more while holding some could block all others that do the same.
-            more = max(0, len(body) - self.held)
-            self._unread.overdraw(more)
-            self.held += more
-            self.release_answer(len(body))
-        else:
-            await self.reserve_answer(len(body))
         await self._start(status, (*headers, (b"content-length", b"%d" % len(body))))
-        await ResponseStream(self, self._send, self._unread).send(body, last=True)
+        stream = ResponseStream(self, self._send, self._unread)
+        await stream.send(body)
+        await stream.close()
+
+    def _watches(self, size: int) -> bool:
+        """Whether to send an answer in pieces and count it until it is taken; reserves memory then."""
+        version: str = self._scope["http_version"]
+        unread, counted = self._unread, size + min(size, MESSAGES_BELOW * PIECE)
+        if size <= WHOLE_MAX[version[0]]:
+            if size and version[0] == "2" and unread.is_sample(size + ANSWER_COST):
+                counted = SAMPLE
+            elif size <= TINY or not unread.room.pressed:
+                return False
+        # It is made already, so that to wait here would not make it smaller.
+        if self._reservation is None:
+            self._reservation = unread.room.reserve_at_once(self.connection, counted)
+        else:
+            self._reservation.resize(counted)
+        return True
 
     async def open(self, status: int, headers: Headers) -> ResponseStream:
         """Answer with a stream; status and headers go out at once."""
         await self._start(status, headers)
-        await self._send({"type": _BODY, "body": b"", "more_body": True})
+        await self._send({"type": BODY, "body": b"", "more_body": True})
         return ResponseStream(self, self._send, self._unread)
 
     def _start(self, status: int, headers: Headers) -> Awaitable[None]:
@@ -348,98 +385,3 @@ def _current_task() -> asyncio.Task[Any]:
     if task is None:
         raise RuntimeError("a body is read by a task")
     return task
-
-
-class ResponseStream:
-    """A response that is being written; without `close` the client sees it break off."""
-
-    __slots__ = ("_request", "_send", "_unread", "cut_off", "moved", "since", "taken")
-
-    def __init__(self, request: Request, send: Send, unread: Unread) -> None:
-        self._request = request
-        self._send = send
-        self._unread = unread
-        # As `unread.Answer` has them.
-        self.cut_off = False
-        self.since = self.moved = 0.0
-        self.taken = 0
-
-    @property
-    def hidden_prefix(self) -> str:
-        """What must not be told to the client of the names of its streams."""
-        return self._request.hidden_prefix
-
-    @property
-    def task(self) -> asyncio.Task[None]:
-        return self._request.task
-
-    @property
-    def request(self) -> Request:
-        return self._request
-
-    @property
-    def held(self) -> int:
-        return self._request.held
-
-    def sharing(self, key: Hashable, size: int) -> AbstractAsyncContextManager[None]:
-        """Hold memory for an encoding of about `size` bytes, once for all who send it now."""
-        return self._unread.sharing(key, size)
-
-    async def send(self, *parts: bytes, last: bool = False) -> None:
-        """Hand over `parts`; returns when the client has taken all of it but a little.
-
-        Says nothing if the client has gone. ClientHangupError if it takes nothing for too long.
-        """
-        unread, request = self._unread, self._request
-        self.since = self.moved = _now()
-        self.taken = 0
-        unread.begin(self)
-        try:
-            if sum(map(len, parts)) <= SHARED_PIECE:
-                data = parts[0] if len(parts) == 1 else b"".join(parts)
-                request.sent += len(data)
-                await self._send({"type": _BODY, "body": data, "more_body": not last})
-            else:
-                for piece, more in _pieces(parts, last=last, reserved=bool(request.held)):
-                    request.sent += len(piece)
-                    await self._send({"type": _BODY, "body": piece, "more_body": more})
-                    self.taken += len(piece)
-                    self.moved = _now()
-        except asyncio.CancelledError:
-            if self.cut_off:
-                request.task.uncancel()
-                raise ClientHangupError(
-                    f"the client took nothing of its answer for {_now() - self.moved:.0f} seconds"
-                ) from None
-            raise
-        finally:
-            unread.end(self)
-
-    async def close(self) -> None:
-        """End the response as it should end."""
-        await self._send({"type": _BODY, "body": b"", "more_body": False})
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
-
-
-def _pieces(parts: Sequence[bytes], *, last: bool, reserved: bool) -> Iterator[tuple[bytes, bool]]:
-    """The pieces in which to hand over `parts`, and whether more is to come after each.
-
-    The last bytes go one by one: when granian has taken them all, what is before them has left its
-    queue, and the client has taken it. Nothing else would tell. A session that keeps its reservation
-    for what comes next need not know.
-    """
-    size = PIECE if reserved else SHARED_PIECE
-    single = b""
-    if last or not reserved:
-        single = b"".join([part[-QUEUE - 1 :] for part in parts])[-QUEUE - 1 :]
-    rest = sum(map(len, parts)) - len(single)
-    for part in parts:
-        end = min(len(part), rest)
-        for at in range(0, end, size):
-            yield part[at : min(at + size, end)], True
-        rest -= end
-    for at in range(len(single)):
-        yield single[at : at + 1], not last or at + 1 < len(single)

@@ -43,8 +43,9 @@ FRAME_MAX: Final = 256 << 10
 HEADERS_MAX: Final = 64 << 10
 #: Bytes that an HTTP/1 connection buffers each way. The head of a request must fit.
 BUFFER_MAX: Final = 32 << 10
-#: Bytes that one answer over HTTP/2 has in its connection's buffer.
-SEND_BUFFER: Final = 64 << 10
+#: Bytes that an answer over HTTP/2 may have in its connection's buffer for it to take more: as few as
+#: possible, so that an answer whose end was taken has been written (`response_stream.MESSAGES_BELOW`).
+SEND_BUFFER: Final = 1
 #: Milliseconds between pings, by which followers that vanished are noticed; seconds to answer one.
 PING_INTERVAL: Final = 20_000
 PING_PATIENCE: Final = 20

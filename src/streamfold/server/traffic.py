@@ -8,8 +8,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from streamfold.server.connections import Connections
-from streamfold.server.http import ResponseStream
 from streamfold.server.intake import Intake
+from streamfold.server.response_stream import ResponseStream
 from streamfold.server.unread import Unread
 
 
@@ -48,8 +48,9 @@ class TrafficInstruments(Collector):
         for name, text, value in (
             ("connections", "Connections that are open", connections.open),
             ("connections_max", "Connections that may be open", connections.most),
-            ("unread_bytes", "Bytes held for clients that have not read them", unread.held),
-            ("unread_bytes_max", "Bytes that may be held for clients", unread.capacity),
+            ("unread_bytes", "Bytes held for clients that have not read them", unread.room.used),
+            ("unread_bytes_max", "Bytes that may be held for clients", unread.room.capacity),
+            ("unread_waiting", "Answers that wait for memory", unread.room.waiting),
             ("body_bytes", "Bytes reserved for bodies of requests", bodies.used),
             ("body_bytes_max", "Bytes that may be reserved for bodies", bodies.capacity),
             ("upload_files", "Files that uploads keep open", files.used),

@@ -1,31 +1,41 @@
 """Bounds what the server holds for clients that do not read it: one budget for all answers.
 
-Memory is reserved before an answer is read from the store. When there is none left, answers wait for
-it, and clients that take theirs too slowly are cut off, the slowest first. A client that takes nothing
-at all is cut off in any case after the write deadline.
+- Memory is reserved before an answer is read from the store, in turn by connection (`answer_room`).
+- An answer counts until its client has taken it. Small answers are sent whole, after which nothing
+  tells whether they were taken; so a random sample of them is watched instead, and each stands for
+  `SAMPLE` bytes. A client cannot know which ones are, so the sum is right whatever it does.
+- While connections wait for memory, clients must take their answers at a pace that rises with the
+  time for which a first answer waits. The slowest are cut off first.
+- A client that takes nothing at all is cut off in any case after the write deadline.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Hashable
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from streamfold.store.admission import Admission
+from streamfold.server.answer_room import Reservation, Room
+from streamfold.wire.s2.failures import ClientHangupError
 
 #: Bytes of all answers that are held for clients.
 UNREAD_MAX: Final = 256 << 20
 #: Seconds after which a client that takes nothing is cut off.
 WRITE_DEADLINE: Final = 60.0
 #: While answers wait for memory: seconds that a client gets, and bytes per second that it must take
-#: after them.
+#: after them. Each second for which a first answer waits halves the former and doubles the latter,
+#: six times at most: to 30 ms and 8 MiB/s.
 GRACE: Final = 2.0
 PACE_MIN: Final = 128 << 10
-#: Bytes that one answer without a reservation has below us while its client does not read: five pieces
-#: wait in granian, one for its turn, and hyper buffers 32 KiB and the piece that exceeds them.
-IN_FLIGHT: Final = 6 * (16 << 10) + (48 << 10)
+_DOUBLINGS_MAX: Final = 6
+#: Bytes of small answers for one that is watched: rare enough to cost nothing that can be measured, and
+#: a five-hundredth of the budget, so that the sum is right within a few percent when it matters.
+SAMPLE: Final = 512 << 10
+#: Bytes that granian and hyper hold for an answer over HTTP/2 beside its body.
+ANSWER_COST: Final = 5 << 10
 #: Seconds between two looks at answers that wait for their clients.
 _LOOK_INTERVAL: Final = 0.5
 
@@ -45,20 +55,17 @@ class Answer(Protocol):
         """That sends it."""
 
     @property
-    def held(self) -> int:
-        """Bytes of memory that are reserved for it."""
+    def connection(self) -> Hashable:
+        """That it is sent by."""
 
 
 @dataclass(slots=True, eq=False)
 class _Shared:
     """Memory for one encoding that several answers send."""
 
-    size: int
+    #: Its result is the memory, once there is some; None if the first answer gave up before.
+    reserved: asyncio.Future[Reservation | None]
     answers: int = 0
-    #: Done when the memory is reserved.
-    reserved: asyncio.Future[None] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
 
 
 class Unread:
@@ -70,36 +77,30 @@ class Unread:
         deadline: float = WRITE_DEADLINE,
     ) -> None:
         self.deadline = deadline
-        self.capacity = capacity
+        self.room = Room(capacity)
         #: Clients that were cut off.
         self.cut_off = 0
-        self._room = Admission(capacity)
         #: Called with each answer whose client is cut off.
         self.on_cut_off: Callable[[Any], None] = lambda answer: None
         self._sending: dict[Answer, None] = {}
-        self._stalled = 0
         self._shared: dict[Hashable, _Shared] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._random = random.Random()  # noqa: S311 - seeded by the system
+        self._until_sample = self._random.expovariate(1 / SAMPLE)
 
-    @property
-    def held(self) -> int:
-        """Bytes that are held for clients now, an estimate for what is below us."""
-        return self._room.used + self._stalled * IN_FLIGHT
+    def is_sample(self, size: int) -> bool:
+        """Whether to watch this small answer for all that are not: every byte has the same chance."""
+        self._until_sample -= size
+        if self._until_sample > 0:
+            return False
+        self._until_sample = self._random.expovariate(1 / SAMPLE)
+        return True
 
-    async def reserve(self, size: int) -> int:
-        """Wait until there is memory for an answer of `size` bytes; returns what to give back."""
-        size = min(size, self.capacity)
-        if not self._room.acquire_at_once(size):
+    def reserve(self, owner: Hashable, size: int, *, first: bool = False) -> Awaitable[Reservation]:
+        """Wait until there is memory for an answer of `size` bytes; see `Room.reserve`."""
+        if self.room.pressed:
             self._look_soon()
-            await self._room.acquire(size)
-        return size
-
-    def overdraw(self, size: int) -> None:
-        """Take memory whether there is any or not, for an answer that has some."""
-        self._room.overdraw(size)
-
-    def release(self, size: int) -> None:
-        self._room.release(size)
+        return self.room.reserve(owner, size, first=first)
 
     @asynccontextmanager
     async def sharing(self, key: Hashable, size: int) -> AsyncIterator[None]:
@@ -107,11 +108,11 @@ class Unread:
         shared = self._shared.get(key)
         first = shared is None
         if shared is None:
-            shared = self._shared[key] = _Shared(min(size, self.capacity))
+            shared = self._shared[key] = _Shared(asyncio.get_running_loop().create_future())
         shared.answers += 1
         try:
             if first:
-                await self._reserve_shared(shared)
+                await self._reserve_shared(key, shared, size)
             elif not shared.reserved.done():
                 await asyncio.shield(shared.reserved)
             yield
@@ -119,17 +120,16 @@ class Unread:
             shared.answers -= 1
             if not shared.answers:
                 del self._shared[key]
-                if shared.size:
-                    self._room.release(shared.size)
+                if reservation := shared.reserved.result():
+                    reservation.release()
 
-    async def _reserve_shared(self, shared: _Shared) -> None:
-        size, shared.size = shared.size, 0
+    async def _reserve_shared(self, key: Hashable, shared: _Shared, size: int) -> None:
+        reservation = None
         try:
-            await self.reserve(size)
-            shared.size = size
+            reservation = await self.reserve(key, size)
         finally:
             # When the first is cancelled, the others go on without: at most one encoding too much.
-            shared.reserved.set_result(None)
+            shared.reserved.set_result(reservation)
 
     def begin(self, answer: Answer) -> None:
         """An answer begins to wait for its client; `end` it whatever happens."""
@@ -147,31 +147,40 @@ class Unread:
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
-        now = loop.time()
-        late: list[tuple[float, Answer]] = []
+        now, room = loop.time(), self.room
         for answer in tuple(self._sending):
             if now - answer.moved > self.deadline:
                 self._cut(answer)
-            elif (lateness := now - answer.since - answer.taken / PACE_MIN) > GRACE:
-                late.append((lateness, answer))
-        self._stalled = len(late)
-        self._relieve(late)
-        if self._sending or self._room.waiting:
+        if room.pressed:
+            self._relieve(now)
+        if self._sending or room.pressed:
             self._look_soon()
 
-    def _relieve(self, late: list[tuple[float, Answer]]) -> None:
+    def _relieve(self, now: float) -> None:
         """Cut off the slowest clients until what is wanted fits."""
-        missing = self.held + self._room.wanted - self.capacity
+        room, missing = self.room, self.room.missing
+        waits_since = room.first_waits_since
+        waited = 0.0 if waits_since is None else now - waits_since
+        haste = 2.0 ** min(waited, _DOUBLINGS_MAX)
+        late = [
+            (lateness, answer)
+            for answer in self._sending
+            if (lateness := (now - answer.since) * haste - answer.taken / PACE_MIN) > GRACE
+        ]
         late.sort(key=lambda entry: entry[0], reverse=True)
+        cut = set[Hashable]()
         for _, answer in late:
             if missing <= 0:
                 return
-            missing -= answer.held + IN_FLIGHT
-            self._cut(answer)
+            if answer.connection not in cut:
+                cut.add(answer.connection)
+                missing -= room.held_by(answer.connection)
+                self._cut(answer)
 
     def _cut(self, answer: Answer) -> None:
         self.cut_off += 1
         self.end(answer)
         answer.cut_off = True
         answer.task.cancel()
+        self.room.refuse(answer.connection, ClientHangupError("the client takes no answers"))
         self.on_cut_off(answer)

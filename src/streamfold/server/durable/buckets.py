@@ -11,7 +11,7 @@ from streamfold.model.resources import Page, StreamInfo
 from streamfold.server.durable import answers
 from streamfold.server.durable.places import suggest_path
 from streamfold.server.durable.reads import parse_parameters
-from streamfold.server.http import Request
+from streamfold.server.http import LIST_ROOM, Request
 from streamfold.server.s2.access import Access
 from streamfold.server.s2.answers import JSON
 from streamfold.store.listing import LIST_MAX
@@ -64,6 +64,7 @@ class Buckets:
         seen = grant.list_streams(prefix, after, _limit(query.get("limit", [str(LIST_MAX)])[-1]))
         page: Page[StreamInfo] = Page((), has_more=False)
         if seen is not None:
+            await request.reserve_answer(LIST_ROOM)
             page = grant.show_streams(await self._store.list_streams(basin, **seen._asdict()))
         streams = [StreamItem(item.name, item.created_at) for item in page.items]
         last = streams[-1].stream_id if streams and page.has_more else None

@@ -18,8 +18,9 @@ from streamfold.server.durable.content import bodies, join
 from streamfold.server.durable.places import Place
 from streamfold.server.durable.reads import Query, check_start, start_of
 from streamfold.server.gate import Gate
-from streamfold.server.http import SHARED_PIECE, Request, ResponseStream
+from streamfold.server.http import Request
 from streamfold.server.pace import Pace
+from streamfold.server.response_stream import SHARED_PIECE, ResponseStream
 from streamfold.server.s2.access import Standing
 from streamfold.server.s2.read_session import OWN_BATCH
 from streamfold.server.s2.shared import SharedEncodings
@@ -124,7 +125,7 @@ class _Connection:
             await standing.require()
             await self._send_position()
             if self._reading.resting:
-                self._stream.request.release_answer()
+                await self._stream.settle()
             if self._reading.closed or loop.time() >= ends:
                 return
             watch.interruptible = True

@@ -19,7 +19,7 @@ from streamfold.server.s2.access import Standing
 from streamfold.server.s2.answers import answer
 from streamfold.server.watch import Watch
 from streamfold.server.workers import LIGHT_BYTES
-from streamfold.store.durable import Reading
+from streamfold.store.durable import Reading, StreamStatus
 from streamfold.store.reads import ReadBatch
 from streamfold.store.sealing import SealingKey
 from streamfold.store.store import StreamStore, wall_clock
@@ -127,12 +127,7 @@ class Reads:
     async def catch_up(
         self, request: Request, place: Place, query: Query, key: SealingKey | None
     ) -> None:
-        start = start_of(query.start)
-        await request.reserve_answer(PAGE_ROOM)
-        async with self._store.durable.reading(place.basin, place.stream, start, key) as reading:
-            check_start(reading, start)
-            status = reading.status
-            page = await read_page(request, reading, status.traits.content_type)
+        page, status = await self._page(request, place, start_of(query.start), key)
         headers = [
             (b"content-type", status.traits.content_type.encode()),
             *_position_headers(page),
@@ -147,6 +142,20 @@ class Reads:
             await request.respond(304, headers[1:])
             return
         await answer(request, page.body, headers=headers)
+
+    async def _page(
+        self, request: Request, place: Place, start: int | None, key: SealingKey | None
+    ) -> tuple[Page, StreamStatus]:
+        """What can be read now from `start` on, and the stream when that began."""
+
+        async def read() -> tuple[Page, StreamStatus]:
+            source = self._store.durable.reading(place.basin, place.stream, start, key)
+            async with source as reading:
+                check_start(reading, start)
+                status = reading.status
+                return await read_page(request, reading, status.traits.content_type), status
+
+        return await request.make_answer(PAGE_ROOM, read, lambda made: 4 * len(made[0].body))
 
     def _caching(self, page: Page, key: SealingKey | None) -> tuple[bytes, bytes]:
         if key is not None:
@@ -171,8 +180,7 @@ class Reads:
             content_type = reading.status.traits.content_type
             if reading.resting and not reading.closed:
                 await standing.during(reading.wait(self._long_poll))
-            await request.reserve_answer(PAGE_ROOM)
-            page = await read_page(request, reading, content_type)
+            page, _ = await self._page(request, place, reading.seq_num, key)
             await standing.require()
         cursor = caching.next_cursor(query.cursor, wall_clock(), random.randint)
         headers = [*_position_headers(page), answers.NO_STORE]

@@ -16,8 +16,9 @@ from streamfold.server.durable.bodies import SNAPSHOT_MAX, limited_chunks
 from streamfold.server.durable.content import updates
 from streamfold.server.durable.places import Place
 from streamfold.server.durable.reads import parse_parameters
-from streamfold.server.http import PIECE, Headers, Request
+from streamfold.server.http import LIST_ROOM, Headers, Request
 from streamfold.server.pace import Pace
+from streamfold.server.response_stream import PIECE
 from streamfold.server.s2.answers import JSON
 from streamfold.server.workers import LIGHT_BYTES
 from streamfold.store.durable import APPEND_BYTES_MAX, StreamStatus
@@ -138,6 +139,7 @@ class Snapshots:
         await stream.close()
 
     async def list(self, request: Request, place: Place, key: SealingKey | None) -> None:
+        await request.reserve_answer(LIST_ROOM)
         found = await self._store.durable.snapshots(place.basin, place.stream)
         items = [
             SnapshotItem(
@@ -188,7 +190,7 @@ class Snapshots:
         separator = bootstrap.boundary(os.urandom(bootstrap.BOUNDARY_RANDOM_MIN))
         updates = await request.offload(_multipart, parts, separator)
         del parts
-        request.release_answer(sum(map(len, updates)) + 2 * READ_PIECE)
+        request.shrink_answer(sum(map(len, updates)) + 2 * READ_PIECE)
         at = "-1" if snapshot is None else self._show(snapshot.seq_num)
         headers = [
             (b"content-type", bootstrap.multipart_type(separator).encode()),

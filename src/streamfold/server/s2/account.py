@@ -5,7 +5,7 @@ from __future__ import annotations
 from streamfold.model.access import AccessToken, Operation
 from streamfold.model.metrics import Interval, Metric
 from streamfold.model.resources import Page
-from streamfold.server.http import Request
+from streamfold.server.http import LIST_ROOM, Request
 from streamfold.server.s2.access import Access
 from streamfold.server.s2.answers import answer, read_json
 from streamfold.server.s2.locations import Locations
@@ -29,6 +29,7 @@ class Account:
         seen = grant.list_access_tokens(query.prefix, query.start_after, query.limit)
         page: Page[AccessToken] = Page((), has_more=False)
         if seen is not None:
+            await request.reserve_answer(LIST_ROOM)
             found = await self._account.list_access_tokens(**seen._asdict())
             page = grant.show_access_tokens(found)
         await answer(request, wire.encode_access_token_page(page.items, has_more=page.has_more))

@@ -13,7 +13,8 @@ from typing import Final, TypeAlias
 from streamfold.errors import StoreClosingError
 from streamfold.records import AppendInput
 from streamfold.server.gate import Gate
-from streamfold.server.http import Request, ResponseStream
+from streamfold.server.http import Request
+from streamfold.server.response_stream import ResponseStream
 from streamfold.server.s2.access import Standing
 from streamfold.server.s2.appends import Appends, Ticket
 from streamfold.server.s2.failures import end_frames

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from streamfold.model.access import Operation
 from streamfold.model.resources import BasinInfo, Page, Provision
-from streamfold.server.http import Request
+from streamfold.server.http import LIST_ROOM, Request
 from streamfold.server.s2.access import Access
 from streamfold.server.s2.answers import JSON, answer, read_json, read_optional_json
 from streamfold.store.store import StreamStore
@@ -25,6 +25,7 @@ class Basins:
         seen = grant.list_basins(query.prefix, query.start_after, query.limit)
         page: Page[BasinInfo] = Page((), has_more=False)
         if seen is not None:
+            await request.reserve_answer(LIST_ROOM)
             page = grant.show_basins(await self._store.list_basins(**seen._asdict()))
         await answer(request, resources.encode_basin_page(page))
 

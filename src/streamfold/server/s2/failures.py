@@ -12,7 +12,8 @@ from streamfold.errors import (
     StreamfoldError,
     UploadsBusyError,
 )
-from streamfold.server.http import Request, ResponseStream
+from streamfold.server.http import Request
+from streamfold.server.response_stream import ResponseStream
 from streamfold.server.s2.answers import JSON
 from streamfold.wire.s2 import frames, sse
 from streamfold.wire.s2.failures import ClientHangupError, Failure, describe_failure

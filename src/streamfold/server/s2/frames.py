@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from streamfold.server.http import Headers, Request, ResponseStream
+from streamfold.server.http import Headers, Request
+from streamfold.server.response_stream import ResponseStream
 from streamfold.server.s2.failures import end_frames
 from streamfold.server.s2.shared import SharedEncodings
 from streamfold.server.workers import LIGHT_BYTES

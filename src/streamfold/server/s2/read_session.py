@@ -9,8 +9,9 @@ from typing import Final, Protocol
 
 from streamfold.errors import StoreClosingError
 from streamfold.server.gate import Gate
-from streamfold.server.http import SHARED_PIECE, Headers, Request, ResponseStream
+from streamfold.server.http import Headers, Request
 from streamfold.server.pace import Pace
+from streamfold.server.response_stream import SHARED_PIECE, ResponseStream
 from streamfold.server.s2.access import Standing
 from streamfold.server.s2.targets import Target
 from streamfold.server.watch import Watch
@@ -109,7 +110,7 @@ class Followers:
                 await standing.require()
             await _send(request, stream, batch, presentation)
             if reading.resting:
-                request.release_answer()
+                await stream.settle()
             if not batch.count:
                 patience = self._patience()
             await pace.after(batch)

@@ -123,10 +123,12 @@ class Records:
     ) -> None:
         record_format = headers.parse_format(request.header(headers.FORMAT))
         await open_target(self._store, target, on_append=False)
-        if not query.wait:
-            await request.reserve_answer(OWN_BATCH)
-        batch = await self._wait_for_batch(request, target, query.unary())
-        await request.reserve_answer(min(OWN_BATCH, 4 * batch.metered))
+        read = partial(self._wait_for_batch, request, target, query.unary())
+        if query.wait:
+            batch = await read()
+            await request.reserve_answer(_answer_size(batch))
+        else:
+            batch = await request.make_answer(OWN_BATCH, read, _answer_size)
         if response is Encoding.PROTO:
             body = records_proto.encode_read_batch(batch.payload(), batch.tail)
             await answer(request, body, headers=(PROTO,))
@@ -207,6 +209,11 @@ async def _read_append(request: Request, encoding: Encoding | None) -> _Unparsed
 @remember_short
 def _negotiate_append(content_type: bytes, accept: bytes) -> Negotiated:
     return negotiate_append(text_of(content_type), text_of(accept))
+
+
+def _answer_size(batch: ReadBatch) -> int:
+    """Bytes that a batch and its encoding take, at most."""
+    return min(OWN_BATCH, 4 * batch.metered)
 
 
 def _wanted(query: ReadQuery) -> ReadRequest:

@@ -7,7 +7,8 @@ from functools import partial
 from typing import Final
 
 from streamfold.model.positions import STREAM_START
-from streamfold.server.http import Headers, Request, ResponseStream
+from streamfold.server.http import Headers, Request
+from streamfold.server.response_stream import ResponseStream
 from streamfold.server.s2.failures import end_events
 from streamfold.server.s2.shared import SharedEncodings
 from streamfold.server.workers import LIGHT_BYTES

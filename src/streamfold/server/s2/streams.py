@@ -9,7 +9,7 @@ from typing import Final
 from streamfold.model.access import Operation
 from streamfold.model.names import BasinName, StreamName
 from streamfold.model.resources import Page, Provision, StreamInfo
-from streamfold.server.http import Request, text_of
+from streamfold.server.http import LIST_ROOM, Request, text_of
 from streamfold.server.s2.access import Access
 from streamfold.server.s2.answers import JSON, answer, read_json, read_optional_json
 from streamfold.store.store import StreamStore
@@ -35,6 +35,7 @@ class Streams:
         seen = grant.list_streams(query.prefix, query.start_after, query.limit)
         page: Page[StreamInfo] = Page((), has_more=False)
         if seen is not None:
+            await request.reserve_answer(LIST_ROOM)
             page = grant.show_streams(await self._store.list_streams(basin, **seen._asdict()))
         await answer(request, resources.encode_stream_page(page))
 
