@@ -22,6 +22,8 @@ from streamfold.spark.failures import EndpointUnavailableError, OptionError
 
 #: Seconds to connect and to wait for the next bytes: above the 15 between two heartbeats.
 _IO_TIMEOUT = 20.0
+#: Seconds to wait for the answer to a short question at least: servers pause for less.
+_ANSWER_TIMEOUT_MIN = 3.0
 #: Seconds before the second attempt, and between later ones at most.
 _WAIT_MIN, _WAIT_MAX = 0.05, 2.0
 #: Statuses of failures that pass; 409 is one of them with this code only.
@@ -57,6 +59,11 @@ class Patience:
     _since: float | None = None
     _wait: float = _WAIT_MIN
 
+    @classmethod
+    def from_now(cls, seconds: float) -> Patience:
+        """Count the time of the first attempt, too: it may be spent waiting for a silent server."""
+        return cls(seconds, time.monotonic())
+
     def progress(self) -> None:
         self._since, self._wait = None, _WAIT_MIN
 
@@ -90,7 +97,7 @@ class Connection:
 
     def get(self, path: str, headers: Mapping[str, str] | None = None) -> Answer:
         """Ask until there is an answer that is not a passing failure."""
-        patience = Patience(self.endpoint.retry_timeout)
+        patience = Patience.from_now(self.endpoint.retry_timeout)
         while True:
             try:
                 return self.attempt("GET", path, headers)
@@ -130,6 +137,15 @@ class Connection:
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise PassingError(_words(error)) from error
+
+
+def answer_timeout(endpoint: Endpoint) -> float:
+    """Return the seconds to wait for the answer to a short question.
+
+    They are no more than failures are retried for, so that a server that drops packets is reported
+    as soon as one that refuses connections.
+    """
+    return min(_IO_TIMEOUT, max(_ANSWER_TIMEOUT_MIN, endpoint.retry_timeout))
 
 
 def _http(endpoint: Endpoint, io_timeout: float) -> http.client.HTTPConnection:

@@ -34,7 +34,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from streamfold.records.columns import warm_up_columns
-from streamfold.spark.connection import Connection
+from streamfold.spark.connection import Connection, answer_timeout
 from streamfold.spark.offsets import Offset, backlog, limit_records, split
 from streamfold.spark.options import (
     EARLIEST,
@@ -139,7 +139,8 @@ class BatchReader(_RangeReader, DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """On the driver, once per query."""
         _settle()
-        with Connection(self._options.endpoint) as connection:
+        endpoint = self._options.endpoint
+        with Connection(endpoint, answer_timeout(endpoint)) as connection:
             positions = StreamPositions(self._options, connection)
             start = positions.starts(EARLIEST)
             return self._parts(start, positions.ends(start))
@@ -161,7 +162,8 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
     @property
     def _positions(self) -> StreamPositions:
         if self._connection is None:
-            self._connection = Connection(self._options.endpoint)
+            endpoint = self._options.endpoint
+            self._connection = Connection(endpoint, answer_timeout(endpoint))
         return StreamPositions(self._options, self._connection)
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.ports import free_port
+from tests.spark.unreachable import address, dropping_server, silent_server
 from tests.spark.writer.process import OURS, Process
 from tests.spark.writer.waiting import wait_for
 
@@ -36,13 +37,43 @@ def test_what_is_wrong_is_said_before_spark_starts_and_the_process_lives_until_i
     unusable = "folder /dev/null/x/nowhere cannot be used (Not a directory)"
     assert process.status("nowhere")["last_error"]["message"].startswith(unusable)
 
-    def said() -> list[str]:
-        return [line for line in log.read_text().splitlines() if unreachable in line]
-
-    wait_for(said, lambda lines: len(lines) >= 3)  # again and again
+    wait_for(
+        partial(_lines_with, log, unreachable), lambda lines: len(lines) >= 3
+    )  # again and again
     assert process.stop() in (0, 1)  # 0: Spark had not even started
     lines = log.read_text().splitlines()
     assert [line for line in lines if not OURS.fullmatch(line)][:-1] == []  # the last is the error
+
+
+def test_a_server_that_drops_packets_or_never_answers_is_said_again_and_again_until_the_stop(
+    tmp_path: Path,
+) -> None:
+    file, log = tmp_path / "writer.toml", tmp_path / "writer.log"
+    with dropping_server() as dropping, silent_server() as silent:
+        file.write_text(
+            f"""
+            http = {{ port = 0, host = "127.0.0.1" }}
+            [[tables]]
+            source = {{ server = "{address(dropping)}", table = "dropping" }}
+            destinations = [{{ type = "local", path = "{tmp_path / "archive"}" }}]
+            [[tables]]
+            source = {{ server = "{address(silent)}", table = "silent" }}
+            destinations = [{{ type = "local", path = "{tmp_path / "archive"}" }}]
+            """
+        )
+        process = Process(file, log)
+        for table, listening in (("dropping", dropping), ("silent", silent)):
+            unreachable = f"source.server {address(listening)} cannot be reached (TimeoutError"
+            status = wait_for(partial(process.status, table), lambda s: bool(s["last_error"]))
+            assert status["last_error"]["message"].startswith(unreachable)
+            wait_for(partial(_lines_with, log, unreachable), lambda lines: len(lines) >= 3)
+        assert process.stop() in (0, 1)  # 0: Spark had not even started
+    lines = log.read_text().splitlines()
+    assert [line for line in lines if not OURS.fullmatch(line)][:-1] == []  # the last is the error
+
+
+def _lines_with(log: Path, text: str) -> list[str]:
+    return [line for line in log.read_text().splitlines() if text in line]
 
 
 def test_a_writer_that_is_stopped_while_spark_starts_ends(tmp_path: Path) -> None:

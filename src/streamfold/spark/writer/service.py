@@ -21,8 +21,10 @@ from streamfold.spark.writer.table import TableWriter
 
 #: Seconds between two looks at whether any table is left.
 _LOOK = 0.5
-#: Seconds for which destinations and servers are waited for before Spark starts, and between two looks.
+#: Seconds for which destinations and servers are waited for before Spark starts.
 CHECK_SECONDS = 5.0
+#: Seconds between two such checks of a table.
+_CHECK_PAUSE = 2.0
 
 
 class SnapshotWriter:
@@ -83,7 +85,7 @@ class SnapshotWriter:
         while not self._begun.is_set():
             table.check()
             looked.set()
-            self._begun.wait(CHECK_SECONDS)
+            self._begun.wait(_CHECK_PAUSE)
 
     @contextmanager
     def publishing(self, spark: SparkSession) -> Iterator[None]:

@@ -13,15 +13,15 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from streamfold.spark.connection import Connection
+from streamfold.spark.connection import Connection, answer_timeout
 from streamfold.spark.failures import EndpointUnavailableError
 from streamfold.spark.options import EARLIEST, LATEST, parse_source
 from streamfold.spark.streams import Streams
 from streamfold.spark.writer.failures import ServerUnreachableError
 from streamfold.spark.writer.job import TableJob
 
-#: Seconds within which the server has to answer a short question, and for which it is asked again.
-ANSWER_SECONDS, RETRY_SECONDS = 3.0, 1.0
+#: Seconds for which a short question is repeated; a server that is silent for longer is asked once.
+RETRY_SECONDS = 1.0
 
 
 @dataclass
@@ -54,7 +54,7 @@ class StreamEdges:
         given = parse_source({**self.job.source, "stream": self.job.stream}).endpoint
         endpoint = replace(given, retry_timeout=min(given.retry_timeout, RETRY_SECONDS))
         try:
-            with Connection(endpoint, ANSWER_SECONDS) as connection:
+            with Connection(endpoint, answer_timeout(endpoint)) as connection:
                 yield Streams(connection)
         except EndpointUnavailableError as error:
             raise ServerUnreachableError(endpoint.origin, error.cause) from error

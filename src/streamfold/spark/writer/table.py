@@ -45,8 +45,9 @@ _LOOK = 0.25
 _START_LOOK = 0.05
 #: How what Spark says of a query begins until its process is there.
 _INITIALIZING = "Initializing"
-#: Seconds between two tries to reach a server at most, and between two lines that say the same.
-_UNREACHABLE_PAUSE = _REPEAT = 5.0
+#: Seconds between two tries to reach a server at most, and between two lines that say the same. A try
+#: takes up to three seconds if the server drops packets, so such a server has a line about every five.
+_UNREACHABLE_PAUSE, _REPEAT = 2.0, 4.0
 
 
 def _now() -> datetime:
