@@ -22,7 +22,12 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import msgspec
 
-from streamfold.blob.aws_identity import CredentialsUnavailableError, storage_credential
+from streamfold.blob.aws_identity import (
+    CredentialsUnavailableError,
+    explained,
+    open_session,
+    storage_credential,
+)
 from streamfold.errors import InvalidError
 
 if TYPE_CHECKING:  # these exist only in obstore's stubs
@@ -111,7 +116,7 @@ class AwsAccess:
 
     def storage_credentials(self) -> S3Credential:
         """Return credentials of now, as obstore asks for them; called from any thread."""
-        with self._one_at_a_time:
+        with self._one_at_a_time, explained():
             found = self._opened().get_credentials()
         if found is None:
             raise CredentialsUnavailableError(
@@ -216,9 +221,8 @@ class _RoleSource:
 def _open_session(name: str, profile: Profile, now: Callable[[], datetime]) -> Any:
     import boto3
     from botocore.credentials import CredentialResolver, DeferredRefreshableCredentials
-    from botocore.session import get_session
 
-    core = get_session()
+    core = open_session()
     if profile.type == ASSUME_ROLE:
         role = DeferredRefreshableCredentials(
             _role_request(name, profile), _RoleSource.METHOD, time_fetcher=now

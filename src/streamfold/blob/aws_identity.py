@@ -10,6 +10,7 @@ containers and instances by themselves, but no files: where files are needed, th
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +27,15 @@ if TYPE_CHECKING:  # exists only in obstore's stubs
 #: For how long credentials may be kept before they are asked for again: botocore renews ten minutes
 #: before the end at the latest, so what it hands out is good for this long.
 LIFETIME: Final = timedelta(minutes=10)
+#: Limits of a request to a service that gives credentials, STS or a sign-in portal: botocore's own are
+#: minutes, and who waits may be a person at a terminal. In seconds; one lost packet is no error.
+_REQUEST_LIMITS: Final = {
+    "connect_timeout": 3,
+    "read_timeout": 10,
+    "retries": {"total_max_attempts": 2, "mode": "standard"},
+}
+#: Loggers on which botocore reports a failed renewal with a traceback, which may quote answers.
+_RENEWAL_LOGGERS: Final = ("botocore.credentials", "botocore.tokens")
 #: Variables that hold keys, or say that none are wanted: obstore and SlateDB read them themselves.
 _DECIDED_BY: Final = ("AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE")
 #: Files in which only botocore looks, with the variables that move them.
@@ -93,7 +103,7 @@ class AwsIdentity:
 
     def _load(self) -> Any:
         if self._found is None:
-            with _explained():
+            with explained():
                 self._found = self._session.get_credentials()
         if self._found is None:
             raise CredentialsUnavailableError(
@@ -113,17 +123,25 @@ def find_identity(environment: Mapping[str, str]) -> AwsIdentity | None:
     if find_spec("botocore") is None:
         _refuse_files(environment)
         return None
-    from botocore.session import get_session
-
-    session = get_session()
-    with _explained():
+    with explained():
+        session = open_session()
         session.get_scoped_config()
     return AwsIdentity(session)
 
 
+def open_session() -> Any:
+    """Return a session of botocore that gets credentials, or an error, within seconds."""
+    from botocore.config import Config
+    from botocore.session import get_session
+
+    session = get_session()
+    session.set_default_client_config(Config(**_REQUEST_LIMITS))
+    return session
+
+
 def storage_credential(found: Any, now: datetime) -> S3Credential:
     """Return what botocore's credentials are at this time; they are renewed if it is time to."""
-    with _explained():
+    with explained():
         frozen = found.get_frozen_credentials()
     ends: datetime | None = getattr(found, "_expiry_time", None)
     lasts = now + LIFETIME
@@ -136,24 +154,49 @@ def storage_credential(found: Any, now: datetime) -> S3Credential:
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def explained() -> Iterator[None]:
     """Turn botocore's errors into ours: their texts may quote answers, or a process's output."""
-    from botocore.exceptions import BotoCoreError, ClientError, ProfileNotFound, SSOError
+    from botocore import exceptions
 
     failure: str
     try:
-        yield
+        with _renewals_in_one_line():
+            yield
         return
-    except ProfileNotFound as error:
+    except exceptions.ProfileNotFound as error:
         raise InvalidError(f"{error}: correct AWS_PROFILE, or add it to ~/.aws/config") from None
-    except ClientError as error:
+    except exceptions.ClientError as error:
         code = str(error.response.get("Error", {}).get("Code", "unknown"))
         failure = f"({code}): check the role, and who may assume it"
-    except SSOError as error:
-        failure = f"({type(error).__name__}): run `aws sso login`"
-    except BotoCoreError as error:
+    except (exceptions.SSOError, exceptions.TokenRetrievalError) as error:
+        failure = f"({type(error).__name__}): the login is over or missing; run `aws sso login`"
+    except (exceptions.ConnectionError, exceptions.HTTPClientError) as error:
+        failure = f"({type(error).__name__}): check the network to the service that gives them"
+    except exceptions.BotoCoreError as error:
         failure = f"({type(error).__name__}): check the profile in ~/.aws"
     raise CredentialsUnavailableError(f"AWS credentials cannot be had {failure}")
+
+
+@contextmanager
+def _renewals_in_one_line() -> Iterator[None]:
+    """Keep botocore from logging a traceback about what this thread asks it for."""
+    asking = threading.get_ident()
+
+    def admit(record: logging.LogRecord) -> bool:
+        if record.exc_info and record.thread == asking:
+            record.exc_info = None
+            # Any other failure is raised, here or when the credentials at hand have expired.
+            return "advisory" in record.getMessage()
+        return True
+
+    loggers = [logging.getLogger(name) for name in _RENEWAL_LOGGERS]
+    for logger in loggers:
+        logger.addFilter(admit)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(admit)
 
 
 def _refuse_files(environment: Mapping[str, str]) -> None:
