@@ -81,12 +81,17 @@ class Footprint:
         return kinds
 
     def figures(self) -> dict[str, dict[str, float]]:
-        """By phase: the worst ratio in it, the ratio at its end, and the MiB at its end."""
+        """By phase: the worst ratio in it and the most MiB, and both at its end."""
         found: dict[str, dict[str, float]] = {}
         for phase, _, live, disk in self.samples:
             ratio = disk / live if live else 0.0
-            worst = max(ratio, found.get(phase, {}).get("worst", 0.0))
-            found[phase] = {"worst": worst, "last": ratio, "disk_mib": disk / MIB}
+            before = found.get(phase, {"worst": 0.0, "most_mib": 0.0})
+            found[phase] = {
+                "worst": max(ratio, before["worst"]),
+                "last": ratio,
+                "most_mib": max(disk / MIB, before["most_mib"]),
+                "last_mib": disk / MIB,
+            }
         return {
             phase: {name: round(value, 2) for name, value in figures.items()}
             for phase, figures in found.items()
