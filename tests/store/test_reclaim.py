@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from streamfold.model.records import Record, trim_record
-from streamfold.store import slate_tables
+from streamfold.store import reclaim, slate_tables
 from streamfold.store.location import Location, open_location
 from streamfold.store.reclaim import Reclaimer
 from streamfold.store.settings import StoreSettings
@@ -161,6 +161,25 @@ async def test_after_a_rewrite_that_freed_little_the_next_waits_until_the_rate_a
         run.reclaimer._reach = 1000.0
         assert await run.after(paused_until - 1) >= STILL_THERE
         assert await run.after(1) < TABLE_BYTES
+
+
+async def test_a_large_deletion_is_dropped_at_once_but_not_before_it_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reclaim, "_PRESSING_BYTES", MIB)
+    async with driven(tmp_path.as_uri()) as run:
+        for stream in ("first", "second", "stays"):
+            await run.fill(stream, LARGE, LARGE_BODY)
+        run.reclaimer.observe_changes()
+        for stream in ("first", "second"):
+            await run.delete(stream)
+            run.reclaimer.observe_changes()
+            await run.after(0)
+            assert await run.after(10) >= LARGE * 9 // 10
+        assert run.dead >= 2 * LARGE * 9 // 10
+        run.reclaimer.observe_changes()
+        assert await run.after(2) < TABLE_BYTES
+        assert len(await read_all(run.store, "stays")) == LARGE // LARGE_BODY
 
 
 async def test_a_store_from_which_nothing_was_deleted_has_no_dead_bytes(tmp_path: Path) -> None:

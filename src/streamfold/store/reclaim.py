@@ -189,7 +189,7 @@ class Reclaimer:
 
     async def _merge_forever(self) -> NoReturn:
         while True:
-            self._measure_changes()
+            self.observe_changes()
             if self._tables_changed() or self._is_due():
                 with _retried_later():
                     await self.step()
@@ -240,7 +240,8 @@ class Reclaimer:
         elif self._is_due():
             await self._reclaim(tables)
 
-    def _measure_changes(self) -> None:
+    def observe_changes(self) -> None:
+        """Note what was written and deleted since the last time, `_TICK` seconds ago."""
         added, removed = self.live.added - self._added, self.live.removed - self._seen_removed
         self._added, self._seen_removed = self.live.added, self.live.removed
         self._write_rate = (self._write_rate + added / _TICK) / 2
