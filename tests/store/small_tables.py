@@ -20,9 +20,9 @@ _HURRIED = (
 _original: Callable[..., Any] = slate_engine._settings
 
 
-def small_settings() -> Any:
+def small_settings(*, local: bool) -> Any:
     """What the engine uses, but for the scale; to be put in the place of its own."""
-    settings = _original()
+    settings = _original(local=local)
     settings.set("l0_sst_size_bytes", str(TABLE_BYTES))
     for name in _HURRIED:
         settings.set(name, '"50ms"')

@@ -2,7 +2,7 @@
 
 Three things take space beyond the live rows, and each is dealt with here:
 
-- Runs of tables. SlateDB writes young tables and merges four of them into a run. Runs of similar size
+- Runs of tables. SlateDB writes young tables and merges six of them into a run. Runs of similar size
   are merged further, four to eight at a time, as long as the result is at most half of the store: a
   merge needs its sources and its result at the same time.
 - Dead rows: trimmed, expired or deleted, but still in a table. Rows are deleted by writing deletions,

@@ -32,8 +32,12 @@ _UNFLUSHED_BYTES = 128 << 20
 #: Tables not yet compacted at which writes wait for the compaction.
 _YOUNG_TABLES = 32
 #: Young tables from which SlateDB merges, and how many of the oldest become a run. A merge needs its
-#: sources and its result at the same time, so it must not cover most of what a small store holds.
-_MANY_YOUNG_TABLES, _MERGED_YOUNG_TABLES = 8, 4
+#: sources and its result at the same time, so it must not cover most of what a small store holds; but
+#: with fewer at a time, merges would not keep up with fast writers.
+_MANY_YOUNG_TABLES, _MERGED_YOUNG_TABLES = 12, 6
+#: How often SlateDB looks whether tables are to be merged, and whether they are: on local disk, and
+#: where a look is a request that costs.
+_POLL_LOCAL, _POLL_REMOTE = "500ms", "1s"
 #: Bytes of a compacted table. A compaction holds one in memory, and there is one at a time.
 _COMPACTED_BYTES = 64 << 20
 #: Bytes of blocks kept for point reads; scans of records pass the cache by.
@@ -103,7 +107,7 @@ class SlateEngine:
         (ms) from which SlateDB's clock starts, unless storage has seen a later one.
         """
         builder = binding.DbBuilder(location.path, location.store)
-        builder.with_settings(_settings())
+        builder.with_settings(_settings(local=location.folder is not None))
         builder.with_sst_block_size(binding.SstBlockSize.BLOCK64_KIB)
         cache = binding.FoyerCacheOptions(max_capacity=_CACHE_BYTES, shards=4)
         builder.with_db_cache(binding.DbCache.new_foyer_cache(cache), 0)
@@ -350,7 +354,7 @@ async def _batch_of(ops: list[Op]) -> Any:
     return slate_binding.write_batch(ops)
 
 
-def _settings() -> Any:
+def _settings(*, local: bool) -> Any:
     settings = binding.Settings.default()
     # `SlateTables.collect` calls the collector when there is something to delete, and on local disk
     # after a restore point.
@@ -363,8 +367,8 @@ def _settings() -> Any:
     # A writer at full speed waits while there are too many young tables: look for work often.
     settings.set("l0_max_ssts", str(_YOUNG_TABLES))
     settings.set("l0_max_ssts_per_key", str(_YOUNG_TABLES))
-    settings.set("compactor_options.poll_interval", '"1s"')
-    settings.set("compactor_options.worker.compactions_poll_interval", '"1s"')
+    for name in ("poll_interval", "worker.compactions_poll_interval", "commit_compacted_interval"):
+        settings.set(f"compactor_options.{name}", f'"{_POLL_LOCAL if local else _POLL_REMOTE}"')
     # One for young tables, for which writers may have to wait, and one for merges on request.
     settings.set("compactor_options.max_concurrent_compactions", "2")
     settings.set("compactor_options.worker.max_concurrent_compactions", "2")
