@@ -42,6 +42,7 @@ own (`archive`, `follow`, `snapshotter`, `spark`) add leaves to these groups, in
     │   ├── StoreRecoveringError
     │   ├── StorageFullError
     │   ├── UploadsBusyError
+    │   ├── ServerBusyError
     │   └── BlobUnavailableError
     ├── OutcomeUnknownError               may or may not have happened: re-read before repeating
     │   └── BlobOutcomeUnknownError
@@ -372,6 +373,18 @@ class UploadsBusyError(RetryLaterError):
         super().__init__(
             f"{most} large uploads are under way, which is the most at once, and none ended within "
             f"{seconds:g} seconds: nothing was stored; send it again later"
+        )
+
+
+class ServerBusyError(RetryLaterError):
+    """As many requests are under way as there may be."""
+
+    code = "server_busy"
+
+    def __init__(self, most: int) -> None:
+        super().__init__(
+            f"{most} requests are under way, which is the most that this server takes at once: end "
+            "sessions that are not needed, or try again later"
         )
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from streamfold.errors import StoreClosingError
+from streamfold.errors import ServerBusyError, StoreClosingError
 from streamfold.server import cors
 from streamfold.server.access_log import AccessLog
 from streamfold.server.cors import Pages
@@ -46,6 +46,7 @@ class Application:
         access_log: AccessLog | None,
         pages: Pages,
         public_url: str | None,
+        requests_max: int,
     ) -> None:
         self._router = router
         self._durable = durable
@@ -53,6 +54,7 @@ class Application:
         self._access_log = access_log
         self._pages = pages
         self._public_url = public_url
+        self._requests_max = requests_max
 
     async def __call__(self, request: Request) -> None:
         started = perf_counter()
@@ -85,6 +87,8 @@ class Application:
         if (malformed := _malformed(request)) is not None:
             return malformed
         path = request.raw_path
+        if self._gate.inside > self._requests_max and path not in _ALWAYS_OPEN:
+            raise ServerBusyError(self._requests_max)
         match = self._router.match(path)
         draining = self._gate.draining.is_set()
         if match is None and self._durable.serves(path) and not draining:

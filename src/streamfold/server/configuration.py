@@ -61,6 +61,8 @@ class Configuration:
     write_deadline: float = WRITE_DEADLINE
     #: Bytes that are held for clients that have not read them.
     unread_bytes: int = UNREAD_MAX
+    #: Requests that may be under way at once, sessions included.
+    requests: int = 16_384
     #: Seconds that a connection may stay without a request: a new one, and one that had some.
     first_request: float = FIRST_REQUEST
     idle_connection: float = IDLE

@@ -182,7 +182,15 @@ def _application(
         origins=configuration.cors_origins,
         known_hosts=configuration.known_hosts,
     )
-    return Application(router, durable, gate, access_log, pages, configuration.public_url)
+    return Application(
+        router,
+        durable,
+        gate,
+        access_log,
+        pages,
+        configuration.public_url,
+        configuration.requests,
+    )
 
 
 async def serve(configuration: Configuration, announce: Callable[[Server], None]) -> None:

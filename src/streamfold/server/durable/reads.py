@@ -27,8 +27,8 @@ from streamfold.wire.durable import caching
 from streamfold.wire.durable.offsets import ReadFrom, Sentinel, parse_position, parse_read_offset
 
 #: Metered bytes, and records, after which a page ends; the batch that reaches it is part of it. Clients
-#: that read slowly hold a whole page each.
-PAGE_BYTES: Final = 2 << 20
+#: that read slowly hold a whole page each; some clients never ask for the second one.
+PAGE_BYTES: Final = 4 << 20
 PAGE_RECORDS: Final = 100_000
 #: Bytes that are held while a page is made: what was read, its parts, and both joined.
 PAGE_ROOM: Final = 4 * PAGE_BYTES

@@ -153,6 +153,7 @@ OWN_CODES: Final[dict[str, _Code]] = {
     # 503 and not 507: S2's clients repeat the one, and give up on the other.
     "storage_full": _Code(503, True),
     "uploads_busy": _Code(503, True),
+    "server_busy": _Code(503, True),
 }
 
 _KNOWN: Final = CODES | OWN_CODES

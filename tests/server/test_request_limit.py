@@ -1,0 +1,30 @@
+"""A server takes so many requests at once, and says so to the next."""
+
+from __future__ import annotations
+
+import json
+from contextlib import AsyncExitStack
+
+from streamfold.server.main import running_server
+from tests.server.conftest import BASIN, STREAM, configuration, until
+from tests.server.frames import PATH, SESSION
+from tests.server.raw_h2 import h2_client
+
+TAIL = (("s2-basin", BASIN),)
+
+
+async def test_requests_beyond_the_most_are_refused_until_others_end() -> None:
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(running_server(configuration(requests=4)))
+        await server.store.create_basin(BASIN)
+        await server.store.create_stream(BASIN, STREAM)
+        reader = await stack.enter_async_context(h2_client(server.port))
+        async with h2_client(server.port) as followers:
+            for _ in range(4):
+                session = followers.open("GET", f"{PATH}?seq_num=0", SESSION, end=True)
+                assert (await followers.head(session)).status == 200
+            refused = await reader.exchange("GET", f"{PATH}/tail", TAIL)
+            assert (refused.status, json.loads(refused.body)["code"]) == (503, "server_busy")
+            assert (await reader.exchange("GET", "/health")).status == 200
+        await until(lambda: server.gate.inside == 0)
+        assert (await reader.exchange("GET", f"{PATH}/tail", TAIL)).status == 200
