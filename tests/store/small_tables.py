@@ -35,3 +35,4 @@ def use_small_tables(replace: Callable[[object, str, Any], None] = setattr) -> N
     replace(slate_engine, "_settings", small_settings)
     replace(slate_tables, "_MIN_AGE_MS", 0)
     replace(slate_tables, "_MANIFEST_MIN_AGE_MS", 1000)
+    replace(slate_tables, "_LOCAL_MANIFEST_MIN_AGE_MS", 1000)

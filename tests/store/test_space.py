@@ -13,7 +13,7 @@ import pytest
 from streamfold.errors import StorageError
 from streamfold.model.configs import StreamConfigLayer
 from streamfold.model.records import Record, trim_record
-from streamfold.store import keys, rows
+from streamfold.store import keys, rows, slate_tables
 from streamfold.store.disk_space import RESERVE_BYTES, DiskUsage
 from streamfold.store.engine import Run, first_row
 from streamfold.store.location import open_location
@@ -275,6 +275,21 @@ async def test_a_large_manifest_is_read_as_it_is(tmp_path: Path) -> None:
     assert newest.l0
     assert newest == await engine._admin.read_manifest(newest.id)
     assert await read_manifest(engine._admin, newest.id) == newest
+    await engine.close()
+
+
+async def test_manifests_are_deleted_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slate_tables, "_LOCAL_MANIFEST_MIN_AGE_MS", 0)
+    engine = await SlateEngine.open(open_location(tmp_path.as_uri()))
+    for _ in range(3):
+        for number in range(10):
+            await engine.commit([(b"%04d" % number, bytes(1000))])
+            await engine.flush()
+        await engine.collect()
+        # The newest, what checkpoints name, and what was written meanwhile.
+        assert len(list((tmp_path / "db" / "manifest").iterdir())) < 10
     await engine.close()
 
 

@@ -126,7 +126,8 @@ class SlateEngine:
             db = await clock.open(builder.build)
         except (binding.Error, OSError) as error:
             raise _translated(error) from error
-        tables = SlateTables(db, admin, sizes_of(location.folder, location.files))
+        sizes, local = sizes_of(location.folder, location.files), location.folder is not None
+        tables = SlateTables(db, admin, sizes, local=local)
         engine = cls(db, admin, 0, disk, tables)
         try:
             await engine._take_over()

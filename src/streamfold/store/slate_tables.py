@@ -28,8 +28,10 @@ from streamfold.store.slate_binding import read_manifest
 REPLACED_SECONDS: Final = 5
 #: Milliseconds below which the collector deletes no file, whatever it believes.
 _MIN_AGE_MS = 5_000
-#: Milliseconds for which manifests are kept: somebody who looked for the newest must find it.
-_MANIFEST_MIN_AGE_MS = 60_000
+#: Milliseconds for which manifests are kept: somebody who looked for the newest must find it. Longer on
+#: local disk, where nothing else keeps a process that was stopped meanwhile from writing the number of
+#: one that was deleted. That would be ignored, and its commits are refused by the log in any case.
+_MANIFEST_MIN_AGE_MS, _LOCAL_MANIFEST_MIN_AGE_MS = 60_000, 600_000
 #: Seconds between looks whether a merge is done.
 _MERGE_LOOK = 0.25
 #: Bytes of commits that are noted as one.
@@ -41,8 +43,9 @@ _ENDED = (binding.CompactionStatus.COMPLETED, binding.CompactionStatus.FAILED)
 class SlateTables:
     """The tables of one open database; `sizes` tells the bytes of its files by name."""
 
-    def __init__(self, db: Any, admin: Any, sizes: Callable[[], Any]) -> None:
+    def __init__(self, db: Any, admin: Any, sizes: Callable[[], Any], *, local: bool) -> None:
         self._db = db
+        self._local = local
         self._admin = admin
         self._sizes = sizes
         #: Sequence number and bytes of commits that no table may have yet.
@@ -110,7 +113,7 @@ class SlateTables:
 
     async def collect(self, *, log: bool) -> None:
         """Delete files that are not needed any more; with `log`, also files of the log."""
-        await self._admin.run_gc_once(_garbage(log=log))
+        await self._admin.run_gc_once(_garbage(log=log, local=self._local))
 
     async def disk_use(self) -> DiskUse:
         sizes = await self._sizes()
@@ -131,21 +134,26 @@ def _files_of(views: Iterable[Any]) -> set[str]:
     return {f"{view.sst.id.value}.sst" for view in views}
 
 
-def _garbage(*, log: bool) -> Any:
+def _garbage(*, log: bool, local: bool) -> Any:
+    manifest_age = _LOCAL_MANIFEST_MIN_AGE_MS if local else _MANIFEST_MIN_AGE_MS
+
     def older_than(age_ms: int) -> Any:
         return binding.GarbageCollectorDirectoryOptions(
             interval_ms=None, min_age_ms=age_ms, dry_run=False
         )
 
     return binding.GarbageCollectorOptions(
-        manifest_options=older_than(_MANIFEST_MIN_AGE_MS),
+        manifest_options=older_than(manifest_age),
         compacted_options=older_than(_MIN_AGE_MS),
-        compactions_options=older_than(_MANIFEST_MIN_AGE_MS),
+        compactions_options=older_than(manifest_age),
         wal_options=older_than(_MIN_AGE_MS) if log else None,
         # The marks of new writers stay: without them, a writer that was replaced long ago could
         # take itself for the only one.
         wal_fence_options=None,
         detach_options=None,
+        # SlateDB notes up to where it has deleted manifests by replacing a file, which it cannot do on
+        # local disk: from the second time on it would delete none.
+        disable_boundary_files=local,
     )
 
 
