@@ -5,9 +5,10 @@ page do not see, says otherwise:
 
     <!-- read: terminal=server until="export" -->
 
-`terminal` names another one, `until` is a text after which the last command of the block is left
-running, `interrupt` presses Ctrl-C then, `file` saves the block under a name, `expect` is a text that
-it must show, and `skip` says why a block is not run. Blocks of `text` are pictures.
+`terminal` names another one, or several with commas between them, `until` is a text after which the
+last command of the block is left running, `interrupt` presses Ctrl-C then, `file` saves the block under
+a name, `expect` is a text that it must show, and `skip` says why a block is not run. Blocks of `text`
+are pictures.
 """
 
 from __future__ import annotations

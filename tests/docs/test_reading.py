@@ -1,7 +1,8 @@
 """README and guides, followed as a reader does: block by block, typed into a real shell and REPL.
 
-What is replaced: ports, which others on this machine may use, and the installation, which
-`tests/packaging` tries with the wheel: the environment of the tests is lent to the reader's.
+What is replaced: ports, which others on this machine may use, addresses of other machines, and the
+installation, which `tests/packaging` tries with the wheel: the environment of the tests is lent to the
+reader's.
 """
 
 from __future__ import annotations
@@ -20,9 +21,13 @@ from tests.docs.terminal import Terminal
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
-#: Pages whose blocks are followed. That of clusters needs machines; `tests/spark/cluster` tries it.
+#: Pages whose blocks are followed.
 PAGES = ["README.md", "docs/guides/snapshot-and-follow.md", "docs/guides/read-an-archive.md",
-         "docs/guides/snapshotter.md"]  # fmt: skip
+         "docs/guides/snapshotter.md", "docs/guides/cluster.md"]  # fmt: skip
+#: Pages that begin where another one is, with the text of its last block that is followed before.
+BEGINNINGS = {"docs/guides/cluster.md": ("docs/guides/snapshotter.md", "destinations = ")}
+#: Machines of a cluster, all of which are this one.
+_MACHINES = ("10.0.0.1", "10.0.0.9")
 #: What no block may show: a refusal of the server, an error of Python, a command that failed.
 _WRONG = ('{"code":', "Traceback (most recent call last)", "SyntaxError", "[failed:", "error: ")
 
@@ -48,17 +53,26 @@ class Reader:
 
     def __init__(self, folder: Path, environment: Path) -> None:
         self._folder = folder
-        self._ports = {written: free_port() for written in ("8080", "8081")}
+        self._ports = {written: free_port() for written in ("8080", "8081", "7077")}
         self._terminals: dict[str, Terminal] = {}
         names = {name: text for name, text in os.environ.items() if name[:3] not in ("S2_", "PYT")}
-        self._variables = {**names, "PATH": f"{environment}/lent:{os.environ['PATH']}"}
+        self._variables = {
+            **names,
+            "PATH": f"{environment}/lent:{os.environ['PATH']}",
+            "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",  # start sooner
+        }
 
     def follow(self, block: Block) -> str:
         """Do what a reader does with a block; returns what was shown."""
+        names = block.how.get("terminal", "first").split(",")
+        return "".join(self._follow(block, self._terminal(name)) for name in names)
+
+    def _follow(self, block: Block, terminal: Terminal) -> str:
         text = block.text
         for written, free in self._ports.items():
             text = text.replace(written, str(free))
-        terminal = self._terminal(block.how.get("terminal", "first"))
+        for machine in _MACHINES:
+            text = text.replace(machine, "127.0.0.1")
         if file := block.how.get("file"):
             (terminal.folder / file).write_text(text)
             return ""
@@ -109,6 +123,16 @@ def test_a_block_that_goes_wrong_is_noticed(language: str, text: str, tmp_path: 
     assert any(wrong in shown for wrong in _WRONG), shown
 
 
+def beginning_of(page: str) -> list[Block]:
+    """The blocks of another page that this one takes as followed."""
+    if page not in BEGINNINGS:
+        return []
+    other, last = BEGINNINGS[page]
+    blocks = blocks_of(ROOT / other)
+    [until] = [at for at, block in enumerate(blocks) if last in block.text]
+    return blocks[: until + 1]
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_can_be_followed_from_top_to_bottom(page: str, tmp_path: Path) -> None:
     folder = tmp_path / "reader"
@@ -117,7 +141,7 @@ def test_a_page_can_be_followed_from_top_to_bottom(page: str, tmp_path: Path) ->
     if page == "README.md":
         (folder / ".venv").symlink_to(tmp_path / "lent")  # as `make demo` leaves it
     with reading(folder, tmp_path / "lent") as reader:
-        for block in blocks_of(ROOT / page):
+        for block in [*beginning_of(page), *blocks_of(ROOT / page)]:
             shown = reader.follow(block)
             wrong = [text for text in _WRONG if text in shown]
             assert not wrong, f"{page}:{block.line} showed {wrong}:\n{shown}"
