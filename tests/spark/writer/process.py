@@ -38,9 +38,9 @@ http = {{ port = 0, host = "127.0.0.1" }}
 class Process:
     """One run of the writer."""
 
-    def __init__(self, file: Path, log: Path) -> None:
+    def __init__(self, file: Path, log: Path, *, master: str = "local[2]") -> None:
         command = [sys.executable, "-m", "streamfold.cli.main", "snapshotter", "run", "--json"]
-        command += [f"--config={file}", "--conf", _QUICK, "--master", "local[2]"]
+        command += [f"--config={file}", "--conf", _QUICK, "--master", master]
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
                 command,
