@@ -129,6 +129,24 @@ async def test_credentials_that_expire_are_replaced_while_the_store_is_open(
     assert await blobs.get("key") == b"SECOND"
 
 
+async def test_stores_of_one_process_ask_once_until_the_profile_changes(
+    home: Path, gate: Gate, metadata: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_up("process", home, gate, metadata, monkeypatch)
+    config, asked = home / ".aws/config", home / "asked"
+    script = home / "issue.sh"
+    script.write_text(f"echo asked >> {asked}\ncat {home}/issued.json\n")
+    lines = config.read_text().replace(f"cat {home}/issued.json", f"sh {script}")
+    config.write_text(lines)
+    gate.keys = {"PROCESS"}
+    for _ in range(3):
+        await open_blob_store(f"s3://{gate.bucket}/shared").put("key", b"value")
+    assert asked.read_text().splitlines() == ["asked"]
+    config.write_text(f"{lines}# changed\n")
+    await open_blob_store(f"s3://{gate.bucket}/shared").put("key", b"value")
+    assert asked.read_text().splitlines() == ["asked"] * 2
+
+
 async def test_no_credentials_at_all_are_an_error_that_says_where_to_put_some(
     gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:

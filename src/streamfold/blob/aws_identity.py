@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -116,17 +117,44 @@ class AwsIdentity:
 def find_identity(environment: Mapping[str, str]) -> AwsIdentity | None:
     """Return who this process is for AWS; None if obstore and SlateDB find that out themselves.
 
-    Nothing is asked of a network yet. A profile that does not exist is refused.
+    Nothing is asked of a network yet. A profile that does not exist is refused. Stores that a process
+    opens share one identity until variables or files change: a role is not asked for by each of them.
     """
     if any(environment.get(name) for name in _DECIDED_BY):
         return None
     if find_spec("botocore") is None:
         _refuse_files(environment)
         return None
+    return _shared_identity(_fingerprint(environment))
+
+
+@lru_cache(maxsize=16)  # more than a process has sets of variables; tests change them
+def _shared_identity(_fingerprint: object) -> AwsIdentity:
     with explained():
         session = open_session()
         session.get_scoped_config()
     return AwsIdentity(session)
+
+
+def _fingerprint(environment: Mapping[str, str]) -> tuple[object, ...]:
+    """Return what an identity depends on: variables, and when the files were last changed."""
+    variables = sorted(
+        (name, value)
+        for name, value in environment.items()
+        if name.startswith("AWS_") or name == "HOME"
+    )
+    return (*variables, *((file, _changed_at(file)) for file in _files(environment)))
+
+
+def _changed_at(file: Path) -> int | None:
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:
+        return None  # botocore says what is wrong with a file that is there
+
+
+def _files(environment: Mapping[str, str]) -> list[Path]:
+    return [Path(environment.get(name, path)).expanduser() for name, path in _FILES.items()]
 
 
 def open_session() -> Any:
@@ -202,8 +230,7 @@ def _renewals_in_one_line() -> Iterator[None]:
 def _refuse_files(environment: Mapping[str, str]) -> None:
     if any(environment.get(name) for name in _KNOWN_SOURCES) and "AWS_PROFILE" not in environment:
         return
-    paths = [Path(environment.get(name, path)).expanduser() for name, path in _FILES.items()]
-    if environment.get("AWS_PROFILE") or any(path.exists() for path in paths):
+    if environment.get("AWS_PROFILE") or any(file.exists() for file in _files(environment)):
         raise InvalidError(
             "AWS profiles and the files in ~/.aws need boto3: run pip install 'streamfold[aws]', "
             "or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
