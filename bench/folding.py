@@ -24,7 +24,7 @@ SMALL, SMALL_BUCKETS = 10_000, 16
 
 def fold_with_spark(folder: Path, settings: Mapping[str, str] | None = None) -> Fold:
     """A re-base by a snapshot writer that has been at work: it has folded a small table before."""
-    from streamfold.spark.writer import writer_session
+    from streamfold.snapshotter.spark import writer_session
 
     spark = writer_session(settings)
     with tempfile.TemporaryDirectory() as small:
@@ -36,9 +36,9 @@ def fold_with_spark(folder: Path, settings: Mapping[str, str] | None = None) -> 
 
 
 def _rebase(spark: SparkSession, folder: Path) -> int:
-    from streamfold.spark.writer.driver_loop import DriverLoop
-    from streamfold.spark.writer.pipeline import TablePipeline
-    from streamfold.spark.writer.published import PublishedTable
+    from streamfold.snapshotter.spark.driver_loop import DriverLoop
+    from streamfold.snapshotter.spark.table.archive import PublishedTable
+    from streamfold.snapshotter.spark.table.pipeline import TablePipeline
 
     job = table_job(folder)
     with DriverLoop() as loop:
@@ -51,7 +51,7 @@ def _rebase(spark: SparkSession, folder: Path) -> int:
 def table_job(folder: Path) -> Any:
     """What a snapshot writer is told about the table in the folder."""
     from streamfold.snapshotter.decoding import EnvelopeDecoder
-    from streamfold.spark.writer import DeadLetterFolder, Place, TableJob
+    from streamfold.snapshotter.spark import DeadLetterFolder, Place, TableJob
 
     place, form = Place(folder.as_uri()), format_of("parquet")
     return TableJob(

@@ -23,11 +23,11 @@ import msgspec
 from s2_sdk import S2, Endpoints, S2Stream
 
 from streamfold.follow import Snapshots, external, follow
-from streamfold.follow.client import StreamRecord
-from streamfold.follow.container import Description, pack
+from streamfold.follow.clients.client import StreamRecord
+from streamfold.follow.encoding.container import Description, pack
 from streamfold.model.records import Record
 from streamfold.records import RecordBatch
-from streamfold.server.configuration import Configuration
+from streamfold.server.config import Configuration
 from streamfold.server.main import loop_factory, running_server, tune_collector
 from streamfold.store import StoreSettings, StreamStore
 

@@ -27,9 +27,9 @@ from bench.serving import serving
 from bench.store import BASIN, percentile, plain_python, processor_times, stolen_share
 from streamfold.model.records import Record
 from streamfold.records.columns import encode_append
-from streamfold.spark.connection import Connection
-from streamfold.spark.endpoint import Endpoint
-from streamfold.spark.streams import Streams
+from streamfold.spark.stream.client import Streams
+from streamfold.spark.stream.connection import Connection
+from streamfold.spark.stream.endpoint import Endpoint
 
 TABLE, STREAM = "items", "changes"
 INTERVAL = 1.0

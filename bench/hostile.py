@@ -22,7 +22,7 @@ import numpy as np
 
 from bench.serving import Served, serving
 from bench.store import BASIN, processor_times, stolen_share
-from streamfold.server.connections import raise_descriptor_limit
+from streamfold.server.http.connections import raise_descriptor_limit
 
 #: Streams of the well-behaved client, and of the others.
 GOOD, FOLLOWED = "good", "followed"

@@ -23,9 +23,9 @@ from streamfold.model.records import Record, trim_record
 from streamfold.records import warm_up
 from streamfold.server.main import loop_factory, tune_collector
 from streamfold.store import StoreSettings, StreamStore, open_store
-from streamfold.store.location import open_location
-from streamfold.store.slate_binding import read_manifest
-from streamfold.store.slate_engine import open_admin
+from streamfold.store.engine.location import open_location
+from streamfold.store.engine.slatedb import open_admin
+from streamfold.store.engine.slatedb_binding import read_manifest
 
 BASIN = "bench-basin"
 MIB = 1 << 20

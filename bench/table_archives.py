@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 
 from streamfold.archive import ArchiveWriter, Destination, Manifest, Mirrors, TableSchema
 from streamfold.archive.formats import format_of
-from streamfold.archive.parts import write_part
-from streamfold.archive.positions import SEQ_NUM
+from streamfold.archive.manifest.positions import SEQ_NUM
+from streamfold.archive.write.parts import write_part
 from streamfold.spark.buckets import bucket_numbers
 
 #: Rows in a batch as they are made.

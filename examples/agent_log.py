@@ -12,7 +12,7 @@ import msgspec
 from s2_sdk import S2, AppendInput, Endpoints, Record, S2Stream
 
 from streamfold.follow import JsonCodec, Snapshotter, StreamRecord, follow, in_stream
-from streamfold.server.configuration import Configuration
+from streamfold.server.config import Configuration
 from streamfold.server.main import running_server
 
 BASIN, STREAM = "example-basin", "session/42"

@@ -17,7 +17,7 @@ from streamfold.follow import (
     in_stream,
 )
 from streamfold.follow.folds import counter
-from streamfold.server.configuration import Configuration
+from streamfold.server.config import Configuration
 from streamfold.server.main import running_server
 
 BASIN, STREAM = "example-basin", "votes"

@@ -10,7 +10,7 @@ from pathlib import Path
 from s2_sdk import S2, AppendInput, Endpoints, Record, S2Stream
 
 from streamfold.follow import Follower, Snapshotter, StreamRecord, external, follow
-from streamfold.server.configuration import Configuration
+from streamfold.server.config import Configuration
 from streamfold.server.main import running_server
 
 BASIN, STREAM = "example-basin", "settings"

@@ -21,7 +21,7 @@ from s2_sdk import S2, AppendInput, Endpoints, Record, S2Stream
 import streamfold.archive
 from streamfold.archive import Artifact
 from streamfold.errors import NotFoundError
-from streamfold.server.configuration import Configuration
+from streamfold.server.config import Configuration
 from streamfold.server.main import running_server
 
 BASIN, STREAM, TABLE = "example-basin", "orders", "orders"

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from streamfold.archive import ArchiveWriter, Source, TableSchema
-from streamfold.archive.destination import Destination
+from streamfold.archive.destinations.destination import Destination
 from streamfold.archive.formats import FORMAT_IDS, Compression, JsonlFormat, format_of
 from streamfold.blob import LocalBlobStore
 from tests.archive.tables import Clock, new_ids

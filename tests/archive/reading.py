@@ -9,8 +9,8 @@ import pyarrow as pa
 
 import streamfold.archive
 from streamfold.archive import Archive, Changes, Rows
-from streamfold.archive.destination import Destination
-from streamfold.archive.writer import ArchiveWriter
+from streamfold.archive.destinations.destination import Destination
+from streamfold.archive.write.writer import ArchiveWriter
 from tests.archive.tables import Clock, changes, open_writer, rows
 from tests.s3 import S3Server
 

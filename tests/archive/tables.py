@@ -8,10 +8,10 @@ from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 
-from streamfold.archive.destination import Destination
+from streamfold.archive.destinations.destination import Destination
 from streamfold.archive.formats import Format, JsonlFormat
-from streamfold.archive.schema import TableSchema
-from streamfold.archive.writer import ArchiveWriter
+from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.write.writer import ArchiveWriter
 from streamfold.blob import BlobStore
 
 SCHEMA = TableSchema.of(pa.schema([("id", pa.int64()), ("name", pa.string())]), ["id"])

@@ -15,18 +15,13 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamfold.archive.collection import Collector, Retention
-from streamfold.archive.destination import PROBE
-from streamfold.archive.failures import ManifestNotFoundError, WriterFencedOutError
-from streamfold.archive.writer import ArchiveWriter
-from streamfold.blob import (
-    Fault,
-    FaultyBlobStore,
-    Operation,
-    SeededFaults,
-    open_blob_store,
-)
+from streamfold.archive.destinations.destination import PROBE
+from streamfold.archive.errors import ManifestNotFoundError, WriterFencedOutError
+from streamfold.archive.maintenance.garbage_collection import Collector, Retention
+from streamfold.archive.write.writer import ArchiveWriter
+from streamfold.blob import open_blob_store
 from streamfold.errors import OutcomeUnknownError, RetryLaterError
+from streamfold.testing.blob_faults import Fault, FaultyBlobStore, Operation, SeededFaults
 from tests.archive.plain_reader import read_states
 from tests.archive.tables import Clock, State, at, net_changes, new_ids, open_writer, rows
 

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streamfold.archive.failures import (
+from streamfold.archive.errors import (
     ChainGapError,
     CommitUnknownError,
     ManifestInvalidError,
@@ -25,21 +25,19 @@ from streamfold.archive.failures import (
     WriterFencedOutError,
 )
 from streamfold.archive.formats import Format, JsonlFormat, ParquetFormat
-from streamfold.archive.manifest_json import read_manifest
-from streamfold.archive.schema import TableSchema
-from streamfold.archive.writer import GAP, ArchiveWriter
-from streamfold.blob import (
-    BlobStore,
+from streamfold.archive.manifest.encoding import read_manifest
+from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.write.writer import GAP, ArchiveWriter
+from streamfold.blob import BlobStore, LocalBlobStore, open_blob_store
+from streamfold.errors import BlobUnavailableError, InvalidError
+from streamfold.testing.blob_calls import keys_of
+from streamfold.testing.blob_faults import (
     Fault,
     FaultKind,
     FaultyBlobStore,
-    LocalBlobStore,
     Operation,
     ScriptedFaults,
-    open_blob_store,
 )
-from streamfold.errors import BlobUnavailableError, InvalidError
-from streamfold.testing.blob_calls import keys_of
 from tests.archive.plain_reader import read_states, read_table
 from tests.archive.tables import SCHEMA, at, changes, open_writer, rows
 

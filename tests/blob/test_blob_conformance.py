@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from streamfold.blob import BlobStore, FaultyBlobStore, ScriptedFaults, open_blob_store
+from streamfold.blob import BlobStore, open_blob_store
 from streamfold.testing import BlobStoreConformance
+from streamfold.testing.blob_faults import FaultyBlobStore, ScriptedFaults
 from tests.s3 import S3Server
 
 

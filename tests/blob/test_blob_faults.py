@@ -4,16 +4,7 @@ import random
 
 import pytest
 
-from streamfold.blob import (
-    BlobStore,
-    Fault,
-    FaultKind,
-    FaultyBlobStore,
-    Operation,
-    ScriptedFaults,
-    SeededFaults,
-    open_blob_store,
-)
+from streamfold.blob import BlobStore, open_blob_store
 from streamfold.errors import (
     BlobExistsError,
     BlobOutcomeUnknownError,
@@ -22,6 +13,14 @@ from streamfold.errors import (
     StreamfoldError,
 )
 from streamfold.testing.blob_calls import CALLS, Call, keys_of, swap
+from streamfold.testing.blob_faults import (
+    Fault,
+    FaultKind,
+    FaultyBlobStore,
+    Operation,
+    ScriptedFaults,
+    SeededFaults,
+)
 
 #: As `CALLS`, with a swap of what is there.
 WORKING: dict[str, Call] = CALLS | {"put_if_match": swap}

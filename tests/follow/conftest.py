@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 import pytest
 from s2_sdk import S2, Endpoints
 
-from streamfold.follow.s2 import S2Client
-from streamfold.server.configuration import Configuration
+from streamfold.follow.clients.s2 import S2Client
+from streamfold.server.config import Configuration
 from streamfold.server.main import Server, running_server
 
 BASIN, STREAM = "test-basin", "orders"

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from streamfold.follow import Appended, Backoff, MemoryStream, Snapshots, StreamClient, follow
-from streamfold.follow.client import StreamRecord
-from streamfold.follow.snapshotter import Keeping, Snapshotter
-from streamfold.follow.writing import Sizes
+from streamfold.follow.clients.client import StreamRecord
+from streamfold.follow.encoding.stream_writer import Sizes
+from streamfold.follow.snapshots.taker import Keeping, Snapshotter
 from streamfold.model.records import BATCH_RECORDS_MAX, Record
 
 State = dict[str, Any]

@@ -21,7 +21,7 @@ from streamfold.follow import (
     follow,
     in_stream,
 )
-from streamfold.follow.s2 import S2Client
+from streamfold.follow.clients.s2 import S2Client
 from tests.follow.ledger import SMALL, Ledger, fold, initial
 from tests.interop.serving import serving
 from tests.ports import free_port

@@ -67,7 +67,7 @@ def make(size):
 """
 ARROW = """
 import pyarrow as pa
-from streamfold.follow.arrow import ArrowCodec
+from streamfold.follow.encoding.arrow_codec import ArrowCodec
 codec = ArrowCodec()
 def make(size):
     return pa.table({"n": pa.array(range(size // 8), pa.int64())})

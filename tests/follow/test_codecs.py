@@ -8,12 +8,12 @@ import pytest
 
 from streamfold.blob import open_blob_store
 from streamfold.follow import BytesCodec, Codec, JsonCodec, MsgpackCodec
-from streamfold.follow.arrow import ArrowCodec
-from streamfold.follow.container import Description, pack, unpack
-from streamfold.follow.external import BlobSnapshots
-from streamfold.follow.failures import SnapshotCorruptError
-from streamfold.follow.retention import prune
-from streamfold.follow.writing import regroup
+from streamfold.follow.encoding.arrow_codec import ArrowCodec
+from streamfold.follow.encoding.container import Description, pack, unpack
+from streamfold.follow.encoding.stream_writer import regroup
+from streamfold.follow.errors import SnapshotCorruptError
+from streamfold.follow.snapshots.blob_snapshots import BlobSnapshots
+from streamfold.follow.snapshots.retention import prune
 
 
 class Stock(msgspec.Struct):

@@ -8,34 +8,35 @@ from typing import Any
 
 import pytest
 
-from streamfold.blob import (
-    BlobStore,
+from streamfold.blob import BlobStore, open_blob_store
+from streamfold.errors import InvalidError, RetryLaterError
+from streamfold.follow import (
+    Backoff,
+    MemoryStream,
+    Outcome,
+    Progress,
+    external,
+    follow,
+    in_stream,
+)
+from streamfold.follow.snapshots.taker import Keeping
+from streamfold.testing.blob_faults import (
     Fault,
     FaultKind,
     FaultyBlobStore,
     Operation,
     ScriptedFaults,
     SeededFaults,
-    open_blob_store,
 )
-from streamfold.errors import InvalidError, RetryLaterError
-from streamfold.follow import (
-    Backoff,
+from streamfold.testing.stream_faults import (
+    NO_STREAM_FAULT,
     FaultyStream,
-    MemoryStream,
-    Outcome,
-    Progress,
     ScriptedStreamFaults,
     SeededStreamFaults,
     StreamCall,
     StreamFault,
     StreamFaultKind,
-    external,
-    follow,
-    in_stream,
 )
-from streamfold.follow.faults import NO_STREAM_FAULT
-from streamfold.follow.snapshotter import Keeping
 from tests.follow.ledger import SMALL, KilledError, Ledger, Watched, fold, initial, no_sleep
 
 KINDS = ["external", "record", "framed"]

@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from streamfold.blob import open_blob_store
 from streamfold.errors import RetryLaterError
 from streamfold.follow import MemoryStream, Snapshots, auto, external, in_stream, prune
-from streamfold.follow.snapshotter import Keeping, Outcome, Snapshotter
-from streamfold.follow.writing import Sizes
+from streamfold.follow.encoding.stream_writer import Sizes
+from streamfold.follow.snapshots.taker import Keeping, Outcome, Snapshotter
 from tests.follow.ledger import SMALL, KilledError, Ledger, State, Watched
 
 T = TypeVar("T")

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from streamfold.errors import InvalidError
-from streamfold.follow.policy import Policy, Since, due, wait_for
-from streamfold.follow.retention import expendable
-from streamfold.follow.snapshots import Place, SnapshotInfo
+from streamfold.follow.snapshots.policy import Policy, Since, due, wait_for
+from streamfold.follow.snapshots.retention import expendable
+from streamfold.follow.snapshots.snapshot_store import Place, SnapshotInfo
 
 NONE = Policy(records=None, bytes=None, age=None, replay=None)
 

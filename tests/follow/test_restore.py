@@ -19,11 +19,11 @@ from streamfold.follow import (
     external,
     in_stream,
 )
-from streamfold.follow.client import StreamRecord
-from streamfold.follow.container import BLOCK_BYTES, Description, pack
+from streamfold.follow.clients.client import StreamRecord
+from streamfold.follow.encoding.container import BLOCK_BYTES, Description, pack
 from streamfold.follow.follower import Follower
-from streamfold.follow.intake import Folding
-from streamfold.follow.snapshotter import Keeping, Outcome
+from streamfold.follow.restore.replay import Folding
+from streamfold.follow.snapshots.taker import Keeping, Outcome
 from streamfold.model.records import Header, Record, trim_record
 from tests.follow.ledger import EAGER, SMALL, Ledger, Watched, fold, initial
 

@@ -14,9 +14,9 @@ from streamfold.errors import (
     UnauthenticatedError,
 )
 from streamfold.follow import Outcome, ServedSnapshots, Snapshotter, external, follow
-from streamfold.follow.client import StreamRecord
-from streamfold.model.access import Secret
-from streamfold.server.configuration import Configuration
+from streamfold.follow.clients.client import StreamRecord
+from streamfold.model.access_tokens import Secret
+from streamfold.server.config import Configuration
 from streamfold.server.main import Server, running_server
 from tests.ports import free_port
 

@@ -9,12 +9,13 @@ import pytest
 from s2_sdk import S2, Endpoints, Retry
 
 from streamfold.errors import NotFoundError, OutcomeUnknownError, RetryLaterError
-from streamfold.follow import FaultyStream, MemoryStream, ScriptedStreamFaults, StreamClient
-from streamfold.follow.embedded import EmbeddedClient
-from streamfold.follow.s2 import S2Client
+from streamfold.follow import MemoryStream, StreamClient
+from streamfold.follow.clients.embedded import EmbeddedClient
+from streamfold.follow.clients.s2 import S2Client
 from streamfold.model.records import Record
 from streamfold.store import ReadRequest, from_seq_num, open_store
 from streamfold.testing.stream_client_kit import StreamClientConformance
+from streamfold.testing.stream_faults import FaultyStream, ScriptedStreamFaults
 from tests.follow.conftest import BASIN, STREAM
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamfold.errors import InvalidError
-from streamfold.model.access import (
+from streamfold.model.access_tokens import (
     EVERYTHING,
     GROUP_OPERATIONS,
     NOTHING,

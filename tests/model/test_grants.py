@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamfold.errors import InvalidError, PermissionDeniedError
-from streamfold.model.access import (
+from streamfold.model.access_tokens import (
     EVERYTHING,
     NOTHING,
     AccessToken,

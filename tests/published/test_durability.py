@@ -17,7 +17,7 @@ from s2_sdk import S2Stream as Stream
 
 from tests.cli.commands import Shell, ending_of, line_of
 from tests.s3 import S3Server, run_s3_server, s3_client
-from tests.store.flaky_proxy import FlakyProxy, Weather
+from tests.store.engine.flaky_proxy import FlakyProxy, Weather
 
 BASIN, STREAM = "my-basin", "my-stream"
 

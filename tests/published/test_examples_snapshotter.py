@@ -14,9 +14,9 @@ import streamfold.archive
 from streamfold.archive import Destination
 from streamfold.archive.events import decode_event
 from streamfold.archive.events.event import describe, encode_event
-from streamfold.archive.formats.published_messages import DiffChange, SnapshotRow
+from streamfold.archive.formats.protobuf.published_messages import DiffChange, SnapshotRow
 from streamfold.records.protobuf import varint
-from streamfold.snapshotter.configuration import Configuration, load_configuration
+from streamfold.snapshotter.config import Configuration, load_configuration
 
 BASE, HEAD = "0/19F000", "0/1A2B3C"
 ROWS = [{"id": "theme", "value": "dark"}, {"id": "lang", "value": "de"}]

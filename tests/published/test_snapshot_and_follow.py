@@ -13,8 +13,8 @@ from s2_sdk import S2, AppendInput, CommandRecord, Endpoints, Record, SeqNum, Se
 from s2_sdk import S2Stream as Stream
 
 from streamfold.follow import Outcome, Snapshotter, external, follow, in_stream
-from streamfold.follow.client import StreamRecord
-from streamfold.server.configuration import Configuration
+from streamfold.follow.clients.client import StreamRecord
+from streamfold.server.config import Configuration
 from streamfold.server.main import running_server
 
 BASIN, STREAM = "orders-basin", "orders"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from s2_sdk import S2, Endpoints, S2Basin, S2Stream
 
-from streamfold.server.configuration import Configuration
+from streamfold.server.config import Configuration
 from streamfold.server.main import Server, running_server
 from tests.server.raw_h2 import H2Client, h2_client
 

@@ -28,8 +28,8 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from streamfold.server.http.offload import SWITCH_INTERVAL
 from streamfold.server.main import loop_factory, running_server, tune_collector
-from streamfold.server.workers import SWITCH_INTERVAL
 from tests.server.conftest import BASIN, STREAM, configuration
 
 Clocks: TypeAlias = npt.NDArray[np.int32]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamfold.model.access import AccessToken, Operation, ResourceSet, Scope, Secret
+from streamfold.model.access_tokens import AccessToken, Operation, ResourceSet, Scope, Secret
 from streamfold.server.main import running_server
 from tests.server.conftest import BASIN, STREAM, configuration
 from tests.server.raw_h1 import h1_client

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from streamfold.model.access import Secret
+from streamfold.model.access_tokens import Secret
 from streamfold.server.main import running_server
 from tests.server.conftest import configuration, until
 from tests.server.raw_h1 import H1Client, h1_client

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from streamfold.server.main import running_server
 from tests.server.conftest import configuration
-from tests.server.durable.conftest import JSON, browsing
-from tests.server.durable.subscribing import receiving
+from tests.server.durable_streams.conftest import JSON, browsing
+from tests.server.durable_streams.subscribing import receiving
 
 PUBLIC = "https://streams.example/below"
 STREAM = "/v1/stream/orders"

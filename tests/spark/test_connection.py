@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from streamfold.spark.connection import Connection, answer_timeout
-from streamfold.spark.failures import EndpointUnavailableError
-from streamfold.spark.options import parse_source
+from streamfold.spark.errors import EndpointUnavailableError
+from streamfold.spark.stream.connection import Connection, answer_timeout
+from streamfold.spark.stream.options import parse_source
 
 from .unreachable import address, connections, dropping_server, silent_server
 

@@ -7,8 +7,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamfold.spark.offsets import backlog, limit_records, split
-from streamfold.spark.reading import Range
+from streamfold.spark.stream.offsets import backlog, limit_records, split
+from streamfold.spark.stream.range_reads import Range
 from tests.records.test_bytes import repeatable
 
 lengths = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 5_000), min_size=1)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from streamfold.spark import OptionError
-from streamfold.spark.connection import Connection
-from streamfold.spark.options import COLUMNS, Selection, parse_sink, parse_source
-from streamfold.spark.source import StreamReader
+from streamfold.spark.stream.connection import Connection
+from streamfold.spark.stream.options import COLUMNS, Selection, parse_sink, parse_source
+from streamfold.spark.stream.source import StreamReader
 
 NEEDED = {"endpoint": "http://localhost:8080", "basin": "some-basin", "stream": "s"}
 

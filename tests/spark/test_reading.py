@@ -22,10 +22,10 @@ from streamfold.spark import (
     OptionError,
     StreamGoneError,
 )
-from streamfold.spark.connection import Connection
-from streamfold.spark.options import SourceOptions, parse_source
-from streamfold.spark.positions import StreamPositions
-from streamfold.spark.reading import Range, Wanted, read_range
+from streamfold.spark.stream.connection import Connection
+from streamfold.spark.stream.options import SourceOptions, parse_source
+from streamfold.spark.stream.positions import StreamPositions
+from streamfold.spark.stream.range_reads import Range, Wanted, read_range
 
 from .server import BASIN, KEY, SecuredServer, Server
 

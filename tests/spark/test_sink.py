@@ -12,7 +12,7 @@ import s2_sdk
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from streamfold.spark.transactions import MARKER
+from streamfold.spark.stream.exactly_once import MARKER
 
 from .server import Server
 

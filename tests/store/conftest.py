@@ -7,9 +7,9 @@ import pytest
 
 from streamfold.model.positions import SeqNum, StreamPosition, Timestamp
 from streamfold.model.records import Record
-from streamfold.store.location import Location, open_location
+from streamfold.store.engine.location import Location, open_location
+from streamfold.store.engine.slatedb import SlateEngine
 from streamfold.store.settings import StoreSettings
-from streamfold.store.slate_engine import SlateEngine
 from streamfold.store.store import StreamStore, open_store
 from streamfold.testing.engine_faults import FaultyEngine
 

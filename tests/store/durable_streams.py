@@ -9,9 +9,9 @@ from streamfold.model.names import StreamName
 from streamfold.model.records import CONTINUED, Record
 from streamfold.model.traits import OCTETS, Claim, Producer
 from streamfold.records.batch import RecordBatch
-from streamfold.store.creation import Content, prepared
-from streamfold.store.durable import Appended, ForkWish, StreamStatus, Wish
-from streamfold.store.sealing import SealingKey
+from streamfold.store.catalog.creation import Content, prepared
+from streamfold.store.durable_streams import Appended, ForkWish, StreamStatus, Wish
+from streamfold.store.log.sealing import SealingKey
 from streamfold.store.store import StreamStore
 from tests.store.conftest import BASIN
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from streamfold.store import slate_engine, slate_tables
+from streamfold.store.engine import slatedb, slatedb_tables
 
 #: Bytes of a table.
 TABLE_BYTES = 64 << 10
@@ -17,7 +17,7 @@ _HURRIED = (
     "compactor_options.worker.compactions_poll_interval",
 )
 
-_original: Callable[..., Any] = slate_engine._settings
+_original: Callable[..., Any] = slatedb._settings
 
 
 def small_settings(*, local: bool) -> Any:
@@ -32,7 +32,7 @@ def small_settings(*, local: bool) -> Any:
 
 def use_small_tables(replace: Callable[[object, str, Any], None] = setattr) -> None:
     """Have engines that are opened from now on use small tables, and delete replaced ones soon."""
-    replace(slate_engine, "_settings", small_settings)
-    replace(slate_tables, "_MIN_AGE_MS", 0)
-    replace(slate_tables, "_MANIFEST_MIN_AGE_MS", 1000)
-    replace(slate_tables, "_LOCAL_MANIFEST_MIN_AGE_MS", 1000)
+    replace(slatedb, "_settings", small_settings)
+    replace(slatedb_tables, "_MIN_AGE_MS", 0)
+    replace(slatedb_tables, "_MANIFEST_MIN_AGE_MS", 1000)
+    replace(slatedb_tables, "_LOCAL_MANIFEST_MIN_AGE_MS", 1000)

@@ -22,10 +22,10 @@ from streamfold.model.configs import StreamConfigLayer
 from streamfold.model.records import Record
 from streamfold.model.resources import Provision
 from streamfold.store import StoreSettings, StreamStore, keys, open_store, rows
-from streamfold.store.local_disk import LocalDisk
-from streamfold.store.location import open_location
+from streamfold.store.engine.local_disk import LocalDisk
+from streamfold.store.engine.location import open_location
+from streamfold.store.engine.slatedb import SlateEngine
 from streamfold.store.rows import CleanupRow, FormatRow
-from streamfold.store.slate_engine import SlateEngine
 from tests.store.golden import content
 from tests.store.golden.write import BOOT
 

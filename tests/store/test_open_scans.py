@@ -11,9 +11,9 @@ import pytest
 
 from streamfold.model.records import Record
 from streamfold.store import ReadRequest, StreamStore, from_seq_num, open_store
-from streamfold.store.location import open_location
+from streamfold.store.engine.location import open_location
+from streamfold.store.engine.slatedb import SlateEngine
 from streamfold.store.settings import StoreSettings
-from streamfold.store.slate_engine import SlateEngine
 from tests.store.conftest import BASIN, STREAM
 
 MIB = 1 << 20

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from streamfold.model.records import Record, trim_record
-from streamfold.store import reclaim, slate_tables
-from streamfold.store.location import Location, open_location
-from streamfold.store.reclaim import Reclaimer
+from streamfold.store.engine import slatedb_tables
+from streamfold.store.engine.location import Location, open_location
+from streamfold.store.engine.slatedb import SlateEngine
 from streamfold.store.settings import StoreSettings
-from streamfold.store.slate_engine import SlateEngine
 from streamfold.store.store import StreamStore, open_store
+from streamfold.store.upkeep import reclaim
+from streamfold.store.upkeep.reclaim import Reclaimer
 from tests.s3 import S3Server, run_s3_server
 from tests.store.crash.verify import BASIN, read_all
 from tests.store.small_tables import TABLE_BYTES, use_small_tables
@@ -230,7 +231,7 @@ async def test_a_merge_that_slatedb_refused_does_not_count_as_done(
 
     while len((await engine.tables()).runs) < 2:
         await write_tables(4)
-    monkeypatch.setattr(slate_tables, "_MERGE_LOOK", 2.0)  # SlateDB has forgotten it by then
+    monkeypatch.setattr(slatedb_tables, "_MERGE_LOOK", 2.0)  # SlateDB has forgotten it by then
     oldest = (await engine.tables()).runs[-1].id
     # Young tables and the oldest run are not neighbours.
     refused = asyncio.create_task(engine.merge([oldest], young=True))

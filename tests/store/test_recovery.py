@@ -22,11 +22,11 @@ from streamfold.errors import (
 )
 from streamfold.model.records import Record
 from streamfold.records.batch import RecordBatch
-from streamfold.store.local_disk import LocalDisk, sync_path
-from streamfold.store.location import open_location
-from streamfold.store.reads import ReadRequest, from_seq_num
+from streamfold.store.engine.local_disk import LocalDisk, sync_path
+from streamfold.store.engine.location import open_location
+from streamfold.store.engine.slatedb import SlateEngine
+from streamfold.store.read.requests import ReadRequest, from_seq_num
 from streamfold.store.settings import StoreSettings
-from streamfold.store.slate_engine import SlateEngine
 from streamfold.store.store import StreamStore, open_store
 from streamfold.testing.engine_faults import CommitFault
 from tests.store.conftest import BASIN, STREAM, Bench, bodies

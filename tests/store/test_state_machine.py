@@ -4,9 +4,9 @@ import os
 
 from hypothesis import HealthCheck, settings
 
-from streamfold.store.engine import Engine, EngineOpener
-from streamfold.store.location import open_location
-from streamfold.store.slate_engine import SlateEngine
+from streamfold.store.engine.engine import Engine, EngineOpener
+from streamfold.store.engine.location import open_location
+from streamfold.store.engine.slatedb import SlateEngine
 from streamfold.testing.store_machine import StoreMachine
 
 

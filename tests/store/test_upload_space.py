@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from streamfold.blob.local import WRITE_BUFFER, LocalBlobStore
+from streamfold.blob.local.store import WRITE_BUFFER, LocalBlobStore
 from streamfold.errors import InvalidError, StorageFullError
-from streamfold.store.disk_space import DiskUsage
+from streamfold.store.catalog.snapshots import Publication, Snapshot
+from streamfold.store.engine.disk_space import DiskUsage
 from streamfold.store.settings import StoreSettings
-from streamfold.store.snapshot_shelf import Publication, Snapshot
 from streamfold.store.store import StreamStore, open_store
 from tests.store.conftest import BASIN, Bench, bodies
 from tests.store.durable_streams import create

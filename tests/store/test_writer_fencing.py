@@ -11,7 +11,7 @@ import pytest
 
 from streamfold.errors import OutcomeUnknownError, WriterFencedError
 from streamfold.model.records import Record
-from streamfold.store.location import Location, open_location
+from streamfold.store.engine.location import Location, open_location
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore, open_store
 from tests.s3 import S3Server, run_s3_server

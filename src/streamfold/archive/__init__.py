@@ -3,11 +3,9 @@
 from streamfold.extras import needing_extra
 
 with needing_extra("archive"):
-    from streamfold.archive.cache import Cache
-    from streamfold.archive.changes import Changes
-    from streamfold.archive.collection import Collected, Collector, Doomed, Retention
-    from streamfold.archive.destination import Destination, check_compare_and_swap
-    from streamfold.archive.failures import (
+    from streamfold.archive.destinations.destination import Destination, check_compare_and_swap
+    from streamfold.archive.destinations.mirrors import Mirrors
+    from streamfold.archive.errors import (
         ArtifactCorruptError,
         ChainGapError,
         CommitConflictError,
@@ -21,8 +19,15 @@ with needing_extra("archive"):
         SwapUnsupportedError,
         WriterFencedOutError,
     )
-    from streamfold.archive.following import Rows
-    from streamfold.archive.manifest import (
+    from streamfold.archive.maintenance.garbage_collection import (
+        Collected,
+        Collector,
+        Doomed,
+        Retention,
+    )
+    from streamfold.archive.maintenance.verification import Checked, Verification
+    from streamfold.archive.manifest.encoding import read_manifest, write_manifest
+    from streamfold.archive.manifest.model import (
         MANIFEST_VERSION,
         Artifact,
         FormatFiles,
@@ -32,16 +37,17 @@ with needing_extra("archive"):
         Source,
         Writer,
     )
-    from streamfold.archive.manifest_json import read_manifest, write_manifest
-    from streamfold.archive.mirrors import Mirrors
-    from streamfold.archive.part_files import PartGoneError
-    from streamfold.archive.parts import PartPlan, WrittenDiff, WrittenPart, write_part
-    from streamfold.archive.plan import ChangesPlan, TablePlan
-    from streamfold.archive.positions import LSN, SEQ_NUM, PositionOrder
-    from streamfold.archive.reader import Archive
-    from streamfold.archive.reader import open_archive as open  # noqa: A004
-    from streamfold.archive.schema import TableSchema
-    from streamfold.archive.thresholds import (
+    from streamfold.archive.manifest.positions import LSN, SEQ_NUM, PositionOrder
+    from streamfold.archive.read.cache import Cache
+    from streamfold.archive.read.change_feed import Changes
+    from streamfold.archive.read.follower import Rows
+    from streamfold.archive.read.part_files import PartGoneError
+    from streamfold.archive.read.plan import ChangesPlan, TablePlan
+    from streamfold.archive.read.reader import Archive
+    from streamfold.archive.read.reader import open_archive as open  # noqa: A004
+    from streamfold.archive.schema.table_schema import TableSchema
+    from streamfold.archive.write.parts import PartPlan, WrittenDiff, WrittenPart, write_part
+    from streamfold.archive.write.thresholds import (
         Action,
         ChainState,
         Decision,
@@ -50,8 +56,7 @@ with needing_extra("archive"):
         chain_state,
         decide,
     )
-    from streamfold.archive.verification import Checked, Verification
-    from streamfold.archive.writer import GAP, ArchiveWriter
+    from streamfold.archive.write.writer import GAP, ArchiveWriter
 
 __all__ = [
     "open",

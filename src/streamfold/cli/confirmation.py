@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from streamfold.cli.failures import ExitStatus, VerbFailedError
+from streamfold.cli.exit_status import ExitStatus, VerbFailedError
 
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 

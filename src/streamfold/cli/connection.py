@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from streamfold.cli.failures import ExitStatus, VerbFailedError
+from streamfold.cli.exit_status import ExitStatus, VerbFailedError
 from streamfold.cli.output import Output
 from streamfold.extras import needing_extra
 from streamfold.model.names import is_bucket_name
@@ -59,7 +59,7 @@ def verb(name: str, *, changes: bool = False) -> Callable[[Verb], click.Command]
             with needing_extra("client"):
                 from s2_sdk import S2Error
 
-                from streamfold.cli.refusals import describe_refusal
+                from streamfold.cli.errors_from_s2 import describe_refusal
 
                 client = open_client(endpoint, token_file, at_least_once=at_least_once)
             try:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import click
 
 from streamfold import __version__
-from streamfold.cli.failures import (
+from streamfold.cli.exit_status import (
     ExitStatus,
     OutputClosedError,
     VerbFailedError,

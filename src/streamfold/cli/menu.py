@@ -22,51 +22,57 @@ class Entry(NamedTuple):
 
 SECTIONS: Final[dict[str, dict[str, Entry]]] = {
     "Server": {
-        "serve": Entry("serve", "Run a server.", "server"),
-        "lite": Entry("serve", "The same, by the name that S2 has for it.", "server"),
+        "serve": Entry("servers.serve", "Run a server.", "server"),
+        "lite": Entry("servers.serve", "The same, by the name that S2 has for it.", "server"),
     },
     "Records": {
-        "append": Entry("append", "Append the lines of standard input."),
-        "read": Entry("read", "Print records, from the first or from anywhere."),
-        "tail": Entry("read", "Print the last records."),
-        "check-tail": Entry("positions", "Show where the next record goes."),
-        "trim": Entry("positions", "Remove all records before a seq_num."),
-        "fence": Entry("positions", "Set the token that appends must show."),
+        "append": Entry("records.append", "Append the lines of standard input."),
+        "read": Entry("records.read", "Print records, from the first or from anywhere."),
+        "tail": Entry("records.read", "Print the last records."),
+        "check-tail": Entry("records.positions", "Show where the next record goes."),
+        "trim": Entry("records.positions", "Remove all records before a seq_num."),
+        "fence": Entry("records.positions", "Set the token that appends must show."),
     },
     "Streams": {
-        "ls": Entry("streams", "List basins, or the streams of one."),
-        "list-streams": Entry("streams", "List the streams of a basin."),
-        "create-stream": Entry("streams", "Create a stream, or ensure it."),
-        "get-stream-config": Entry("streams", "Show a stream's configuration."),
-        "reconfigure-stream": Entry("streams", "Change a stream's configuration."),
-        "delete-stream": Entry("streams", "Delete a stream."),
-        "copy": Entry("copy", "Copy streams, or a basin, from one server to another."),
+        "ls": Entry("resources.streams", "List basins, or the streams of one."),
+        "list-streams": Entry("resources.streams", "List the streams of a basin."),
+        "create-stream": Entry("resources.streams", "Create a stream, or ensure it."),
+        "get-stream-config": Entry("resources.streams", "Show a stream's configuration."),
+        "reconfigure-stream": Entry("resources.streams", "Change a stream's configuration."),
+        "delete-stream": Entry("resources.streams", "Delete a stream."),
+        "copy": Entry("records.copy", "Copy streams, or a basin, from one server to another."),
     },
     "Snapshots": {
-        "snapshot": Entry("snapshot", "Take, restore, list and prune snapshots of a state."),
+        "snapshot": Entry(
+            "snapshots.snapshot", "Take, restore, list and prune snapshots of a state."
+        ),
     },
     "Tables": {
         "archive": Entry(
-            "archive", "Look at, verify, restore and follow tables published as files.", "archive"
+            "archives.archive",
+            "Look at, verify, restore and follow tables published as files.",
+            "archive",
         ),
         "snapshotter": Entry(
-            "snapshotter", "Publish the tables of change streams as archives, on Spark.", "spark"
+            "servers.snapshotter",
+            "Publish the tables of change streams as archives, on Spark.",
+            "spark",
         ),
     },
     "Basins": {
-        "list-basins": Entry("basins", "List basins."),
-        "create-basin": Entry("basins", "Create a basin, or ensure it."),
-        "get-basin-config": Entry("basins", "Show a basin's configuration."),
-        "reconfigure-basin": Entry("basins", "Change a basin's configuration."),
-        "delete-basin": Entry("basins", "Delete a basin and its streams."),
+        "list-basins": Entry("resources.basins", "List basins."),
+        "create-basin": Entry("resources.basins", "Create a basin, or ensure it."),
+        "get-basin-config": Entry("resources.basins", "Show a basin's configuration."),
+        "reconfigure-basin": Entry("resources.basins", "Change a basin's configuration."),
+        "delete-basin": Entry("resources.basins", "Delete a basin and its streams."),
     },
     "Account": {
-        "issue-access-token": Entry("tokens", "Issue an access token."),
-        "list-access-tokens": Entry("tokens", "List access tokens."),
-        "revoke-access-token": Entry("tokens", "Revoke an access token."),
-        "get-account-metrics": Entry("metrics", "Show the usage of the account."),
-        "get-basin-metrics": Entry("metrics", "Show the usage of a basin."),
-        "get-stream-metrics": Entry("metrics", "Show the usage of a stream."),
+        "issue-access-token": Entry("resources.tokens", "Issue an access token."),
+        "list-access-tokens": Entry("resources.tokens", "List access tokens."),
+        "revoke-access-token": Entry("resources.tokens", "Revoke an access token."),
+        "get-account-metrics": Entry("resources.metrics", "Show the usage of the account."),
+        "get-basin-metrics": Entry("resources.metrics", "Show the usage of a basin."),
+        "get-stream-metrics": Entry("resources.metrics", "Show the usage of a stream."),
     },
 }
 _ENTRIES: Final = {name: entry for verbs in SECTIONS.values() for name, entry in verbs.items()}
@@ -84,7 +90,7 @@ class Menu(VerbGroup):
             return None
         with needing_extra(entry.extra):
             module = import_module(f"streamfold.cli.{entry.module}")
-        attribute = "serve" if entry.module == "serve" else cmd_name.replace("-", "_")
+        attribute = "serve" if entry.module == "servers.serve" else cmd_name.replace("-", "_")
         command: click.Command = getattr(module, attribute)
         return command
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 import click
 import msgspec
 
-from streamfold.cli.failures import OutputClosedError
-from streamfold.cli.shapes import Shape
+from streamfold.cli.exit_status import OutputClosedError
+from streamfold.cli.json_output import Shape
 
 
 class Output:

@@ -1,9 +1,10 @@
 """Snapshot and follow: restore a state in seconds, whatever the history, and keep it current."""
 
-from streamfold.follow.client import Appended, StreamClient, StreamRecord
-from streamfold.follow.codecs import BytesCodec, Codec, JsonCodec, MsgpackCodec
-from streamfold.follow.external import BlobSnapshots
-from streamfold.follow.failures import (
+from streamfold.follow.clients.client import Appended, StreamClient, StreamRecord
+from streamfold.follow.clients.feed import Backoff
+from streamfold.follow.clients.memory import MemoryStream
+from streamfold.follow.encoding.codecs import BytesCodec, Codec, JsonCodec, MsgpackCodec
+from streamfold.follow.errors import (
     HistoryTrimmedError,
     SnapshotAheadError,
     SnapshotCorruptError,
@@ -11,25 +12,16 @@ from streamfold.follow.failures import (
     SnapshotOutrunError,
     SnapshotUnsupportedError,
 )
-from streamfold.follow.faults import (
-    FaultyStream,
-    ScriptedStreamFaults,
-    SeededStreamFaults,
-    StreamCall,
-    StreamFault,
-    StreamFaultKind,
-)
 from streamfold.follow.follower import Change, Follower, as_client, follow
-from streamfold.follow.memory import MemoryStream
-from streamfold.follow.places import auto, external, in_stream
-from streamfold.follow.plan import RestorePlan, make_plan
-from streamfold.follow.policy import Policy, Since, due
-from streamfold.follow.progress import Progress, TerminalBar
-from streamfold.follow.reading import Backoff
-from streamfold.follow.retention import prune
-from streamfold.follow.served import ServedSnapshots
-from streamfold.follow.snapshots import Place, SnapshotInfo, Snapshots, SnapshotStore
-from streamfold.follow.snapshotter import Keeping, Outcome, Snapshotter, Taken
+from streamfold.follow.restore.plan import RestorePlan, make_plan
+from streamfold.follow.restore.progress import Progress, TerminalBar
+from streamfold.follow.snapshots.blob_snapshots import BlobSnapshots
+from streamfold.follow.snapshots.placement import auto, external, in_stream
+from streamfold.follow.snapshots.policy import Policy, Since, due
+from streamfold.follow.snapshots.retention import prune
+from streamfold.follow.snapshots.server_snapshots import ServedSnapshots
+from streamfold.follow.snapshots.snapshot_store import Place, SnapshotInfo, Snapshots, SnapshotStore
+from streamfold.follow.snapshots.taker import Keeping, Outcome, Snapshotter, Taken
 
 __all__ = [
     # following
@@ -69,12 +61,6 @@ __all__ = [
     "Appended",
     "as_client",
     "MemoryStream",
-    "FaultyStream",
-    "ScriptedStreamFaults",
-    "SeededStreamFaults",
-    "StreamCall",
-    "StreamFault",
-    "StreamFaultKind",
     # errors
     "HistoryTrimmedError",
     "SnapshotAheadError",

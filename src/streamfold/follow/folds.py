@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from streamfold.errors import InvalidError
-from streamfold.follow.client import StreamRecord
-from streamfold.follow.intake import FOLD_NAME_MAX, Folding
+from streamfold.follow.clients.client import StreamRecord
+from streamfold.follow.restore.replay import FOLD_NAME_MAX, Folding
 
 _decode = msgspec.json.Decoder().decode
 

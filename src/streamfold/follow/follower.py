@@ -11,15 +11,15 @@ from typing import Any, Generic, Self, TypeVar
 import msgspec
 
 from streamfold.errors import InvalidError
-from streamfold.follow.assembly import Parts
-from streamfold.follow.client import StreamClient, StreamRecord
-from streamfold.follow.intake import BUFFER_BYTES, Folding, Intake
-from streamfold.follow.places import in_stream
-from streamfold.follow.plan import RestorePlan
-from streamfold.follow.progress import ProgressCallback, TerminalBar
-from streamfold.follow.reading import Backoff, Feed, retrying
-from streamfold.follow.restore import Restorer
-from streamfold.follow.snapshots import Snapshots
+from streamfold.follow.clients.client import StreamClient, StreamRecord
+from streamfold.follow.clients.feed import Backoff, Feed, retrying
+from streamfold.follow.encoding.assembly import Parts
+from streamfold.follow.restore.plan import RestorePlan
+from streamfold.follow.restore.progress import ProgressCallback, TerminalBar
+from streamfold.follow.restore.replay import BUFFER_BYTES, Folding, Intake
+from streamfold.follow.restore.restorer import Restorer
+from streamfold.follow.snapshots.placement import in_stream
+from streamfold.follow.snapshots.snapshot_store import Snapshots
 
 S = TypeVar("S")
 
@@ -214,6 +214,6 @@ def as_client(stream: StreamClient | Any) -> StreamClient:
     """The stream itself if it is a client; a client for it if it is one of the S2 SDK's."""
     if isinstance(stream, StreamClient):
         return stream
-    from streamfold.follow.s2 import S2Client
+    from streamfold.follow.clients.s2 import S2Client
 
     return S2Client(stream)

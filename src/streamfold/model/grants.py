@@ -7,13 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, TypeVar
 
 from streamfold.errors import InvalidError, PermissionDeniedError
-from streamfold.model.access import (
-    EVERYTHING,
-    NOTHING,
-    AccessToken,
-    Operation,
-    ResourceSet,
-)
+from streamfold.model.access_tokens import EVERYTHING, NOTHING, AccessToken, Operation, ResourceSet
 from streamfold.model.names import StreamName, parse_stream_name
 from streamfold.model.resources import BasinInfo, Page, StreamInfo
 

@@ -2,10 +2,10 @@
 
 from streamfold.records.append_input import AppendInput, parse_append_input
 from streamfold.records.batch import RecordBatch
-from streamfold.records.chunk import Cut, Index, decode, encode_records, measure
+from streamfold.records.kernels import warm_up
+from streamfold.records.payload import Cut, Index, decode, encode_records, measure
 from streamfold.records.rules import Command, Fence, Trim
 from streamfold.records.sequencing import Sequenced
-from streamfold.records.twins import warm_up
 
 __all__ = [
     "AppendInput",

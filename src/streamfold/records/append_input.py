@@ -11,6 +11,7 @@ from streamfold.model.names import parse_token
 from streamfold.model.records import Record
 from streamfold.records import single
 from streamfold.records.batch import RecordBatch, validate
+from streamfold.records.kernels import compiled
 from streamfold.records.plain import APPEND_HEADERS, RECORDS, parse_record
 from streamfold.records.protobuf import fields
 from streamfold.records.rules import (
@@ -21,7 +22,6 @@ from streamfold.records.rules import (
     command_of,
 )
 from streamfold.records.single import SingleRecord
-from streamfold.records.twins import compiled
 
 if TYPE_CHECKING:
     # Only for types: at run time this would load the compiler.

@@ -9,7 +9,7 @@ import msgspec
 
 from streamfold.model.configs import TimestampMode
 from streamfold.model.records import RECORD_OVERHEAD, Record, is_command, metered_size
-from streamfold.records.chunk import decode
+from streamfold.records.payload import decode
 from streamfold.records.plain import PlainRecords, encode_rest
 from streamfold.records.rules import (
     Command,

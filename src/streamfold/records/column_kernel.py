@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamfold.model.records import HEADER_OVERHEAD, RECORD_OVERHEAD
-from streamfold.records.kernel import (
+from streamfold.records.record_kernel import (
     APPEND_BODY,
     APPEND_HEADERS,
     APPEND_TIMESTAMP,

@@ -9,7 +9,7 @@ import numpy as np
 
 from streamfold.model.configs import TimestampMode
 from streamfold.model.records import BATCH_RECORDS_MAX
-from streamfold.records import kernel
+from streamfold.records import record_kernel
 from streamfold.records.sequencing import Place, Sequenced, missing_timestamp
 
 #: Bytes; nearly every batch fits, so that a thread allocates once. Batches are bounded: so is it.
@@ -21,9 +21,9 @@ _scratch = threading.local()
 class Measured(NamedTuple):
     """Byte offsets (one more than records), timestamps, running metered size (likewise)."""
 
-    offsets: kernel.Offsets
-    timestamps: kernel.Values
-    metered: kernel.Offsets
+    offsets: record_kernel.Offsets
+    timestamps: record_kernel.Values
+    metered: record_kernel.Offsets
     first_seq_num: int
 
 
@@ -32,7 +32,9 @@ class ScannedRecords:
 
     __slots__ = ("_raw", "_rows", "_unstamped", "commands", "end", "metered")
 
-    def __init__(self, raw: bytes, rows: kernel.Values, scanned: tuple[int, int, int, int]) -> None:
+    def __init__(
+        self, raw: bytes, rows: record_kernel.Values, scanned: tuple[int, int, int, int]
+    ) -> None:
         self._raw = raw
         self._rows = rows
         #: Offset after the records, metered bytes, and how many records have a nameless header.
@@ -46,9 +48,11 @@ class ScannedRecords:
         """Index, start and end of the fields of every record that has a nameless header."""
         if not self.commands:
             return []
-        found = np.flatnonzero(self._rows[:, kernel.FLAGS] & np.uint64(kernel.COMMAND))
+        found = np.flatnonzero(
+            self._rows[:, record_kernel.FLAGS] & np.uint64(record_kernel.COMMAND)
+        )
         return [
-            (int(i), int(self._rows[i, kernel.START]), int(self._rows[i, kernel.END]))
+            (int(i), int(self._rows[i, record_kernel.START]), int(self._rows[i, record_kernel.END]))
             for i in found
         ]
 
@@ -56,8 +60,8 @@ class ScannedRecords:
         first, mode, uncapped, now, floor = place
         if mode is TimestampMode.CLIENT_REQUIRE and self._unstamped < len(self._rows):
             raise missing_timestamp(self._unstamped)
-        out = _room(len(self._raw) + kernel.GROWTH_MAX * len(self._rows))
-        size, earliest, latest = kernel.emit(
+        out = _room(len(self._raw) + record_kernel.GROWTH_MAX * len(self._rows))
+        size, earliest, latest = record_kernel.emit(
             np.frombuffer(self._raw, np.uint8),
             self._rows,
             np.uint64(first),
@@ -70,13 +74,13 @@ class ScannedRecords:
         return Sequenced(out[:size].tobytes(), int(earliest), int(latest))
 
 
-def _room(size: int) -> kernel.Bytes:
+def _room(size: int) -> record_kernel.Bytes:
     """At least `size` bytes to write to, until this thread asks again.
 
     Kept, because the allocator gives a fresh megabyte back to the system each time, and having its
     pages mapped anew costs several times what the kernel does with them.
     """
-    kept: kernel.Bytes | None = getattr(_scratch, "room", None)
+    kept: record_kernel.Bytes | None = getattr(_scratch, "room", None)
     if kept is None or len(kept) < size:
         kept = _scratch.room = np.empty(max(size, ROOM_MIN), np.uint8)
     return kept
@@ -84,18 +88,18 @@ def _room(size: int) -> kernel.Bytes:
 
 def count_parts(raw: bytes, most: int) -> int:
     """How many records and headers an AppendInput begins with; if more than `most`, any such number."""
-    return int(kernel.count_parts(np.frombuffer(raw, np.uint8), most))
+    return int(record_kernel.count_parts(np.frombuffer(raw, np.uint8), most))
 
 
 def scan(raw: bytes) -> ScannedRecords | None:
     """The records that an AppendInput begins with; None when `plain` must look at it."""
     view = np.frombuffer(raw, np.uint8)
-    count = kernel.count_records(view)
+    count = record_kernel.count_records(view)
     if not 0 < count <= BATCH_RECORDS_MAX:
         return None
-    rows = np.empty((count, kernel.COLUMNS), np.uint64)
-    scanned = kernel.scan(view, rows)
-    return None if scanned[0] == kernel.NOT_CANONICAL else ScannedRecords(raw, rows, scanned)
+    rows = np.empty((count, record_kernel.COLUMNS), np.uint64)
+    scanned = record_kernel.scan(view, rows)
+    return None if scanned[0] == record_kernel.NOT_CANONICAL else ScannedRecords(raw, rows, scanned)
 
 
 def measure(payload: bytes | memoryview) -> Measured | None:
@@ -103,10 +107,10 @@ def measure(payload: bytes | memoryview) -> Measured | None:
     view = np.frombuffer(payload, np.uint8)
     # A writable array would be another type to numba, and cost a second compilation.
     view.flags.writeable = False
-    count = kernel.count_records(view)
-    if count == kernel.NOT_CANONICAL:
+    count = record_kernel.count_records(view)
+    if count == record_kernel.NOT_CANONICAL:
         return None
     offsets, metered = np.empty(count + 1, np.int64), np.empty(count + 1, np.int64)
     timestamps = np.empty(count, np.uint64)
-    end, first = kernel.measure(view, offsets, timestamps, metered)
+    end, first = record_kernel.measure(view, offsets, timestamps, metered)
     return Measured(offsets, timestamps, metered, int(first)) if end == len(view) else None

@@ -12,16 +12,16 @@ from typing import Final
 import msgspec
 
 from streamfold.errors import ServerBusyError, StoreClosingError
-from streamfold.server import cors
-from streamfold.server.access_log import AccessLog
-from streamfold.server.cors import Pages
-from streamfold.server.durable.routes import Durable
-from streamfold.server.gate import Gate
-from streamfold.server.http import Request, text_of
-from streamfold.server.memory import remember_short
-from streamfold.server.router import Router
-from streamfold.server.s2.answers import JSON
-from streamfold.server.s2.failures import ClientHangupError, answer_failure
+from streamfold.server.durable_streams.routes import Durable
+from streamfold.server.http import cors
+from streamfold.server.http.access_log import AccessLog
+from streamfold.server.http.bodies import JSON
+from streamfold.server.http.cors import Pages
+from streamfold.server.http.drain import Gate
+from streamfold.server.http.memo import remember_short
+from streamfold.server.http.request import Request, text_of
+from streamfold.server.http.router import Router
+from streamfold.server.s2.problems import ClientHangupError, answer_failure
 
 logger = logging.getLogger(__name__)
 

@@ -17,33 +17,33 @@ from typing import Final
 from streamfold.errors import StreamfoldError
 from streamfold.model.names import parse_bucket_name
 from streamfold.records import warm_up
-from streamfold.server.access_log import AccessLog
 from streamfold.server.application import Application
-from streamfold.server.certificates import write_self_signed
-from streamfold.server.configuration import Configuration
-from streamfold.server.connections import (
+from streamfold.server.auth.access import Access
+from streamfold.server.config import Configuration
+from streamfold.server.durable_streams.routes import Durable
+from streamfold.server.durable_streams.subscriptions import Subscriptions
+from streamfold.server.http.access_log import AccessLog
+from streamfold.server.http.client_limits import Traffic, TrafficInstruments
+from streamfold.server.http.connections import (
     Connections,
     connections_max,
     raise_descriptor_limit,
     upload_files_max,
 )
-from streamfold.server.cors import Pages
-from streamfold.server.durable.routes import Durable
-from streamfold.server.durable.subscriptions import Subscriptions
-from streamfold.server.front_page import add_front_page
-from streamfold.server.gate import Gate
+from streamfold.server.http.cors import Pages
+from streamfold.server.http.drain import Gate
+from streamfold.server.http.listener import Listener, TlsFiles, bind
+from streamfold.server.http.offload import SWITCH_INTERVAL
+from streamfold.server.http.request_limits import Intake
+from streamfold.server.http.response_limits import Unread
+from streamfold.server.http.router import Router
 from streamfold.server.init_file import apply_spec, read_init_file
-from streamfold.server.instruments import AppendInstruments
-from streamfold.server.intake import Intake
-from streamfold.server.listener import Listener, TlsFiles, bind
-from streamfold.server.ops import Operations
-from streamfold.server.router import Router
-from streamfold.server.s2.access import Access
+from streamfold.server.metrics import AppendInstruments
+from streamfold.server.ops.endpoints import Operations
+from streamfold.server.ops.front_page import add_front_page
+from streamfold.server.ops.store_metrics import StoreInstruments
 from streamfold.server.s2.routes import add_s2
-from streamfold.server.store_instruments import StoreInstruments
-from streamfold.server.traffic import Traffic, TrafficInstruments
-from streamfold.server.unread import Unread
-from streamfold.server.workers import SWITCH_INTERVAL
+from streamfold.server.tls import write_self_signed
 from streamfold.store.store import StreamStore, open_store
 
 logger = logging.getLogger(__name__)

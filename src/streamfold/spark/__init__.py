@@ -10,7 +10,7 @@ with needing_extra("spark"):
         FilesGoneError,
         StreamfoldArchiveSource,
     )
-    from streamfold.spark.failures import (
+    from streamfold.spark.errors import (
         DataLossError,
         EndpointUnavailableError,
         JavaMissingError,
@@ -18,9 +18,9 @@ with needing_extra("spark"):
         ReplayChangedError,
         StreamGoneError,
     )
-    from streamfold.spark.java import Java, find_java, use_java
-    from streamfold.spark.session import local_session, register
-    from streamfold.spark.source import StreamfoldSource
+    from streamfold.spark.runtime.java import Java, find_java, use_java
+    from streamfold.spark.runtime.session import local_session, register
+    from streamfold.spark.stream.source import StreamfoldSource
 
 __all__ = [
     "ArchiveReplacedError",

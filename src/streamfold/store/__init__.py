@@ -1,15 +1,15 @@
 """The durable log: streams of records on object storage, one writer, acks after durability."""
 
-from streamfold.store.log import AppendAck
-from streamfold.store.reader import ReadSession
-from streamfold.store.reads import (
+from streamfold.store.log.sealing import SealingKey
+from streamfold.store.log.stream_log import AppendAck
+from streamfold.store.read.reader import ReadSession
+from streamfold.store.read.requests import (
     ReadBatch,
     ReadRequest,
     from_seq_num,
     from_tail,
     from_timestamp,
 )
-from streamfold.store.sealing import SealingKey
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore, open_store
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from streamfold.errors import DataCorruptError
-from streamfold.model.access import AccessToken
+from streamfold.model.access_tokens import AccessToken
 from streamfold.model.configs import BasinConfig, Cipher, StreamConfig
 from streamfold.model.positions import SeqNum, StreamPosition, Timestamp
 from streamfold.model.traits import StreamTraits

@@ -39,24 +39,25 @@ from streamfold.model.positions import StreamPosition
 from streamfold.model.records import Record
 from streamfold.model.resources import BasinInfo, Page, Provision, StreamInfo
 from streamfold.records.batch import RecordBatch
-from streamfold.store import listing, reader
-from streamfold.store.account import Account
-from streamfold.store.admission import Admission
-from streamfold.store.committer import CommitReport
-from streamfold.store.disk_space import DiskSpace, UsageReader, read_usage
-from streamfold.store.documents import Documents
-from streamfold.store.durable import DurableStreams
-from streamfold.store.engine import EngineOpener
-from streamfold.store.local_disk import LocalDisk
-from streamfold.store.location import Location, choose_location, open_location
-from streamfold.store.log import AppendAck, StreamLog
-from streamfold.store.reads import ReadBatch, ReadRequest
-from streamfold.store.reclaim import StorageUse
-from streamfold.store.sealing import SealingKey
-from streamfold.store.session import Session
+from streamfold.store.catalog import listing
+from streamfold.store.catalog.account import Account
+from streamfold.store.catalog.documents import Documents
+from streamfold.store.durable_streams import DurableStreams
+from streamfold.store.engine.disk_space import DiskSpace, UsageReader, read_usage
+from streamfold.store.engine.engine import EngineOpener
+from streamfold.store.engine.local_disk import LocalDisk
+from streamfold.store.engine.location import Location, choose_location, open_location
+from streamfold.store.engine.slatedb import SlateEngine
+from streamfold.store.log.admission import Admission
+from streamfold.store.log.committer import CommitReport
+from streamfold.store.log.sealing import SealingKey
+from streamfold.store.log.stream_log import AppendAck, StreamLog
+from streamfold.store.mount import Session
+from streamfold.store.read import reader
+from streamfold.store.read.requests import ReadBatch, ReadRequest
 from streamfold.store.settings import StoreSettings
-from streamfold.store.slate_engine import SlateEngine
 from streamfold.store.supervisor import Opening, Supervisor
+from streamfold.store.upkeep.reclaim import StorageUse
 
 _NO_LAYER = StreamConfigLayer()
 _NOTHING_TO_DELETE = "there is nothing to delete; check the name"

@@ -22,22 +22,22 @@ from streamfold.errors import (
     WriterFencedError,
 )
 from streamfold.store import keys, rows
-from streamfold.store.access_tokens import AccessTokens
-from streamfold.store.admission import Admission
-from streamfold.store.catalog import Catalog
-from streamfold.store.committer import CommitReport
-from streamfold.store.disk_space import DiskSpace
-from streamfold.store.engine import Engine, EngineOpener
-from streamfold.store.locks import NamedLocks
-from streamfold.store.log import Share
-from streamfold.store.reclaim import Reclaimer
+from streamfold.store.catalog.access_tokens import AccessTokens
+from streamfold.store.catalog.catalog import Catalog
+from streamfold.store.catalog.locks import NamedLocks
+from streamfold.store.catalog.snapshots import SnapshotBlobs, SnapshotShelf
+from streamfold.store.engine.disk_space import DiskSpace
+from streamfold.store.engine.engine import Engine, EngineOpener
+from streamfold.store.log.admission import Admission
+from streamfold.store.log.committer import CommitReport
+from streamfold.store.log.stream_log import Share
+from streamfold.store.mount import Session
 from streamfold.store.rows import FormatRow
-from streamfold.store.session import Session
 from streamfold.store.settings import StoreSettings
-from streamfold.store.snapshot_shelf import SnapshotBlobs, SnapshotShelf
-from streamfold.store.upkeep import Upkeep
-from streamfold.store.usage.keeper import UsageKeeper
+from streamfold.store.upkeep.background import Upkeep
+from streamfold.store.upkeep.reclaim import Reclaimer
 from streamfold.store.usage.recorder import UsageRecorder
+from streamfold.store.usage.storage import UsageKeeper
 
 logger = logging.getLogger(__name__)
 

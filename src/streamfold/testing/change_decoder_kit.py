@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streamfold.archive.schema import TableSchema
+from streamfold.archive.schema.table_schema import TableSchema
 from streamfold.errors import InvalidError
 from streamfold.snapshotter.decoding import (
     OPS,

@@ -17,8 +17,8 @@ from contextlib import suppress
 import msgspec
 import pytest
 
-from streamfold.archive.destination import Destination, Stored, check_compare_and_swap
-from streamfold.archive.manifest import Artifact, FormatFiles, Manifest, Part
+from streamfold.archive.destinations.destination import Destination, Stored, check_compare_and_swap
+from streamfold.archive.manifest.model import Artifact, FormatFiles, Manifest, Part
 from streamfold.blob import BlobChangedError
 from streamfold.errors import BlobExistsError
 from streamfold.testing.blob_calls import keys_of, pieces_of

@@ -7,7 +7,7 @@ import enum
 from collections.abc import AsyncGenerator, Sequence
 
 from streamfold.errors import StorageError, StorageFullError
-from streamfold.store.engine import DiskUse, Engine, Op, Row, Tables
+from streamfold.store.engine.engine import DiskUse, Engine, Op, Row, Tables
 
 
 class CommitFault(enum.Enum):

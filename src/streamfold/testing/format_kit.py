@@ -21,10 +21,10 @@ from typing import Any, BinaryIO, ClassVar, cast
 import pyarrow as pa
 import pytest
 
-from streamfold.archive.failures import ArtifactCorruptError
+from streamfold.archive.errors import ArtifactCorruptError
 from streamfold.archive.formats import Format
 from streamfold.archive.formats.nesting import as_list, list_lengths
-from streamfold.archive.schema import TableSchema
+from streamfold.archive.schema.table_schema import TableSchema
 from streamfold.errors import InvalidError
 from streamfold.testing.format_samples import (
     EVERY_TYPE,

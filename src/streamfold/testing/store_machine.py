@@ -41,9 +41,9 @@ from streamfold.model.records import (
     fence_record,
     trim_record,
 )
-from streamfold.store.engine import Engine, EngineOpener
-from streamfold.store.log import AppendAck
-from streamfold.store.reads import ReadRequest, from_seq_num, from_tail, from_timestamp
+from streamfold.store.engine.engine import Engine, EngineOpener
+from streamfold.store.log.stream_log import AppendAck
+from streamfold.store.read.requests import ReadRequest, from_seq_num, from_tail, from_timestamp
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore, open_store
 from streamfold.testing.engine_faults import CommitFault, FaultyEngine

@@ -21,7 +21,7 @@ from streamfold.errors import (
     PositionUnwrittenError,
     SeqNumMismatchError,
 )
-from streamfold.follow.client import Appended, StreamClient, StreamRecord
+from streamfold.follow.clients.client import Appended, StreamClient, StreamRecord
 from streamfold.model.records import Header, Record, fence_record, trim_record
 
 #: Seconds: far more than any of this takes, so that a hang fails with a name.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from streamfold.archive.destination import Destination
+from streamfold.archive.destinations.destination import Destination
 from streamfold.testing.destination_kit import DestinationConformance
 from tests.archive.azure.emulator import AzureServer, run_azure_server
 

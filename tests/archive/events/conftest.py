@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from streamfold.archive.credentials import AwsAccess
+from streamfold.archive.destinations.aws_credentials import AwsAccess
 from tests.archive.events.receivers import Hook, access_to, run_hook
 from tests.s3 import S3Server
 

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from datetime import timedelta
 
-from streamfold.archive.collection import Collector, Retention
-from streamfold.archive.destination import Destination
+from streamfold.archive.destinations.destination import Destination
 from streamfold.archive.events import Backoff, Event, EventPump, EventSink
 from streamfold.archive.events.event import describe
-from streamfold.archive.manifest import Manifest
-from streamfold.archive.writer import GAP, ArchiveWriter
+from streamfold.archive.maintenance.garbage_collection import Collector, Retention
+from streamfold.archive.manifest.model import Manifest
+from streamfold.archive.write.writer import GAP, ArchiveWriter
 from tests.archive.tables import START, changes, new_ids, open_writer, rows
 
 

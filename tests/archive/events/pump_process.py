@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from streamfold.archive.destination import Destination
+from streamfold.archive.destinations.destination import Destination
 from streamfold.archive.events import EventPump, WebhookSink
 
 

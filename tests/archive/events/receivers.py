@@ -16,7 +16,7 @@ from typing import Any
 
 import boto3
 
-from streamfold.archive.credentials import AwsAccess, Profiles
+from streamfold.archive.destinations.aws_credentials import AwsAccess, Profiles
 from streamfold.archive.events import (
     Event,
     EventBridgeSink,

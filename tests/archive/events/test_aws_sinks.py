@@ -11,21 +11,20 @@ from collections.abc import Iterator
 
 import pytest
 
-from streamfold.archive.credentials import AwsAccess, Profiles
-from streamfold.archive.destination import Destination
+from streamfold.archive.destinations.aws_credentials import AwsAccess, Profiles
+from streamfold.archive.destinations.destination import Destination
 from streamfold.archive.events import (
     EventBridgeSink,
     EventRefusedError,
     EventSink,
     EventUnconfirmedError,
-    FaultyEventSink,
     KinesisSink,
-    SeededEventFaults,
     SnsSink,
     SqsSink,
 )
 from streamfold.archive.events.sink import group_of
 from streamfold.errors import InvalidError
+from streamfold.testing.event_faults import FaultyEventSink, SeededEventFaults
 from streamfold.testing.event_sink_kit import SinkProbe, sample_event
 from tests.archive.events.feeds import Table, deliver_all, without_repetitions
 from tests.archive.events.receivers import (

@@ -10,12 +10,8 @@ from typing import Any
 
 import pytest
 
-from streamfold.archive.credentials import (
-    AwsAccess,
-    Profile,
-    Profiles,
-)
-from streamfold.archive.destination import Destination, check_compare_and_swap
+from streamfold.archive.destinations.aws_credentials import AwsAccess, Profile, Profiles
+from streamfold.archive.destinations.destination import Destination, check_compare_and_swap
 from streamfold.archive.events import EventRefusedError, SqsSink
 from streamfold.blob.aws_identity import CredentialsUnavailableError
 from streamfold.errors import BlobUnavailableError, InvalidError

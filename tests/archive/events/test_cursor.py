@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from streamfold.archive.destination import Destination
+from streamfold.archive.destinations.destination import Destination
 from streamfold.archive.events import (
     Event,
     EventPump,
@@ -15,8 +15,14 @@ from streamfold.archive.events import (
     MemorySink,
 )
 from streamfold.archive.events.delivery import CURSOR_EVERY
-from streamfold.blob import Fault, FaultKind, FaultyBlobStore, Operation, ScriptedFaults
 from streamfold.errors import InvalidError
+from streamfold.testing.blob_faults import (
+    Fault,
+    FaultKind,
+    FaultyBlobStore,
+    Operation,
+    ScriptedFaults,
+)
 from tests.archive.events.feeds import (
     Pauses,
     Table,

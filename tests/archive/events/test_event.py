@@ -3,11 +3,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from streamfold.archive.destination import Destination
+from streamfold.archive.destinations.destination import Destination
 from streamfold.archive.events import Event, decode_event, encode_event
 from streamfold.archive.events.event import describe
 from streamfold.archive.events.outbox import due_after, place_of
-from streamfold.archive.manifest import Artifact, FormatFiles, Manifest, Part
+from streamfold.archive.manifest.model import Artifact, FormatFiles, Manifest, Part
 from streamfold.errors import MalformedError
 from tests.archive.events.feeds import Table
 

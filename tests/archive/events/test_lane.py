@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from streamfold.archive.events.lane import Lane
+from streamfold.archive.events.sinks.worker_thread import Lane
 
 
 async def test_a_call_begins_only_when_a_cancelled_one_has_ended() -> None:

@@ -8,18 +8,15 @@ import random
 
 import pytest
 
-from streamfold.archive.destination import Destination
-from streamfold.archive.events import (
-    Backoff,
-    Event,
+from streamfold.archive.destinations.destination import Destination
+from streamfold.archive.events import Backoff, Event, EventSink, MemorySink
+from streamfold.errors import InvalidError
+from streamfold.testing.event_faults import (
     EventFault,
-    EventSink,
     FaultyEventSink,
-    MemorySink,
     ScriptedEventFaults,
     SeededEventFaults,
 )
-from streamfold.errors import InvalidError
 from tests.archive.events.feeds import (
     Pauses,
     Table,

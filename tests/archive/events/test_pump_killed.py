@@ -10,7 +10,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
-from streamfold.archive.destination import Destination
+from streamfold.archive.destinations.destination import Destination
 from streamfold.archive.events import decode_event
 from tests.archive.events.feeds import Table, without_repetitions
 from tests.archive.events.receivers import Hook

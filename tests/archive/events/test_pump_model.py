@@ -7,15 +7,10 @@ import random
 
 import pytest
 
-from streamfold.archive.destination import Destination
-from streamfold.archive.events import (
-    Event,
-    EventSink,
-    FaultyEventSink,
-    MemorySink,
-    SeededEventFaults,
-)
-from streamfold.blob import FaultyBlobStore, Operation, SeededFaults
+from streamfold.archive.destinations.destination import Destination
+from streamfold.archive.events import Event, EventSink, MemorySink
+from streamfold.testing.blob_faults import FaultyBlobStore, Operation, SeededFaults
+from streamfold.testing.event_faults import FaultyEventSink, SeededEventFaults
 from tests.archive.events.feeds import Table, new_pump, running, without_repetitions
 
 #: Commits, prunings and pumps in one history.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from streamfold.archive.credentials import AwsAccess
-from streamfold.archive.events import FaultyEventSink, ScriptedEventFaults
+from streamfold.archive.destinations.aws_credentials import AwsAccess
+from streamfold.testing.event_faults import FaultyEventSink, ScriptedEventFaults
 from streamfold.testing.event_sink_kit import EventSinkConformance, SinkProbe
 from tests.archive.events.receivers import (
     BusProbe,

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from streamfold.archive.credentials import Profiles
+from streamfold.archive.destinations.aws_credentials import Profiles
 from streamfold.archive.events import (
     EventBridgeSink,
     EventSink,

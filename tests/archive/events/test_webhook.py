@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from streamfold.archive.destination import Destination
+from streamfold.archive.destinations.destination import Destination
 from streamfold.archive.events import (
     EventRefusedError,
     EventUnconfirmedError,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from streamfold.archive.credentials import Profiles
+from streamfold.archive.destinations.aws_credentials import Profiles
 from streamfold.archive.events import EventRefusedError, EventSink, encode_event, open_sink
 from streamfold.errors import InvalidError
 from streamfold.testing.event_sink_kit import sample_event

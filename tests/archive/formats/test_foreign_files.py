@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from streamfold.archive.failures import ArtifactCorruptError
+from streamfold.archive.errors import ArtifactCorruptError
 from streamfold.archive.formats import (
     Format,
     JsonlFormat,
@@ -19,8 +19,8 @@ from streamfold.archive.formats import (
     ProtobufFormat,
     TypedProtobufFormat,
 )
-from streamfold.archive.formats.published_messages import DiffChange, SnapshotRow
-from streamfold.archive.schema import TableSchema
+from streamfold.archive.formats.protobuf.published_messages import DiffChange, SnapshotRow
+from streamfold.archive.schema.table_schema import TableSchema
 from streamfold.errors import InvalidError
 from streamfold.records.protobuf import varint
 from streamfold.testing.format_samples import ORDERS, changes_of, orders, table_of

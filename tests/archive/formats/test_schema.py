@@ -5,8 +5,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streamfold.archive.failures import SchemaIncompatibleError
-from streamfold.archive.schema import TableSchema
+from streamfold.archive.errors import SchemaIncompatibleError
+from streamfold.archive.schema.table_schema import TableSchema
 from streamfold.errors import InvalidError
 from streamfold.testing.format_samples import EVERY_TYPE, ORDERS
 

@@ -10,13 +10,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streamfold.archive.failures import ArtifactCorruptError
+from streamfold.archive.errors import ArtifactCorruptError
 from streamfold.archive.formats import ProtobufFormat
-from streamfold.archive.formats.message_blocks import read_blocks
-from streamfold.archive.formats.pieces import Limits
-from streamfold.archive.formats.published_messages import SnapshotRow, read_row
-from streamfold.archive.formats.struct_columns import IrregularError, read_in_step
-from streamfold.archive.schema import TableSchema
+from streamfold.archive.formats.batching import Limits
+from streamfold.archive.formats.protobuf.message_blocks import read_blocks
+from streamfold.archive.formats.protobuf.published_messages import SnapshotRow, read_row
+from streamfold.archive.formats.protobuf.struct_columns import IrregularError, read_in_step
+from streamfold.archive.schema.table_schema import TableSchema
 from streamfold.records.protobuf import varint
 
 SCHEMA = TableSchema.of(

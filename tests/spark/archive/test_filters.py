@@ -16,7 +16,7 @@ import pytest
 
 from streamfold.archive import ArtifactCorruptError, Part
 from streamfold.spark import OptionError
-from streamfold.spark.archive.conditions import Condition, matching, parse_conditions
+from streamfold.spark.archive.filters import Condition, matching, parse_conditions
 from streamfold.spark.archive.row_groups import WHOLE, Share, may_match, read_row_groups
 from streamfold.spark.archive.types import arrow_schema, spark_schema
 

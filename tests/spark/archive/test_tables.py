@@ -17,11 +17,10 @@ from streamfold.archive import ArtifactCorruptError, Collector, PositionPrunedEr
 from streamfold.archive.formats import FORMAT_IDS
 from streamfold.errors import InvalidError
 from streamfold.spark.archive import StreamfoldArchiveSource, planning
-from streamfold.spark.archive.failures import ArchiveReplacedError, FilesGoneError
+from streamfold.spark.archive.errors import ArchiveReplacedError, FilesGoneError
 from streamfold.spark.archive.types import spark_schema
 from tests.archive.golden_table import FOLDER, STATES
-from tests.archive.tables import START
-from tests.archive.test_reader_published import (
+from tests.archive.read.test_reader_published import (
     BASE,
     FIRST_DIFF,
     MIDDLE,
@@ -30,6 +29,7 @@ from tests.archive.test_reader_published import (
     lines,
     publish,
 )
+from tests.archive.tables import START
 from tests.s3 import run_s3_server, s3_client
 
 from .conftest import Written

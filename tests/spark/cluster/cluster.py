@@ -20,7 +20,7 @@ from pyspark.find_spark_home import _find_spark_home
 from streamfold.spark import find_java
 from tests.ports import free_port
 from tests.spark.cluster import mortal
-from tests.spark.writer.waiting import wait_for
+from tests.spark.snapshotter.waiting import wait_for
 
 WORKERS = 2
 #: Start in half the time; the work of the tests is short.

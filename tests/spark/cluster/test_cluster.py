@@ -17,15 +17,15 @@ from typing import Any
 
 import pytest
 
-from streamfold.spark.packing import pack_package
+from streamfold.spark.runtime.package_zip import pack_package
 from tests.spark.cluster.cluster import WORKERS, Cluster
 from tests.spark.cluster.driver import SMALL, Driver
 from tests.spark.cluster.mortal import EXECUTOR, WORKER
 from tests.spark.server import Server
-from tests.spark.writer.feeding import Feed, feed
-from tests.spark.writer.process import configuration
-from tests.spark.writer.tables import check_every_boundary, manifest_of
-from tests.spark.writer.waiting import wait_for
+from tests.spark.snapshotter.feeding import Feed, feed
+from tests.spark.snapshotter.process import configuration
+from tests.spark.snapshotter.tables import check_every_boundary, manifest_of
+from tests.spark.snapshotter.waiting import wait_for
 
 #: Seconds for a test: five processes of Java and a dozen of Python start on two cores.
 pytestmark = pytest.mark.timeout(900)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from streamfold.errors import FencingTokenMismatchError, PositionUnwrittenError
 from streamfold.model.records import Record, SequencedRecord
-from streamfold.store.reads import ReadRequest, from_seq_num
+from streamfold.store.read.requests import ReadRequest, from_seq_num
 from streamfold.store.store import StreamStore
 from tests.store.crash.ledger import (
     BATCH,

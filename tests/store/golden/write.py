@@ -15,10 +15,10 @@ from pathlib import Path
 import msgspec
 from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 
-from streamfold.store.local_disk import LocalDisk
-from streamfold.store.location import open_location
+from streamfold.store.engine.local_disk import LocalDisk
+from streamfold.store.engine.location import open_location
+from streamfold.store.engine.slatedb import SlateEngine
 from streamfold.store.settings import StoreSettings
-from streamfold.store.slate_engine import SlateEngine
 from streamfold.store.store import open_store
 from streamfold.testing.engine_faults import FaultyEngine
 from tests.store.golden import content

@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from streamfold.archive.destination import Destination
+from streamfold.archive.destinations.destination import Destination
 from streamfold.archive.events.backoff import Backoff
 from streamfold.archive.events.cursor import CursorFile
 from streamfold.archive.events.outbox import due_after, events_of, place_of
 from streamfold.archive.events.sink import EventSink
-from streamfold.archive.positions import PositionOrder
+from streamfold.archive.manifest.positions import PositionOrder
 from streamfold.errors import StreamfoldError
 
 logger = logging.getLogger(__name__)

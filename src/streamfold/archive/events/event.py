@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from streamfold.archive.manifest import Artifact, Manifest
+from streamfold.archive.manifest.model import Artifact, Manifest
 from streamfold.errors import MalformedError
 
 #: Hex digits of an event id: 128 bits, and within what every service takes for deduplication.

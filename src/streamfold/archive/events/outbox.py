@@ -12,7 +12,7 @@ from itertools import pairwise
 import msgspec
 
 from streamfold.archive.events.event import Event, describe
-from streamfold.archive.manifest import Artifact, Manifest
+from streamfold.archive.manifest.model import Artifact, Manifest
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streamfold.archive.formats.batching import BATCH, Limits, pieces
 from streamfold.archive.formats.conforming import conform
 from streamfold.archive.formats.nesting import build_struct, struct_children
-from streamfold.archive.formats.pieces import BATCH, Limits, pieces
-from streamfold.archive.schema import ACTIONS, TableSchema
+from streamfold.archive.schema.table_schema import ACTIONS, TableSchema
 from streamfold.errors import InvalidError
 
 _ACTIONS = pa.array(ACTIONS)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from streamfold.archive.formats.base import Format
-from streamfold.archive.formats.jsonl import JsonlFormat
-from streamfold.archive.formats.packing import Compression
+from streamfold.archive.formats.compression import Compression
+from streamfold.archive.formats.format import Format
+from streamfold.archive.formats.jsonl.jsonl import JsonlFormat
 from streamfold.archive.formats.parquet import ParquetFormat
-from streamfold.archive.formats.protobuf import ProtobufFormat
-from streamfold.archive.formats.protobuf_typed import TypedProtobufFormat
+from streamfold.archive.formats.protobuf.published import ProtobufFormat
+from streamfold.archive.formats.protobuf.typed import TypedProtobufFormat
 from streamfold.errors import InvalidError
 
 _UNPACKED: dict[str, Format] = {

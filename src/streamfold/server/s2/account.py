@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from streamfold.model.access import AccessToken, Operation
+from streamfold.model.access_tokens import AccessToken, Operation
 from streamfold.model.metrics import Interval, Metric
 from streamfold.model.resources import Page
-from streamfold.server.http import LIST_ROOM, Request
-from streamfold.server.s2.access import Access
-from streamfold.server.s2.answers import answer, read_json
+from streamfold.server.auth.access import Access
+from streamfold.server.http.bodies import answer, read_json
+from streamfold.server.http.request import LIST_ROOM, Request
 from streamfold.server.s2.locations import Locations
-from streamfold.store.account import Account as StoreAccount
+from streamfold.store.catalog.account import Account as StoreAccount
 from streamfold.wire.s2 import account as wire
 from streamfold.wire.s2 import queries
 from streamfold.wire.s2.paths import parse_basin, parse_stream, parse_token_id

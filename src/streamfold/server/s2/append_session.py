@@ -12,16 +12,16 @@ from typing import Final, TypeAlias
 
 from streamfold.errors import StoreClosingError
 from streamfold.records import AppendInput
-from streamfold.server.gate import Gate
-from streamfold.server.http import Request
-from streamfold.server.response_stream import ResponseStream
-from streamfold.server.s2.access import Standing
+from streamfold.server.auth.access import Standing
+from streamfold.server.http.drain import Gate
+from streamfold.server.http.offload import LIGHT_BYTES
+from streamfold.server.http.request import Request
+from streamfold.server.http.response_stream import ResponseStream
 from streamfold.server.s2.appends import Appends, Ticket
-from streamfold.server.s2.failures import end_frames
-from streamfold.server.s2.targets import Target
-from streamfold.server.workers import LIGHT_BYTES
-from streamfold.store.log import AppendAck
-from streamfold.wire.s2.failures import ClientHangupError
+from streamfold.server.s2.problems import end_frames
+from streamfold.server.s2.stream_refs import Target
+from streamfold.store.log.stream_log import AppendAck
+from streamfold.wire.s2.errors import ClientHangupError
 from streamfold.wire.s2.frames import FRAME_MAX, FrameDecoder, PackedFrame, encode_frame
 from streamfold.wire.s2.records_proto import (
     decode_append_frame,

@@ -8,13 +8,13 @@ from time import perf_counter
 
 from streamfold.records import AppendInput
 from streamfold.records.batch import RecordBatch
-from streamfold.server.instruments import AppendInstruments
-from streamfold.server.s2.access import require_append
-from streamfold.server.s2.targets import Target
-from streamfold.store.log import AppendAck
+from streamfold.server.auth.access import require_append
+from streamfold.server.metrics import AppendInstruments
+from streamfold.server.s2.stream_refs import Target
+from streamfold.store.log.stream_log import AppendAck
 from streamfold.store.store import StreamStore
-from streamfold.wire.durable.content_types import is_json
-from streamfold.wire.durable.json_mode import check_message
+from streamfold.wire.durable_streams.content_types import is_json
+from streamfold.wire.durable_streams.json_mode import check_message
 
 
 class Ticket:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from streamfold.model.access import Operation
+from streamfold.model.access_tokens import Operation
 from streamfold.model.resources import BasinInfo, Page, Provision
-from streamfold.server.http import LIST_ROOM, Request
-from streamfold.server.s2.access import Access
-from streamfold.server.s2.answers import JSON, answer, read_json, read_optional_json
+from streamfold.server.auth.access import Access
+from streamfold.server.http.bodies import JSON, answer, read_json, read_optional_json
+from streamfold.server.http.request import LIST_ROOM, Request
 from streamfold.store.store import StreamStore
 from streamfold.wire.s2 import configs, headers, queries, resources
 from streamfold.wire.s2.paths import parse_basin, parse_new_basin

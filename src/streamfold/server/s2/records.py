@@ -5,26 +5,26 @@ from __future__ import annotations
 from functools import partial
 from typing import Final, NamedTuple
 
-from streamfold.model.access import Operation
+from streamfold.model.access_tokens import Operation
 from streamfold.model.grants import ROOT
 from streamfold.records import AppendInput
-from streamfold.server.arrival import ArrivalOrder
-from streamfold.server.gate import Gate
-from streamfold.server.http import Request, text_of
-from streamfold.server.memory import remember_short
-from streamfold.server.s2.access import Access, require_append_session
-from streamfold.server.s2.answers import JSON, PROTO, Body, answer, read_body
+from streamfold.server.auth.access import Access, require_append_session
+from streamfold.server.http.bodies import JSON, PROTO, Body, answer, read_body
+from streamfold.server.http.deadlines import Watch
+from streamfold.server.http.drain import Gate
+from streamfold.server.http.memo import remember_short
+from streamfold.server.http.offload import LIGHT_BYTES
+from streamfold.server.http.request import Request, text_of
 from streamfold.server.s2.append_session import AppendSession
 from streamfold.server.s2.appends import Appends, Ticket
-from streamfold.server.s2.frames import FRAME_HEADERS, FramePresentation
-from streamfold.server.s2.read_session import OWN_BATCH, Followers, Presentation
-from streamfold.server.s2.shared import SharedEncodings
-from streamfold.server.s2.sse import EventPresentation
+from streamfold.server.s2.frame_reads import FRAME_HEADERS, FramePresentation
+from streamfold.server.s2.sse_reads import EventPresentation
+from streamfold.server.s2.stream_refs import Target, open_target, target_of
 from streamfold.server.s2.streams import basin_of, stream_of
-from streamfold.server.s2.targets import Target, open_target, target_of
-from streamfold.server.watch import Watch
-from streamfold.server.workers import LIGHT_BYTES
-from streamfold.store.reads import ReadBatch, ReadRequest, ReadStart, StartKind
+from streamfold.server.streams.arrival_order import ArrivalOrder
+from streamfold.server.streams.live_reads import OWN_BATCH, Followers, Presentation
+from streamfold.server.streams.shared_encodings import SharedEncodings
+from streamfold.store.read.requests import ReadBatch, ReadRequest, ReadStart, StartKind
 from streamfold.store.store import StreamStore
 from streamfold.wire.s2 import headers, records_json, records_proto
 from streamfold.wire.s2.negotiation import (

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from streamfold.model.access import Operation
-from streamfold.server.gate import Gate
-from streamfold.server.http import Request
-from streamfold.server.instruments import AppendInstruments
-from streamfold.server.router import Handler, Router
-from streamfold.server.s2.access import Access
+from streamfold.model.access_tokens import Operation
+from streamfold.server.auth.access import Access
+from streamfold.server.http.drain import Gate
+from streamfold.server.http.request import Request
+from streamfold.server.http.router import Handler, Router
+from streamfold.server.metrics import AppendInstruments
 from streamfold.server.s2.account import Account
 from streamfold.server.s2.appends import Appends
 from streamfold.server.s2.basins import Basins
 from streamfold.server.s2.locations import Locations
-from streamfold.server.s2.read_session import Followers
 from streamfold.server.s2.records import Records
 from streamfold.server.s2.snapshots import StreamSnapshots
 from streamfold.server.s2.streams import Streams, basin_of
+from streamfold.server.streams.live_reads import Followers
 from streamfold.store.store import StreamStore
 from streamfold.store.usage.recorder import UsageRecorder
 from streamfold.wire.s2.paths import parse_basin

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from streamfold.model.access import Operation
-from streamfold.server.durable.places import Part, Place
-from streamfold.server.durable.snapshots import Parts, Snapshots
-from streamfold.server.http import Request
-from streamfold.server.router import Handler, Router
-from streamfold.server.s2.access import Access
-from streamfold.server.s2.targets import target_of
-from streamfold.store.durable import StreamStatus
-from streamfold.store.reads import ReadBatch
+from streamfold.model.access_tokens import Operation
+from streamfold.server.auth.access import Access
+from streamfold.server.durable_streams.paths import Part, Place
+from streamfold.server.durable_streams.snapshots import Parts, Snapshots
+from streamfold.server.http.request import Request
+from streamfold.server.http.router import Handler, Router
+from streamfold.server.s2.stream_refs import target_of
+from streamfold.store.durable_streams import StreamStatus
+from streamfold.store.read.requests import ReadBatch
 from streamfold.store.store import StreamStore
-from streamfold.wire.durable.headers import parse_trim_on_snapshot
+from streamfold.wire.durable_streams.headers import parse_trim_on_snapshot
 from streamfold.wire.s2 import headers, records_json, records_proto
 from streamfold.wire.s2.negotiation import Encoding, negotiate_read
 

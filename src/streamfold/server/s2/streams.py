@@ -6,12 +6,12 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
-from streamfold.model.access import Operation
+from streamfold.model.access_tokens import Operation
 from streamfold.model.names import BasinName, StreamName
 from streamfold.model.resources import Page, Provision, StreamInfo
-from streamfold.server.http import LIST_ROOM, Request, text_of
-from streamfold.server.s2.access import Access
-from streamfold.server.s2.answers import JSON, answer, read_json, read_optional_json
+from streamfold.server.auth.access import Access
+from streamfold.server.http.bodies import JSON, answer, read_json, read_optional_json
+from streamfold.server.http.request import LIST_ROOM, Request, text_of
 from streamfold.store.store import StreamStore
 from streamfold.wire.s2 import configs, headers, queries, resources
 from streamfold.wire.s2.paths import parse_stream

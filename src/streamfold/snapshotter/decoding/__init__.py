@@ -1,7 +1,9 @@
 """Records of a stream as changes of a table."""
 
 from streamfold.snapshotter.decoding.assembly import DEAD_LETTER, MISMATCH, STOP
-from streamfold.snapshotter.decoding.base import (
+from streamfold.snapshotter.decoding.ddl import parse_ddl
+from streamfold.snapshotter.decoding.debezium import DebeziumDecoder
+from streamfold.snapshotter.decoding.decoder import (
     DEAD_LETTERS,
     OPS,
     ChangeDecoder,
@@ -9,8 +11,6 @@ from streamfold.snapshotter.decoding.base import (
     decoded_schema,
     under_schema,
 )
-from streamfold.snapshotter.decoding.ddl import parse_ddl
-from streamfold.snapshotter.decoding.debezium import DebeziumDecoder
 from streamfold.snapshotter.decoding.envelope import EnvelopeDecoder
 from streamfold.snapshotter.decoding.upserts import UpsertDecoder
 

@@ -14,9 +14,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamfold.archive.schema import TableSchema
+from streamfold.archive.schema.table_schema import TableSchema
 from streamfold.errors import InvalidError
-from streamfold.snapshotter.decoding.base import Decoded
+from streamfold.snapshotter.decoding.arrow_rows import Images, NotPlainError, Reading, read_plain
 from streamfold.snapshotter.decoding.change_tables import (
     change_table,
     image_column,
@@ -27,11 +27,11 @@ from streamfold.snapshotter.decoding.change_tables import (
     split_moves,
     struct_column,
 )
-from streamfold.snapshotter.decoding.images import Images, NotPlainError, Reading, read_plain
-from streamfold.snapshotter.decoding.intake import Intake
-from streamfold.snapshotter.decoding.told import Told, is_op, well_formed
+from streamfold.snapshotter.decoding.decoder import Decoded
+from streamfold.snapshotter.decoding.raw_changes import Told, is_op, well_formed
+from streamfold.snapshotter.decoding.records import Intake
 from streamfold.snapshotter.decoding.value_reader import ValueReader, learned_schema
-from streamfold.snapshotter.failures import ValuesIncompatibleError
+from streamfold.snapshotter.errors import ValuesIncompatibleError
 
 Mask = npt.NDArray[np.bool_]
 

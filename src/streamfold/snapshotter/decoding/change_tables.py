@@ -7,11 +7,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamfold.archive.schema import TableSchema
-from streamfold.snapshotter.decoding.base import UNCHANGED, decoded_schema
-from streamfold.snapshotter.decoding.images import Images
-from streamfold.snapshotter.decoding.intake import Intake
-from streamfold.snapshotter.decoding.told import Told
+from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.snapshotter.decoding.arrow_rows import Images
+from streamfold.snapshotter.decoding.decoder import UNCHANGED, decoded_schema
+from streamfold.snapshotter.decoding.raw_changes import Told
+from streamfold.snapshotter.decoding.records import Intake
 
 Mask = npt.NDArray[np.bool_]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from streamfold.snapshotter.decoding.values import Hint
+from streamfold.snapshotter.decoding.json_values import Hint
 
 _PLAIN = {
     "boolean": pa.bool_(),

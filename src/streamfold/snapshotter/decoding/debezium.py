@@ -23,16 +23,16 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from streamfold.archive.schema import TableSchema
+from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.snapshotter.decoding.arrow_rows import ABSENT, Reading
 from streamfold.snapshotter.decoding.assembly import STOP, Assembly
-from streamfold.snapshotter.decoding.base import Decoded, under_schema
 from streamfold.snapshotter.decoding.connect_types import hints_of
+from streamfold.snapshotter.decoding.decoder import Decoded, under_schema
 from streamfold.snapshotter.decoding.envelope import OP_OF_LETTER
-from streamfold.snapshotter.decoding.images import ABSENT, Reading
-from streamfold.snapshotter.decoding.intake import Intake
-from streamfold.snapshotter.decoding.told import Told
-from streamfold.snapshotter.decoding.values import Hint
-from streamfold.snapshotter.transactions import OUTSIDE, Membership, tail_of
+from streamfold.snapshotter.decoding.json_values import Hint
+from streamfold.snapshotter.decoding.raw_changes import Told
+from streamfold.snapshotter.decoding.records import Intake
+from streamfold.snapshotter.pipeline.transactions import OUTSIDE, Membership, tail_of
 
 #: What Debezium writes by default for a value that it did not get.
 UNAVAILABLE = "__debezium_unavailable_value"

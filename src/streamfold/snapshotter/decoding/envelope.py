@@ -15,7 +15,7 @@
 - `before`: the row as it was, or parts of it. Never needed.
 - `txn`: text or number of the transaction that the change belongs to; or an object of it as `id` and
   of `last`, true for the last change. An object says that the end will come, as `last` or as `e`; text
-  and numbers leave open whether it does. See `streamfold.snapshotter.transactions`.
+  and numbers leave open whether it does. See `streamfold.snapshotter.pipeline.transactions`.
 
 Other fields are refused: a misspelt one would lose data. What else is to be said goes into headers.
 """
@@ -29,13 +29,13 @@ from typing import Literal
 import msgspec
 import pyarrow as pa
 
-from streamfold.archive.schema import TableSchema
+from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.snapshotter.decoding.arrow_rows import ABSENT, Reading
 from streamfold.snapshotter.decoding.assembly import STOP, Assembly
-from streamfold.snapshotter.decoding.base import Decoded
-from streamfold.snapshotter.decoding.images import ABSENT, Reading
-from streamfold.snapshotter.decoding.intake import Intake
-from streamfold.snapshotter.decoding.told import Told
-from streamfold.snapshotter.transactions import OUTSIDE, Membership, tail_of
+from streamfold.snapshotter.decoding.decoder import Decoded
+from streamfold.snapshotter.decoding.raw_changes import Told
+from streamfold.snapshotter.decoding.records import Intake
+from streamfold.snapshotter.pipeline.transactions import OUTSIDE, Membership, tail_of
 
 OP_OF_LETTER = {"c": "insert", "u": "update", "d": "delete", "t": "truncate", "r": "read"}
 

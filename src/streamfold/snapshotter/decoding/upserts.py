@@ -13,12 +13,12 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from streamfold.archive.schema import TableSchema
+from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.snapshotter.decoding.arrow_rows import ABSENT, Reading
 from streamfold.snapshotter.decoding.assembly import STOP, Assembly
-from streamfold.snapshotter.decoding.base import Decoded
-from streamfold.snapshotter.decoding.images import ABSENT, Reading
-from streamfold.snapshotter.decoding.intake import UNREADABLE, Intake
-from streamfold.snapshotter.decoding.told import Told
+from streamfold.snapshotter.decoding.decoder import Decoded
+from streamfold.snapshotter.decoding.raw_changes import Told
+from streamfold.snapshotter.decoding.records import UNREADABLE, Intake
 
 _decode = msgspec.json.Decoder(msgspec.Raw).decode
 _decode_row = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode

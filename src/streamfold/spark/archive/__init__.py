@@ -1,6 +1,6 @@
 """Archives as Spark tables: `format("streamfold-archive")`, known to a session after `register`."""
 
-from streamfold.spark.archive.failures import ArchiveReplacedError, FilesGoneError
+from streamfold.spark.archive.errors import ArchiveReplacedError, FilesGoneError
 from streamfold.spark.archive.source import StreamfoldArchiveSource
 
 __all__ = ["ArchiveReplacedError", "FilesGoneError", "StreamfoldArchiveSource"]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from streamfold.spark.failures import OptionError
+from streamfold.spark.errors import OptionError
 
 #: Beginnings of names that say how storage is reached, and as whom.
 STORAGE, CREDENTIALS = "storage.", "credentials."

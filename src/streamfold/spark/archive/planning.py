@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from streamfold.archive.addresses import local_folder
-from streamfold.archive.decoding import Chosen, Decoding
-from streamfold.archive.manifest import Artifact, Part
-from streamfold.archive.part_files import PartFiles
-from streamfold.archive.plan import TablePlan
-from streamfold.archive.table import truncates
+from streamfold.archive.destinations.addresses import local_folder
+from streamfold.archive.manifest.model import Artifact, Part
+from streamfold.archive.read.decoding import Chosen, Decoding
+from streamfold.archive.read.part_files import PartFiles
+from streamfold.archive.read.plan import TablePlan
+from streamfold.archive.read.rebuild import truncates
 from streamfold.spark.archive.pruning import is_hashed
 from streamfold.spark.archive.row_groups import WHOLE, Share
 from streamfold.spark.buckets import TRUNCATES

@@ -12,9 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from streamfold.archive.decoding import Chosen
-from streamfold.archive.schema import TableSchema
-from streamfold.spark.archive.conditions import Condition
+from streamfold.archive.read.decoding import Chosen
+from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.spark.archive.filters import Condition
 from streamfold.spark.buckets import BUCKETING, SPLITMIX64, bucket_numbers
 
 #: Keys that are looked up one by one: beyond these, most buckets are wanted anyway.

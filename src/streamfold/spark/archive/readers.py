@@ -17,15 +17,15 @@ from typing import TypeAlias
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from streamfold.archive.formats.base import BATCH_ROWS_MAX
-from streamfold.archive.part_files import PartGoneError
-from streamfold.archive.reader import Archive
-from streamfold.spark.archive.failures import FilesGoneError
-from streamfold.spark.archive.feed import FeedPart, feed_parts, read_feed
-from streamfold.spark.archive.opening import open_files
+from streamfold.archive.formats.format import BATCH_ROWS_MAX
+from streamfold.archive.read.part_files import PartGoneError
+from streamfold.archive.read.reader import Archive
+from streamfold.spark.archive.change_feed import FeedPart, feed_parts, read_feed
+from streamfold.spark.archive.errors import FilesGoneError
+from streamfold.spark.archive.open import open_files
+from streamfold.spark.archive.part_reads import iterate, read_part
 from streamfold.spark.archive.planning import TablePart, choose_all, table_parts
 from streamfold.spark.archive.pruning import wanted_buckets
-from streamfold.spark.archive.reading import iterate, read_part
 from streamfold.spark.archive.relation import Relation
 
 #: What one task is to do.

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql.types import StructField, StructType
 
-from streamfold.archive.decoding import BEST_FIRST, Decoding
 from streamfold.archive.formats.conforming import cast_batch
-from streamfold.archive.reader import Archive
-from streamfold.archive.schema import TableSchema
+from streamfold.archive.read.decoding import BEST_FIRST, Decoding
+from streamfold.archive.read.reader import Archive
+from streamfold.archive.schema.table_schema import TableSchema
 from streamfold.errors import InvalidError
-from streamfold.spark.archive.conditions import Condition, matching, parse_conditions
-from streamfold.spark.archive.failures import ArchiveReplacedError
-from streamfold.spark.archive.feed import feed_columns
-from streamfold.spark.archive.opening import open_table
+from streamfold.spark.archive.change_feed import feed_columns
+from streamfold.spark.archive.errors import ArchiveReplacedError
+from streamfold.spark.archive.filters import Condition, matching, parse_conditions
+from streamfold.spark.archive.open import open_table
 from streamfold.spark.archive.options import ArchiveOptions, Moment, Storage
 from streamfold.spark.archive.types import arrow_schema, loosened, spark_schema
 

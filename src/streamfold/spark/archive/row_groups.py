@@ -13,12 +13,12 @@ from typing import BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from streamfold.archive.column_types import is_decimal
-from streamfold.archive.failures import ArtifactCorruptError
-from streamfold.archive.formats.base import BATCH_BYTES_MAX, BATCH_ROWS_MAX
-from streamfold.archive.formats.published import verified_rows
-from streamfold.archive.manifest import Part
-from streamfold.spark.archive.conditions import Condition
+from streamfold.archive.errors import ArtifactCorruptError
+from streamfold.archive.formats.format import BATCH_BYTES_MAX, BATCH_ROWS_MAX
+from streamfold.archive.formats.published_changes import verified_rows
+from streamfold.archive.manifest.model import Part
+from streamfold.archive.schema.column_types import is_decimal
+from streamfold.spark.archive.filters import Condition
 
 
 @dataclass(frozen=True, slots=True)

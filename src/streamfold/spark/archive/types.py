@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql import types as spark
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from streamfold.archive.column_types import is_decimal
+from streamfold.archive.schema.column_types import is_decimal
 
 #: Digits that a decimal of Spark has at most.
 DECIMAL_DIGITS = 38

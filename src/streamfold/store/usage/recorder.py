@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from streamfold.model.access import GROUP_OPERATIONS, Group, Operation
+from streamfold.model.access_tokens import GROUP_OPERATIONS, Group, Operation
 from streamfold.model.configs import StorageClass
 from streamfold.model.metrics import AccountMetrics, BasinMetrics
 from streamfold.store.rows import UsageRow

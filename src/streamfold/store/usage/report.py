@@ -23,12 +23,12 @@ from streamfold.model.metrics import (
     Unit,
 )
 from streamfold.store import keys, rows
-from streamfold.store.engine import first_row
+from streamfold.store.engine.engine import first_row
+from streamfold.store.mount import Session
 from streamfold.store.rows import LevelRow, StreamRow
-from streamfold.store.session import Session
-from streamfold.store.usage.held import LEVEL_HOURS
-from streamfold.store.usage.keeper import USAGE_HOURS, UsageKeeper
+from streamfold.store.usage.held_bytes import LEVEL_HOURS
 from streamfold.store.usage.recorder import ACCOUNT, Hour
+from streamfold.store.usage.storage import USAGE_HOURS, UsageKeeper
 
 _HOUR, _MINUTE = 3600, 60
 

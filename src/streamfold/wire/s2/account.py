@@ -9,7 +9,7 @@ from typing import Annotated, Final, TypeAlias
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from streamfold.model.access import (
+from streamfold.model.access_tokens import (
     NOTHING,
     AccessToken,
     Operation,
@@ -20,7 +20,7 @@ from streamfold.model.access import (
     parse_token_id,
 )
 from streamfold.model.metrics import Metric
-from streamfold.wire.s2.failures import BadJsonError
+from streamfold.wire.s2.errors import BadJsonError
 from streamfold.wire.s2.json_body import decode_json, names_in_body, rfc3339
 from streamfold.wire.s2.resources import check_location
 

@@ -15,7 +15,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from streamfold.model import configs as model
 from streamfold.model.configs import Cipher, Retention, StorageClass, TimestampMode
-from streamfold.wire.s2.failures import BadJsonError
+from streamfold.wire.s2.errors import BadJsonError
 from streamfold.wire.s2.json_body import Unsigned, check_u64, choose, decode_json
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from typing import Final
 
 from streamfold.errors import MalformedError
 from streamfold.wire.compression import Compression, compress_if_smaller, decompress
-from streamfold.wire.s2.failures import BadFrameError, Failure, OversizedError
+from streamfold.wire.s2.errors import BadFrameError, Failure, OversizedError
 
 #: Bytes after the length field: what official clients accept.
 FRAME_MAX = 2 << 20

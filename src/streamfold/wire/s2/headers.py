@@ -11,7 +11,7 @@ from streamfold.model.configs import Cipher, StreamConfigLayer
 from streamfold.model.names import BasinName, parse_bucket_name, parse_token
 from streamfold.wire.compression import Compression
 from streamfold.wire.s2.configs import decode_stream_config
-from streamfold.wire.s2.failures import BadHeaderError, BadJsonError
+from streamfold.wire.s2.errors import BadHeaderError, BadJsonError
 from streamfold.wire.s2.records_json import RecordFormat
 
 BASIN: Final = "s2-basin"

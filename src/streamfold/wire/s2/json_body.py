@@ -12,7 +12,7 @@ import msgspec
 
 from streamfold.errors import InvalidError
 from streamfold.model.positions import U64_MAX
-from streamfold.wire.s2.failures import BadJsonError
+from streamfold.wire.s2.errors import BadJsonError
 
 #: A JSON number without sign or fraction. msgspec cannot bound beyond 63 bits: see `check_u64`.
 Unsigned: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]

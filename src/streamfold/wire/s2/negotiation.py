@@ -8,7 +8,7 @@ from functools import cached_property
 
 from streamfold.errors import MalformedError
 from streamfold.wire.compression import Compression, decompress
-from streamfold.wire.s2.failures import BadJsonError, BadProtoError
+from streamfold.wire.s2.errors import BadJsonError, BadProtoError
 
 #: Bytes of a request's body, inflated. The largest legal batch needs 1.4 MiB in base64 and 2 MiB
 #: in protobuf; JSON with many small headers needs more.

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TypeVar
 
 from streamfold.errors import InvalidError
-from streamfold.model import access
+from streamfold.model import access_tokens
 from streamfold.model.names import (
     BasinName,
     StreamName,
@@ -15,7 +15,7 @@ from streamfold.model.names import (
     parse_bucket_name,
     parse_stream_name,
 )
-from streamfold.wire.s2.failures import BadPathError
+from streamfold.wire.s2.errors import BadPathError
 from streamfold.wire.text import SHOWN, decode_segment
 
 Name = TypeVar("Name", bound=str)
@@ -41,7 +41,7 @@ def parse_stream(segment: str) -> StreamName:
 
 
 def parse_token_id(segment: str) -> str:
-    return _parse(segment, access.parse_token_id)
+    return _parse(segment, access_tokens.parse_token_id)
 
 
 def _parse(segment: str, parse_name: Callable[[str], Name]) -> Name:

@@ -9,12 +9,12 @@ from typing import TypeVar
 from urllib.parse import parse_qsl
 
 from streamfold.errors import InvalidError
-from streamfold.model.access import parse_token_id_prefix
+from streamfold.model.access_tokens import parse_token_id_prefix
 from streamfold.model.metrics import Interval
 from streamfold.model.names import parse_basin_prefix, parse_stream_prefix
 from streamfold.model.positions import U64_MAX
 from streamfold.model.records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
-from streamfold.wire.s2.failures import BadQueryError
+from streamfold.wire.s2.errors import BadQueryError
 from streamfold.wire.s2.sse import EventId
 from streamfold.wire.text import parse_unsigned
 

@@ -15,9 +15,9 @@ from streamfold.model.positions import StreamPosition, Timestamp
 from streamfold.model.records import Header, Record, SequencedRecord
 from streamfold.records import AppendInput, RecordBatch, decode, parse_append_input
 from streamfold.records.rules import check_count
-from streamfold.wire.s2.append_steps import StepDecoder
-from streamfold.wire.s2.failures import BadJsonError
+from streamfold.wire.s2.errors import BadJsonError
 from streamfold.wire.s2.json_body import Unsigned, check_u64, decode_json
+from streamfold.wire.s2.large_appends import StepDecoder
 
 #: Bytes of a body, and brackets and commas in it, up to which it is decoded by one call: the largest
 #: legal batch in base64, and a thousand records with a few headers each.

@@ -11,7 +11,7 @@ from streamfold.model.positions import StreamPosition
 from streamfold.records import AppendInput, measure, parse_append_input
 from streamfold.records.append_input import parse_quickly
 from streamfold.records.plain import encode_position
-from streamfold.wire.s2.failures import BadFrameError, BadProtoError
+from streamfold.wire.s2.errors import BadFrameError, BadProtoError
 from streamfold.wire.s2.frames import BODY_MAX, Frame
 
 #: First byte of a field: its number and type. A varint, or bytes after a length.

@@ -14,7 +14,7 @@ from streamfold.model import resources as model
 from streamfold.model.configs import BasinConfig, Cipher, StreamConfigLayer
 from streamfold.model.names import BasinName, StreamName, parse_basin_name, parse_stream_name
 from streamfold.wire.s2.configs import BasinConfigJson, StreamConfigJson
-from streamfold.wire.s2.failures import BadJsonError
+from streamfold.wire.s2.errors import BadJsonError
 from streamfold.wire.s2.json_body import decode_json, names_in_body, rfc3339
 
 _LOCATION = re.compile(r"[A-Za-z0-9:.-]{1,64}")

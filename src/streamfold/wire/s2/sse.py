@@ -8,7 +8,7 @@ from typing import Final
 from msgspec import Struct
 
 from streamfold.model.positions import U64_MAX, StreamPosition
-from streamfold.wire.s2.failures import BadHeaderError, Failure
+from streamfold.wire.s2.errors import BadHeaderError, Failure
 from streamfold.wire.s2.records_json import encode_position
 
 #: The last event of a session that ended as it should; a failed one ends without it.

@@ -1,0 +1,180 @@
+"""One place where the files and the manifest of a table live.
+
+The manifest is only ever created by put-if-absent and replaced by compare-and-swap; files are
+written once, to names that nobody else uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, overload
+
+from streamfold.archive.concurrency import finish_all
+from streamfold.archive.errors import SwapUnsupportedError
+from streamfold.archive.manifest.encoding import read_manifest, write_manifest
+from streamfold.archive.manifest.model import MANIFEST_KEY, Manifest, located
+from streamfold.archive.manifest.positions import PositionOrder
+from streamfold.blob import BlobChangedError, BlobStore, CredentialProvider, open_blob_store
+from streamfold.errors import (
+    BlobExistsError,
+    BlobNotFoundError,
+    BlobOutcomeUnknownError,
+    StreamfoldError,
+)
+
+#: Beginning of the names that the self-test uses; collection removes what a crash leaves.
+PROBE = "swap-check-"
+#: Racing swaps in the self-test: more than two, or a lucky order could hide a lie.
+RACERS = 4
+#: How often a file is sent whose outcome is unknown: its name is nobody else's, so a repetition
+#: does no harm.
+PUT_ATTEMPTS = 2
+
+#: The bytes of a file from their beginning; called once for each attempt.
+Pieces = Callable[[], AsyncIterator[bytes]]
+
+
+@contextmanager
+def failing_at(uri: str) -> Iterator[None]:
+    """Have errors of the block say which destination failed, unless they say so already.
+
+    Whoever counts failures goes by that, and not by what a message happens to mention.
+    """
+    try:
+        yield
+    except StreamfoldError as error:
+        error.destination = error.destination or uri
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A manifest as one destination holds it."""
+
+    manifest: Manifest
+    etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """A folder in some storage; `uri` is its name for readers and ends in a slash."""
+
+    blobs: BlobStore
+    uri: str
+
+    @overload
+    @classmethod
+    def open(cls, url: str, **options: str) -> Destination: ...
+    @overload
+    @classmethod
+    def open(
+        cls, url: str, *, credential_provider: CredentialProvider | None, **options: str
+    ) -> Destination: ...
+    @classmethod
+    def open(cls, url: str, **options: Any) -> Destination:
+        """Return the folder of a table by URL, as `open_blob_store` takes it."""
+        uri = url.rstrip("/") + "/"
+        with failing_at(uri):
+            return cls(open_blob_store(url, **options), uri)
+
+    @property
+    def manifest_uri(self) -> str:
+        return self.uri + MANIFEST_KEY
+
+    async def read(self, order: PositionOrder | None = None) -> Stored | None:
+        """Return the manifest and its etag, None where there is none yet."""
+        with failing_at(self.uri):
+            try:
+                data, etag = await self.blobs.get_with_etag(MANIFEST_KEY)
+            except BlobNotFoundError:
+                return None
+            return Stored(read_manifest(data, order), etag)
+
+    async def swap(self, manifest: Manifest, previous: Stored | None) -> Stored:
+        """Make `manifest` the current one, with this destination's URIs, if `previous` still is.
+
+        Raises what `put_if_match` and `put_if_absent` raise.
+        """
+        own = located(manifest, self.uri)
+        data = write_manifest(own)
+        with failing_at(self.uri):
+            if previous is None:
+                return Stored(own, await self.blobs.put_if_absent(MANIFEST_KEY, data))
+            return Stored(own, await self.blobs.put_if_match(MANIFEST_KEY, data, previous.etag))
+
+    async def put(self, path: str, pieces: Pieces) -> None:
+        """Store a file under a name of its own; durable when this returns."""
+        with failing_at(self.uri):
+            for attempt in range(PUT_ATTEMPTS):
+                try:
+                    await self.blobs.put(path, pieces())
+                    return
+                except BlobOutcomeUnknownError:
+                    if attempt + 1 == PUT_ATTEMPTS:
+                        raise
+
+    async def stream(self, path: str) -> AsyncIterator[bytes]:
+        """Yield the bytes of a file."""
+        with failing_at(self.uri):
+            async for piece in self.blobs.stream(path):
+                yield piece
+
+    async def holds(self, path: str, size: int) -> bool:
+        """Whether a file of that size is there."""
+        with failing_at(self.uri):
+            try:
+                return (await self.blobs.head(path)).size == size
+            except BlobNotFoundError:
+                return False
+
+
+async def check_compare_and_swap(destination: Destination, probe_id: str) -> None:
+    """Refuse storage whose conditional writes do not hold: two writers would lose data on it.
+
+    Emulators, proxies and gateways have been seen to ignore conditions. `probe_id` must be new.
+    """
+    blobs, key = destination.blobs, f"{PROBE}{probe_id}"
+    with failing_at(destination.uri):
+        try:
+            await _check_conditions(destination, key)
+        finally:
+            await blobs.delete(key)
+
+
+async def _check_conditions(destination: Destination, key: str) -> None:
+    blobs = destination.blobs
+    etag = await blobs.put_if_absent(key, b"first")
+    if await _accepts(blobs.put_if_absent(key, b"again")):
+        raise _lies(destination, "wrote over a blob that had to be absent")
+    won = await finish_all(
+        _accepts(blobs.put_if_match(key, b"%d" % number, etag)) for number in range(RACERS)
+    )
+    if won.count(True) != 1:
+        raise _lies(destination, f"let {won.count(True)} of {RACERS} racing swaps win, not one")
+    if await blobs.get(key) != b"%d" % won.index(True):
+        raise _lies(destination, "does not hold the bytes of the swap that won")
+    if await _accepts(blobs.put_if_match(key, b"stale", etag)):
+        raise _lies(destination, "accepted an etag that was no longer current")
+    _, current = await blobs.get_with_etag(key)
+    if not await _accepts(blobs.put_if_match(key, b"last", current)):
+        raise _lies(destination, "refused the current etag")
+    await blobs.delete(key)
+    if await _accepts(blobs.put_if_match(key, b"gone", current)):
+        raise _lies(destination, "swapped a blob that was deleted")
+
+
+async def _accepts(write: Awaitable[str]) -> bool:
+    try:
+        await write
+    except (BlobChangedError, BlobExistsError, BlobNotFoundError):
+        return False
+    return True
+
+
+def _lies(destination: Destination, what: str) -> SwapUnsupportedError:
+    return SwapUnsupportedError(
+        f"destination {destination.uri} {what}: it cannot keep an archive safe; use storage with "
+        "conditional writes, or take the proxy between away"
+    )

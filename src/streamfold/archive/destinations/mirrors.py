@@ -1,0 +1,171 @@
+"""Several destinations of one archive: the first one decides, the others follow.
+
+Files are in all of them before any manifest names them. The manifest is swapped in the first
+destination, which makes the commit, and then brought forward in the others. One that does not
+answer then is *lagging*: its readers see an older, whole table. It is healed when it is back:
+files it lacks are copied, then its manifest goes forward. No manifest ever goes back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Collection, Sequence
+from functools import partial
+
+from streamfold.archive.concurrency import finish_all
+from streamfold.archive.destinations.destination import Destination, Pieces, Stored
+from streamfold.archive.errors import ArtifactCorruptError, CommitConflictError
+from streamfold.archive.manifest.lineage import age, are_versions
+from streamfold.archive.manifest.model import Manifest, Part
+from streamfold.archive.manifest.positions import PositionOrder
+from streamfold.archive.write.commit import REFUSED
+from streamfold.errors import InvalidError, StreamfoldError
+
+
+class Mirrors:
+    """The destinations of one table, and what each of them is known to hold."""
+
+    def __init__(self, destinations: Sequence[Destination], order: PositionOrder) -> None:
+        uris = [destination.uri for destination in destinations]
+        if not uris or len(set(uris)) < len(uris):
+            raise InvalidError(f"destinations {uris} must be at least one, each named once")
+        self.primary, *self._others = destinations
+        self._all = tuple(destinations)
+        self._order = order
+        # Manifests that this session has brought forward: all their files are known to be there.
+        self._known: dict[str, Stored] = {}
+        #: Destinations whose manifest is older than the first one's, by URI, and why.
+        self.lagging: dict[str, StreamfoldError] = {}
+
+    async def put(self, path: str, pieces: Pieces) -> frozenset[str]:
+        """Store a file in every destination; return the URIs of those that did not take it.
+
+        Durable in all others when this returns, of which there is one at least: a file that was
+        written is not written again because one of several destinations is away. `complete` it.
+        """
+        failures: dict[str, StreamfoldError] = {}
+
+        async def put(destination: Destination) -> None:
+            try:
+                await destination.put(path, pieces)
+            except StreamfoldError as error:
+                failures[destination.uri] = error
+
+        await finish_all(put(destination) for destination in self._all)
+        if len(failures) == len(self._all):
+            raise failures[self.primary.uri]
+        return frozenset(failures)
+
+    async def complete(self, part: Part, lacking: Collection[str]) -> bool:
+        """Copy a file to those of the destinations `lacking` that do not hold it.
+
+        Durable in all destinations when this returns True; False when none of them holds it.
+        """
+        missing = [
+            destination
+            for destination in self._all
+            if destination.uri in lacking
+            and not await destination.holds(part.path, part.size_bytes)
+        ]
+        source = next((d for d in self._all if d not in missing), None)
+        if source is None:
+            return False
+        await finish_all(d.put(part.path, partial(_checked, source, part)) for d in missing)
+        return True
+
+    @property
+    def uris(self) -> tuple[str, ...]:
+        """Of all destinations, the deciding one first."""
+        return tuple(destination.uri for destination in self._all)
+
+    async def open(self, *names: str) -> Stored | None:
+        """Return the newest manifest of all, once the first destination holds it.
+
+        It must be of a table of one of these names. All destinations must answer: one that was the
+        first in an earlier run may know more than the others.
+        """
+        found = {d.uri: await self._find(d, names) for d in self._all}
+        stored = [(s, d) for d in self._all if (s := found[d.uri])]
+        if not stored:
+            return None
+        # Of equal ones the first: `max` keeps it.
+        newest, source = max(stored, key=lambda pair: age(pair[0].manifest, self._order))
+        for other, place in stored:
+            self._check_lineage(place, other.manifest, newest.manifest)
+        if source is not self.primary:
+            return await self._bring_forward(self.primary, newest.manifest, source)
+        return newest
+
+    async def follow(self, manifest: Manifest) -> None:
+        """Bring the others forward to what was committed; those that fail lag, and say why.
+
+        Never raises for one of them: the commit is made, and must not look as if it were not.
+        """
+        await finish_all(self._follow(other, manifest) for other in self._others)
+
+    async def _follow(self, other: Destination, manifest: Manifest) -> None:
+        try:
+            try:
+                await self._bring_forward(other, manifest, self.primary)
+            except REFUSED:  # a collector may have brought it forward meanwhile: look again
+                self._known.pop(other.uri, None)
+                await self._bring_forward(other, manifest, self.primary)
+        except StreamfoldError as error:
+            self._known.pop(other.uri, None)
+            self.lagging[other.uri] = error
+        else:
+            self.lagging.pop(other.uri, None)
+
+    async def _find(self, destination: Destination, names: Sequence[str]) -> Stored | None:
+        stored = await destination.read(self._order)
+        if stored and stored.manifest.table not in names:
+            raise CommitConflictError(
+                f"destination {destination.uri} holds table {stored.manifest.table!r}, not "
+                f"{names[0]!r}: give each table a folder of its own"
+            )
+        return stored
+
+    async def _bring_forward(
+        self, target: Destination, manifest: Manifest, source: Destination
+    ) -> Stored:
+        known = self._known.get(target.uri)
+        found = known or await target.read(self._order)
+        if found:
+            self._check_lineage(target, found.manifest, manifest)
+            # At this commit already, or beyond it: another process was faster.
+            if age(found.manifest, self._order) >= age(manifest, self._order):
+                return found
+        if not known:
+            await self._copy_missing(target, found, manifest, source)
+        stored = await target.swap(manifest, found)
+        self._known[target.uri] = stored
+        return stored
+
+    def _check_lineage(self, target: Destination, found: Manifest, manifest: Manifest) -> None:
+        if not are_versions(found, manifest, self._order):
+            raise CommitConflictError(
+                f"destination {target.uri} holds another archive of table {manifest.table!r}, not "
+                "a copy of this one: use a folder of its own for each, or empty that one"
+            )
+
+    async def _copy_missing(
+        self, target: Destination, found: Stored | None, manifest: Manifest, source: Destination
+    ) -> None:
+        there = found.manifest.paths() if found else set()
+        missing = (part for part in manifest.parts() if part.path not in there)
+        for part in missing:
+            if not await target.holds(part.path, part.size_bytes):
+                await target.put(part.path, partial(_checked, source, part))
+
+
+async def _checked(source: Destination, part: Part) -> AsyncIterator[bytes]:
+    """Yield a file, and fail before its end if the bytes are not those that were committed."""
+    digest, size = hashlib.sha256(), 0
+    async for piece in source.stream(part.path):
+        digest.update(piece)
+        size += len(piece)
+        yield piece
+    if size != part.size_bytes or part.sha256 not in (None, digest.hexdigest()):
+        raise ArtifactCorruptError(
+            f"file {part.path!r} in {source.uri} is not what was committed: restore it there"
+        )

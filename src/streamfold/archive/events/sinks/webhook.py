@@ -1,0 +1,200 @@
+"""Events to an HTTP endpoint, signed as Standard Webhooks has it.
+
+    POST <url>
+    content-type: application/json
+    webhook-id: <event id>
+    webhook-timestamp: <seconds since 1970>
+    webhook-signature: v1,<base64 of HMAC-SHA256 over "id.timestamp.body">      with a secret only
+
+Any 2xx takes the event. Redirects are not followed: a signed request goes where it was meant to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import http.client
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from urllib.parse import SplitResult, urlsplit
+
+from streamfold.archive.events.event import Event, encode_event
+from streamfold.archive.events.secret_references import SecretReference
+from streamfold.archive.events.sink import EventRefusedError, EventSink, EventUnconfirmedError
+from streamfold.archive.events.sinks.worker_thread import Lane
+from streamfold.errors import InvalidError
+
+#: Seconds for everything, from the connection to the status of the answer.
+PATIENCE = 15.0
+
+
+class WebhookSink(EventSink):
+    """Posts each event in a request of its own; only the host of the URL is ever shown.
+
+    Paths and queries of webhooks often are their password.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        secret: SecretReference | None = None,
+        patience: float = PATIENCE,
+        tls: ssl.SSLContext | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._url = _parse_url(url)
+        self._path = (self._url.path or "/") + (f"?{self._url.query}" if self._url.query else "")
+        self._secret = secret
+        self._patience = patience
+        self._tls = tls
+        self._now = now
+        self._lane = Lane("webhook")
+        self._closed = False
+        if secret is not None:
+            secret.read_key()  # one that is missing is told at once, not by the first event
+
+    def __repr__(self) -> str:
+        return f"WebhookSink({self._name!r})"
+
+    @property
+    def _name(self) -> str:
+        return f"{self._url.scheme}://{self._url.hostname}:{self._port}"
+
+    @property
+    def _port(self) -> int:
+        return self._url.port or (443 if self._url.scheme == "https" else 80)
+
+    async def send(self, event: Event) -> None:
+        if self._closed:
+            raise EventRefusedError(f"webhook {self._name}: the sink is closed")
+        request = _Request()
+        status: int | None = None
+        try:
+            async with asyncio.timeout(self._patience):
+                status = await self._lane.run(self._post, request, event)
+        except (OSError, http.client.HTTPException) as error:  # TimeoutError is an OSError
+            reason = type(error).__name__
+        finally:
+            # Also when cancelled: the thread must not wait for an answer that nobody reads.
+            request.break_off()
+        if status is None:
+            raise self._lost(reason, sent=request.sent)
+        if not 200 <= status < 300:
+            raise self._judge(status)
+
+    async def close(self) -> None:
+        self._closed = True
+        await self._lane.close()
+
+    def _post(self, request: _Request, event: Event) -> int:
+        body = encode_event(event)
+        headers = self._headers(event, body)
+        return request.post(self._connection(), self._path, body, headers)
+
+    def _connection(self) -> http.client.HTTPConnection:
+        host = self._url.hostname or ""
+        if self._url.scheme == "https":
+            self._tls = self._tls or ssl.create_default_context()
+            return http.client.HTTPSConnection(
+                host, self._port, timeout=self._patience, context=self._tls
+            )
+        return http.client.HTTPConnection(host, self._port, timeout=self._patience)
+
+    def _headers(self, event: Event, body: bytes) -> dict[str, str]:
+        moment = str(int(self._now()))
+        headers = {
+            "content-type": "application/json",
+            "webhook-id": event.event_id,
+            "webhook-timestamp": moment,
+            "connection": "close",
+        }
+        if self._secret is not None:
+            try:
+                key = self._secret.read_key()
+            except InvalidError as error:
+                raise EventRefusedError(f"webhook {self._name}: {error.message}") from None
+            headers["webhook-signature"] = sign(key, event.event_id, moment, body)
+        return headers
+
+    def _judge(self, status: int) -> EventRefusedError | EventUnconfirmedError:
+        if status < 500:
+            return EventRefusedError(
+                f"webhook {self._name} did not take the event: HTTP {status}; only 2xx does, and "
+                "redirects are not followed"
+            )
+        return EventUnconfirmedError(
+            f"webhook {self._name} failed with HTTP {status}: the event may have been taken"
+        )
+
+    def _lost(self, reason: str, *, sent: bool) -> EventRefusedError | EventUnconfirmedError:
+        if not sent:
+            return EventRefusedError(f"webhook {self._name} was not reached: {reason}")
+        return EventUnconfirmedError(
+            f"webhook {self._name} did not answer ({reason}): the event may have been taken"
+        )
+
+
+class _Request:
+    """One POST in a thread, which another thread may break off."""
+
+    def __init__(self) -> None:
+        self._connection: http.client.HTTPConnection | None = None
+        self._broken_off = False
+        #: Whether anything was sent that the receiver may act on.
+        self.sent = False
+
+    def post(
+        self,
+        connection: http.client.HTTPConnection,
+        path: str,
+        body: bytes,
+        headers: dict[str, str],
+    ) -> int:
+        """Return the status of the answer; its body is of no interest."""
+        self._connection = connection
+        try:
+            connection.connect()
+            self.sent = True
+            if self._broken_off:  # before there was a socket to shut down: do not begin
+                raise TimeoutError
+            connection.request("POST", path, body=body, headers=headers)
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    def break_off(self) -> None:
+        """Make the thread give up; harmless when it has ended."""
+        self._broken_off = True
+        connected = self._connection.sock if self._connection else None
+        if connected is not None:
+            with suppress(OSError):  # closed meanwhile, which is what is wanted
+                connected.shutdown(socket.SHUT_RDWR)
+
+
+def sign(key: bytes, event_id: str, timestamp: str, body: bytes) -> str:
+    """Return the signature header of a request."""
+    signed = b".".join((event_id.encode(), timestamp.encode(), body))
+    return "v1," + base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
+
+
+def _parse_url(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        usable = None
+    if not usable:
+        raise InvalidError("the URL of a webhook must be http:// or https:// with a host and port")
+    if parts.username or parts.password or parts.fragment:
+        raise InvalidError(
+            f"the URL of webhook {parts.hostname} holds credentials or a fragment: use a secret"
+        )
+    if not parts.geturl().isascii() or any(ord(char) <= ord(" ") for char in url):
+        raise InvalidError(f"the URL of webhook {parts.hostname} must be percent-encoded ASCII")
+    return parts

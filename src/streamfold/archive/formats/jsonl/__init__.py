@@ -1,0 +1,1 @@
+"""JSON Lines: text that any language parses."""

@@ -1,0 +1,201 @@
+"""JSON values back to typed columns: the inverse of `json_text`, driven by the schema.
+
+Two ways lead to the same columns: `readable_type` is what Arrow's JSON reader is asked for, and
+`readable_array` builds the same from Python values, slower and with every form that is legal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamfold.archive.formats import base64_column
+from streamfold.archive.formats.nesting import (
+    as_list,
+    build_list,
+    build_struct,
+    list_lengths,
+    nulls_of,
+    struct_children,
+)
+from streamfold.archive.schema.column_types import is_decimal
+
+#: Whole numbers up to here are told apart by a double.
+EXACT_IN_DOUBLE = 1 << 53
+_SPECIAL_FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+class UnreadableError(ValueError):
+    """A value is not what the schema says; the format turns it into ArtifactCorruptError."""
+
+
+def readable_type(kind: pa.DataType) -> pa.DataType:
+    """The type that JSON itself can hold, from which `restored` makes a value of `kind`."""
+    types = pa.types
+    if types.is_struct(kind):
+        return pa.struct([readable_field(field) for field in kind])
+    if types.is_map(kind):
+        return pa.map_(pa.string(), readable_type(kind.item_type))
+    if types.is_list(kind):
+        return pa.list_(readable_type(kind.value_type))
+    if types.is_floating(kind):
+        return pa.float64()
+    if types.is_integer(kind) or types.is_boolean(kind) or types.is_null(kind):
+        return kind
+    return pa.string()
+
+
+def readable_field(field: pa.Field) -> pa.Field:
+    return pa.field(field.name, readable_type(field.type))
+
+
+def restored(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """A column of `readable_type(kind)` as `kind`; ValueError when a text is not of that type."""
+    if column.type == kind:
+        return column
+    types = pa.types
+    if types.is_struct(kind):
+        children = struct_children(column)
+        inner = [restored(c, f.type) for c, f in zip(children, kind, strict=True)]
+        return build_struct(inner, list(kind), nulls_of(column))
+    if types.is_map(kind) or types.is_list(kind):
+        return _restored_list(column, kind)
+    if types.is_binary(kind):
+        return base64_column.decode(column)
+    if types.is_time(kind):
+        stamps = _parsed(pc.binary_join_element_wise("1970-01-01T", column, ""), kind.unit)
+        return stamps.cast(pa.int64()).cast(kind)
+    if types.is_timestamp(kind) or types.is_date(kind):
+        return _restored_date(column, kind)
+    if types.is_float32(kind):
+        return column.cast(kind, safe=False)
+    return column.cast(kind)
+
+
+def _restored_list(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    lists = as_list(column)
+    values = lists.flatten()
+    if pa.types.is_map(kind):
+        items = restored(values.field(1), kind.item_type)
+        inner = build_struct([values.field(0), items], [kind.key_field, kind.item_field], None)
+    else:
+        inner = restored(values, kind.value_type)
+    return build_list(list_lengths(lists), inner, kind, nulls_of(column))
+
+
+def _parsed(column: pa.Array, unit: str) -> pa.Array:
+    return column.cast(pa.timestamp(unit))
+
+
+def _restored_date(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    try:
+        return column.cast(kind)
+    except pa.ArrowInvalid:
+        numbers = pc.match_substring_regex(column, "^-?[0-9]+$")
+        if not pc.any(numbers).as_py():
+            raise
+    texts = pc.if_else(numbers, None, column).cast(kind)
+    width = pa.int32() if pa.types.is_date(kind) else pa.int64()
+    counts = pc.if_else(numbers, column, None).cast(width).cast(kind)
+    return pc.coalesce(texts, counts)
+
+
+def readable_array(values: Sequence[Any], kind: pa.DataType, path: str) -> pa.Array:
+    """Decoded JSON values as a column of `readable_type(kind)`; UnreadableError names the path."""
+    found = set(map(type, values)) - {type(None)}
+    try:
+        if pa.types.is_nested(kind):
+            return _readable_nested(values, kind, found, path)
+        if found <= _natural(kind):
+            return pa.array(values, readable_type(kind))
+        made = [None if value is None else _converted(value, kind) for value in values]
+        return pa.array(made, readable_type(kind))
+    except (pa.ArrowInvalid, OverflowError) as error:
+        raise UnreadableError(f"{path}: {error}") from None
+    except TypeError as error:
+        raise UnreadableError(f"{path}: {error} where the schema says {kind}") from None
+
+
+def _natural(kind: pa.DataType) -> set[type]:
+    """What a value of this type decodes to in nearly all files."""
+    if pa.types.is_boolean(kind):
+        return {bool}
+    if pa.types.is_integer(kind):
+        return {int}
+    return {float} if pa.types.is_floating(kind) else {str}
+
+
+def _readable_nested(
+    values: Sequence[Any], kind: pa.DataType, found: set[type], path: str
+) -> pa.Array:
+    if not found <= ({list} if pa.types.is_list(kind) else {dict}):
+        raise TypeError(_names(found))
+    nulls = pa.array([value is None for value in values], pa.bool_())
+    if pa.types.is_struct(kind):
+        return _readable_struct([value or {} for value in values], kind, nulls, path)
+    lengths = np.array([len(value or ()) for value in values], np.int64)
+    if pa.types.is_list(kind):
+        flat = [item for value in values if value for item in value]
+        return build_list(
+            lengths, readable_array(flat, kind.value_type, path), readable_type(kind), nulls
+        )
+    keys = pa.array([key for value in values if value for key in value], pa.string())
+    flat = [item for value in values if value for item in value.values()]
+    items = readable_array(flat, kind.item_type, path)
+    entries = pa.StructArray.from_arrays([keys, items], ["key", "value"])
+    return build_list(lengths, entries, readable_type(kind), nulls)
+
+
+def _readable_struct(
+    values: Sequence[dict[str, Any]], kind: pa.DataType, nulls: pa.Array, path: str
+) -> pa.Array:
+    known = {field.name for field in kind}
+    if unknown := {name for value in values for name in value if name not in known}:
+        raise UnreadableError(f"{path}: fields {sorted(unknown)} are not in the schema")
+    children = [
+        readable_array([value.get(f.name) for value in values], f.type, f"{path}.{f.name}")
+        for f in kind
+    ]
+    return build_struct(children, list(readable_type(kind)), nulls)
+
+
+def _names(found: set[type]) -> str:
+    return " and ".join(sorted(kind.__name__ for kind in found))
+
+
+def _converted(value: Any, kind: pa.DataType) -> Any:
+    """A value in one of the rarer forms; TypeError when it has no such meaning."""
+    if not isinstance(value, bool):
+        if pa.types.is_integer(kind):
+            return _integer(value)
+        if pa.types.is_floating(kind):
+            return _float(value)
+        if isinstance(value, str):
+            return value
+        if is_decimal(kind) and isinstance(value, int | float):
+            return repr(value)
+    raise TypeError(type(value).__name__)
+
+
+def _integer(value: object) -> int:
+    """Doubles and digits in a string too: that is how writers without integers write them."""
+    if isinstance(value, int):
+        return value
+    if isinstance(value, float) and value.is_integer() and abs(value) <= EXACT_IN_DOUBLE:
+        return int(value)
+    if isinstance(value, str) and value.removeprefix("-").isdecimal() and value.isascii():
+        return int(value)
+    raise TypeError(f"{value!r}, which is no exact integer,")
+
+
+def _float(value: object) -> float:
+    if isinstance(value, int | float):
+        return float(value)
+    if isinstance(value, str) and value in _SPECIAL_FLOATS:
+        return _SPECIAL_FLOATS[value]
+    raise TypeError(f"{value!r}, which is no number,")

@@ -1,0 +1,1 @@
+"""The two protobuf formats: published messages, and typed columns."""

@@ -1,0 +1,147 @@
+"""Published protobuf, id `protobuf`: the messages that readers of the published format know.
+
+Length-delimited SnapshotRow and DiffChange with google.protobuf.Struct inside. With the schema every
+value reads back exactly; without it there are doubles and text. `protobuf-typed` has real types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamfold.archive.errors import ArtifactCorruptError
+from streamfold.archive.formats.admission import admitted_changes, admitted_rows
+from streamfold.archive.formats.base64_column import values_of
+from streamfold.archive.formats.batching import Limits
+from streamfold.archive.formats.inference import (
+    inferred_batch,
+    inferred_changes,
+    inferred_schema,
+    selected,
+)
+from streamfold.archive.formats.jsonl.json_text import key_text
+from streamfold.archive.formats.jsonl.objects import columns_of
+from streamfold.archive.formats.protobuf.message_blocks import read_blocks
+from streamfold.archive.formats.protobuf.published_messages import read_change, read_row
+from streamfold.archive.formats.protobuf.struct_columns import IrregularError, read_in_step
+from streamfold.archive.formats.protobuf.struct_values import join, sized, struct_message
+from streamfold.archive.formats.published_changes import (
+    published_schema,
+    verified_changes,
+    verified_rows,
+)
+from streamfold.archive.schema.table_schema import TableSchema
+
+#: Messages that become one batch: Python values take far more room than the columns they become.
+MESSAGES_AT_ONCE = Limits(rows=8192, size=4 << 20)
+
+
+@dataclass(frozen=True, slots=True)
+class ProtobufFormat:
+    """Exact for every type, given the schema."""
+
+    id = "protobuf"
+    compression = "none"
+    extension = ".pb"
+
+    def write_rows(
+        self, sink: BinaryIO, schema: TableSchema, batches: Iterable[pa.RecordBatch]
+    ) -> int:
+        fields = list(schema.arrow)
+        return _write(
+            sink,
+            (
+                join(b"\x0a", sized(struct_message(fields, batch.columns)))
+                for batch in admitted_rows(schema, batches)
+            ),
+        )
+
+    def write_changes(
+        self, sink: BinaryIO, schema: TableSchema, batches: Iterable[pa.RecordBatch]
+    ) -> int:
+        return _write(sink, map(_change_message, admitted_changes(schema, batches)))
+
+    def read_rows(
+        self, source: BinaryIO, schema: TableSchema | None, columns: Sequence[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        if schema is None:
+            found = selected(inferred_schema(_objects(source, read_row)), columns)
+            for rows in _objects(source, read_row):
+                yield inferred_batch(rows, found)
+            return
+        wanted = schema.arrow if columns is None else schema.select(columns)
+        for batch in _rows(source, wanted, columns is not None):
+            yield from verified_rows(batch, wanted)
+
+    def read_changes(
+        self, source: BinaryIO, schema: TableSchema | None
+    ) -> Iterator[pa.RecordBatch]:
+        if schema is None:
+            yield from inferred_changes(lambda: _objects(source, read_change))
+            return
+        published, count = published_schema(schema), 0
+        for changes in _objects(source, read_change):
+            yield from verified_changes(_typed(changes, published, False, count), schema)
+            count += len(changes)
+
+
+def _write(sink: BinaryIO, messages: Iterable[pa.Array]) -> int:
+    count = 0
+    for column in messages:
+        sink.write(values_of(sized(column))[0].data)
+        count += len(column)
+    return count
+
+
+def _change_message(changes: pa.RecordBatch) -> pa.Array:
+    key = key_text(changes["key"]).cast(pa.binary())
+    parts = [b"\x0a", sized(changes["action"].cast(pa.binary())), _optional(b"\x12", key)]
+    for tag, name in ((b"\x1a", "before"), (b"\x22", "after")):
+        image = changes[name]
+        content = struct_message(list(image.type), image.flatten())
+        parts.append(_optional(tag, pc.if_else(image.is_valid(), content, None)))
+    return join(*parts)
+
+
+def _optional(tag: bytes, content: pa.Array) -> pa.Array:
+    return pc.fill_null(join(tag, sized(content)), b"")
+
+
+def _objects(
+    source: BinaryIO, read: Callable[[bytes], dict[str, Any]]
+) -> Iterator[list[dict[str, Any]]]:
+    source.seek(0)
+    for block in read_blocks(source, MESSAGES_AT_ONCE):
+        for messages in block.messages(MESSAGES_AT_ONCE.rows):
+            yield [read(message) for message in messages]
+
+
+def _rows(source: BinaryIO, schema: pa.Schema, others_ignored: bool) -> Iterator[pa.RecordBatch]:
+    """Rows that are alike are read in step; of others each value is looked at."""
+    source.seek(0)
+    count = 0
+    for block in read_blocks(source, MESSAGES_AT_ONCE):
+        try:
+            alike = read_in_step(block, schema, others_ignored)
+        except (IrregularError, pa.ArrowInvalid, ValueError):
+            for messages in block.messages(MESSAGES_AT_ONCE.rows):
+                rows = [read_row(message) for message in messages]
+                yield _typed(rows, schema, others_ignored, count)
+                count += len(rows)
+        else:
+            yield alike
+            count += len(alike)
+
+
+def _typed(
+    rows: list[dict[str, Any]], schema: pa.Schema, others_ignored: bool, count: int
+) -> pa.RecordBatch:
+    """The rows as columns; `count` were there before them."""
+    try:
+        return columns_of(rows, schema, others_ignored)
+    except (pa.ArrowInvalid, ValueError) as error:
+        raise ArtifactCorruptError(f"after message {count}: {error}") from None

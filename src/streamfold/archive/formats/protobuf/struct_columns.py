@@ -1,0 +1,175 @@
+"""Rows of google.protobuf.Struct as columns, all rows read in step: the inverse of `struct_values`.
+
+Writers nearly always give every row the same names in the same order. Then all rows of a block can
+be read at once, name by name, with array operations. What is not so regular, nested values among
+it, is left to the slower way that knows every legal form.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamfold.archive.formats.jsonl.json_values import EXACT_IN_DOUBLE, readable_type
+from streamfold.archive.formats.jsonl.objects import restored_batch
+from streamfold.archive.formats.protobuf.message_blocks import Block
+
+Bytes = npt.NDArray[np.uint8]
+Places = npt.NDArray[np.int64]
+
+#: Bytes after a block, so that a look ahead at its very end finds something, if nothing useful.
+PADDING = 16
+#: Bytes of a block that offsets of 32 bits and lengths of four bytes can tell of.
+BLOCK_MAX = 1 << 28
+#: Bytes of a length that are looked at.
+LENGTH_BYTES = 4
+# Tags of google.protobuf.Value.
+NULL, NUMBER, TEXT, TRUTH = 0x08, 0x11, 0x1A, 0x20
+_FIRST, _SECOND = 0x0A, 0x12
+
+
+class IrregularError(Exception):
+    """The rows are not all alike, or not of the types that can be read in step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """One column: the kind of each value by its tag, and where its content begins and ends."""
+
+    kinds: Bytes
+    starts: Places
+    ends: Places
+
+
+def read_in_step(block: Block, schema: pa.Schema, others_ignored: bool) -> pa.RecordBatch:
+    """Return SnapshotRows as columns of the schema.
+
+    Raises `IrregularError`, ArrowInvalid or ValueError where the slower way has to be taken.
+    """
+    if len(block.data) > BLOCK_MAX:
+        raise IrregularError
+    data = np.frombuffer(block.data + bytes(PADDING), np.uint8)
+    messages = np.array(block.starts), np.array(block.ends)
+    _require(data[messages[0]] == _FIRST)
+    at, ends = _delimited(data, messages[0] + 1, messages[1])
+    _require((at < ends) & (ends == messages[1]))
+    found: dict[str, Values] = {}
+    while at[0] < ends[0]:
+        name, values, at = _next_entry(data, at, ends)
+        if name in found:
+            raise IrregularError
+        found[name] = values
+    _require(at == ends)
+    if not others_ignored and found.keys() - set(schema.names):
+        raise IrregularError
+    columns = [_column(data, found.get(f.name), f.type, len(ends)) for f in schema]
+    return restored_batch(columns, schema)
+
+
+def _next_entry(data: Bytes, at: Places, ends: Places) -> tuple[str, Values, Places]:
+    """Return the name that all rows have next, its values, and where the entry ends in each row."""
+    _require(data[at] == _FIRST)
+    start, end = _delimited(data, at + 1, ends)
+    _require(data[start] == _FIRST)
+    name_start, name_end = _delimited(data, start + 1, end)
+    name = data[name_start[0] : name_end[0]]
+    _require(name_end - name_start == len(name))
+    for offset, byte in enumerate(name):
+        _require(data[name_start + offset] == byte)
+    _require(data[name_end] == _SECOND)
+    value_start, value_end = _delimited(data, name_end + 1, end)
+    _require(value_end == end)
+    return name.tobytes().decode(), _values(data, value_start, value_end), end
+
+
+def _values(data: Bytes, start: Places, end: Places) -> Values:
+    kinds = data[start]
+    sizes = end - start
+    begins, finishes = start + 1, end.copy()
+    texts = kinds == TEXT
+    if texts.any():
+        first, last = _delimited(data, begins[texts], end[texts])
+        _require(last == end[texts])
+        begins[texts], finishes[texts] = first, last
+    fixed = np.where(kinds == NUMBER, 9, 2)
+    known = (kinds == NULL) | (kinds == NUMBER) | (kinds == TRUTH)
+    _require(texts | (known & (sizes == fixed)))
+    _require((kinds != TRUTH) | (data[begins] <= 1))
+    return Values(kinds, begins, finishes)
+
+
+def _delimited(data: Bytes, at: Places, limit: Places) -> tuple[Places, Places]:
+    """Return where the contents begin whose lengths are at `at`, and where they end."""
+    _require(at < limit)
+    length = (data[at] & 0x7F).astype(np.int64)
+    width = np.ones(len(at), np.int64)
+    more = data[at] >= 0x80
+    for byte in range(1, LENGTH_BYTES):
+        if not more.any():
+            break
+        part = data[at + byte]
+        length += np.where(more, (part & 0x7F).astype(np.int64) << (7 * byte), 0)
+        width += more
+        more &= part >= 0x80
+    _require(~more)
+    start = at + width
+    _require(start + length <= limit)
+    return start, start + length
+
+
+def _require(holds: npt.NDArray[np.bool_]) -> None:
+    if not holds.all():
+        raise IrregularError
+
+
+def _column(data: Bytes, values: Values | None, kind: pa.DataType, rows: int) -> pa.Array:
+    """Return the values in `readable_type(kind)`."""
+    if values is None:
+        return pa.nulls(rows, readable_type(kind))
+    present = set(np.unique(values.kinds).tolist()) - {NULL}
+    nulls = values.kinds == NULL
+    if pa.types.is_null(kind) and not present:
+        return pa.nulls(rows)
+    if pa.types.is_boolean(kind) and present <= {TRUTH}:
+        return pa.array(data[values.starts] == 1, mask=nulls)
+    if pa.types.is_floating(kind) and present <= {NUMBER}:
+        return pa.array(_doubles(data, values, nulls), mask=nulls)
+    if pa.types.is_integer(kind) and present <= {NUMBER, TEXT}:
+        return _integers(data, values, nulls, kind)
+    if readable_type(kind) != pa.string() or not present <= {TEXT}:
+        raise IrregularError
+    return _texts(data, values, nulls).cast(pa.string())
+
+
+def _doubles(data: Bytes, values: Values, nulls: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+    found = data[values.starts[:, None] + np.arange(8)].view("<f8").ravel()
+    return np.where(nulls, 0.0, found)
+
+
+def _integers(
+    data: Bytes, values: Values, nulls: npt.NDArray[np.bool_], kind: pa.DataType
+) -> pa.Array:
+    """Doubles that are whole and exact, and digits where they are not."""
+    texts = values.kinds == TEXT
+    doubles = np.where(texts, 0.0, _doubles(data, values, nulls))
+    _require((np.abs(doubles) <= EXACT_IN_DOUBLE) & (np.floor(doubles) == doubles))
+    numbers = pa.array(doubles.astype(np.int64), mask=nulls | texts).cast(kind)
+    if not texts.any():
+        return numbers
+    digits = _texts(data, values, ~texts).cast(pa.string())
+    if not pc.all(pc.match_substring_regex(digits, "^-?[0-9]+$")).as_py():
+        raise IrregularError
+    return pc.coalesce(numbers, digits.cast(kind))
+
+
+def _texts(data: Bytes, values: Values, nulls: npt.NDArray[np.bool_]) -> pa.Array:
+    """Return contents as they lie in the block: every second one of a column over all its bytes."""
+    bounds = np.empty(2 * len(nulls), np.int32)
+    bounds[0::2], bounds[1::2] = values.starts, values.ends
+    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(data)]
+    every = pa.Array.from_buffers(pa.binary(), len(bounds) - 1, buffers)
+    return every.take(pa.array(np.arange(0, len(bounds), 2), mask=nulls))

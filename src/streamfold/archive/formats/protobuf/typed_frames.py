@@ -1,0 +1,94 @@
+"""Frames: varint-length-delimited messages with a checksum, and an end that cannot be missed.
+
+A file that is cut, even between two frames, lacks its end; one that is changed anywhere fails its
+checksum, or is no sequence of frames any more.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from streamfold.archive.errors import ArtifactCorruptError
+from streamfold.errors import MalformedError
+from streamfold.records.protobuf import DELIMITED, VARINT, VARINT_MAX, fields, read_varint, varint
+
+HEADER, BATCH, END = 1, 2, 3
+_CRC_TAG = 15 << 3 | VARINT
+
+#: Bytes of a frame that a reader takes at most: batches have 16 MiB of values, or one row.
+FRAME_BYTES_MAX = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The bytes of a content message, by its field number in Frame."""
+
+    number: int
+    content: bytes
+
+
+def write_frame(sink: BinaryIO, number: int, content: bytes) -> None:
+    head = varint(number << 3 | DELIMITED) + varint(len(content))
+    tail = varint(_CRC_TAG) + varint(zlib.crc32(content))
+    sink.write(varint(len(head) + len(content) + len(tail)) + head)
+    sink.write(content)
+    sink.write(tail)
+
+
+def read_frames(source: BinaryIO) -> Iterator[Frame]:
+    """Every frame up to the end frame, checked; ArtifactCorruptError for anything else."""
+    while True:
+        try:
+            frame = _parsed(read_message(source))
+        except EOFError:
+            raise ArtifactCorruptError("the file has no end frame: it was cut off") from None
+        except MalformedError as error:
+            raise ArtifactCorruptError(f"a frame cannot be read: {error}") from None
+        yield frame
+        if frame.number == END:
+            break
+    if source.read(1):
+        raise ArtifactCorruptError("bytes follow the end frame: the file was appended to")
+
+
+def read_message(source: BinaryIO) -> bytes:
+    """The next length-delimited message; EOFError when there is none, MalformedError when it is cut."""
+    size = _read_size(source)
+    if size > FRAME_BYTES_MAX:
+        raise MalformedError(f"a message announces {size} bytes, more than {FRAME_BYTES_MAX}")
+    message = source.read(size)
+    if len(message) < size:
+        raise MalformedError(f"a message announces {size} bytes, {len(message)} are left")
+    return message
+
+
+def _read_size(source: BinaryIO) -> int:
+    digits = b""
+    while not digits or digits[-1] >= 0x80:
+        byte = source.read(1)
+        if not byte and not digits:
+            raise EOFError
+        if not byte or len(digits) >= VARINT_MAX:
+            raise MalformedError("the length of a message is cut off")
+        digits += byte
+    return read_varint(digits, 0, len(digits))[0]
+
+
+def _parsed(message: bytes) -> Frame:
+    content: tuple[int, bytes] | None = None
+    checksum = 0  # proto3 leaves a zero out
+    for tag, value, after in fields(message, 0, len(message)):
+        if tag == _CRC_TAG:
+            checksum = value
+        elif tag & 7 == DELIMITED and tag >> 3 in (HEADER, BATCH, END) and content is None:
+            content = (tag >> 3, message[value:after])
+        else:
+            raise MalformedError(f"tag {tag} does not belong into a frame")
+    if content is None:
+        raise MalformedError("a frame without content")
+    if zlib.crc32(content[1]) != checksum:
+        raise MalformedError("the checksum does not match: the bytes were changed")
+    return Frame(*content)

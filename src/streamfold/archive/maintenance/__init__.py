@@ -1,0 +1,1 @@
+"""Keeping archives in order: garbage collection, export, listing and verification."""

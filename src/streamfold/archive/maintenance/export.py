@@ -1,0 +1,87 @@
+"""An archive copied to another place: a whole archive there, of which this one is the origin.
+
+A copy that is there already is brought forward: only files that it lacks are sent. Files go first,
+the manifest last, with the URIs of its new place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import BinaryIO
+
+from streamfold.archive.destinations.destination import Destination, Stored
+from streamfold.archive.destinations.mirrors import Mirrors
+from streamfold.archive.errors import CommitConflictError
+from streamfold.archive.manifest.lineage import are_versions
+from streamfold.archive.manifest.model import Manifest, Part
+from streamfold.archive.read.reader import Archive
+from streamfold.blob.local.files import finish
+
+#: Bytes that are sent at once.
+PIECE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was sent, and the manifest that is there now."""
+
+    manifest: Manifest
+    files: int
+    size_bytes: int
+
+
+async def export_archive(
+    archive: Archive, target: Destination, on_file: Callable[[Part], None] | None = None
+) -> Exported:
+    """Copy all live files and then the manifest; `on_file` hears of each file that is there.
+
+    Every file is checked on the way. Raises `CommitConflictError` if another archive is there.
+    """
+
+    async def copy() -> Exported:
+        sent = []
+        manifest = archive.manifest
+        _check_same(archive, await target.read(archive.order), target.uri)
+        for part in {part.path: part for part in manifest.parts()}.values():
+            if not await target.holds(part.path, part.size_bytes):
+                await _send(archive, part, target)
+                sent.append(part.size_bytes)
+            if on_file:
+                on_file(part)
+        await _publish(archive, target)
+        return Exported(manifest, len(sent), sum(sent))
+
+    return await archive.with_plans(copy)
+
+
+def _check_same(archive: Archive, found: Stored | None, uri: str) -> None:
+    """Refuse a folder that is another archive's, before anything is sent there."""
+    if found and not (
+        found.manifest.table == archive.manifest.table
+        and are_versions(found.manifest, archive.manifest, archive.order)
+    ):
+        raise CommitConflictError(
+            f"{uri} holds another archive, of table {found.manifest.table!r}: use a folder of its "
+            "own for each"
+        )
+
+
+async def _publish(archive: Archive, target: Destination) -> None:
+    mirrors = Mirrors([archive.files.destination, target], archive.order)
+    await mirrors.follow(archive.manifest)
+    for error in mirrors.lagging.values():
+        raise error
+
+
+async def _send(archive: Archive, part: Part, target: Destination) -> None:
+    async with archive.files.open(part) as source:
+        await target.put(part.path, partial(_pieces, source))
+
+
+async def _pieces(source: BinaryIO) -> AsyncIterator[bytes]:
+    source.seek(0)
+    while piece := await finish(asyncio.to_thread(source.read, PIECE)):
+        yield piece

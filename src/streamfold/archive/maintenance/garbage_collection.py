@@ -1,0 +1,233 @@
+"""Collection: old epochs leave the manifest, and files that nobody can reach leave the storage.
+
+The order is what makes it safe. First the manifest lets go of an epoch, by a commit like any other;
+its files are written down as retired at that time. Only when they have been retired for the whole
+grace period are they deleted, so a reader that planned before has that long. Files that were never
+committed (a writer crashed, or lost a race) are deleted when they are older than the grace period,
+by the storage's own clock. After an unknown outcome nothing is deleted at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import pairwise
+
+from streamfold.archive.destinations.destination import PROBE, Destination, Stored, failing_at
+from streamfold.archive.destinations.mirrors import Mirrors
+from streamfold.archive.errors import CommitUnknownError, ManifestNotFoundError
+from streamfold.archive.manifest.model import Manifest, Pin, order_of
+from streamfold.archive.manifest.positions import PositionOrder
+from streamfold.archive.manifest.timestamps import format_time, parse_time
+from streamfold.archive.manifest.updates import AddPin, PruneEpochs, RemovePin, Stamp, Update
+from streamfold.archive.write.commit import Commit, Committed, Conflict
+from streamfold.blob import BlobMeta
+from streamfold.errors import InvalidError
+
+#: Much longer than any artifact takes to write, and than any reader takes to read what it planned.
+DEFAULT_GRACE = timedelta(days=1)
+#: Beginnings of the names of artifacts, and of what a crashed self-test leaves; nothing else in the
+#: folder is ever deleted.
+COLLECTED = ("epoch=", PROBE)
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What stays: at least `keep_epochs` of the newest, and those replaced less than `max_age` ago.
+
+    With neither, every epoch stays.
+    """
+
+    keep_epochs: int | None = None
+    max_age: timedelta | None = None
+    grace: timedelta = DEFAULT_GRACE
+
+    def __post_init__(self) -> None:
+        if self.keep_epochs is not None and self.keep_epochs < 1:
+            raise InvalidError(f"keep_epochs is {self.keep_epochs}: at least the newest one stays")
+        if self.grace < timedelta(0):
+            raise InvalidError(f"grace is {self.grace}: it cannot be negative")
+
+
+@dataclass(frozen=True, slots=True)
+class Doomed:
+    """A file that nobody can reach, in one destination."""
+
+    destination: str
+    path: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What a collection did, or would do."""
+
+    epochs: tuple[int, ...]
+    files: tuple[Doomed, ...]
+    dry_run: bool
+
+
+class Collector:
+    """Prunes and deletes for one archive; may run beside its writer, on any machine."""
+
+    def __init__(
+        self,
+        destinations: Sequence[Destination],
+        *,
+        now: Callable[[], datetime],
+        new_id: Callable[[], str],
+        order: PositionOrder | None = None,
+    ) -> None:
+        self._destinations = tuple(destinations)
+        self._primary = self._destinations[0]
+        self._now = now
+        self._new_id = new_id
+        self._order = order
+
+    async def pin(
+        self, pin_id: str, epoch: int, lifetime: timedelta, reason: str | None = None
+    ) -> Manifest:
+        """Keep an epoch for `lifetime`; every pin ends, so that no dead reader keeps it for ever."""
+        if lifetime <= timedelta(0):
+            raise InvalidError(f"pin {pin_id!r} has a lifetime of {lifetime}: it must be above 0")
+        now = self._now()
+        pin = Pin(
+            id=pin_id,
+            epoch=epoch,
+            created_at=format_time(now),
+            expires_at=format_time(now + lifetime),
+            reason=reason,
+        )
+        return await self._commit(await self._read(), AddPin(pin))
+
+    async def unpin(self, pin_id: str) -> Manifest:
+        """Let an epoch go."""
+        return await self._commit(await self._read(), RemovePin(pin_id))
+
+    async def collect(
+        self,
+        retention: Retention,
+        *,
+        dry_run: bool = False,
+        on_found: Callable[[Sequence[Doomed]], None] | None = None,
+        on_deleted: Callable[[Doomed], None] | None = None,
+    ) -> Collected:
+        """Prune what `retention` does not keep, and delete what is out of reach and out of grace.
+
+        `on_found` hears once of all files that are going to be deleted, `on_deleted` of each that is.
+        """
+        stored = await self._read()
+        now = self._now()
+        epochs = prunable_epochs(stored.manifest, retention, now)
+        update = PruneEpochs(frozenset(epochs), forget_before=now - retention.grace)
+        if not dry_run and self._changes(stored.manifest, update, now):
+            await self._commit(stored, update)
+        doomed = [
+            file
+            for destination in self._destinations
+            for file in await self._doomed(destination, retention.grace, dry_run)
+        ]
+        if on_found:
+            on_found(doomed)
+        if not dry_run:
+            await self._delete(doomed, on_deleted)
+        return Collected(epochs, tuple(doomed), dry_run)
+
+    def _changes(self, manifest: Manifest, update: PruneEpochs, now: datetime) -> bool:
+        return update.apply(manifest, Stamp("", now)) != manifest
+
+    async def _doomed(
+        self, destination: Destination, grace: timedelta, dry_run: bool
+    ) -> list[Doomed]:
+        """Return the files of one destination that nobody can reach.
+
+        Listed first, manifests read after: what a commit made live meanwhile is seen to be so.
+        """
+        with failing_at(destination.uri):
+            # A dry run writes nothing at all, so it has to trust this machine's clock.
+            clock = self._now() if dry_run else await self._clock(destination)
+            old = [
+                meta
+                for prefix in COLLECTED
+                async for meta in destination.blobs.list(prefix)
+                if meta.last_modified < clock - grace
+            ]
+        reachable = await self._reachable(destination, grace)
+        if reachable is None:
+            return []
+        return [_doom(destination, meta) for meta in old if meta.key not in reachable]
+
+    async def _reachable(self, destination: Destination, grace: timedelta) -> set[str] | None:
+        """Return the paths that any manifest still names; None if one is missing."""
+        paths: set[str] = set()
+        for place in {self._primary.uri: self._primary, destination.uri: destination}.values():
+            stored = await place.read(self._order)
+            if stored is None:
+                return None
+            paths |= stored.manifest.paths()
+            paths |= {
+                retired.path
+                for retired in stored.manifest.retired
+                if parse_time(retired.at) > self._now() - grace
+            }
+        return paths
+
+    async def _delete(
+        self, doomed: Sequence[Doomed], on_deleted: Callable[[Doomed], None] | None
+    ) -> None:
+        places = {destination.uri: destination for destination in self._destinations}
+        for file in doomed:
+            with failing_at(file.destination):
+                await places[file.destination].blobs.delete(file.path)
+            if on_deleted:
+                on_deleted(file)
+
+    async def _clock(self, destination: Destination) -> datetime:
+        """Return the storage's own time: it stamps the files, and ours may be wrong."""
+        key = f"{PROBE}{self._new_id()}"
+        await destination.blobs.put(key, b"")
+        try:
+            return (await destination.blobs.head(key)).last_modified
+        finally:
+            await destination.blobs.delete(key)
+
+    async def _read(self) -> Stored:
+        stored = await self._primary.read(self._order)
+        if stored is None:
+            raise ManifestNotFoundError(f"there is no archive at {self._primary.uri}")
+        return stored
+
+    async def _commit(self, stored: Stored, update: Update) -> Manifest:
+        order = order_of(stored.manifest, self._order)
+        commit = Commit([update], [], Stamp(self._new_id(), self._now()), order)
+        outcome = await commit.run(self._primary, stored)
+        if isinstance(outcome, Conflict):
+            raise outcome.cause
+        if not isinstance(outcome, Committed):
+            raise CommitUnknownError(
+                f"the commit at {self._primary.uri} may or may not have taken effect "
+                f"({outcome.cause.message}): nothing was deleted; run it again"
+            ) from outcome.cause
+        await Mirrors(self._destinations, order).follow(outcome.stored.manifest)
+        return outcome.stored.manifest
+
+
+def prunable_epochs(manifest: Manifest, retention: Retention, now: datetime) -> tuple[int, ...]:
+    """Return the epochs that may leave the manifest: never the newest, never a pinned one.
+
+    The age of an epoch counts from the base that replaced it.
+    """
+    bases = [artifact for artifact in manifest.artifacts if artifact.is_base]
+    pinned = {pin.epoch for pin in manifest.pins if parse_time(pin.expires_at) > now}
+    replaced = {old.epoch: parse_time(new.created_at) for old, new in pairwise(bases)}
+    if retention.keep_epochs is None and retention.max_age is None:
+        return ()
+    kept = {base.epoch for base in bases[-(retention.keep_epochs or 1) :]}
+    if retention.max_age is not None:
+        kept |= {epoch for epoch, at in replaced.items() if now - at < retention.max_age}
+    return tuple(base.epoch for base in bases if base.epoch not in kept | pinned)
+
+
+def _doom(destination: Destination, meta: BlobMeta) -> Doomed:
+    return Doomed(destination.uri, meta.key, meta.size)

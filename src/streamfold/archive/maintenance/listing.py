@@ -1,0 +1,31 @@
+"""The archives in a folder: every manifest that is there or below."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from streamfold.archive.destinations.destination import Destination
+from streamfold.archive.manifest.encoding import read_manifest
+from streamfold.archive.manifest.model import MANIFEST_KEY, Manifest
+from streamfold.errors import BlobNotFoundError, StreamfoldError
+
+
+async def list_archives(
+    folder: Destination,
+) -> AsyncIterator[tuple[str, Manifest | StreamfoldError]]:
+    """Yield the folder and the manifest of each archive, by the order of their names.
+
+    In place of a manifest that cannot be used comes the reason: it is not left out of the listing,
+    and keeps no other one out of it.
+    """
+    async for meta in folder.blobs.list():
+        if meta.key != MANIFEST_KEY and not meta.key.endswith("/" + MANIFEST_KEY):
+            continue
+        found: Manifest | StreamfoldError
+        try:
+            found = read_manifest(await folder.blobs.get(meta.key))
+        except BlobNotFoundError:
+            continue  # deleted since it was listed
+        except StreamfoldError as error:
+            found = error
+        yield folder.uri + meta.key.removesuffix(MANIFEST_KEY), found

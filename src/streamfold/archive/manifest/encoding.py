@@ -1,0 +1,148 @@
+"""Manifests as JSON: read strictly, written so that the same manifest gives the same bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from streamfold.archive.errors import ManifestInvalidError, ManifestVersionError
+from streamfold.archive.manifest.file_names import published_path
+from streamfold.archive.manifest.model import (
+    MANIFEST_VERSION,
+    Artifact,
+    Entry,
+    FormatFiles,
+    Manifest,
+    Part,
+    Pin,
+    Retired,
+    Source,
+    Writer,
+)
+from streamfold.archive.manifest.positions import PositionOrder
+from streamfold.archive.manifest.rules import check_manifest
+from streamfold.errors import InvalidError
+
+E = TypeVar("E", bound=Entry)
+
+#: Fields that are written even when they are null: the published format says so.
+_ALWAYS = frozenset({"from_position", "artifacts", "formats"})
+
+
+def read_manifest(data: bytes, order: PositionOrder | None = None) -> Manifest:
+    """Return a manifest that keeps every rule, or refuse it; unknown fields are kept.
+
+    `order` is needed only for positions of an order that is not one of `KNOWN_ORDERS`.
+    """
+    raw = _decode(data)
+    manifest = _take(
+        Manifest,
+        raw,
+        artifacts=lambda value: tuple(map(_read_artifact, _list(value))),
+        writer=lambda value: value and _take(Writer, value),
+        source=lambda value: value and _take(Source, value),
+        pins=lambda value: tuple(_take(Pin, pin) for pin in _list(value)),
+        retired=lambda value: tuple(_take(Retired, retired) for retired in _list(value)),
+    )
+    check_manifest(manifest, order)
+    return manifest
+
+
+def write_manifest(manifest: Manifest) -> bytes:
+    """Return the manifest as it is stored: fields in a fixed order, two spaces, one line end."""
+    return msgspec.json.format(msgspec.json.encode(to_json(manifest)), indent=2) + b"\n"
+
+
+def to_json(value: Any) -> Any:
+    """Return an entry as plain JSON values: absent fields left out, unknown ones at the end."""
+    if isinstance(value, Entry):
+        fields = msgspec.structs.asdict(value)
+        extra = fields.pop("extra")
+        defaults = _defaults(type(value))
+        written = {
+            name: to_json(field)
+            for name, field in fields.items()
+            if name in _ALWAYS or name not in defaults or field != defaults[name]
+        }
+        return written | extra
+    if isinstance(value, dict):
+        return {name: to_json(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json(item) for item in value]
+    return value
+
+
+def _defaults(kind: type[Entry]) -> dict[str, Any]:
+    optional = {field.name: field for field in msgspec.structs.fields(kind) if not field.required}
+    optional.pop("manifest_version", None)
+    return {
+        name: field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+        for name, field in optional.items()
+    }
+
+
+def _decode(data: bytes) -> dict[str, Any]:
+    try:
+        raw = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ManifestInvalidError(f"the manifest is not JSON ({error}): restore it") from None
+    if not isinstance(raw, dict):
+        raise ManifestInvalidError("the manifest is not a JSON object: restore it")
+    version = raw.get("manifest_version")
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise ManifestInvalidError(f"manifest_version is {version!r}: it must be a number from 1")
+    if version > MANIFEST_VERSION:
+        raise ManifestVersionError(version, MANIFEST_VERSION)
+    return raw
+
+
+def _read_artifact(raw: Any) -> Artifact:
+    def read_formats(value: Any) -> dict[str, FormatFiles]:
+        return {name: _read_files(name, files, raw) for name, files in _dict(value).items()}
+
+    return _take(Artifact, raw, formats=read_formats)
+
+
+def _read_files(format_id: str, raw: Any, artifact: Any) -> FormatFiles:
+    files = _take(FormatFiles, raw, parts=lambda value: tuple(_take(Part, p) for p in _list(value)))
+    if files.parts:
+        return files
+    # Other writers name no parts: there is one, and its name follows from the artifact.
+    try:
+        path = published_path(
+            format_id,
+            epoch=artifact["epoch"],
+            from_position=artifact["from_position"],
+            to_position=artifact["to_position"],
+        )
+    except (InvalidError, KeyError, TypeError) as error:
+        raise ManifestInvalidError(f"an artifact has no usable path: {error}") from None
+    part = Part(path=path, uri=files.uri, size_bytes=files.size_bytes)
+    return msgspec.structs.replace(files, parts=(part,))
+
+
+def _take(kind: type[E], raw: Any, **readers: Callable[[Any], Any]) -> E:
+    fields = {field.name for field in msgspec.structs.fields(kind)} - {"extra"}
+    known: dict[str, Any] = {name: value for name, value in _dict(raw).items() if name in fields}
+    for name, read in readers.items():
+        if name in known:
+            known[name] = read(known[name])
+    extra = {name: value for name, value in raw.items() if name not in fields}
+    try:
+        return msgspec.convert({**known, "extra": extra}, kind)
+    except msgspec.ValidationError as error:
+        raise ManifestInvalidError(f"the manifest's {kind.__name__} is wrong: {error}") from None
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ManifestInvalidError(f"the manifest has {type(value).__name__} instead of an object")
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ManifestInvalidError(f"the manifest has {type(value).__name__} instead of a list")
+    return value

@@ -1,0 +1,200 @@
+"""The manifest: what is live in one table's archive, as frozen data.
+
+Version 1 is a published contract: the fields `manifest_version, table, epoch, updated_at,
+head_position, artifacts` and those of an artifact never change their meaning. All others are
+additions that a reader may ignore. Fields that nobody knows here stay in `extra` and are written
+back as they were read.
+
+`path` counts from the folder of the manifest, so an archive may be moved or copied; `uri` says
+where the file is in this destination.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import msgspec
+
+from streamfold.archive.errors import ManifestInvalidError
+from streamfold.archive.manifest.positions import KNOWN_ORDERS, PositionOrder
+
+MANIFEST_VERSION = 1
+#: Name of the manifest in the folder of its table.
+MANIFEST_KEY = "manifest.json"
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """An object of the manifest; `extra` holds fields that are not known here."""
+
+    extra: dict[str, Any] = {}
+
+
+class Part(Entry, frozen=True, kw_only=True):
+    """One file, of one key bucket where the artifact is bucketed."""
+
+    path: str
+    uri: str
+    size_bytes: int
+    #: Hexadecimal; archives of other writers may have none.
+    sha256: str | None = None
+    rows: int | None = None
+    bucket: int | None = None
+
+
+class FormatFiles(Entry, frozen=True, kw_only=True):
+    """An artifact in one format; with several parts `uri` ends in a slash and is no file."""
+
+    uri: str
+    size_bytes: int
+    compression: str | None = None
+    parts: tuple[Part, ...] = ()
+
+
+class Artifact(Entry, frozen=True, kw_only=True):
+    """A base (`snapshot`) of all rows at `to_position`, or the net changes of `(from, to]`."""
+
+    kind: Literal["snapshot", "diff"]
+    epoch: int
+    from_position: str | None
+    to_position: str
+    created_at: str
+    row_count: int | None = None
+    change_count: int | None = None
+    #: Records that were folded into the changes.
+    record_count: int | None = None
+    formats: dict[str, FormatFiles]
+    schema_id: str | None = None
+    #: The commit that published it.
+    commit_id: str | None = None
+    rebase_reason: str | None = None
+
+    @property
+    def is_base(self) -> bool:
+        return self.kind == "snapshot"
+
+    def parts(self) -> Iterator[Part]:
+        """Yield every file, of every format."""
+        for files in self.formats.values():
+            yield from files.parts
+
+
+class Writer(Entry, frozen=True, kw_only=True):
+    """Who may commit: the token grows with each claim, and `claim_id` is of one claim alone."""
+
+    id: str
+    fencing_token: int
+    claim_id: str
+
+
+class Source(Entry, frozen=True, kw_only=True):
+    """Where the records came from, and how far it was read."""
+
+    name: str
+    offsets: dict[str, str] = {}
+
+
+class Pin(Entry, frozen=True, kw_only=True):
+    """Keeps one epoch from being pruned until it expires."""
+
+    id: str
+    epoch: int
+    created_at: str
+    expires_at: str
+    reason: str | None = None
+
+
+class Retired(Entry, frozen=True, kw_only=True):
+    """A file that was live until `at`; readers that planned before then may still read it."""
+
+    path: str
+    at: str
+
+
+class Manifest(Entry, frozen=True, kw_only=True):
+    """One version of the archive of one table; `artifacts` are in order, newest last."""
+
+    manifest_version: int = MANIFEST_VERSION
+    table: str
+    epoch: int
+    updated_at: str
+    head_position: str
+    artifacts: tuple[Artifact, ...]
+    archive_id: str | None = None
+    #: Grows by one with each commit.
+    commit_number: int = 0
+    commit_id: str | None = None
+    previous_commit_id: str | None = None
+    writer: Writer | None = None
+    source: Source | None = None
+    position_order: str | None = None
+    oldest_readable_position: str | None = None
+    key_fields: list[str] | None = None
+    schema_id: str | None = None
+    schemas: dict[str, Any] = {}
+    columns: list[Any] | None = None
+    pins: tuple[Pin, ...] = ()
+    retired: tuple[Retired, ...] = ()
+
+    @property
+    def base(self) -> Artifact:
+        """The newest base."""
+        return next(artifact for artifact in reversed(self.artifacts) if artifact.is_base)
+
+    @property
+    def chain(self) -> tuple[Artifact, ...]:
+        """The diffs after the newest base."""
+        return tuple(a for a in self.artifacts if a.epoch == self.epoch and not a.is_base)
+
+    @property
+    def fencing_token(self) -> int:
+        return self.writer.fencing_token if self.writer else 0
+
+    def parts(self) -> Iterator[Part]:
+        """Yield every live file; a part that a later base uses again comes again."""
+        for artifact in self.artifacts:
+            yield from artifact.parts()
+
+    def paths(self) -> set[str]:
+        """Return the path of every live file."""
+        return {part.path for part in self.parts()}
+
+
+def order_of(manifest: Manifest, given: PositionOrder | None = None) -> PositionOrder:
+    """Return the order of the manifest's positions; an order of one's own has to be given.
+
+    Manifests of other writers do not name it: LSNs are the published default.
+    """
+    name = manifest.position_order
+    if given is not None and name in (None, given.name):
+        return given
+    if given is None and name in KNOWN_ORDERS:
+        return KNOWN_ORDERS[name]
+    if given is None and name is None:
+        return KNOWN_ORDERS["lsn" if "/" in manifest.head_position else "seq_num"]
+    expected = f"{given.name!r} was given" if given else "none was given"
+    raise ManifestInvalidError(
+        f"positions of table {manifest.table!r} are in the order {name!r}, and {expected}: "
+        "give the order of that name"
+    )
+
+
+def located(manifest: Manifest, folder: str) -> Manifest:
+    """Return the manifest with the URIs of another folder; `folder` ends in a slash."""
+    artifacts = tuple(_locate_artifact(artifact, folder) for artifact in manifest.artifacts)
+    return msgspec.structs.replace(manifest, artifacts=artifacts)
+
+
+def _locate_artifact(artifact: Artifact, folder: str) -> Artifact:
+    formats = {name: _locate_files(files, folder) for name, files in artifact.formats.items()}
+    return msgspec.structs.replace(artifact, formats=formats)
+
+
+def _locate_files(files: FormatFiles, folder: str) -> FormatFiles:
+    parts = tuple(msgspec.structs.replace(p, uri=folder + p.path) for p in files.parts)
+    return msgspec.structs.replace(files, uri=_common_uri(parts, folder), parts=parts)
+
+
+def _common_uri(parts: tuple[Part, ...], folder: str) -> str:
+    # One of several parts must not look like the whole: a folder cannot be taken for a file.
+    return parts[0].uri if len(parts) == 1 else folder

@@ -1,0 +1,1 @@
+"""Reading an archive: plans, files, folding, the change feed, and following a table."""

@@ -1,0 +1,160 @@
+"""Rows and changes out of an archive's files, in the format that the reader likes best.
+
+Every count that the manifest states is checked, and what is wrong is told with the name of the file.
+Archives of other writers may have no schema: then types are inferred, and the key of a change is
+taken from its images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import BinaryIO
+
+import pyarrow as pa
+
+from streamfold.archive.errors import ArtifactCorruptError, ManifestInvalidError
+from streamfold.archive.formats.format import Format
+from streamfold.archive.formats.parquet import ParquetFormat
+from streamfold.archive.formats.registry import FORMAT_IDS, format_of
+from streamfold.archive.manifest.model import Artifact, FormatFiles, Manifest, Part
+from streamfold.archive.read.untyped import with_keys
+from streamfold.archive.schema.declared_types import DeclaredTypes
+from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.errors import FormatUnsupportedError, InvalidError
+
+#: Formats from the quickest to read to the slowest.
+BEST_FIRST = ("parquet", "protobuf-typed", "jsonl", "protobuf")
+#: Key of tables of which neither the manifest nor the caller tells it: the published default.
+DEFAULT_KEY = ("id",)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """One artifact in one format."""
+
+    artifact: Artifact
+    form: Format
+    schema: TableSchema | None
+    parts: tuple[Part, ...]
+    #: What the manifest of another writer says about columns, for files without a schema.
+    declared: DeclaredTypes = field(default_factory=DeclaredTypes)
+
+    def rows(
+        self, part: Part, source: BinaryIO, columns: Sequence[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one file of a base; `columns` needs a schema."""
+        batches = self._form(part).read_rows(source, self.schema, columns)
+        found = batches if self.schema else map(self.declared.rows, batches)
+        return self._counted(part, found)
+
+    def changes(
+        self, part: Part, source: BinaryIO, keys: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the changes of one file of a diff, with the key fields in `key`."""
+        for batch in self._counted(part, self._form(part).read_changes(source, self.schema)):
+            yield batch if self.schema else with_keys(self.declared.changes(batch), keys)
+
+    def _form(self, part: Part) -> Format:
+        """Return how to read a file that has been held against its hash, if it has one."""
+        if part.sha256 and isinstance(self.form, ParquetFormat):
+            return replace(self.form, page_checksums=False)
+        return self.form
+
+    def _counted(self, part: Part, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        count = 0
+        try:
+            for batch in batches:
+                count += len(batch)
+                yield batch
+        except ArtifactCorruptError as error:
+            raise ArtifactCorruptError(f"file {part.path!r}: {error.message}") from None
+        # Manifests of other writers count artifacts only, which have one part then.
+        said = count_of(self.artifact) if part.rows is None else part.rows
+        if count != said:
+            raise ArtifactCorruptError(
+                f"file {part.path!r} holds {count} rows, the manifest says {said}: restore it, or "
+                "read another format of it"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """How the files of an archive are read: what the caller wants, and what the manifest lacks."""
+
+    formats: tuple[str, ...] = BEST_FIRST
+    #: For archives whose manifest has no schema.
+    schema: TableSchema | None = None
+    key_fields: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if unknown := [name for name in self.formats if name not in FORMAT_IDS]:
+            raise InvalidError(f"formats {unknown} are not known: name some of {FORMAT_IDS}")
+
+    def choose(self, manifest: Manifest, artifact: Artifact) -> Chosen:
+        """Return the artifact in the best format that it has."""
+        for name in self.formats:
+            if files := artifact.formats.get(name):
+                form = format_in(name, files)
+                _check_parts(manifest, artifact, name, files)
+                schema, declared = self.schema_of(manifest, artifact), DeclaredTypes.of(manifest)
+                return Chosen(artifact, form, schema, files.parts, declared)
+        raise FormatUnsupportedError(
+            f"an artifact of table {manifest.table!r} at {artifact.to_position!r} is there as "
+            f"{sorted(artifact.formats)}, and none of {list(self.formats)} is wanted or known"
+        )
+
+    def only(self, name: str) -> Decoding:
+        """Return the same for one format alone."""
+        return Decoding((name,), self.schema, self.key_fields)
+
+    def schema_of(self, manifest: Manifest, artifact: Artifact) -> TableSchema | None:
+        """Return the schema that the artifact is written in, None if nobody knows it."""
+        if artifact.schema_id is None:
+            return self.schema
+        try:
+            return TableSchema.from_json(manifest.schemas[artifact.schema_id])
+        except InvalidError as error:
+            raise ManifestInvalidError(
+                f"schema {artifact.schema_id} of table {manifest.table!r}: {error.message}"
+            ) from None
+
+    def keys(self, manifest: Manifest) -> tuple[str, ...]:
+        """Return the key fields: the manifest's, else the caller's, else the published default."""
+        if manifest.key_fields is not None:
+            return tuple(manifest.key_fields)
+        if self.key_fields is not None:
+            return self.key_fields
+        if self.schema is not None:
+            return self.schema.key_fields
+        return _published_keys(manifest) or DEFAULT_KEY
+
+
+def format_in(name: str, files: FormatFiles) -> Format:
+    """Return the format that these files are written in."""
+    try:
+        return format_of(name, files.compression or "none")
+    except InvalidError as error:
+        raise FormatUnsupportedError(error.message) from None
+
+
+def _published_keys(manifest: Manifest) -> tuple[str, ...]:
+    columns = [c for c in manifest.columns or [] if isinstance(c, dict) and c.get("PrimaryKey")]
+    columns.sort(key=lambda column: column.get("PrimaryKeyOrdinal", 0))
+    return tuple(str(column.get("Name")) for column in columns)
+
+
+def count_of(artifact: Artifact) -> int:
+    """Return the rows of a base, or the changes of a diff; absent means none."""
+    return (artifact.row_count if artifact.is_base else artifact.change_count) or 0
+
+
+def _check_parts(manifest: Manifest, artifact: Artifact, name: str, files: FormatFiles) -> None:
+    rows = [part.rows for part in files.parts]
+    known = [count for count in rows if count is not None]
+    complete = len(known) == len(rows)
+    if (complete and sum(known) != count_of(artifact)) or (not complete and len(rows) > 1):
+        raise ManifestInvalidError(
+            f"the {artifact.kind} of table {manifest.table!r} at {artifact.to_position!r} has "
+            f"{count_of(artifact)} rows, and its parts as {name} have {rows}: one of them is wrong"
+        )

@@ -1,0 +1,205 @@
+"""Net changes folded into rows, a column at a time: no row is ever a Python object.
+
+Rows are compared by the values of their key fields, in the types of the table. A fold holds the
+changes in memory and lets the rows stream by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamfold.archive.formats.conforming import cast_batch
+from streamfold.archive.read.membership import Flags, Members, members_of
+
+Numbers = npt.NDArray[np.int64]
+
+#: Bytes of rows that are looked up at once, at most.
+LOOKUP_BYTES = 64 << 20
+#: Changes that may wait before those of the same keys are merged.
+MERGE_CHANGES = 1 << 18
+
+
+class KeyIndex:
+    """Numbers for keys, of which there is one at least: equal numbers for equal key fields."""
+
+    def __init__(self, columns: Sequence[pa.ChunkedArray]) -> None:
+        self._values: list[pa.Array] = []
+        self._pairs: list[Numbers] = []
+        for column in columns:
+            values, codes = _encoded(column)
+            if not self._values:
+                known, self.numbers = np.arange(len(values)), codes
+            else:
+                # Renumbered for each field, so that no product of their sizes can overflow.
+                pairs = self.numbers * len(values) + codes
+                known, self.numbers = np.unique(pairs, return_inverse=True)
+            self._values.append(values)
+            self._pairs.append(known)
+
+    @cached_property
+    def _members(self) -> Members:
+        return members_of(self._values[0])
+
+    @property
+    def rows_at_once(self) -> int:
+        """How many rows had better be asked about at once."""
+        return self._members.rows_at_once if len(self._values) == 1 else len(self.numbers)
+
+    def holds(self, columns: Sequence[pa.ChunkedArray]) -> Flags:
+        """Return for each row whether its key is one of those given at the beginning."""
+        if len(columns) == 1:
+            return self._members.holds(columns[0])
+        found = np.ones(len(columns[0]), np.bool_)
+        numbers = np.zeros(len(columns[0]), np.int64)
+        for column, values, known in zip(columns, self._values, self._pairs, strict=True):
+            codes = _numbers(column, values)
+            pairs = numbers * len(values) + codes
+            numbers = np.minimum(np.searchsorted(known, pairs), len(known) - 1)
+            found &= (codes >= 0) & (known[numbers] == pairs)
+        return found
+
+    def last_of_each(self) -> Numbers:
+        """Return where each key comes last, in the order of the rows."""
+        last = np.zeros(self.numbers.max(initial=-1) + 1, np.int64)
+        # Of several assignments to one place the last one stays.
+        last[self.numbers] = np.arange(len(self.numbers))
+        return np.sort(last)
+
+
+def _encoded(column: pa.ChunkedArray) -> tuple[pa.Array, Numbers]:
+    """Return the different values, and the number of the one in each row."""
+    whole = column.combine_chunks().dictionary_encode("encode")
+    if isinstance(whole, pa.ChunkedArray):  # too much text for one array
+        whole = whole.unify_dictionaries()
+        numbers = [chunk.indices.to_numpy() for chunk in whole.chunks]
+        return whole.chunk(0).dictionary, np.concatenate(numbers).astype(np.int64)
+    return whole.dictionary, whole.indices.to_numpy().astype(np.int64)
+
+
+def _numbers(column: pa.ChunkedArray, values: pa.Array) -> Numbers:
+    found = pc.fill_null(pc.index_in(column, value_set=values), -1)
+    numbers: Numbers = found.to_numpy().astype(np.int64)
+    return numbers
+
+
+class Delta:
+    """What several diffs, taken together, do to a table: rows to replace, and keys to take out."""
+
+    def __init__(self, columns: pa.Schema, keys: pa.Schema) -> None:
+        #: Of the rows that come out.
+        self.columns = columns
+        self._keys = keys
+        self._changed = keys.empty_table()
+        self._alive = np.zeros(0, np.bool_)
+        self._rows = columns.empty_table()
+        #: How many changes, and rows among them, were there when the current diff began.
+        self._mark = (0, 0)
+        self._merged: KeyIndex | None = None
+        #: True when a TRUNCATE took out whatever was there before the first diff.
+        self.clears = False
+
+    def begin(self, *, clears: bool = False) -> None:
+        """Begin with the next diff, whose changes win over earlier ones of the same key."""
+        if len(self._changed) - self._mark[0] > MERGE_CHANGES:
+            self._index()
+        self._mark = (len(self._changed), len(self._rows))
+        if clears:
+            self._truncate()
+
+    def add(self, changes: pa.RecordBatch) -> None:
+        """Take in changes of the current diff, whose `key` has the key fields."""
+        if len(changes) and changes["action"][0].as_py() == "TRUNCATE":
+            self._truncate()
+            changes = changes.slice(1)
+        if not len(changes):
+            return
+        alive = pc.not_equal(changes["action"], "DELETE")
+        images = changes["after"] if alive.false_count == 0 else changes["after"].filter(alive)
+        rows = columns_of(images, self.columns)
+        keys = columns_of(changes["key"], self._keys)
+        self._changed = pa.concat_tables([self._changed, pa.Table.from_batches([keys])])
+        self._rows = pa.concat_tables([self._rows, pa.Table.from_batches([rows])])
+        self._alive = np.concatenate([self._alive, alive.to_numpy(zero_copy_only=False)])
+        self._merged = None
+
+    def _truncate(self) -> None:
+        """Forget everything before the current diff."""
+        changes, rows = self._mark
+        self._changed, self._alive = self._changed.slice(changes), self._alive[changes:]
+        self._rows = self._rows.slice(rows)
+        self._mark = (0, 0)
+        self._merged = None
+        self.clears = True
+
+    def _index(self) -> KeyIndex:
+        """Keep the last change of each key, and return their keys."""
+        if self._merged:
+            return self._merged
+        index = KeyIndex(self._changed.columns)
+        last = index.last_of_each()
+        if len(last) < len(self._changed):
+            row_numbers = np.cumsum(self._alive) - 1
+            self._rows = self._rows.take(pa.array(row_numbers[last[self._alive[last]]]))
+            self._changed = self._changed.take(pa.array(last))
+            self._alive = self._alive[last]
+            index = KeyIndex(self._changed.columns)
+        self._merged = index
+        return index
+
+    def untouched(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+        """Yield the rows that no change is about; batches have the key fields among their columns."""
+        if self.clears:
+            return
+        if not len(self._changed):
+            yield from (pa.Table.from_batches([b]).select(self.columns.names) for b in batches)
+            return
+        index = self._index()
+        for group in _groups(batches, index.rows_at_once):
+            rows = pa.Table.from_batches(group)
+            kept = ~index.holds([rows[name] for name in self._keys.names])
+            rows = rows.select(self.columns.names)
+            yield rows if kept.all() else rows.filter(pa.array(kept))
+
+    def rows(self) -> pa.Table:
+        """Return the rows that the changes bring."""
+        if len(self._changed):
+            self._index()
+        return self._rows
+
+
+def columns_of(structs: pa.StructArray, schema: pa.Schema) -> pa.RecordBatch:
+    """Return the fields of `structs` that `schema` has, in its types; what is absent is null."""
+    children = dict(zip((f.name for f in structs.type), structs.flatten(), strict=True))
+    fields = [f for f in structs.type if f.name in schema.names]
+    found = pa.RecordBatch.from_arrays([children[f.name] for f in fields], schema=pa.schema(fields))
+    return fitted(found, schema) if fields else nulls(schema, len(structs))
+
+
+def nulls(schema: pa.Schema, rows: int) -> pa.RecordBatch:
+    """Return rows of which nothing is known."""
+    return pa.RecordBatch.from_arrays([pa.nulls(rows, f.type) for f in schema], schema=schema)
+
+
+def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return the batch under a schema that is the same or newer: what it lacks is null."""
+    return batch if batch.schema.equals(schema) else cast_batch(batch, schema)
+
+
+def _groups(batches: Iterable[pa.RecordBatch], least: int) -> Iterator[list[pa.RecordBatch]]:
+    """Yield batches of `least` rows together, or of as many as may be held at once."""
+    held: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        held.append(batch)
+        rows, size = rows + len(batch), size + batch.nbytes
+        if rows >= least or size >= LOOKUP_BYTES:
+            yield held
+            held, rows, size = [], 0, 0
+    if held:
+        yield held

@@ -1,0 +1,154 @@
+"""What has to be read for a state of the table, or for what changed since one: nothing is read yet.
+
+Plans are made from one manifest and hold its artifacts. They are exact at the end of each artifact;
+between two ends they give the state at the earlier one, and say so in `position`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from streamfold.archive.errors import ChainGapError, PositionInvalidError, PositionPrunedError
+from streamfold.archive.manifest.model import Artifact, Manifest
+from streamfold.archive.manifest.positions import PositionOrder
+from streamfold.archive.manifest.timestamps import format_time, parse_time
+from streamfold.errors import InvalidError
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlan:
+    """A base and the diffs after it, which make the table at `position`; prints as a table."""
+
+    manifest: Manifest
+    base: Artifact
+    diffs: tuple[Artifact, ...]
+
+    @property
+    def artifacts(self) -> tuple[Artifact, ...]:
+        return (self.base, *self.diffs)
+
+    @property
+    def last(self) -> Artifact:
+        return self.artifacts[-1]
+
+    @property
+    def position(self) -> str:
+        """The last position whose record is in the table."""
+        return self.last.to_position
+
+    def __str__(self) -> str:
+        title = f"table {self.manifest.table} at {self.position} of {self.manifest.head_position}"
+        return "\n".join([title, *map(describe, self.artifacts)])
+
+
+@dataclass(frozen=True, slots=True)
+class ChangesPlan:
+    """The diffs that lead from `since` to `position`, across re-bases; none if nothing changed."""
+
+    manifest: Manifest
+    since: str
+    diffs: tuple[Artifact, ...]
+
+    @property
+    def position(self) -> str:
+        return self.diffs[-1].to_position if self.diffs else self.since
+
+    def __str__(self) -> str:
+        title = f"changes of {self.manifest.table} after {self.since} to {self.position}"
+        return "\n".join([title, *map(describe, self.diffs)])
+
+
+def plan_table(
+    manifest: Manifest,
+    order: PositionOrder,
+    *,
+    position: str | None = None,
+    time: datetime | None = None,
+) -> TablePlan:
+    """Return what makes the table at the head, at a position, or as it was published at a time."""
+    if position is not None and time is not None:
+        raise InvalidError("a position and a time are given: give one of them")
+    if time is not None:
+        position = _position_at(manifest, time)
+    if position is None:
+        return TablePlan(manifest, manifest.base, manifest.chain)
+    rank = order.rank(position)
+    _check_reachable(manifest, order, position)
+    known = [a for a in manifest.artifacts if order.rank(a.to_position) <= rank]
+    base = next(artifact for artifact in reversed(known) if artifact.is_base)
+    diffs = tuple(a for a in known if a.epoch == base.epoch and not a.is_base)
+    return TablePlan(manifest, base, diffs)
+
+
+def plan_changes(
+    manifest: Manifest, order: PositionOrder, since: str, *, until: str | None = None
+) -> ChangesPlan:
+    """Return the diffs of `(since, until]`; both must be ends of artifacts, `until` is the head.
+
+    Raises `PositionPrunedError` if the diffs after `since` are gone, `ChainGapError` if there is
+    no diff that begins there or one is missing on the way: then only a base leads to the head.
+    """
+    end = manifest.head_position if until is None else until
+    for given in (since, end):
+        _check_reachable(manifest, order, given)
+    following = {a.from_position: a for a in manifest.artifacts if not a.is_base}
+    diffs = tuple(_links(following, order, since, end))
+    reached = diffs[-1].to_position if diffs else since
+    if order.rank(reached) != order.rank(end):
+        raise ChainGapError(
+            f"no diff of table {manifest.table!r} goes from {reached!r} towards {end!r}: begin and "
+            f"end where artifacts do, or load the table at {manifest.head_position!r}"
+        )
+    return ChangesPlan(manifest, since, diffs)
+
+
+def _links(
+    following: dict[str | None, Artifact], order: PositionOrder, since: str, end: str
+) -> Iterator[Artifact]:
+    position, limit = since, order.rank(end)
+    # Every diff ends after it begins, so this comes to an end.
+    while (diff := following.get(position)) and order.rank(diff.to_position) <= limit:
+        yield diff
+        position = diff.to_position
+
+
+def _position_at(manifest: Manifest, time: datetime) -> str:
+    moment = parse_time(format_time(time))
+    published = [a for a in manifest.artifacts if parse_time(a.created_at) <= moment]
+    if not published:
+        first = manifest.artifacts[0]
+        raise PositionPrunedError(
+            f"the archive of table {manifest.table!r} begins at {first.created_at}, after "
+            f"{format_time(time)}: ask for a later time"
+        )
+    return published[-1].to_position
+
+
+def _check_reachable(manifest: Manifest, order: PositionOrder, position: str) -> None:
+    rank, first = order.rank(position), manifest.artifacts[0].to_position
+    if rank < order.rank(first):
+        raise PositionPrunedError(
+            f"position {position!r} of table {manifest.table!r} is out of reach: the archive goes "
+            f"back to {first!r}; begin there or later"
+        )
+    if rank > order.rank(manifest.head_position):
+        raise PositionInvalidError(
+            f"position {position!r} is after the head {manifest.head_position!r} of table "
+            f"{manifest.table!r}: ask for one up to there, or wait"
+        )
+
+
+def describe(artifact: Artifact) -> str:
+    """Return one line about an artifact."""
+    count = artifact.row_count if artifact.is_base else artifact.change_count
+    things = "rows" if artifact.is_base else "changes"
+    sizes = (f"{name} {files.size_bytes:,} B" for name, files in sorted(artifact.formats.items()))
+    span = artifact.to_position if artifact.is_base else _span(artifact)
+    kind = "base" if artifact.is_base else "diff"
+    return f"  epoch {artifact.epoch}  {kind}  {span}  {count or 0:,} {things}  {', '.join(sizes)}"
+
+
+def _span(diff: Artifact) -> str:
+    return f"({diff.from_position}, {diff.to_position}]"

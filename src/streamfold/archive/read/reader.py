@@ -1,0 +1,319 @@
+"""The reader of an archive: plans, rebuilds, verifies and follows one table, wherever its files are.
+
+    archive = await streamfold.archive.open("s3://bucket/users")
+    print(archive.plan())
+    table = await archive.table(columns=["id", "name"])
+
+Files are checked before they are used. A plan whose files were collected meanwhile is made anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from datetime import datetime, timedelta
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import pyarrow as pa
+
+from streamfold.archive.destinations.addresses import existing_folder
+from streamfold.archive.destinations.destination import Destination, Stored
+from streamfold.archive.errors import ArtifactCorruptError, ManifestNotFoundError
+from streamfold.archive.maintenance.verification import Checked, Verification, Verifier
+from streamfold.archive.manifest.model import MANIFEST_KEY, Manifest, order_of
+from streamfold.archive.manifest.positions import PositionOrder
+from streamfold.archive.read.cache import Cache
+from streamfold.archive.read.change_feed import ChangeFeed, Changes
+from streamfold.archive.read.decoding import BEST_FIRST, Decoding
+from streamfold.archive.read.follower import Followed, Follower, Wake
+from streamfold.archive.read.part_files import PartFiles, PartGoneError
+from streamfold.archive.read.plan import ChangesPlan, TablePlan, plan_changes, plan_table
+from streamfold.archive.read.rebuild import Rebuild, batches_of
+from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.blob import BlobStore, CredentialProvider, open_blob_store
+from streamfold.errors import InvalidError
+
+if TYPE_CHECKING:
+    import duckdb
+    import pandas as pd
+    import polars as pl
+
+T = TypeVar("T")
+
+#: Plans that are made in a row because files of the last one were gone. Collection leaves files for
+#: a day after the manifest let go of them, so even a second one is rare.
+PLANS = 5
+#: How often a follower looks at the manifest; writers commit every few seconds at most.
+POLL = timedelta(seconds=5)
+
+
+async def open_archive(
+    uri: str | PathLike[str],
+    *,
+    cache: Cache | str | PathLike[str] | None = None,
+    formats: Sequence[str] = BEST_FIRST,
+    order: PositionOrder | None = None,
+    schema: TableSchema | None = None,
+    key_fields: Sequence[str] | None = None,
+    options: Mapping[str, str] | None = None,
+    credential_provider: CredentialProvider | None = None,
+) -> Archive:
+    """Return the archive whose folder, or manifest, is at `uri`: a URL or a local path.
+
+    `cache` keeps files of remote archives on this machine. `formats` are taken in this order where
+    an artifact has several. `order` is needed for positions of a kind that is not built in. `schema`
+    and `key_fields` serve archives of other writers, whose manifests may have neither. `options` and
+    `credential_provider` are those of the storage, as `open_blob_store` takes them.
+    """
+    url = existing_folder(fspath(uri))
+    known = cache if cache is None or isinstance(cache, Cache) else Cache(Path(cache))
+
+    def open_folder(folder: str) -> BlobStore:
+        return open_blob_store(folder, credential_provider=credential_provider, **(options or {}))
+
+    files = PartFiles(Destination(open_folder(url), url + "/"), known, open_folder)
+    keys = None if key_fields is None else tuple(key_fields)
+    return await Archive.load(files, Decoding(tuple(formats), schema, keys), order)
+
+
+class Archive:
+    """One table as its manifest had it when it was last read: `refresh` reads it again.
+
+    Everything is read from that one manifest, so that a plan, the table and the changes fit each
+    other. Only when files of it were collected meanwhile, it is read again on its own.
+    """
+
+    def __init__(
+        self, files: PartFiles, decoding: Decoding, stored: Stored, order: PositionOrder | None
+    ) -> None:
+        #: Where its files are, and how they are fetched.
+        self.files = files
+        self._decoding = decoding
+        self._stored = stored
+        self._order = order
+
+    @classmethod
+    async def load(
+        cls, files: PartFiles, decoding: Decoding, order: PositionOrder | None = None
+    ) -> Archive:
+        """Return the archive in the folder of `files`."""
+        return cls(files, decoding, await _read(files.destination, order), order)
+
+    @property
+    def uri(self) -> str:
+        """The folder, with a slash at the end."""
+        return self.files.destination.uri
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._stored.manifest
+
+    @property
+    def order(self) -> PositionOrder:
+        """How positions compare."""
+        return order_of(self.manifest, self._order)
+
+    @property
+    def head(self) -> str:
+        """The last position that can be rebuilt."""
+        return self.manifest.head_position
+
+    @property
+    def schema(self) -> TableSchema | None:
+        """The schema of the table at the head, None if nobody knows it."""
+        return self._decoding.schema_of(self.manifest, self.manifest.artifacts[-1])
+
+    @property
+    def key_fields(self) -> tuple[str, ...]:
+        return self._decoding.keys(self.manifest)
+
+    async def refresh(self) -> Manifest:
+        """Read the manifest again, and return it."""
+        self._stored = await _read(self.files.destination, self._order)
+        return self.manifest
+
+    def plan(self, *, position: str | None = None, time: datetime | None = None) -> TablePlan:
+        """Return what has to be read for the table at the head, at a position or at a time."""
+        return plan_table(self.manifest, self.order, position=position, time=time)
+
+    def plan_changes(self, since: str, *, until: str | None = None) -> ChangesPlan:
+        """Return the diffs that lead from one position to another, or to the head."""
+        return plan_changes(self.manifest, self.order, since, until=until)
+
+    def read(
+        self, plan: TablePlan, *, columns: Sequence[str] | None = None
+    ) -> AsyncGenerator[pa.Table]:
+        """Yield the table of a plan piece by piece, the first one always, even if it is empty.
+
+        Memory holds the net changes of the plan, or of one key bucket, and a piece of the base.
+        Raises `PartGoneError` if files were collected since the plan was made.
+        """
+        names = None if columns is None else tuple(columns)
+        return Rebuild(plan, self.files, self._decoding, names).pieces()
+
+    def read_changes(self, plan: ChangesPlan) -> AsyncGenerator[Changes]:
+        """Yield the changes of a plan; raises `PartGoneError` if files were collected since."""
+        return ChangeFeed(plan, self.files, self._decoding).read()
+
+    async def table(
+        self,
+        *,
+        position: str | None = None,
+        time: datetime | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> pa.Table:
+        """Return the table at the head, at a position or at a time."""
+
+        async def rebuild() -> pa.Table:
+            plan = self.plan(position=position, time=time)
+            return pa.concat_tables([piece async for piece in self.read(plan, columns=columns)])
+
+        return await self.with_plans(rebuild)
+
+    async def batches(
+        self,
+        *,
+        position: str | None = None,
+        time: datetime | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> AsyncGenerator[pa.RecordBatch]:
+        """Yield the same rows in batches, which need not fit into memory together.
+
+        There is one at least, be it empty: it tells the columns. Raises `PartGoneError` if files
+        were collected after the first rows were given out: begin again then.
+        """
+        given = -1
+        for _ in range(PLANS):
+            plan = self.plan(position=position, time=time)
+            try:
+                async with aclosing(self.read(plan, columns=columns)) as pieces:
+                    async for piece in pieces:
+                        for batch in batches_of(piece, needed=given < 0):
+                            given = max(given, 0) + len(batch)
+                            yield batch
+                return
+            except PartGoneError as error:
+                if given > 0:
+                    raise
+                await self.plan_anew(error)
+        raise _restless(self.uri)
+
+    async def pandas(
+        self,
+        *,
+        position: str | None = None,
+        time: datetime | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> pd.DataFrame:
+        """Return the table for pandas, with Arrow's types: integers with nulls stay exact."""
+        import pandas as pd
+
+        table = await self.table(position=position, time=time, columns=columns)
+        return table.to_pandas(types_mapper=pd.ArrowDtype)
+
+    async def polars(
+        self,
+        *,
+        position: str | None = None,
+        time: datetime | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> pl.DataFrame:
+        """Return the table for polars."""
+        import polars as pl
+
+        table = await self.table(position=position, time=time, columns=columns)
+        return pl.DataFrame(table)
+
+    async def duckdb(
+        self,
+        connection: duckdb.DuckDBPyConnection | None = None,
+        *,
+        position: str | None = None,
+        time: datetime | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> duckdb.DuckDBPyRelation:
+        """Return the table as a relation of the given connection, or of DuckDB's default one."""
+        import duckdb
+
+        table = await self.table(position=position, time=time, columns=columns)
+        return (connection or duckdb.default_connection()).from_arrow(table)
+
+    async def changes(self, since: str, *, until: str | None = None) -> AsyncGenerator[Changes]:
+        """Yield what changed after `since`, diff by diff, up to `until` or the head.
+
+        A diff of which files were collected on the way comes again from its beginning.
+        """
+        for _ in range(PLANS):
+            plan = self.plan_changes(since, until=until)
+            try:
+                async with aclosing(self.read_changes(plan)) as changes:
+                    async for item in changes:
+                        yield item
+                        since = item.to_position if item.last else since
+                return
+            except PartGoneError as error:
+                await self.plan_anew(error)
+        raise _restless(self.uri)
+
+    def follow(
+        self, since: str | None = None, *, poll: timedelta = POLL, wake: Wake | None = None
+    ) -> AsyncGenerator[Followed]:
+        """Yield the rows of the table, unless it is there at `since`, then its changes for ever.
+
+        The manifest is looked at every `poll`, and whenever `wake` returns.
+        """
+        if poll <= timedelta(0):
+            raise InvalidError(f"poll is {poll}: storage cannot be asked all the time, give a wait")
+        return Follower(self, since).run(poll, wake)
+
+    async def verify(
+        self, on_file: Callable[[Checked], None] | None = None, *, deep: bool = False
+    ) -> Verification:
+        """Look at every live file in every format, and return all that is wrong.
+
+        `deep` also rebuilds the table at each re-base, and compares it with the new base.
+        """
+        manifest = self.manifest
+        found = await Verifier(manifest, self.files, self._decoding, deep).run(on_file)
+        if not any(isinstance(file.problem, PartGoneError) for file in found.problems):
+            return found
+        # Collected while this was looking is not missing.
+        live = (await self.refresh()).paths()
+        return replace(found, problems=tuple(p for p in found.problems if p.path in live))
+
+    async def plan_anew(self, gone: PartGoneError) -> None:
+        """Read the manifest again because a file of it was gone; it must have let go of it."""
+        await self.refresh()
+        if gone.path in self.manifest.paths():
+            raise ArtifactCorruptError(
+                f"file {gone.path!r} is not in {self.uri}, and the manifest names it still: restore "
+                "it, or read another format of it"
+            ) from gone
+
+    async def with_plans(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Do `work`, which reads files of the manifest, anew while collection is faster."""
+        for _ in range(PLANS):
+            try:
+                return await work()
+            except PartGoneError as error:
+                await self.plan_anew(error)
+        raise _restless(self.uri)
+
+
+async def _read(destination: Destination, order: PositionOrder | None) -> Stored:
+    stored = await destination.read(order)
+    if stored is None:
+        raise ManifestNotFoundError(
+            f"there is no {MANIFEST_KEY} in {destination.uri}: name the folder of a table"
+        )
+    return stored
+
+
+def _restless(uri: str) -> ArtifactCorruptError:
+    return ArtifactCorruptError(
+        f"files of {uri} were gone for {PLANS} manifests in a row: something else than collection "
+        "deletes them, or its grace period is shorter than a read"
+    )

@@ -1,0 +1,1 @@
+"""Schemas of archived tables: column types, widening, and declared types."""

@@ -1,0 +1,376 @@
+"""The one writer of a table's archive: bases, diffs and re-bases, each made by one commit.
+
+What a caller hands in is safe when the call returns, and not before: a call that raises may be
+repeated with the same positions, also by another process, and never leaves half of it behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import uuid4
+
+from streamfold.archive.concurrency import finish_all
+from streamfold.archive.destinations.destination import Destination
+from streamfold.archive.destinations.mirrors import Mirrors
+from streamfold.archive.errors import ArtifactCorruptError, ChainGapError, PositionInvalidError
+from streamfold.archive.formats.format import Format
+from streamfold.archive.manifest.model import Artifact, Manifest, Source
+from streamfold.archive.manifest.positions import SEQ_NUM, PositionOrder
+from streamfold.archive.manifest.timestamps import format_time
+from streamfold.archive.manifest.updates import AppendArtifacts
+from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.write.artifacts import build_artifact, reused_parts, table_shape
+from streamfold.archive.write.ownership import OwnedTable
+from streamfold.archive.write.parts import Batches, PartPlan, WrittenDiff, WrittenPart, write_part
+from streamfold.errors import InvalidError, StreamfoldError
+
+#: Rows of a base: all in one, or by key bucket.
+Rows = Batches | Mapping[int, Batches]
+
+#: Reason of a base before which changes are missing: followers have to load it.
+GAP = "gap"
+#: Files that are looked for or copied together: enough to hide the round trips of an object store.
+FILES_AT_ONCE = 16
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _new_id() -> str:
+    return uuid4().hex
+
+
+class ArchiveWriter:
+    """Publishes one table; `open` takes the table from whoever wrote it before.
+
+    One call at a time. After `WriterFencedOutError` every further call fails the same way; after
+    any other error the next call looks at the manifest first and goes on from its head.
+    """
+
+    def __init__(
+        self,
+        owned: OwnedTable,
+        schema: TableSchema,
+        *,
+        formats: Sequence[Format],
+        diff_formats: Sequence[Format],
+        order: PositionOrder,
+        now: Callable[[], datetime],
+        new_id: Callable[[], str],
+        spool: Path | None,
+    ) -> None:
+        self._owned = owned
+        self._schema = schema
+        self._formats = tuple(formats)
+        self._diff_formats = tuple(diff_formats)
+        self._order = order
+        self._now = now
+        self._new_id = new_id
+        self._spool = spool
+
+    @classmethod
+    async def open(
+        cls,
+        table: str,
+        schema: TableSchema,
+        destinations: Sequence[Destination],
+        *,
+        formats: Sequence[Format],
+        diff_formats: Sequence[Format] | None = None,
+        writer_id: str,
+        order: PositionOrder = SEQ_NUM,
+        now: Callable[[], datetime] = _now,
+        new_id: Callable[[], str] = _new_id,
+        spool: Path | None = None,
+        former_names: Sequence[str] = (),
+    ) -> ArchiveWriter:
+        """Return the writer of `table`, which goes on at the head of what is there.
+
+        What is there may be called by one of `former_names`: it is renamed.
+
+        Every destination shows first that it can compare and swap. From then on no earlier writer
+        can commit. The schema is merged with the archive's; one that does not fit is refused, and
+        so is storage that does not keep conditions, before anything is written to the table.
+        """
+        diffs = formats if diff_formats is None else diff_formats
+        _check_formats(formats)
+        _check_formats(diffs)
+        if not table or not writer_id:
+            raise InvalidError(f"table {table!r} and writer_id {writer_id!r} may not be empty")
+        mirrors = Mirrors(destinations, order)
+        owned = OwnedTable(
+            table, mirrors, writer_id, order=order, now=now, new_id=new_id,
+            former_names=former_names,
+        )  # fmt: skip
+        await owned.check_destinations(destinations)
+        merged = _merged_schema(await owned.load(), schema)
+        await owned.claim()
+        return cls(
+            owned,
+            merged,
+            formats=formats,
+            diff_formats=diffs,
+            order=order,
+            now=now,
+            new_id=new_id,
+            spool=spool,
+        )
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """What was committed last, None before the first base."""
+        return self._owned.manifest
+
+    @property
+    def head(self) -> str | None:
+        """The last position that the archive covers."""
+        return self.manifest.head_position if self.manifest else None
+
+    @property
+    def schema(self) -> TableSchema:
+        """The schema that artifacts are written in."""
+        return self._schema
+
+    @property
+    def lagging(self) -> Mapping[str, StreamfoldError]:
+        """Destinations that lack the last commit, by URI, and why; the next write heals them."""
+        return dict(self._owned.mirrors.lagging)
+
+    def evolve(self, schema: TableSchema) -> None:
+        """Write what follows in the merged schema; nothing changes if it does not fit."""
+        self._schema = self._schema.merged(schema)
+
+    async def write_base(
+        self,
+        rows: Rows,
+        to_position: str,
+        *,
+        reason: str,
+        reuse: Iterable[int] = (),
+        source: Source | None = None,
+    ) -> Manifest:
+        """Commit all rows of the table as they are at `to_position`, and open an epoch.
+
+        After the head it needs the reason `GAP`: changes in between are in no diff, and followers
+        have to load the base. `rebase` brings those changes along and spares them that.
+        """
+        await self._owned.settle()
+        if self._is_after_head(to_position) and reason != GAP:
+            raise ChainGapError(
+                f"a base at {to_position!r} leaves out the changes after {self.head!r}: call "
+                f"rebase with them, or give the reason {GAP!r} if they are lost"
+            )
+        plan = self.plan_base(to_position)
+        return await self.commit_base(
+            plan, await self._write_rows(plan, rows), reason=reason, reuse=reuse, source=source
+        )
+
+    async def rebase(
+        self,
+        rows: Rows,
+        changes: Batches,
+        to_position: str,
+        *,
+        reason: str,
+        reuse: Iterable[int] = (),
+        record_count: int | None = None,
+        source: Source | None = None,
+    ) -> Manifest:
+        """Commit a base together with the diff from the head to it: followers need not reload.
+
+        `reuse` names key buckets without changes since the last base: their files are used again.
+        Changes up to the head are in the archive already, and are not read.
+        """
+        await self._owned.settle()
+        if not self._is_after_head(to_position):
+            if self.manifest and self.manifest.artifacts[-1].is_base and self.head == to_position:
+                return self.manifest  # a repeated call, or nothing to fold
+            return await self.write_base(
+                rows, to_position, reason=reason, reuse=reuse, source=source
+            )
+        closing_plan = self.plan_diff(str(self.head), to_position)
+        closing = await write_part(closing_plan, changes, self._owned.mirrors, spool=self._spool)
+        plan = self.plan_base(to_position)
+        return await self.commit_base(
+            plan,
+            await self._write_rows(plan, rows),
+            reason=reason,
+            reuse=reuse,
+            closing=WrittenDiff(closing_plan, [closing], record_count),
+            source=source,
+        )
+
+    async def write_diff(
+        self,
+        changes: Batches,
+        from_position: str,
+        to_position: str,
+        *,
+        record_count: int | None = None,
+        source: Source | None = None,
+    ) -> Manifest:
+        """Commit the net changes of `(from, to]`; what is covered already is not written again."""
+        await self._owned.settle()
+        if self._covers(from_position, to_position):
+            return self._committed()
+        plan = self.plan_diff(from_position, to_position)
+        part = await write_part(plan, changes, self._owned.mirrors, spool=self._spool)
+        return await self.commit_diff(plan, [part], record_count=record_count, source=source)
+
+    def plan_base(self, to_position: str) -> PartPlan:
+        """Return what the parts of a base at `to_position` have in common."""
+        rank = self._order.rank(to_position)
+        if self.head is not None and rank < self._order.rank(self.head):
+            raise PositionInvalidError(
+                f"a base at {to_position!r} would go back behind the head {self.head!r}: positions "
+                "of a table only grow; publish it under another name"
+            )
+        epoch = self.manifest.epoch + 1 if self.manifest else 1
+        return self._plan(epoch, None, to_position, self._formats)
+
+    def plan_diff(self, from_position: str, to_position: str) -> PartPlan:
+        """Return what the parts of a diff have in common; it must go on exactly at the head."""
+        if self._covers(from_position, to_position) or from_position != self.head:
+            raise ChainGapError(
+                f"a diff of ({from_position}, {to_position}] does not go on at the head "
+                f"{self.head!r}: begin there, or write a base"
+            )
+        return self._plan(self._committed().epoch, from_position, to_position, self._diff_formats)
+
+    async def commit_base(
+        self,
+        plan: PartPlan,
+        parts: Sequence[WrittenPart],
+        *,
+        reason: str,
+        reuse: Iterable[int] = (),
+        closing: WrittenDiff | None = None,
+        source: Source | None = None,
+    ) -> Manifest:
+        """Commit parts of a base that were written elsewhere, from `plan_base`'s plan.
+
+        `closing` is the diff from the head to the base, which `plan_diff` planned. A call that
+        raises may be repeated with the same parts.
+        """
+        await self.complete([*parts, *(closing.parts if closing else ())])
+        kept = reused_parts(self.manifest, plan, reuse)
+        base = self._artifact(plan, [*parts, *kept], reason=reason)
+        if closing is None:
+            return await self._append(plan.schema, (base,), source)
+        if closing.plan.schema.id != plan.schema.id:
+            raise InvalidError("a base and its closing diff must have one schema: plan both again")
+        diff = self._artifact(closing.plan, closing.parts, record_count=closing.record_count)
+        return await self._append(plan.schema, (diff, base), source)
+
+    async def commit_diff(
+        self,
+        plan: PartPlan,
+        parts: Sequence[WrittenPart],
+        *,
+        record_count: int | None = None,
+        source: Source | None = None,
+    ) -> Manifest:
+        """Commit parts of a diff that were written elsewhere, from `plan_diff`'s plan.
+
+        A call that raises may be repeated with the same parts.
+        """
+        await self.complete(parts)
+        diff = self._artifact(plan, parts, record_count=record_count)
+        return await self._append(plan.schema, (diff,), source)
+
+    async def complete(self, parts: Sequence[WrittenPart]) -> None:
+        """Have every destination hold the files of these parts."""
+        incomplete = [part for part in parts if part.lacking]
+        if not await self._all_held([(part, part.lacking) for part in incomplete]):
+            names = sorted(file.path for part in incomplete for file in part.files.values())
+            raise ArtifactCorruptError(
+                f"some of the files {names} are in no destination any more: write them again"
+            )
+
+    async def holds(self, parts: Sequence[WrittenPart]) -> bool:
+        """Whether the files of parts that were written some time ago are still there.
+
+        Where one destination has lost them they are copied from another one.
+        """
+        everywhere = self._owned.mirrors.uris
+        return await self._all_held([(part, everywhere) for part in parts])
+
+    async def _all_held(self, parts: Sequence[tuple[WrittenPart, Collection[str]]]) -> bool:
+        """Copy files to destinations that lack them; False when some file is nowhere."""
+        files = [(file, lacking) for part, lacking in parts for file in part.files.values()]
+        complete = self._owned.mirrors.complete
+        for start in range(0, len(files), FILES_AT_ONCE):
+            group = files[start : start + FILES_AT_ONCE]
+            if not all(await finish_all(complete(file, lacking) for file, lacking in group)):
+                return False
+        return True
+
+    async def refresh(self) -> Manifest | None:
+        """Return what is committed, surely; destinations that were away are healed on the way."""
+        await self._owned.settle()
+        return self.manifest
+
+    async def _write_rows(self, plan: PartPlan, rows: Rows) -> list[WrittenPart]:
+        if isinstance(rows, Mapping):
+            return [
+                await write_part(
+                    plan, batches, self._owned.mirrors, bucket=bucket, spool=self._spool
+                )
+                for bucket, batches in rows.items()
+            ]
+        return [await write_part(plan, rows, self._owned.mirrors, spool=self._spool)]
+
+    def _plan(
+        self, epoch: int, start: str | None, end: str, formats: tuple[Format, ...]
+    ) -> PartPlan:
+        return PartPlan(epoch, start, end, self._new_id(), self._schema, formats, self._order)
+
+    def _artifact(
+        self,
+        plan: PartPlan,
+        parts: Sequence[WrittenPart],
+        *,
+        reason: str | None = None,
+        record_count: int | None = None,
+    ) -> Artifact:
+        created_at = format_time(self._now())
+        return build_artifact(
+            plan, parts, created_at=created_at, reason=reason, record_count=record_count
+        )
+
+    async def _append(
+        self, schema: TableSchema, artifacts: tuple[Artifact, ...], source: Source | None
+    ) -> Manifest:
+        return await self._owned.append(AppendArtifacts(artifacts, table_shape(schema), source))
+
+    def _committed(self) -> Manifest:
+        if self.manifest is None:
+            raise ChainGapError(f"table {self._owned.table!r} has no base yet: write one first")
+        return self.manifest
+
+    def _is_after_head(self, position: str) -> bool:
+        rank = self._order.rank(position)
+        return self.head is not None and rank > self._order.rank(self.head)
+
+    def _covers(self, from_position: str, to_position: str) -> bool:
+        start, end = self._order.rank(from_position), self._order.rank(to_position)
+        if start >= end:
+            raise PositionInvalidError(
+                f"a diff of ({from_position}, {to_position}] covers nothing: it ends at the last "
+                "record that is in it, which comes after the one before it"
+            )
+        return end <= self._order.rank(self._committed().head_position)
+
+
+def _check_formats(formats: Sequence[Format]) -> None:
+    ids = [form.id for form in formats]
+    if not ids or len(set(ids)) < len(ids):
+        raise InvalidError(f"formats {ids} must be at least one, each named once")
+
+
+def _merged_schema(manifest: Manifest | None, schema: TableSchema) -> TableSchema:
+    known = manifest.schemas.get(manifest.schema_id or "") if manifest else None
+    return schema if known is None else TableSchema.from_json(known).merged(schema)

@@ -1,0 +1,1 @@
+"""Blobs as files under one folder that survive a power cut."""

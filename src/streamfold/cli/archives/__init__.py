@@ -1,0 +1,1 @@
+"""`streamfold archive`: verbs on tables published as files."""

@@ -1,0 +1,151 @@
+"""The JSON that the verbs of archives print, and the lines for people beside it.
+
+Members may be added; none is renamed, removed or given another type.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from streamfold.cli.json_output import Shape
+from streamfold.errors import StreamfoldError
+
+if TYPE_CHECKING:
+    from streamfold.archive import Archive, Artifact, Collected, Manifest, TablePlan, Verification
+
+
+def listed_shape(uri: str, found: Manifest | StreamfoldError) -> Shape:
+    """One archive in a listing, or why it cannot be used."""
+    if isinstance(found, StreamfoldError):
+        return {"uri": uri, "error": {"code": found.code, "message": found.message}}
+    return manifest_shape(uri, found)
+
+
+def listed_line(uri: str, found: Manifest | StreamfoldError) -> str:
+    if isinstance(found, StreamfoldError):
+        return f"{'cannot be used':30}  {uri}  {found.message}"
+    return manifest_line(uri, found)
+
+
+def manifest_shape(uri: str, manifest: Manifest) -> Shape:
+    """What tells one archive from others."""
+    return {
+        "uri": uri,
+        "table": manifest.table,
+        "epoch": manifest.epoch,
+        "head_position": manifest.head_position,
+        "oldest_readable_position": manifest.artifacts[0].to_position,
+        "updated_at": manifest.updated_at,
+        "artifacts": len(manifest.artifacts),
+    }
+
+
+def manifest_line(uri: str, manifest: Manifest) -> str:
+    return (
+        f"{manifest.table:30}  epoch {manifest.epoch:>4}  head {manifest.head_position:>16}  "
+        f"{manifest.updated_at}  {uri}"
+    )
+
+
+def archive_shape(archive: Archive, plan: TablePlan) -> Shape:
+    """Everything that the manifest says, and what a rebuild would read."""
+    manifest = archive.manifest
+    return {
+        **manifest_shape(archive.uri, manifest),
+        "key_fields": list(archive.key_fields),
+        "schema": archive.schema.to_json() if archive.schema else None,
+        "writer": manifest.writer.id if manifest.writer else None,
+        "artifacts": [artifact_shape(artifact) for artifact in manifest.artifacts],
+        "pins": [
+            {"id": pin.id, "epoch": pin.epoch, "expires_at": pin.expires_at, "reason": pin.reason}
+            for pin in manifest.pins
+        ],
+        "plan": {
+            "position": plan.position,
+            "base": plan.base.to_position,
+            "diffs": [[diff.from_position, diff.to_position] for diff in plan.diffs],
+        },
+    }
+
+
+def archive_text(archive: Archive, plan: TablePlan) -> str:
+    from streamfold.archive.read.plan import describe
+
+    manifest = archive.manifest
+    columns = [f"{f.name} {f.type}" for f in archive.schema.arrow] if archive.schema else []
+    lines = [
+        f"table    {manifest.table}",
+        f"head     {manifest.head_position}  of epoch {manifest.epoch}, {manifest.updated_at}",
+        f"oldest   {manifest.artifacts[0].to_position}",
+        f"key      {', '.join(archive.key_fields)}",
+        f"columns  {', '.join(columns) or 'not recorded'}",
+        *(f"pin      {pin.id}  epoch {pin.epoch}  until {pin.expires_at}" for pin in manifest.pins),
+        "artifacts",
+        *(describe(artifact) for artifact in manifest.artifacts),
+        f"plan: {plan}",
+    ]
+    return "\n".join(lines)
+
+
+def artifact_shape(artifact: Artifact) -> Shape:
+    return {
+        "kind": artifact.kind,
+        "epoch": artifact.epoch,
+        "from_position": artifact.from_position,
+        "to_position": artifact.to_position,
+        "created_at": artifact.created_at,
+        "rows": (artifact.row_count if artifact.is_base else artifact.change_count) or 0,
+        "formats": {name: files.size_bytes for name, files in artifact.formats.items()},
+        "rebase_reason": artifact.rebase_reason,
+    }
+
+
+def verification_shape(found: Verification) -> Shape:
+    return {
+        "ok": found.ok,
+        "table": found.table,
+        "head_position": found.head_position,
+        "artifacts": found.artifacts,
+        "files": found.files,
+        "bytes": found.size_bytes,
+        "rows": found.rows,
+        "files_without_hash": found.unhashed,
+        "bases_compared": found.compared,
+        "problems": [
+            {"path": file.path, "code": file.problem.code, "message": file.problem.message}
+            for file in found.problems
+            if file.problem
+        ],
+    }
+
+
+def verification_text(found: Verification) -> str:
+    problems = [f"{file.path}: {file.problem}" for file in found.problems]
+    unhashed = f", {found.unhashed} of them without a hash" if found.unhashed else ""
+    verdict = "nothing is wrong" if found.ok else f"{len(problems)} are wrong"
+    compared = f", {found.compared} bases compared" if found.compared else ""
+    last = (
+        f"table {found.table} up to {found.head_position}: {found.files} files of "
+        f"{found.size_bytes:,} bytes{unhashed}, {found.rows:,} rows and changes{compared}: {verdict}"
+    )
+    return "\n".join([*problems, last])
+
+
+def collected_shape(found: Collected) -> Shape:
+    return {
+        "dry_run": found.dry_run,
+        "epochs": list(found.epochs),
+        "files": [
+            {"destination": file.destination, "path": file.path, "bytes": file.size_bytes}
+            for file in found.files
+        ],
+        "bytes": sum(file.size_bytes for file in found.files),
+    }
+
+
+def collected_text(found: Collected) -> str:
+    files = [f"{file.destination}{file.path}  {file.size_bytes:,} bytes" for file in found.files]
+    epochs = ", ".join(map(str, found.epochs)) or "none"
+    size = sum(file.size_bytes for file in found.files)
+    title = "to delete" if found.dry_run else "deleted"
+    return "\n".join([*files, f"{title}: {len(files)} files, {size:,} bytes; epochs: {epochs}"])

@@ -1,0 +1,137 @@
+"""How the verbs of archives are made, and how they find an archive: no server is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import wraps
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from streamfold.cli.exit_status import ExitStatus, OutputClosedError, VerbFailedError
+from streamfold.cli.output import Output
+from streamfold.cli.parameters import ByteSize, Moment
+from streamfold.errors import NotFoundError, OutcomeUnknownError, StreamfoldError
+from streamfold.extras import needing_extra
+
+if TYPE_CHECKING:
+    from streamfold.archive import Archive, Destination
+
+Verb = Callable[..., Coroutine[Any, Any, None]]
+
+_STATUSES: tuple[tuple[type[StreamfoldError], ExitStatus], ...] = (
+    (NotFoundError, ExitStatus.NOT_FOUND),
+    (OutcomeUnknownError, ExitStatus.OUTCOME_UNKNOWN),
+)
+
+
+def verb(name: str) -> Callable[[Verb], click.Command]:
+    """Make a command of a coroutine function, which gets an output first."""
+
+    def command_of(function: Verb) -> click.Command:
+        @wraps(function)
+        def run(as_json: bool, **given: Any) -> None:
+            with needing_extra("archive"), _exit_statuses():
+                asyncio.run(function(Output(as_json=as_json), **given))
+
+        command = click.command(name)(run)
+        command.params.append(
+            click.Option(["--json", "as_json"], is_flag=True, help="Print JSON lines.")
+        )
+        return command
+
+    return command_of
+
+
+@contextmanager
+def _exit_statuses() -> Iterator[None]:
+    try:
+        yield
+    except (VerbFailedError, OutputClosedError):
+        raise
+    except StreamfoldError as error:
+        fitting = [status for kind, status in _STATUSES if isinstance(error, kind)]
+        status = fitting[0] if fitting else ExitStatus.FAILURE
+        raise VerbFailedError(error.code, error.message, status) from error
+
+
+def positive(context: click.Context, option: click.Parameter, value: int) -> int:
+    """Refuse a time of no length."""
+    if value <= 0:
+        raise click.BadParameter("it must be 1s at least", context, option)
+    return value
+
+
+uri_argument = click.argument("uri")
+position_option = click.option("--position", metavar="P", help="The table at this position.")
+time_option = click.option(
+    "--time", "moment", type=Moment(), help="The table as published at this time."
+)
+_format = click.option(
+    "--read",
+    "formats",
+    multiple=True,
+    metavar="FORMAT",
+    help="Formats to read, best first, where an artifact has several.",
+)
+_key = click.option(
+    "--key",
+    "keys",
+    multiple=True,
+    metavar="COLUMN",
+    help="Key fields, for archives whose manifest has none.",
+)
+_cache = click.option(
+    "--cache", type=click.Path(file_okay=False, path_type=Path), help="Keep remote files here."
+)
+_cache_size = click.option(
+    "--cache-size", type=ByteSize(), default="10GiB", show_default=True, help="Bound of the cache."
+)
+
+
+def reading_options(function: Verb) -> Verb:
+    """Add the options that say how files are read."""
+    for option in (_cache_size, _cache, _key, _format):
+        function = option(function)
+    return function
+
+
+async def open_archive(uri: str, **reading: Any) -> Archive:
+    """The archive at `uri`, to be read as `reading_options` say."""
+    from streamfold import archive
+    from streamfold.archive.read.decoding import BEST_FIRST
+
+    folder = reading.get("cache")
+    return await archive.open(
+        uri,
+        cache=archive.Cache(folder, reading["cache_size"]) if folder else None,
+        formats=reading.get("formats") or BEST_FIRST,
+        key_fields=reading.get("keys") or None,
+    )
+
+
+def open_destination(uri: str) -> Destination:
+    """The folder at `uri`; storage is not contacted yet."""
+    from streamfold.archive import Destination
+    from streamfold.archive.destinations.addresses import folder_url
+
+    return Destination.open(folder_url(uri))
+
+
+def moment_of(moment: int | None) -> datetime | None:
+    """The time that an option of type `Moment` gave."""
+    return None if moment is None else datetime.fromtimestamp(moment / 1000, UTC)
+
+
+@contextmanager
+def progress(label: str, length: int) -> Iterator[Any]:
+    """Show a bar to a person at a terminal, on standard error; to nobody else."""
+    seen = sys.stderr if sys.stderr.isatty() else StringIO()
+    with click.progressbar(length=max(length, 1), label=label, file=seen) as bar:
+        yield bar

@@ -1,0 +1,216 @@
+"""Verbs that look at an archive and leave it as it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from streamfold.cli.archives import json_output as shapes
+from streamfold.cli.archives.options import (
+    moment_of,
+    open_archive,
+    open_destination,
+    position_option,
+    positive,
+    progress,
+    reading_options,
+    time_option,
+    uri_argument,
+    verb,
+)
+from streamfold.cli.exit_status import OutputClosedError, VerbFailedError
+from streamfold.cli.output import Output, output_closed
+from streamfold.cli.parameters import Duration
+from streamfold.errors import StreamfoldError
+
+if TYPE_CHECKING:
+    from streamfold.archive import Archive
+
+
+@verb("ls")
+@uri_argument
+async def ls(output: Output, uri: str) -> None:
+    """List the archives in a folder and below it.
+
+    One whose manifest cannot be used is listed with the reason, and the status is 1 then.
+    """
+    from streamfold.archive.destinations.addresses import existing_folder
+    from streamfold.archive.maintenance.listing import list_archives
+
+    bad = 0
+    async for found, manifest in list_archives(open_destination(existing_folder(uri))):
+        bad += isinstance(manifest, StreamfoldError)
+        output.show(shapes.listed_shape(found, manifest), shapes.listed_line(found, manifest))
+    if bad:
+        raise VerbFailedError("manifest_invalid", f"{bad} manifests cannot be used, see above")
+
+
+@verb("show")
+@uri_argument
+@position_option
+@time_option
+async def show(output: Output, uri: str, position: str | None, moment: int | None) -> None:
+    """Show what an archive holds, and what a rebuild would read."""
+    found = await open_archive(uri)
+    plan = found.plan(position=position, time=moment_of(moment))
+    output.show(shapes.archive_shape(found, plan), shapes.archive_text(found, plan))
+
+
+@verb("verify")
+@uri_argument
+@click.option(
+    "--deep", is_flag=True, help="Also compare each base with what the epoch before leads to."
+)
+@reading_options
+async def verify(output: Output, uri: str, deep: bool, **reading: Any) -> None:
+    """Check every file: there, of its size and SHA-256, readable, with as many rows as it should.
+
+    Ends with status 1 if anything is wrong, after having told all of it.
+    """
+    found = await open_archive(uri, **reading)
+    sizes = {part.path: part.size_bytes for part in found.manifest.parts()}
+    with progress("verifying", sum(sizes.values())) as bar:
+        result = await found.verify(lambda file: bar.update(file.size_bytes), deep=deep)
+    output.show(shapes.verification_shape(result), shapes.verification_text(result))
+    if not result.ok:
+        raise VerbFailedError(
+            "artifact_corrupt", f"{len(result.problems)} of {result.files} files are wrong"
+        )
+
+
+@verb("restore")
+@uri_argument
+@position_option
+@time_option
+@click.option("--column", "columns", multiple=True, metavar="NAME", help="Only these columns.")
+@click.option(
+    "--output",
+    "file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File to write, whole or not at all, instead of standard output.",
+)
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["jsonl", "parquet", "csv", "arrow"]),
+    help="What to write; by default what the file's name ends in, or JSON lines.",
+)
+@reading_options
+async def restore(
+    output: Output,
+    uri: str,
+    position: str | None,
+    moment: int | None,
+    columns: tuple[str, ...],
+    file: Path | None,
+    kind: str | None,
+    **reading: Any,
+) -> None:
+    """Rebuild the table, at the head or at any position or time, and write it."""
+    from streamfold.cli.archives.table_files import Lines, kind_of, replacing
+
+    found = await open_archive(uri, **reading)
+    at: dict[str, Any] = {"position": position, "time": moment_of(moment)}
+    chosen = kind_of(file, kind)
+    if file is None:
+        if chosen != "jsonl":
+            raise click.UsageError(f"{chosen} goes to a file: give --output")
+        await _write_rows(found, Lines(output), chosen, columns, at)
+        return
+    with replacing(file) as sink:
+        rows = await _write_rows(found, sink, chosen, columns, at)
+    reached = found.plan(**at).position
+    output.show(
+        {"file": str(file), "position": reached, "rows": rows},
+        f"{file}  {rows:,} rows at {reached}",
+    )
+
+
+async def _write_rows(
+    found: Archive, sink: Any, kind: str, columns: tuple[str, ...], at: dict[str, Any]
+) -> int:
+    from streamfold.cli.archives.table_files import writer_of
+
+    batches = found.batches(columns=columns or None, **at)
+    first = await anext(batches)
+    rows = len(first)
+    expected = found.plan(**at).base.row_count or 0
+    with writer_of(kind, sink, first.schema) as write, progress("restoring", expected) as bar:
+        write(first)
+        bar.update(rows)
+        async for batch in batches:
+            write(batch)
+            rows += len(batch)
+            bar.update(len(batch))
+    return rows
+
+
+@verb("diff")
+@uri_argument
+@click.argument("since")
+@click.option("--until", metavar="P", help="Position to end at instead of the head.")
+@reading_options
+async def diff(output: Output, uri: str, since: str, until: str | None, **reading: Any) -> None:
+    """Print what changed after a position, as lines of JSON."""
+    from streamfold.cli.archives.change_lines import ChangePrinter
+
+    found = await open_archive(uri, **reading)
+    printer = ChangePrinter(output, found.key_fields)
+    async for item in found.changes(since, until=until):
+        printer.changes(item)
+
+
+@verb("follow")
+@uri_argument
+@click.option("--since", metavar="P", help="Begin with the changes after P, not with the rows.")
+@click.option(
+    "--poll",
+    type=Duration(),
+    default="5s",
+    show_default=True,
+    callback=positive,
+    help="How often to look.",
+)
+@reading_options
+async def follow(output: Output, uri: str, since: str | None, poll: int, **reading: Any) -> None:
+    """Print the table and then its changes as they are committed, until Ctrl-C.
+
+    Rows come as a TRUNCATE and INSERTs, again whenever no diffs lead on; so the lines, applied in
+    order, are the table.
+    """
+    found = await open_archive(uri, **reading)
+    await _while_read(_print_news(found, output, since, timedelta(seconds=poll)))
+
+
+async def _print_news(found: Archive, output: Output, since: str | None, poll: timedelta) -> None:
+    from streamfold.archive import Rows
+    from streamfold.cli.archives.change_lines import ChangePrinter
+
+    printer = ChangePrinter(output, found.key_fields)
+    async for item in found.follow(since, poll=poll):
+        if isinstance(item, Rows):
+            printer.rows(item)
+            if item.last:
+                output.note(f"all rows at {item.position} ({item.reason})")
+        else:
+            printer.changes(item)
+
+
+async def _while_read(work: Awaitable[None]) -> None:
+    """Work until nobody reads the output any more."""
+    working = asyncio.ensure_future(work)
+    unread = asyncio.create_task(output_closed())
+    try:
+        await asyncio.wait({working, unread}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise OutputClosedError("the output was closed")
+        await working
+    finally:
+        working.cancel()
+        unread.cancel()
+        await asyncio.gather(working, unread, return_exceptions=True)

@@ -1,0 +1,91 @@
+"""What a server, or the way to it, has against a request: the SDK's errors as failures of verbs."""
+
+from __future__ import annotations
+
+from s2_sdk import (
+    AppendConditionError,
+    FencingTokenMismatchError,
+    ReadUnwrittenError,
+    S2Error,
+    S2ServerError,
+    SeqNumMismatchError,
+)
+from s2_sdk._exceptions import AppendIndefiniteFailureError, ConnectError, TransportError
+from s2_sdk._retrier import has_no_side_effects
+
+from streamfold.cli.exit_status import ExitStatus, VerbFailedError
+
+
+def describe_refusal(error: S2Error, *, changes: bool) -> VerbFailedError:
+    """The failure that `error` is; `changes` says whether the verb may have changed something."""
+    match error:
+        case AppendIndefiniteFailureError():
+            return _unknown(str(error))
+        case FencingTokenMismatchError():
+            current = error.expected_fencing_token
+            return _condition(
+                "fencing_token_mismatch",
+                f"the stream's fencing token is {current!r}, not the one given: "
+                "another writer took over; nothing was appended by this batch or after it",
+            )
+        case SeqNumMismatchError():
+            return _condition(
+                "seq_num_mismatch",
+                f"the stream's next seq_num is {error.expected_seq_num}, not the one given: read "
+                "what is there, then decide; nothing was appended by this batch or after it",
+            )
+        case AppendConditionError():
+            return _condition("condition_failed", error.message)
+        case ReadUnwrittenError():
+            return VerbFailedError(
+                "position_unwritten",
+                f"nothing is written there yet, the tail is seq_num {error.tail.seq_num}: "
+                "start before it, or give --clamp",
+            )
+        case S2ServerError():
+            return _refused(error, changes=changes)
+        case _:
+            return _not_reached(error, changes=changes)
+
+
+def _refused(error: S2ServerError, *, changes: bool) -> VerbFailedError:
+    if changes and _indefinite(error):
+        return _unknown(f"{error.message} ({error.code})")
+    status = ExitStatus.NOT_FOUND if error.status_code == 404 else ExitStatus.FAILURE
+    message = error.message
+    if error.status_code == 401:
+        message += "; the token comes from S2_ACCESS_TOKEN or --token-file"
+    return VerbFailedError(error.code, message, status)
+
+
+def _indefinite(error: S2ServerError) -> bool:
+    return error.status_code in (408, 499) or (
+        error.status_code >= 500 and error.status_code != 501 and not has_no_side_effects(error)
+    )
+
+
+def _not_reached(error: S2Error, *, changes: bool) -> VerbFailedError:
+    cause = error.__cause__
+    if isinstance(cause, ConnectError):
+        return VerbFailedError(
+            "unreachable",
+            f"the server cannot be reached: {cause}; is it running, and are S2_ACCOUNT_ENDPOINT "
+            "and S2_BASIN_ENDPOINT (or --endpoint) right?",
+        )
+    if isinstance(cause, TransportError):
+        if changes:
+            return _unknown(str(cause))
+        return VerbFailedError("connection_lost", f"the connection was lost: {cause}")
+    return VerbFailedError("invalid", str(error))
+
+
+def _condition(reason: str, message: str) -> VerbFailedError:
+    return VerbFailedError(reason, message, ExitStatus.CONDITION_FAILED)
+
+
+def _unknown(cause: str) -> VerbFailedError:
+    return VerbFailedError(
+        "outcome_unknown",
+        f"it cannot be told whether this took effect: {cause}; look before repeating it",
+        ExitStatus.OUTCOME_UNKNOWN,
+    )

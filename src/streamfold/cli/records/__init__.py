@@ -1,0 +1,1 @@
+"""Verbs on records: append, read, trim, fence, copy."""

@@ -1,0 +1,177 @@
+"""`streamfold copy`: streams, or a whole basin, from one server to another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from streamfold.cli.connection import FILE, open_basin, open_client, verb
+from streamfold.cli.exit_status import ExitStatus, VerbFailedError
+from streamfold.cli.output import Output
+from streamfold.cli.parameters import Place
+from streamfold.cli.records.options import encryption_option, open_stream
+
+if TYPE_CHECKING:
+    from s2_sdk import S2
+
+    from streamfold.cli.records.stream_copy import Copied, Options
+
+_SCHEME = "s2://"
+
+
+class Part(NamedTuple):
+    """A basin, or one stream of it."""
+
+    basin: str
+    stream: str | None
+
+
+class PartType(click.ParamType[Part]):
+    """A basin or a stream, written s2://basin or s2://basin/stream."""
+
+    name = "s2://basin[/stream]"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Part:
+        if isinstance(value, Part):
+            return value
+        basin, _, stream = str(value).removeprefix(_SCHEME).partition("/")
+        if not basin:
+            self.fail(
+                f"{value!r} names no basin: write s2://basin, or s2://basin/stream", param, ctx
+            )
+        return Part(basin, stream or None)
+
+
+@verb("copy", changes=True)
+@click.argument("source", type=PartType(), metavar="S2://FROM[/STREAM]")
+@click.argument("target", type=PartType(), metavar="S2://TO[/STREAM]")
+@click.option("--from-endpoint", metavar="URL",
+              help="Where the source is, if it is not on the same server as the target.")  # fmt: skip
+@click.option("--from-token-file", type=FILE, help="File with the token for the source.")
+@click.option("--prefix", default="", help="Of a basin, only streams that begin with this.")
+@click.option("--pad", is_flag=True,
+              help="Fill what was trimmed with empty, trimmed records: seq_nums stay.")  # fmt: skip
+@click.option("--renumber", is_flag=True,
+              help="Begin at seq_num 0 although the source was trimmed.")  # fmt: skip
+@click.option("--verify", type=click.Choice(["copied", "all", "none"]), default="copied",
+              show_default=True, help="What to read again on both sides, and compare.")  # fmt: skip
+@encryption_option
+async def copy(
+    s2: S2,
+    output: Output,
+    source: Part,
+    target: Part,
+    from_endpoint: str | None,
+    from_token_file: Path | None,
+    prefix: str,
+    pad: bool,
+    renumber: bool,
+    verify: str,
+    encryption_key_file: Path | None,
+) -> None:
+    """Copy a stream, or all streams of a basin, from one server to another.
+
+    The target is on the server that all verbs use; --from-endpoint says where the source is. Basin and
+    streams are created if they are missing, with the configuration of the source. A copy that was
+    interrupted goes on where it ended, and one that is complete gets what is new, if called again.
+    """
+    from streamfold.cli.records.stream_copy import Options
+
+    _check(source, target, prefix, pad=pad, renumber=renumber)
+    copier = _Copier(s2, output, encryption_key_file, Options(pad, renumber, verify))
+    if from_endpoint is None and from_token_file is None:
+        await copier.copy(s2, source, target, prefix)
+        return
+    async with open_client(from_endpoint, from_token_file, at_least_once=False) as origin:
+        await copier.copy(origin, source, target, prefix)
+
+
+def _check(source: Part, target: Part, prefix: str, *, pad: bool, renumber: bool) -> None:
+    if pad and renumber:
+        raise click.UsageError("--pad and --renumber exclude each other: choose one")
+    if source.stream is not None and prefix:
+        raise click.UsageError("--prefix chooses streams of a basin: name a basin as the source")
+    if source.stream is None and target.stream is not None:
+        raise click.UsageError("a basin is copied to a basin: name one as the target")
+
+
+class _Copier:
+    """Copies streams one after the other, and prints what became of each."""
+
+    def __init__(self, s2: S2, output: Output, key_file: Path | None, options: Options) -> None:
+        self._s2 = s2
+        self._output = output
+        self._key_file = key_file
+        self._options = options
+
+    async def copy(self, origin: S2, source: Part, target: Part, prefix: str) -> None:
+        if source.stream is not None:
+            # Before anything is created: a source that is missing leaves no basin behind.
+            await open_basin(origin, source.basin).get_stream_config(source.stream)
+        await self._ensure_basin(origin, source.basin, target.basin)
+        if source.stream is not None:
+            place = Place(target.basin, target.stream or source.stream)
+            await self._copy_stream(origin, Place(source.basin, source.stream), place)
+            return
+        streams = open_basin(origin, source.basin).list_all_streams(prefix=prefix)
+        names = [info.name async for info in streams]
+        if not names:
+            raise VerbFailedError(
+                "nothing_to_copy",
+                f"the basin {source.basin!r} has no stream that begins with {prefix!r}",
+                ExitStatus.NOTHING_DONE,
+            )
+        for name in names:
+            await self._copy_stream(origin, Place(source.basin, name), Place(target.basin, name))
+
+    async def _ensure_basin(self, origin: S2, source: str, target: str) -> None:
+        """Create the target's basin unless it is there, as the source's is."""
+        from s2_sdk import S2ServerError
+
+        try:
+            await self._s2.get_basin_config(target)
+        except S2ServerError as error:
+            if error.status_code != 404:
+                raise
+            config = await origin.get_basin_config(source)
+            await self._s2.create_basin(target, config=config)
+
+    async def _copy_stream(self, origin: S2, source: Place, target: Place) -> None:
+        from s2_sdk import StreamConfig
+
+        from streamfold.cli.records.stream_copy import StreamCopy, prepare_target
+
+        there, here = open_basin(origin, source.basin), open_basin(self._s2, target.basin)
+        config = await prepare_target(there, here, source.stream, target.stream)
+        copy = StreamCopy(
+            open_stream(origin, source, self._key_file),
+            open_stream(self._s2, target, self._key_file),
+            self._options,
+            lambda text: self._output.note(f"{target}: {text}"),
+        )
+        copied = await copy.run()
+        final = StreamConfig(timestamping=config.timestamping)
+        await here.reconfigure_stream(target.stream, config=final)
+        self._show(source, target, copied)
+
+    def _show(self, source: Place, target: Place, copied: Copied) -> None:
+        shape = {
+            "source": str(source),
+            "target": str(target),
+            "records": copied.records,
+            "start": copied.start,
+            "tail": copied.tail,
+            "shift": copied.shift,
+            "verified": copied.verified,
+            "digest": copied.digest,
+        }
+        text = f"{target}  {copied.records} records, tail {copied.tail}"
+        if copied.shift:
+            text += f", each seq_num {copied.shift} lower than in the source"
+        if copied.verified is not None:
+            text += f", {copied.verified} compared, BLAKE3 {copied.digest}"
+        self._output.show(shape, text)

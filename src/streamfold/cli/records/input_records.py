@@ -1,0 +1,130 @@
+"""Lines of input become records, and records batches as large as an append may be."""
+
+from __future__ import annotations
+
+import binascii
+from base64 import b64decode
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import click
+import msgspec
+
+from streamfold.cli.exit_status import VerbFailedError
+
+if TYPE_CHECKING:
+    from s2_sdk import AppendInput, Record
+
+#: Records and metered bytes of one batch: S2's limits.
+_BATCH_RECORDS: Final = 1000
+_BATCH_BYTES: Final = 1 << 20
+
+Headers: TypeAlias = list[tuple[bytes, bytes]]
+#: Body, headers and timestamp of a line.
+Parsed: TypeAlias = tuple[bytes, Headers, int | None]
+Parser: TypeAlias = Callable[[bytes], Parsed]
+
+
+class RecordLine(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """A record as JSON, in the form in which `read` prints it."""
+
+    body: str = ""
+    headers: list[tuple[str, str]] = []
+    timestamp: int | None = None
+    #: Where it was read; it gets another one here.
+    seq_num: int | None = None
+
+
+_DECODER: Final = msgspec.json.Decoder(RecordLine)
+
+
+def line_parser(record_format: str) -> Parser:
+    """What makes a record of a line in this format."""
+    return {"text": _parse_text, "json": _parse_json, "base64": _parse_base64}[record_format]
+
+
+def _parse_text(line: bytes) -> Parsed:
+    return line, [], None
+
+
+def _parse_json(line: bytes) -> Parsed:
+    record = _DECODER.decode(line)
+    headers = [(name.encode(), value.encode()) for name, value in record.headers]
+    return record.body.encode(), headers, record.timestamp
+
+
+def _parse_base64(line: bytes) -> Parsed:
+    record = _DECODER.decode(line)
+    headers = [(_bytes(name), _bytes(value)) for name, value in record.headers]
+    return _bytes(record.body), headers, record.timestamp
+
+
+def _bytes(text: str) -> bytes:
+    return b64decode(text, validate=True)
+
+
+def parse_headers(given: Sequence[str]) -> Headers:
+    """Headers from NAME=VALUE."""
+    headers = []
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise click.UsageError(f"header {text!r} must be written NAME=VALUE")
+        headers.append((name.encode(), value.encode()))
+    return headers
+
+
+class Batcher:
+    """Makes batches of lines, numbering on where a first seq_num is to be matched."""
+
+    def __init__(
+        self,
+        parse: Parser,
+        headers: Headers,
+        match_seq_num: int | None,
+        fencing_token: str | None,
+    ) -> None:
+        from s2_sdk import AppendInput, Record
+
+        self._input, self._record = AppendInput, Record
+        self._parse = parse
+        self._headers = headers
+        self._match_seq_num = match_seq_num
+        self._fencing_token = fencing_token
+        self._lines = 0
+
+    def batches(self, lines: Sequence[bytes]) -> Iterator[AppendInput]:
+        """All of `lines`, in as few batches as they fit into."""
+        records: list[Record] = []
+        size = 0
+        for line in lines:
+            self._lines += 1
+            body, headers, timestamp = self._parse_line(line)
+            metered = 8 + len(body)
+            if headers:
+                metered += sum(2 + len(name) + len(value) for name, value in headers)
+            if metered > _BATCH_BYTES:
+                raise self._refusal(f"has {metered} bytes, a record may have {_BATCH_BYTES}")
+            if len(records) == _BATCH_RECORDS or size + metered > _BATCH_BYTES:
+                yield self._batch(records)
+                records, size = [], 0
+            records.append(self._record(body, headers, timestamp))
+            size += metered
+        if records:
+            yield self._batch(records)
+
+    def _parse_line(self, line: bytes) -> Parsed:
+        try:
+            body, headers, timestamp = self._parse(line)
+        except (msgspec.DecodeError, binascii.Error, ValueError) as error:
+            raise self._refusal(f"is not a record: {error}") from None
+        return body, self._headers + headers if self._headers else headers, timestamp
+
+    def _batch(self, records: list[Record]) -> AppendInput:
+        batch = self._input(records, self._match_seq_num, self._fencing_token)
+        if self._match_seq_num is not None:
+            self._match_seq_num += len(records)
+        return batch
+
+    def _refusal(self, what: str) -> VerbFailedError:
+        return VerbFailedError("invalid", f"line {self._lines} of the input {what}")

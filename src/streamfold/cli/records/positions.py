@@ -1,0 +1,100 @@
+"""Verbs on a stream's ends: its tail, its head (trim), and who may write (fence)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from streamfold.cli import json_output
+from streamfold.cli.confirmation import confirm, yes_option
+from streamfold.cli.connection import open_basin, verb
+from streamfold.cli.json_output import rfc3339
+from streamfold.cli.output import Output
+from streamfold.cli.parameters import Place, place_argument
+from streamfold.cli.records.options import condition_options, encryption_option, open_stream
+
+if TYPE_CHECKING:
+    from s2_sdk import S2, AppendAck, Record, S2Stream
+
+#: The largest seq_num there can be.
+_U64_MAX = (1 << 64) - 1
+
+
+@verb("check-tail")
+@place_argument
+async def check_tail(s2: S2, output: Output, place: Place) -> None:
+    """Show the seq_num that the next record gets, and the timestamp of the last."""
+    tail = await open_basin(s2, place.basin).stream(place.stream).check_tail()
+    moment = rfc3339(datetime.fromtimestamp(tail.timestamp / 1000, UTC))
+    text = f"seq_num {tail.seq_num}, timestamp {tail.timestamp} ({moment})"
+    output.show(json_output.position(tail), text if tail.timestamp else f"seq_num {tail.seq_num}")
+
+
+@verb("trim", changes=True)
+@place_argument
+@click.argument("seq_num", type=click.IntRange(0, _U64_MAX))
+@condition_options
+@encryption_option
+@yes_option
+async def trim(
+    s2: S2,
+    output: Output,
+    place: Place,
+    seq_num: int,
+    match_seq_num: int | None,
+    fencing_token: str | None,
+    encryption_key_file: Path | None,
+    yes: bool,
+) -> None:
+    """Remove all records before SEQ_NUM; they cannot be read from then on.
+
+    A trim is a record itself, and is acknowledged as one. Beyond the tail, where it would remove every
+    record that there is, it asks first, unless --yes is given.
+    """
+    from s2_sdk import CommandRecord
+
+    stream = open_stream(s2, place, encryption_key_file)
+    if not yes:
+        tail = (await stream.check_tail()).seq_num
+        if seq_num > tail:
+            confirm(f"remove every record: the tail is {tail}, before {seq_num}", yes=yes)
+    ack = await _append(stream, CommandRecord.trim(seq_num), match_seq_num, fencing_token)
+    output.show(
+        json_output.ack(ack), f"trimmed up to seq_num {seq_num}, by record {ack.start.seq_num}"
+    )
+
+
+@verb("fence", changes=True)
+@place_argument
+@click.argument("new_token")
+@condition_options
+@encryption_option
+async def fence(
+    s2: S2,
+    output: Output,
+    place: Place,
+    new_token: str,
+    match_seq_num: int | None,
+    fencing_token: str | None,
+    encryption_key_file: Path | None,
+) -> None:
+    """Set the stream's fencing token to NEW_TOKEN: appends that show another one then fail.
+
+    An empty token removes it. A fence is a record itself, and is acknowledged as one.
+    """
+    from s2_sdk import CommandRecord
+
+    stream = open_stream(s2, place, encryption_key_file)
+    ack = await _append(stream, CommandRecord.fence(new_token), match_seq_num, fencing_token)
+    output.show(json_output.ack(ack), f"fenced with {new_token!r}, by record {ack.start.seq_num}")
+
+
+async def _append(
+    stream: S2Stream, record: Record, match_seq_num: int | None, fencing_token: str | None
+) -> AppendAck:
+    from s2_sdk import AppendInput
+
+    return await stream.append(AppendInput([record], match_seq_num, fencing_token))

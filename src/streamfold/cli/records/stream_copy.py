@@ -1,0 +1,341 @@
+"""Copies one stream from one server to another, so that it can be interrupted and taken up again.
+
+Where the copy has come to is told by the target's tail alone. Every batch is appended with
+`match_seq_num`, so nothing is there twice, whatever was interrupted. Records keep headers, body and
+timestamp, and their seq_num unless they are renumbered; commands are records and are copied as such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from blake3 import blake3
+from s2_sdk import (
+    AppendInput,
+    CommandRecord,
+    ReadLimit,
+    ReadUnwrittenError,
+    Record,
+    S2Basin,
+    S2ServerError,
+    SeqNum,
+    StreamConfig,
+    Timestamp,
+    Timestamping,
+    TimestampingMode,
+)
+
+from streamfold.cli.exit_status import VerbFailedError
+from streamfold.cli.records.append import Progress, append_all
+from streamfold.model.records import BATCH_RECORDS_MAX, TRIM_COMMAND
+
+if TYPE_CHECKING:
+    from s2_sdk import AppendAck, S2Stream, SequencedRecord
+
+#: Metered bytes, and batches, sent and not acknowledged.
+_UNACKED_BYTES: Final = 16 << 20
+_UNACKED_BATCHES: Final = 64
+#: Seconds between two notes of how far a copy has come.
+_NOTE_INTERVAL: Final = 2.0
+#: What a stream has while it is copied, so that timestamps stay as they are.
+_COPIED_STAMPS: Final = Timestamping(mode=TimestampingMode.CLIENT_REQUIRE, uncapped=True)
+_EXISTS: Final = "resource_already_exists"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to do with a source whose first records were trimmed, and how to make sure of the copy."""
+
+    pad: bool
+    renumber: bool
+    verify: str
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """What a copy of one stream did."""
+
+    records: int
+    #: seq_num of the target before and after.
+    start: int
+    tail: int
+    #: By how much a seq_num is lower in the target.
+    shift: int
+    #: Records that were compared in both, and the BLAKE3 hash of them; None if nothing was.
+    verified: int | None
+    digest: str | None
+
+
+class StreamCopy:
+    """One stream, from a source to a target; `note` tells people how far it has come."""
+
+    def __init__(
+        self,
+        source: S2Stream,
+        target: S2Stream,
+        options: Options,
+        note: Callable[[str], None],
+    ) -> None:
+        self._source = source
+        self._target = target
+        self._options = options
+        self._note = note
+
+    async def run(self) -> Copied:
+        """Bring the target up to where the source ends now."""
+        first, end = await _extent(self._source)
+        tail = (await self._target.check_tail()).seq_num
+        shift = await self._shift(first.seq_num, tail)
+        self._check_positions(first.seq_num, end, tail, shift)
+        await self._check_last(tail, shift)
+        progress = _Noted(self._note, end - shift - tail)
+        async with self._target.append_session(
+            max_unacked_bytes=_UNACKED_BYTES, max_unacked_batches=_UNACKED_BATCHES
+        ) as session:
+            await append_all(session, self._batches(first, end, tail, shift), progress)
+        verified = digest = None
+        if self._options.verify != "none":
+            start = 0 if self._options.verify == "all" else max(tail, first.seq_num - shift)
+            verified, digest = await compare(self._source, self._target, start, end - shift, shift)
+        return Copied(end - shift - tail, tail, end - shift, shift, verified, digest)
+
+    async def _shift(self, first: int, tail: int) -> int:
+        if not self._options.renumber:
+            return 0
+        return first if tail == 0 else await self._find_shift(tail)
+
+    async def _find_shift(self, tail: int) -> int:
+        """By how much seq_nums were lowered before: the last record copied is still in the source."""
+        last = await _record(self._target, tail - 1)
+        if last is not None:
+            # A bounded read, which ends at the tail; records of the same time may be many.
+            stamps = last.timestamp, last.timestamp + 1
+            async for record in _each_between(self._source, *stamps):
+                shift: int = record.seq_num - last.seq_num
+                if shift >= 0 and _same(translate(record, shift), last):
+                    return shift
+        raise VerbFailedError(
+            "copy_unrelated",
+            f"the target ends at seq_num {tail}, and the source has no record like its last: delete "
+            "the target and copy again, or choose another",
+        )
+
+    def _check_positions(self, first: int, end: int, tail: int, shift: int) -> None:
+        if tail > end - shift:
+            raise VerbFailedError(
+                "copy_unrelated",
+                f"the target ends at seq_num {tail}, beyond the source, which ends at {end - shift}: "
+                "it holds other records; choose another target",
+            )
+        if tail < first - shift and not self._options.pad:
+            raise VerbFailedError(
+                "source_trimmed",
+                f"the source begins at seq_num {first}, since older records were trimmed, and the "
+                f"target goes on at {tail}: give --pad to fill the gap with {first - shift - tail} "
+                "empty records, trimmed at once, so that seq_nums stay as they are"
+                + ("" if tail else ", or --renumber to begin at 0"),
+            )
+
+    async def _check_last(self, tail: int, shift: int) -> None:
+        """Raise if what the target ends with is not what the source has there."""
+        if tail == 0:
+            return
+        copied = await _record(self._target, tail - 1)
+        original = await _record(self._source, tail - 1 + shift)
+        if copied and original and not _same(translate(original, shift), copied):
+            raise VerbFailedError(
+                "copy_unrelated",
+                f"the record {tail - 1} of the target is not the one of the source: the target holds "
+                "other records; choose another, or delete it",
+            )
+
+    async def _batches(
+        self, first: _First, end: int, tail: int, shift: int
+    ) -> AsyncIterator[AppendInput]:
+        following = tail
+        for padding in _padding(tail, first.seq_num - shift, first.timestamp):
+            yield AppendInput(padding, match_seq_num=following)
+            following += len(padding)
+        async for records in read_range(self._source, following + shift, end):
+            if records[0].seq_num != following + shift:
+                raise VerbFailedError(
+                    "source_trimmed",
+                    f"the source was trimmed to seq_num {records[0].seq_num} while it was copied, and "
+                    f"{following + shift} is gone: copy again, which says what can be done",
+                )
+            copied = [translate(record, shift) for record in records]
+            yield AppendInput(copied, match_seq_num=following)
+            following += len(copied)
+
+
+@dataclass(frozen=True, slots=True)
+class _First:
+    """The first record that a stream still has, or its tail if it has none."""
+
+    seq_num: int
+    timestamp: int
+
+
+class _Noted(Progress):
+    """Tells now and then how far a copy has come."""
+
+    def __init__(self, note: Callable[[str], None], wanted: int) -> None:
+        super().__init__()
+        self._tell = note
+        self._wanted = wanted
+        self._next = monotonic() + _NOTE_INTERVAL
+
+    def note(self, ack: AppendAck) -> None:
+        super().note(ack)
+        if monotonic() >= self._next:
+            self._next = monotonic() + _NOTE_INTERVAL
+            self._tell(f"{self.records} of {self._wanted} records")
+
+
+async def prepare_target(
+    source: S2Basin, target: S2Basin, source_stream: str, target_stream: str
+) -> StreamConfig:
+    """Create the target unless it is there, with timestamps that stay; the source's configuration."""
+    config = await source.get_stream_config(source_stream)
+    copying = replace(config, timestamping=_COPIED_STAMPS)
+    try:
+        await target.create_stream(target_stream, config=copying)
+    except S2ServerError as error:
+        if error.code != _EXISTS:
+            raise
+        change = StreamConfig(timestamping=_COPIED_STAMPS)
+        await target.reconfigure_stream(target_stream, config=change)
+    return config
+
+
+def translate(record: SequencedRecord, shift: int) -> Record:
+    """A record as the target is to have it: what a trim names is renumbered with everything else."""
+    body = record.body
+    if shift and record.is_command_record() and record.headers[0][1] == TRIM_COMMAND:
+        body = max(0, int.from_bytes(body, "big") - shift).to_bytes(8, "big")
+    return Record(body=body, headers=record.headers, timestamp=record.timestamp)
+
+
+async def compare(
+    source: S2Stream, target: S2Stream, start: int, end: int, shift: int
+) -> tuple[int, str]:
+    """Read both streams and compare them record by record; how many there were, and their hash.
+
+    What one of them has trimmed meanwhile is left out at the beginning, and nowhere else.
+    """
+    copies, originals = _each(target, start, end), _each(source, start + shift, end + shift)
+    copied, original = await anext(copies, None), await anext(originals, None)
+    while copied and original and copied.seq_num + shift != original.seq_num:
+        if copied.seq_num + shift < original.seq_num:
+            copied = await anext(copies, None)
+        else:
+            original = await anext(originals, None)
+    digest, compared = blake3(), 0
+    while copied and original:
+        if copied.seq_num + shift != original.seq_num or not _same(
+            translate(original, shift), copied
+        ):
+            raise _different(copied.seq_num)
+        digest.update(_encoded(copied))
+        compared += 1
+        copied, original = await anext(copies, None), await anext(originals, None)
+    if copied or original:
+        raise _different(start + compared)
+    return compared, digest.hexdigest()
+
+
+def _different(seq_num: int) -> VerbFailedError:
+    return VerbFailedError(
+        "copy_differs",
+        f"record {seq_num} of the target is not the one of the source: another writer appends to the "
+        "target, or one of the servers is at fault; delete the target and copy again",
+    )
+
+
+async def read_range(
+    stream: S2Stream, start: int, end: int
+) -> AsyncIterator[list[SequencedRecord]]:
+    """Records from `start`, or the first that is left, up to `end`, in batches."""
+    if start >= end:
+        return
+    session = stream.read_session(start=SeqNum(start), limit=ReadLimit(count=end - start))
+    try:
+        async for batch in session:
+            records = [record for record in batch.records if record.seq_num < end]
+            if records:
+                yield records
+            if batch.records and batch.records[-1].seq_num + 1 >= end:
+                return
+    except ReadUnwrittenError:
+        return
+    finally:
+        await session.close()
+
+
+async def _each(stream: S2Stream, start: int, end: int) -> AsyncIterator[SequencedRecord]:
+    async for records in read_range(stream, start, end):
+        for record in records:
+            yield record
+
+
+async def _each_between(stream: S2Stream, since: int, until: int) -> AsyncIterator[SequencedRecord]:
+    """Records with timestamps from `since` on and before `until`."""
+    session = stream.read_session(start=Timestamp(since), until_timestamp=until, clamp_to_tail=True)
+    try:
+        async for batch in session:
+            for record in batch.records:
+                yield record
+    except ReadUnwrittenError:
+        return
+    finally:
+        await session.close()
+
+
+async def _record(stream: S2Stream, seq_num: int) -> SequencedRecord | None:
+    """The record with that seq_num; None if it was trimmed, or is not there yet."""
+    try:
+        batch = await stream.read(start=SeqNum(seq_num), limit=ReadLimit(count=1))
+    except ReadUnwrittenError:
+        return None
+    found = batch.records[0] if batch.records else None
+    return found if found is not None and found.seq_num == seq_num else None
+
+
+async def _extent(stream: S2Stream) -> tuple[_First, int]:
+    """Where a stream begins and ends."""
+    tail = await stream.check_tail()
+    try:
+        batch = await stream.read(start=SeqNum(0), limit=ReadLimit(count=1))
+    except ReadUnwrittenError:
+        return _First(tail.seq_num, tail.timestamp), tail.seq_num
+    if not batch.records:
+        return _First(tail.seq_num, tail.timestamp), tail.seq_num
+    return _First(batch.records[0].seq_num, batch.records[0].timestamp), tail.seq_num
+
+
+def _padding(start: int, end: int, timestamp: int) -> Iterator[list[Record]]:
+    """Batches of empty records that take the place of trimmed ones; the last record trims them."""
+    for at in range(start, end, BATCH_RECORDS_MAX):
+        size = min(BATCH_RECORDS_MAX, end - at)
+        batch = [Record(body=b"", timestamp=timestamp)] * size
+        if at + size == end:
+            batch[-1] = replace(CommandRecord.trim(end), timestamp=timestamp)
+        yield batch
+
+
+def _same(wanted: Record, found: SequencedRecord) -> bool:
+    return (wanted.body, list(map(tuple, wanted.headers)), wanted.timestamp) == (
+        found.body,
+        list(map(tuple, found.headers)),
+        found.timestamp,
+    )
+
+
+def _encoded(record: SequencedRecord) -> bytes:
+    """A record for the hash: every part with its length before it, so that none runs into another."""
+    parts = [part for header in record.headers for part in header]
+    parts += [record.body, record.timestamp.to_bytes(8, "big")]
+    return b"".join(len(part).to_bytes(4, "big") + part for part in parts)

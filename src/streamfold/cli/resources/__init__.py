@@ -1,0 +1,1 @@
+"""Verbs on basins, streams, access tokens and usage."""

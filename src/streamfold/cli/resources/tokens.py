@@ -1,0 +1,167 @@
+"""Verbs on access tokens."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from streamfold.cli import json_output
+from streamfold.cli.connection import verb
+from streamfold.cli.json_output import rfc3339
+from streamfold.cli.output import Output
+from streamfold.cli.parameters import Duration, Moment
+from streamfold.cli.resources.listings import first
+
+if TYPE_CHECKING:
+    from s2_sdk import (
+        S2,
+        AccessTokenInfo,
+        AccessTokenScope,
+        ExactMatch,
+        Operation,
+        OperationGroupPermissions,
+        PrefixMatch,
+    )
+
+_PERMISSIONS = {"r": "read", "w": "write", "rw": "read-write"}
+
+
+@verb("issue-access-token", changes=True)
+@click.argument("token_id", metavar="ID")
+@click.option("--basins", metavar="SET", help="Basins it is good for.")
+@click.option("--streams", metavar="SET", help="Streams it is good for.")
+@click.option("--access-tokens", metavar="SET", help="Access tokens it is good for.")
+@click.option(
+    "--op-group-perms",
+    metavar="GROUP=r|w|rw,...",
+    help="What it allows, by group (account, basin, stream): stream=rw,basin=r.",
+)
+@click.option("--ops", metavar="OP,...", help="What it allows, one by one: append,check-tail.")
+@click.option("--expires-in", type=Duration(), metavar="AGE", help="For how long: 30d.")
+@click.option("--expires-at", type=Moment(), help="Until when.")
+@click.option(
+    "--auto-prefix-streams",
+    is_flag=True,
+    help="Have the prefix of --streams added to names in requests, and removed in listings.",
+)
+async def issue_access_token(
+    s2: S2,
+    output: Output,
+    token_id: str,
+    basins: str | None,
+    streams: str | None,
+    access_tokens: str | None,
+    op_group_perms: str | None,
+    ops: str | None,
+    expires_in: int | None,
+    expires_at: int | None,
+    auto_prefix_streams: bool,
+) -> None:
+    """Issue an access token and print it; it cannot be shown again.
+
+    A SET is a prefix of names, or one name written =NAME; '' is all names. A set that is not given
+    is empty.
+    """
+    from s2_sdk import AccessTokenScope
+
+    scope = AccessTokenScope(
+        basins=_matching(basins),
+        streams=_matching(streams),
+        access_tokens=_matching(access_tokens),
+        op_groups=_groups(op_group_perms),
+        ops=_operations(ops),
+    )
+    token = await s2.issue_access_token(
+        token_id,
+        scope=scope,
+        expires_at=_expiry(expires_in, expires_at),
+        auto_prefix_streams=auto_prefix_streams,
+    )
+    output.show({"id": token_id, "access_token": token}, token)
+
+
+@verb("list-access-tokens")
+@click.option("--prefix", default="", help="Only ids that begin with this.")
+@click.option("--start-after", default="", metavar="ID", help="Only ids after this one.")
+@click.option("--limit", type=click.IntRange(min=1), help="At most so many.")
+async def list_access_tokens(
+    s2: S2, output: Output, prefix: str, start_after: str, limit: int | None
+) -> None:
+    """List access tokens, without their secrets, in the order of their ids."""
+    items = s2.list_all_access_tokens(prefix=prefix, start_after=start_after)
+    async for info in first(items, limit):
+        output.show(json_output.access_token(info), _token_text(info))
+
+
+@verb("revoke-access-token", changes=True)
+@click.argument("token_id", metavar="ID")
+async def revoke_access_token(s2: S2, output: Output, token_id: str) -> None:
+    """Revoke an access token; nobody gets in with it from then on."""
+    await s2.revoke_access_token(token_id)
+    output.show({"id": token_id, "status": "revoked"}, f"{token_id}  revoked")
+
+
+def _token_text(info: AccessTokenInfo) -> str:
+    expiry = f"expires {rfc3339(info.expires_at)}" if info.expires_at else "does not expire"
+    return f"{info.id:<32}  {expiry}  {_scope_text(info.scope)}"
+
+
+def _scope_text(scope: AccessTokenScope) -> str:
+    parts = []
+    for kind in ("basins", "streams", "access_tokens"):
+        if (names := getattr(scope, kind)) is not None:
+            exact = "=" if type(names).__name__ == "ExactMatch" else ""
+            parts.append(f"{kind}:{exact}{names.value or '*'}")
+    parts.extend(
+        f"{group}:{permission.value}"
+        for group in ("account", "basin", "stream")
+        if (permission := getattr(scope.op_groups, group, None))
+    )
+    parts += sorted(operation.value for operation in scope.ops)
+    return " ".join(parts)
+
+
+def _matching(text: str | None) -> ExactMatch | PrefixMatch | None:
+    from s2_sdk import ExactMatch, PrefixMatch
+
+    if text is None:
+        return None
+    return ExactMatch(text[1:]) if text.startswith("=") else PrefixMatch(text)
+
+
+def _groups(text: str | None) -> OperationGroupPermissions | None:
+    from s2_sdk import OperationGroupPermissions, Permission
+
+    if text is None:
+        return None
+    chosen = {}
+    for part in text.split(","):
+        group, _, letters = part.partition("=")
+        if group not in ("account", "basin", "stream") or letters not in _PERMISSIONS:
+            raise click.UsageError(
+                f"--op-group-perms {part!r} is not understood: write it like stream=rw,basin=r"
+            )
+        chosen[group] = Permission(_PERMISSIONS[letters])
+    return OperationGroupPermissions(**chosen)
+
+
+def _operations(text: str | None) -> list[Operation]:
+    from s2_sdk import Operation
+
+    known = {operation.value: operation for operation in Operation}
+    names = text.split(",") if text else []
+    for name in names:
+        if name not in known:
+            raise click.UsageError(f"--ops {name!r} is unknown: choose from {', '.join(known)}")
+    return [known[name] for name in names]
+
+
+def _expiry(seconds: int | None, moment: int | None) -> datetime | None:
+    if seconds is not None and moment is not None:
+        raise click.UsageError("--expires-in and --expires-at exclude each other: give one")
+    if seconds is not None:
+        return datetime.fromtimestamp(time.time() + seconds, UTC)
+    return None if moment is None else datetime.fromtimestamp(moment / 1000, UTC)

@@ -1,0 +1,296 @@
+"""`streamfold serve` (or `lite`, as S2 calls its own): run a server."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+
+import click
+
+from streamfold.cli.parameters import ByteSize
+from streamfold.cli.servers import lite_variables
+from streamfold.errors import InvalidError
+from streamfold.model.access_tokens import Secret
+from streamfold.server.config import PORT, TLS_PORT, Configuration, store_location
+from streamfold.server.http.cors import is_loopback, parse_origin
+from streamfold.server.main import Server, TlsFiles, run
+from streamfold.store.settings import StoreSettings
+
+_DEFAULTS = StoreSettings()
+_ROOT_TOKEN = "STREAMFOLD_ROOT_TOKEN"  # noqa: S105 - where it is, not what it is
+#: Characters: one that is shorter could be guessed.
+_ROOT_TOKEN_MIN = 16
+#: What is written is for this user alone: files 0600 in folders 0700. SlateDB takes it from here.
+_UMASK = 0o077
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.command()
+@click.option(
+    "--local-root",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep records in this folder.",
+)
+@click.option(
+    "--bucket",
+    help="Keep records in this S3 bucket, reached as by AWS tools: AWS_*, ~/.aws, roles.",
+)
+@click.option("--path", default="", help="Prefix within the folder or bucket.")
+@click.option(
+    "--host",
+    help="Address to listen at.  [default: 127.0.0.1, this machine alone; 0.0.0.0 with --auth]",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    help=f"Port to listen at; {PORT}, or {TLS_PORT} with TLS. 0 takes a free one.",
+)
+@click.option("--tls-cert", type=_FILE, help="Certificate chain (PEM).")
+@click.option("--tls-key", type=_FILE, help="Key of the certificate (PEM).")
+@click.option("--tls-self", is_flag=True, help="Use a self-signed certificate for localhost.")
+@click.option(
+    "--init-file",
+    type=_FILE,
+    envvar="S2LITE_INIT_FILE",
+    help="JSON file of basins and streams to make sure of.",
+)
+@click.option(
+    "--public-url",
+    help="What clients reach the server by, for links in answers; otherwise the request's host.",
+)
+@click.option(
+    "--cors-origin",
+    "cors_origins",
+    multiple=True,
+    help="Let web pages of this origin use a server without --auth, beside those of this machine; "
+    "* for all. May be given several times.",
+)
+@click.option("--no-cors", is_flag=True, help="Do not let pages of other origins use the server.")
+@click.option(
+    "--append-inflight-bytes",
+    type=ByteSize(),
+    default=_DEFAULTS.inflight_bytes,
+    help="Bytes accepted but not yet durable; further appends wait.  [default: 64MiB]",
+)
+@click.option(
+    "--commit-interval",
+    type=click.FloatRange(min=0),
+    envvar="STREAMFOLD_COMMIT_INTERVAL",
+    show_envvar=True,
+    help="Seconds between commits, at least: for buckets whose requests cost.  "
+    "[default: SL8_FLUSH_INTERVAL, or 0]",
+)
+@click.option(
+    "--commit-timeout",
+    type=click.FloatRange(min=0.1),
+    default=_DEFAULTS.commit_timeout,
+    show_default=True,
+    envvar="STREAMFOLD_COMMIT_TIMEOUT",
+    show_envvar=True,
+    help="Seconds that storage may be silent before an append fails as of unknown outcome.",
+)
+@click.option(
+    "--disk-reserve",
+    type=ByteSize(),
+    envvar="STREAMFOLD_DISK_RESERVE",
+    show_envvar=True,
+    help="Bytes of local disk that must be free for appends to be taken.  "
+    "[default: 256MiB, or a quarter of a small disk]",
+)
+@click.option(
+    "--trim-grace",
+    type=click.FloatRange(min=0, max=3600),
+    default=_DEFAULTS.trim_grace,
+    show_default=True,
+    envvar="STREAMFOLD_TRIM_GRACE",
+    show_envvar=True,
+    help="Seconds after a trim command for which readers still get what it trims.",
+)
+@click.option(
+    "--reclaim-after",
+    type=click.FloatRange(min=1),
+    default=_DEFAULTS.reclaim_after,
+    show_default=True,
+    envvar="STREAMFOLD_RECLAIM_AFTER",
+    show_envvar=True,
+    help="Seconds after which storage is freed of records that were trimmed, expired or deleted.",
+)
+@click.option(
+    "--reclaim-rate",
+    type=ByteSize(),
+    default=_DEFAULTS.reclaim_rate,
+    show_default="32MiB",
+    envvar="STREAMFOLD_RECLAIM_RATE",
+    show_envvar=True,
+    help="Bytes per second, on average, that are rewritten to free little space.",
+)
+@click.option(
+    "--trim-on-snapshot",
+    is_flag=True,
+    envvar="STREAMFOLD_TRIM_ON_SNAPSHOT",
+    show_envvar=True,
+    help="Have snapshots trim what they cover, in streams that are not configured otherwise.",
+)
+@click.option(
+    "--no-fsync",
+    is_flag=True,
+    help="Acknowledge before the disk has it: a power cut may lose records.",
+)
+@click.option(
+    "--auth",
+    is_flag=True,
+    help="Ask for access tokens; the root token is in STREAMFOLD_ROOT_TOKEN, or in a file.",
+)
+@click.option("--root-token-file", type=_FILE, help="File with the root token; implies --auth.")
+@click.option(
+    "--open-metrics", is_flag=True, help="Show /metrics without a token, although --auth is on."
+)
+@click.option(
+    "--default-basin",
+    default=Configuration().default_basin,
+    show_default=True,
+    help="Basin of the Durable Streams below /v1/stream/.",
+)
+@click.option(
+    "--long-poll",
+    type=click.FloatRange(min=0.01, max=300),
+    default=Configuration().long_poll,
+    show_default=True,
+    help="Seconds that a long-poll of a Durable Stream waits.",
+)
+@click.option(
+    "--local-webhooks", is_flag=True, help="Let webhooks go to http://localhost: for development."
+)
+@click.option("--no-access-log", is_flag=True, help="Do not log requests to standard error.")
+@click.option("--json", "as_json", is_flag=True, help="Announce the server as JSON.")
+def serve(
+    local_root: Path | None,
+    bucket: str | None,
+    path: str,
+    host: str | None,
+    port: int | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    tls_self: bool,
+    init_file: Path | None,
+    public_url: str | None,
+    cors_origins: tuple[str, ...],
+    no_cors: bool,
+    append_inflight_bytes: int,
+    commit_interval: float | None,
+    reclaim_after: float,
+    reclaim_rate: int,
+    commit_timeout: float,
+    disk_reserve: int | None,
+    trim_grace: float,
+    trim_on_snapshot: bool,
+    no_fsync: bool,
+    auth: bool,
+    root_token_file: Path | None,
+    open_metrics: bool,
+    default_basin: str,
+    long_poll: float,
+    local_webhooks: bool,
+    no_access_log: bool,
+    as_json: bool,
+) -> None:
+    """Run a server that S2's clients can use; without a place for records, in memory."""
+    if (tls_cert is None) != (tls_key is None):
+        raise InvalidError("--tls-cert and --tls-key belong together: give both or neither")
+    tls = TlsFiles(tls_cert, tls_key) if tls_cert and tls_key else None
+    configuration = Configuration(
+        location=store_location(local_root, bucket, path),
+        store=StoreSettings(
+            inflight_bytes=append_inflight_bytes,
+            commit_interval=_commit_interval(commit_interval),
+            reclaim_after=reclaim_after,
+            reclaim_rate=reclaim_rate,
+            commit_timeout=commit_timeout,
+            disk_reserve=disk_reserve,
+            trim_grace=trim_grace,
+            trim_on_snapshot=trim_on_snapshot,
+            fsync=not no_fsync,
+        ),
+        host=host,
+        port=port if port is not None else TLS_PORT if tls or tls_self else PORT,
+        tls=tls,
+        tls_self=tls_self,
+        cors=not no_cors,
+        cors_origins=tuple(map(parse_origin, cors_origins)),
+        public_url=public_url,
+        init_file=init_file,
+        root_token=_root_token(root_token_file) if auth or root_token_file else None,
+        open_metrics=open_metrics,
+        access_log=not no_access_log,
+        default_basin=default_basin,
+        long_poll=long_poll,
+        local_webhooks=local_webhooks,
+    )
+    options = (
+        option for known in click.get_current_context().command.params for option in known.opts
+    )
+    for sentence in lite_variables.unused(os.environ, options):
+        _warn(sentence)
+    os.umask(_UMASK)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    logging.getLogger("botocore").setLevel(logging.WARNING)  # a line for each file that it reads
+    run(configuration, lambda server: _announce(server, configuration, as_json))
+
+
+def _commit_interval(given: float | None) -> float:
+    """Seconds between commits, from the option or the variable that S2's own server has for it."""
+    wanted = lite_variables.flush_interval(os.environ)
+    if wanted is None:
+        return given or 0.0
+    name = lite_variables.FLUSH_INTERVAL
+    if given is not None:
+        _warn(f"{name} is not used: --commit-interval {given:g} is given")
+        return given
+    _warn(
+        f"{name} is taken as --commit-interval {wanted:g}: storage is written as soon as there is "
+        "something to write, and at most that often"
+    )
+    return wanted
+
+
+def _warn(text: str) -> None:
+    click.echo(f"warning: {text}", err=True)
+
+
+def _root_token(file: Path | None) -> Secret:
+    """The root token from its file, or else from the environment."""
+    text = file.read_text() if file else os.environ.get(_ROOT_TOKEN, "")
+    token = text.strip()
+    if len(token) < _ROOT_TOKEN_MIN:
+        raise InvalidError(
+            f"the root token has {len(token)} characters: put one of at least {_ROOT_TOKEN_MIN} "
+            f"into {file or _ROOT_TOKEN}, for example from `openssl rand -base64 32`"
+        )
+    return Secret(token)
+
+
+def _reach(configuration: Configuration) -> str:
+    """Who can reach the server, and what they may do then."""
+    host = configuration.listening_host
+    if configuration.guarded:
+        return f"It listens at {host} and asks for access tokens."
+    if is_loopback(host):
+        return (
+            f"It listens at {host}, for this machine alone, and asks for no tokens. "
+            "--auth opens it to other machines with tokens, --host without."
+        )
+    return f"It listens at {host} and is open: anybody who reaches it may read and write."
+
+
+def _announce(server: Server, configuration: Configuration, as_json: bool) -> None:
+    if as_json:
+        where = {"url": server.url, "port": server.port, "location": configuration.location}
+        click.echo(json.dumps(where))
+        return
+    click.echo(f"Streamfold serves {configuration.location} at {server.url}", err=True)
+    click.echo(_reach(configuration), err=True)
+    click.echo(server.exports(), nl=False)

@@ -1,0 +1,1 @@
+"""`streamfold snapshot`: verbs on snapshots of a stream's state."""

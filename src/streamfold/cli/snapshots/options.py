@@ -1,0 +1,131 @@
+"""Options that the verbs of `streamfold snapshot` share, and what they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from streamfold.cli.connection import current_token
+from streamfold.cli.parameters import Duration, Place
+
+if TYPE_CHECKING:
+    from streamfold.follow import Keeping, Snapshots, SnapshotStore
+    from streamfold.follow.restore.replay import Folding
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _options(*options: Callable[[F], F]) -> Callable[[F], F]:
+    def add(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add
+
+
+where_options = _options(
+    click.option(
+        "--snapshots",
+        "where",
+        default="auto",
+        show_default=True,
+        metavar="auto[:URL]|in-stream|URL",
+        help="Where snapshots live: outside at a URL (s3://, gs://, az://, file:///), on a Streamfold "
+        "server (http://host:port), in the stream, or in the stream while they fit one record and "
+        "then at the URL.",
+    ),
+    click.option(
+        "--shape",
+        type=click.Choice(["streamfold", "plain"]),
+        default="streamfold",
+        show_default=True,
+        help="How new snapshots look: Streamfold's own, with digests, or plain JSON with the cursor "
+        "in the name or in the record. Both are read.",
+    ),
+    click.option(
+        "--no-trim",
+        is_flag=True,
+        help="Snapshots in the stream leave the records that they cover.",
+    ),
+    click.option(
+        "--codec",
+        type=click.Choice(["json", "msgpack"]),
+        default="json",
+        show_default=True,
+        help="How states are written.",
+    ),
+)
+folding_options = _options(
+    click.option(
+        "--fold",
+        required=True,
+        metavar="NAME",
+        help="last-value, merge-patch, counter, or one of yours as module:function.",
+    ),
+    click.option(
+        "--key-field", default="key", show_default=True, help="last-value: field of the key."
+    ),
+    click.option("--key-header", help="last-value: header of the key, instead of a field."),
+    click.option("--initial", metavar="JSON", help="First state, for a fold of yours."),
+)
+keeping_options = _options(
+    click.option("--trim", is_flag=True, help="Trim the stream to an external snapshot's cursor."),
+    click.option("--keep", type=click.IntRange(min=1), help="External snapshots to keep."),
+    click.option("--max-age", type=Duration(), help="Delete external snapshots older than this."),
+    click.option("--fencing-token", help="Token to show with every append."),
+    click.option("--fence", is_flag=True, help="Set that token first."),
+)
+
+
+def fold_of(given: dict[str, Any]) -> Folding[Any]:
+    """What `folding_options` asked for."""
+    from streamfold.follow.folds import find_fold
+
+    return find_fold(
+        given["fold"],
+        key_field=given["key_field"],
+        key_header=given["key_header"],
+        initial=given["initial"],
+    )
+
+
+def keeping_of(given: dict[str, Any]) -> Keeping:
+    """What `keeping_options` asked for."""
+    from streamfold.follow import Keeping
+
+    return Keeping(
+        given["trim"], given["keep"], given["max_age"], given["fencing_token"], given["fence"]
+    )
+
+
+def snapshots_of(given: dict[str, Any], place: Place) -> Snapshots[Any]:
+    """What `where_options` asked for, for the stream at `place`."""
+    from streamfold.follow import JsonCodec, MsgpackCodec, auto, external, in_stream
+
+    where, shape, trim = given["where"], given["shape"], not given["no_trim"]
+    codec = JsonCodec[Any]() if given["codec"] == "json" else MsgpackCodec[Any]()
+    if where == "in-stream":
+        return in_stream(codec=codec, shape=shape, trim=trim)
+    if where == "auto":
+        return auto(codec=codec, shape=shape, trim=trim)
+    url = where.removeprefix("auto:")
+    served = url.startswith(("http://", "https://"))
+    store = _served(url, place, shape) if served else url
+    naming = "streamfold" if served else shape
+    if where.startswith("auto:"):
+        return auto(store, codec=codec, naming=naming, shape=shape, trim=trim)
+    return external(store, codec=codec, naming=naming)
+
+
+def _served(endpoint: str, place: Place, shape: str) -> SnapshotStore:
+    """Snapshots of the stream that the server at `endpoint` keeps."""
+    from streamfold.follow import ServedSnapshots
+
+    if shape != "streamfold":
+        raise click.UsageError(
+            "a server keeps snapshots in Streamfold's own shape: leave out --shape"
+        )
+    return ServedSnapshots(endpoint, place.basin, place.stream, current_token())

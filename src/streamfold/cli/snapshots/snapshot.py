@@ -1,0 +1,301 @@
+"""`streamfold snapshot`: take, restore, list, prune and plan snapshots of a stream's state."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from streamfold.cli.connection import open_basin, verb
+from streamfold.cli.exit_status import ExitStatus, VerbFailedError
+from streamfold.cli.groups import VerbGroup
+from streamfold.cli.json_output import Shape
+from streamfold.cli.output import Output
+from streamfold.cli.parameters import ByteSize, Duration, Place, place_argument
+from streamfold.cli.snapshots.options import (
+    fold_of,
+    folding_options,
+    keeping_of,
+    keeping_options,
+    snapshots_of,
+    where_options,
+)
+from streamfold.errors import (
+    ConditionFailedError,
+    InvalidError,
+    NotFoundError,
+    OutcomeUnknownError,
+    StreamfoldError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from s2_sdk import S2
+
+    from streamfold.follow import RestorePlan, SnapshotInfo, Snapshots, SnapshotStore, Taken
+    from streamfold.follow.clients.s2 import S2Client
+
+Work = Callable[..., Coroutine[Any, Any, None]]
+
+#: Attempts in a row before a verb gives up on a server that does not answer.
+_ATTEMPTS = 5
+_STATUSES: tuple[tuple[type[StreamfoldError], ExitStatus], ...] = (
+    (ConditionFailedError, ExitStatus.CONDITION_FAILED),
+    (NotFoundError, ExitStatus.NOT_FOUND),
+    (OutcomeUnknownError, ExitStatus.OUTCOME_UNKNOWN),
+)
+
+
+def _telling(work: Work) -> Work:
+    """Failures of following and snapshotting, with the exit status that other verbs have."""
+
+    @wraps(work)
+    async def run(*args: Any, **given: Any) -> None:
+        with _exit_statuses():
+            await work(*args, **given)
+
+    return run
+
+
+@contextmanager
+def _exit_statuses() -> Iterator[None]:
+    try:
+        yield
+    except VerbFailedError:
+        raise
+    except StreamfoldError as error:
+        fitting = [status for kind, status in _STATUSES if isinstance(error, kind)]
+        status = fitting[0] if fitting else ExitStatus.FAILURE
+        raise VerbFailedError(error.code, error.message, status) from error
+
+
+@click.group(cls=VerbGroup)
+def snapshot() -> None:
+    """Bound how long a restore takes: snapshots of the state that a stream folds to."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)  # for folds as module:function
+
+
+@verb("take", changes=True)
+@place_argument
+@where_options
+@folding_options
+@keeping_options
+@_telling
+async def take(s2: S2, output: Output, place: Place, **given: Any) -> None:
+    """Take one snapshot now, of everything up to the tail.
+
+    Ends with status 6, and says why, if it took none: nothing came since the last one, or another
+    process has just taken one.
+    """
+    from streamfold.follow import Backoff, Outcome, Snapshotter
+
+    folding = fold_of(given)
+    async with Snapshotter(
+        _client(s2, place),
+        fold=folding.fold,
+        initial=folding.initial,
+        fold_name=folding.name,
+        snapshots=snapshots_of(given, place),
+        keeping=keeping_of(given),
+        backoff=Backoff(attempts=_ATTEMPTS),
+    ) as snapshotter:
+        taken = await snapshotter.take()
+    if taken.outcome is not Outcome.TAKEN:
+        raise VerbFailedError(
+            taken.outcome.replace("-", "_"),
+            f"no snapshot was taken: {taken.reason}",
+            ExitStatus.NOTHING_DONE,
+        )
+    _show_taken(output, taken)
+
+
+@verb("run", changes=True)
+@place_argument
+@where_options
+@folding_options
+@keeping_options
+@click.option("--records", type=click.IntRange(min=1), help="One after so many records.")
+@click.option("--bytes", "size", type=ByteSize(), help="One after so many bytes of records.")
+@click.option("--age", type=Duration(), help="One after so long, if anything came.")
+@click.option("--replay", type=Duration(), help="One when a replay would take so long.")
+@_telling
+async def run(
+    s2: S2,
+    output: Output,
+    place: Place,
+    records: int | None,
+    size: int | None,
+    age: int | None,
+    replay: int | None,
+    **given: Any,
+) -> None:
+    """Keep taking snapshots, until interrupted; without limits, every 10,000 records."""
+    from streamfold.follow import Policy, Snapshotter
+
+    limits = (records, size, age, replay)
+    policy = Policy(records, size, age, replay) if any(limits) else Policy()
+    folding = fold_of(given)
+    async with Snapshotter(
+        _client(s2, place),
+        fold=folding.fold,
+        initial=folding.initial,
+        fold_name=folding.name,
+        snapshots=snapshots_of(given, place),
+        policy=policy,
+        keeping=keeping_of(given),
+        on_taken=lambda taken: _show_taken(output, taken),
+    ) as snapshotter:
+        output.note(f"follows {place} from {snapshotter.state.cursor}")
+        await snapshotter.run()
+
+
+@verb("restore")
+@place_argument
+@where_options
+@folding_options
+@click.option(
+    "--output",
+    "file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the state to this file instead of standard output.",
+)
+@_telling
+async def restore(s2: S2, output: Output, place: Place, file: Path | None, **given: Any) -> None:
+    """Restore the state as of now, and print it as JSON."""
+    import msgspec
+
+    from streamfold.follow import Backoff, follow
+
+    folding = fold_of(given)
+    async with follow(
+        _client(s2, place),
+        fold=folding.fold,
+        initial=folding.initial,
+        fold_name=folding.name,
+        snapshots=snapshots_of(given, place),
+        backoff=Backoff(attempts=_ATTEMPTS),
+    ) as state:
+        shape: Shape = {"cursor": state.cursor, "plan": _plan_shape(state.plan)}
+        encoded = msgspec.json.encode(state.value)
+    if file is not None:
+        await asyncio.to_thread(file.write_bytes, encoded)
+        output.show({**shape, "file": str(file)}, f"{file}  state before {shape['cursor']}")
+    elif output.as_json:
+        output.show({**shape, "state": msgspec.Raw(encoded)}, "")
+    else:
+        output.write(encoded, b"\n")
+
+
+@verb("plan")
+@place_argument
+@where_options
+@_telling
+async def plan(s2: S2, output: Output, place: Place, **given: Any) -> None:
+    """Show what a restore would load, and how much it would replay."""
+    from streamfold.follow import make_plan
+
+    found = await make_plan(_client(s2, place), snapshots_of(given, place))
+    output.show(_plan_shape(found), str(found))
+
+
+@verb("list")
+@place_argument
+@where_options
+@_telling
+async def list_(s2: S2, output: Output, place: Place, **given: Any) -> None:
+    """List snapshots, the newest first; those in the stream are found by reading it."""
+    from streamfold.follow.snapshots.listing import list_snapshots
+
+    for info in await list_snapshots(_client(s2, place), snapshots_of(given, place)):
+        size = "-" if info.size is None else str(info.size)
+        text = f"{info.cursor:>20}  {info.place:8}  {info.codec:8}  {size:>12}  {info.name}"
+        output.show(_info_shape(info), text)
+
+
+@verb("prune", changes=True)
+@place_argument
+@where_options
+@click.option("--keep", type=click.IntRange(min=1), help="Snapshots to keep.")
+@click.option("--max-age", type=Duration(), help="Delete those older than this.")
+@_telling
+async def prune(
+    s2: S2,
+    output: Output,
+    place: Place,
+    keep: int | None,
+    max_age: int | None,
+    **given: Any,
+) -> None:
+    """Delete external snapshots by number and age, but never the newest whole one."""
+    from streamfold import follow
+
+    if keep is None and max_age is None:
+        raise click.UsageError("say what may go: --keep N, --max-age DURATION, or both")
+    store = _store(snapshots_of(given, place))
+    now = int(time.time() * 1000)
+    for info in await follow.prune(store, keep=keep, max_age=max_age, now=now):
+        output.show(_info_shape(info), f"deleted {info.name}")
+
+
+for command in (take, run, restore, plan, list_, prune):
+    snapshot.add_command(command)
+
+
+def _client(s2: S2, place: Place) -> S2Client:
+    from streamfold.follow.clients.s2 import S2Client
+
+    return S2Client(open_basin(s2, place.basin).stream(place.stream))
+
+
+def _store(snapshots: Snapshots[Any]) -> SnapshotStore:
+    if snapshots.store is None:
+        raise InvalidError(
+            "only external snapshots are pruned, those in the stream are trimmed: "
+            "give --snapshots the URL where they are"
+        )
+    return snapshots.store
+
+
+def _show_taken(output: Output, taken: Taken) -> None:
+    shape: Shape = {
+        "outcome": taken.outcome,
+        "cursor": taken.cursor,
+        "place": taken.place,
+        "reason": taken.reason,
+    }
+    where = f"  {taken.place}" if taken.place else ""
+    output.show(shape, f"{taken.outcome}  {taken.cursor}{where}")
+
+
+def _info_shape(info: SnapshotInfo) -> Shape:
+    return {
+        "place": info.place,
+        "name": info.name,
+        "cursor": info.cursor,
+        "codec": info.codec,
+        "bytes": info.size,
+        "created_at": info.created_at,
+    }
+
+
+def _plan_shape(found: RestorePlan) -> Shape:
+    return {
+        "stream": found.stream,
+        "snapshot": _info_shape(found.snapshot) if found.snapshot else None,
+        "first": found.first,
+        "read_from": found.read_from,
+        "tail": found.tail,
+        "records": found.records,
+        "estimated_bytes": found.estimated_bytes,
+        "skipped": [str(skipped.error) for skipped in found.skipped],
+    }

@@ -1,0 +1,1 @@
+"""Stream clients: the seam, its implementations, and reads that survive disconnects."""

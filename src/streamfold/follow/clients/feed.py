@@ -1,0 +1,123 @@
+"""Reads that go on after disconnects, and calls that are tried again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from streamfold.errors import InvalidError, PositionUnwrittenError, RetryLaterError
+from streamfold.follow.clients.cancellation import see_off
+from streamfold.follow.clients.client import StreamClient, StreamRecord
+from streamfold.follow.errors import SnapshotAheadError
+
+T = TypeVar("T")
+Batch = Sequence[StreamRecord]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Pauses between attempts, in seconds: doubling, half of each by chance."""
+
+    first: float = 0.1
+    longest: float = 10.0
+    #: Failures in a row after which the error comes out; None = never.
+    attempts: int | None = None
+    rng: random.Random = field(default_factory=random.Random)
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+    async def pause(self, failures: int, error: RetryLaterError) -> None:
+        """Wait after so many failures in a row, or raise the last one's error."""
+        if self.attempts is not None and failures >= self.attempts:
+            raise error
+        longest = min(self.longest, self.first * 2.0 ** min(failures - 1, 30))
+        logger.warning("trying again after failure %d: %s", failures, error)
+        await self.sleep(longest * (0.5 + self.rng.random() / 2))
+
+
+async def retrying(backoff: Backoff, call: Callable[[], Awaitable[T]]) -> T:
+    """The result of `call`, repeated while nothing happened and it may succeed later."""
+    failures = 0
+    while True:
+        try:
+            return await call()
+        except RetryLaterError as error:
+            failures += 1
+            await backoff.pause(failures, error)
+
+
+class Feed:
+    """All records from a position on, in order, across disconnects; seq_nums jump where records
+    were trimmed.
+    """
+
+    def __init__(self, client: StreamClient, position: int, backoff: Backoff) -> None:
+        self._client = client
+        self.backoff = backoff
+        self.position = position
+        self._batches = self._read()
+        self._pending: asyncio.Task[Batch] | None = None
+        self._closed = False
+
+    async def next(self, patience: float | None = None) -> Batch | None:
+        """The next batch; None when none came in so many seconds. Nothing is lost by cancelling."""
+        if self._closed:
+            raise InvalidError(
+                "the stream is not followed any more: its `async with` block is over"
+            )
+        step = self._pending = self._pending or asyncio.create_task(self._step())
+        done, _ = await asyncio.wait({step}, timeout=patience)
+        if not done:
+            return None
+        if step.cancelled():
+            raise InvalidError("the stream is not followed any more: it was left meanwhile")
+        self._pending = None
+        return step.result()
+
+    async def seek(self, position: int) -> None:
+        """Go on from another position."""
+        await self.close()
+        self.position = position
+        self._batches = self._read()
+        self._closed = False
+
+    async def close(self) -> None:
+        """End the session; what was not taken is read again by whoever comes next."""
+        self._closed = True
+        if self._pending is not None:
+            step, self._pending = self._pending, None
+            step.cancel()
+            await see_off(step)
+            if not step.cancelled():
+                step.exception()  # it was too late for anybody to hear of it
+        await self._batches.aclose()
+
+    async def _step(self) -> Batch:
+        return await anext(self._batches)
+
+    async def _read(self) -> AsyncGenerator[Batch]:
+        failures = 0
+        while True:
+            try:
+                async with aclosing(self._client.read(self.position)) as session:
+                    async for batch in session:
+                        failures = 0
+                        self.position = batch[-1].seq_num + 1
+                        yield batch
+                error = RetryLaterError("the session ended")
+            except RetryLaterError as lost:
+                error = lost
+            except PositionUnwrittenError as beyond:
+                raise SnapshotAheadError(
+                    f"the state that follows {self._client.name}",
+                    self.position,
+                    beyond.tail_seq_num,
+                ) from beyond
+            failures += 1
+            await self.backoff.pause(failures, error)

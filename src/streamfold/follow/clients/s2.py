@@ -1,0 +1,128 @@
+"""Streams of any S2 endpoint, through the official SDK. Needs the extra `client`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from streamfold import errors
+from streamfold.errors import StreamfoldError
+from streamfold.extras import needing_extra
+from streamfold.follow.clients.cancellation import see_off
+from streamfold.follow.clients.client import Appended, StreamRecord
+from streamfold.model.positions import SeqNum, StreamPosition, Timestamp
+from streamfold.model.records import Record
+
+with needing_extra("client"):
+    import s2_sdk
+    from s2_sdk._exceptions import AppendIndefiniteFailureError, TransportError
+    from s2_sdk._retrier import has_no_side_effects
+
+#: By status; a status that is not here is the caller's mistake.
+_BY_STATUS: dict[int, type[StreamfoldError]] = {
+    401: errors.UnauthenticatedError,
+    403: errors.PermissionDeniedError,
+    404: errors.NotFoundError,
+    409: errors.ConflictError,
+}
+_RETRYABLE = frozenset({408, 429, 500, 502, 503, 504})
+
+
+class S2Client:
+    """A `StreamClient` on `s2.basin(...).stream(...)` of the S2 SDK, whose retries stay as they are."""
+
+    def __init__(self, stream: s2_sdk.S2Stream) -> None:
+        self._stream = stream
+
+    @property
+    def name(self) -> str:
+        return str(self._stream.name)
+
+    async def check_tail(self) -> StreamPosition:
+        try:
+            tail = await self._stream.check_tail()
+        except s2_sdk.S2Error as error:
+            raise _translate(error) from error
+        return StreamPosition(SeqNum(tail.seq_num), Timestamp(tail.timestamp))
+
+    async def peek(self, seq_num: int, count: int) -> Sequence[StreamRecord]:
+        try:
+            batch = await self._stream.read(
+                start=s2_sdk.SeqNum(seq_num), limit=s2_sdk.ReadLimit(count=count)
+            )
+        except s2_sdk.ReadUnwrittenError:
+            return []
+        except s2_sdk.S2Error as error:
+            raise _translate(error) from error
+        records: Sequence[StreamRecord] = batch.records
+        return records
+
+    async def read(self, seq_num: int) -> AsyncGenerator[Sequence[StreamRecord]]:
+        session = self._stream.read_session(start=s2_sdk.SeqNum(seq_num))
+        try:
+            async for batch in session:
+                yield batch.records
+        except s2_sdk.S2Error as error:
+            raise _translate(error) from error
+        finally:
+            closing = asyncio.create_task(session.close())
+            await see_off(closing)
+            if not closing.cancelled():
+                closing.result()
+
+    async def append(
+        self,
+        records: Sequence[Record],
+        *,
+        match_seq_num: int | None = None,
+        fencing_token: str | None = None,
+    ) -> Appended:
+        batch = s2_sdk.AppendInput(
+            [_record(record) for record in records],
+            match_seq_num=match_seq_num,
+            fencing_token=fencing_token,
+        )
+        try:
+            ack = await self._stream.append(batch)
+        except s2_sdk.SeqNumMismatchError as error:
+            raise errors.SeqNumMismatchError(match_seq_num or 0, error.expected_seq_num) from error
+        except s2_sdk.FencingTokenMismatchError as error:
+            raise errors.FencingTokenMismatchError(
+                fencing_token or "", error.expected_fencing_token
+            ) from error
+        except s2_sdk.S2Error as error:
+            raise _translate(error, appending=True) from error
+        return Appended(ack.start.seq_num, ack.end.seq_num)
+
+
+def _record(record: Record) -> Any:
+    headers = [(name, value) for name, value in record.headers]
+    return s2_sdk.Record(record.body, headers, record.timestamp)
+
+
+def _translate(error: s2_sdk.S2Error, *, appending: bool = False) -> StreamfoldError:
+    """The same failure in our words; for an append, whether it may have had its effect."""
+    if isinstance(error, AppendIndefiniteFailureError):
+        return errors.OutcomeUnknownError(str(error))
+    if isinstance(error, s2_sdk.ReadUnwrittenError):
+        return errors.PositionUnwrittenError(error.tail.seq_num, error.tail.timestamp)
+    cause = error.__cause__
+    transport = cause if isinstance(cause, TransportError) else None
+    message = f"{getattr(error, 'code', 'transport')}: {error}"
+    if transport is not None or _is_retryable(error):
+        # A refused connection has done nothing, a broken one may have.
+        if appending and not has_no_side_effects(transport or error):
+            return errors.OutcomeUnknownError(message)
+        return errors.RetryLaterError(message)
+    status = getattr(error, "status_code", None)
+    return (
+        _BY_STATUS.get(status, errors.InvalidError)(message)
+        if status
+        else (errors.InvalidError(message))
+    )
+
+
+def _is_retryable(error: s2_sdk.S2Error) -> bool:
+    status = getattr(error, "status_code", None)
+    return status in _RETRYABLE or getattr(error, "code", "") == "transaction_conflict"

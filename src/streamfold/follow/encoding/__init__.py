@@ -1,0 +1,1 @@
+"""The bytes of snapshots: codecs, containers, and records in the stream."""

@@ -1,0 +1,123 @@
+"""Snapshots put together from their records, however these are interleaved."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from streamfold.follow.clients.client import StreamRecord
+from streamfold.follow.encoding.frames import Closing, Frame, Opening, label
+from streamfold.follow.encoding.record_forms import HEADERS, Shape, shape_of
+from streamfold.follow.errors import SnapshotCorruptError
+
+#: Unfinished snapshots kept at a time. More than one is there only when writers died or race, and the
+#: oldest of so many is dead: dropping it bounds memory.
+OPEN_MAX = 4
+
+
+@dataclass(slots=True)
+class Parts:
+    """A snapshot of which some records have come."""
+
+    snapshot: str
+    opening: Opening
+    #: seq_num of its first record: deltas after this one are not in its state.
+    began_at: int
+    #: Deltas and their bytes that had come before it, for counting from there.
+    records_before: int
+    bytes_before: int
+    in_one_record: bool = False
+    timestamp: int = 0
+    next_index: int = 0
+    size: int = 0
+    pieces: deque[bytes] = field(default_factory=deque)
+    digest: hashlib._Hash = field(default_factory=hashlib.sha256)
+
+    @property
+    def name(self) -> str:
+        return label(self.snapshot, self.began_at)
+
+    def give_away(self) -> Iterator[bytes]:
+        """The state in pieces, each freed as soon as its taker lets go of it."""
+        while self.pieces:
+            yield self.pieces.popleft()
+
+
+class Assembly:
+    """Snapshots under way; with `keep`, their states too, or else only whether they are whole."""
+
+    def __init__(self, *, keep: bool) -> None:
+        self._keep = keep
+        self.open: dict[str, Parts] = {}
+
+    def add(self, record: StreamRecord, records: int = 0, size: int = 0) -> Parts | None:
+        """Take a snapshot record; the parts come back when this one makes them a whole snapshot.
+
+        `records` and `size` say how many deltas, and bytes of them, have come before. Raises for a
+        snapshot that cannot be used; others under way are not touched.
+        """
+        shape = shape_of(record) or HEADERS
+        frame = shape.parse(record)
+        parts = self.open.get(frame.snapshot)
+        if parts is None and frame.index == 0:
+            parts = self._begin(frame, record, records, size)
+        if parts is None:
+            return None  # its beginning is trimmed, or it was given up
+        try:
+            return self._continue(parts, frame, record, shape)
+        except SnapshotCorruptError:
+            self.open.pop(frame.snapshot, None)
+            raise
+
+    def _begin(self, frame: Frame, record: StreamRecord, records: int, size: int) -> Parts:
+        name = label(frame.snapshot, record.seq_num)
+        if frame.opening is None:
+            raise SnapshotCorruptError(name, "its first record does not say what it covers")
+        # Between the cursor and a snapshot in one record, there may be the trim command beside it.
+        earliest = record.seq_num - (1 if frame.closing else 0)
+        if not earliest <= frame.opening.covers_before <= record.seq_num:
+            raise SnapshotCorruptError(
+                name, f"it covers records before {frame.opening.covers_before}, not {earliest}"
+            )
+        if len(self.open) >= OPEN_MAX:
+            del self.open[next(iter(self.open))]
+        single = frame.closing is not None
+        parts = Parts(frame.snapshot, frame.opening, record.seq_num, records, size, single)
+        self.open[frame.snapshot] = parts
+        return parts
+
+    def _continue(
+        self, parts: Parts, frame: Frame, record: StreamRecord, shape: Shape
+    ) -> Parts | None:
+        parts.timestamp = record.timestamp
+        if frame.index < parts.next_index:
+            return None  # appended twice, because the first acknowledgement was lost
+        if frame.index > parts.next_index:
+            raise SnapshotCorruptError(parts.name, f"record {parts.next_index} of it is missing")
+        if frame.closing is None or frame.index == 0:
+            self._collect(parts, shape.state_of(record))
+        if frame.closing is None:
+            return None
+        self._check(parts, frame.closing)
+        del self.open[parts.snapshot]
+        return parts
+
+    def _collect(self, parts: Parts, body: bytes) -> None:
+        parts.next_index += 1
+        parts.size += len(body)
+        if self._keep:
+            parts.digest.update(body)
+            parts.pieces.append(body)
+
+    def _check(self, parts: Parts, closing: Closing) -> None:
+        if (closing.count, closing.size) != (parts.next_index, parts.size):
+            raise SnapshotCorruptError(
+                parts.name,
+                f"it has {parts.size} bytes in {parts.next_index} records, and should have "
+                f"{closing.size} in {closing.count}",
+            )
+        digest = parts.digest.hexdigest() if self._keep and closing.sha256 is not None else None
+        if digest is not None and digest != closing.sha256:
+            raise SnapshotCorruptError(parts.name, "its bytes do not have the digest that it tells")

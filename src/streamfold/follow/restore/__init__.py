@@ -1,0 +1,1 @@
+"""Restoring a state: plan, search, load, replay."""

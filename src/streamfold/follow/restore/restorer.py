@@ -1,0 +1,146 @@
+"""A restore: plan, load, replay; and again, when what it was built on is gone meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import time
+from functools import partial
+from typing import Generic, TypeVar
+
+from streamfold.errors import BlobNotFoundError, StreamfoldError
+from streamfold.follow.clients.client import StreamClient
+from streamfold.follow.clients.feed import Backoff, Feed, retrying
+from streamfold.follow.encoding.codecs import check_fold
+from streamfold.follow.encoding.container import Unpacked
+from streamfold.follow.errors import (
+    HistoryTrimmedError,
+    SnapshotCorruptError,
+    SnapshotUnsupportedError,
+)
+from streamfold.follow.restore.plan import RestorePlan, Skipped, make_plan
+from streamfold.follow.restore.progress import Progress, ProgressCallback
+from streamfold.follow.restore.replay import Intake
+from streamfold.follow.snapshots.snapshot_store import Place, SnapshotInfo, Snapshots, SnapshotStore
+
+S = TypeVar("S")
+logger = logging.getLogger(__name__)
+
+#: Times that a restore begins anew because the stream was trimmed under it: one that is trimmed more
+#: often than that while it is read cannot be caught up with.
+_ROUNDS = 20
+#: Records replayed, at least, before their speed tells anything.
+_MEASURABLE = 1000
+
+
+class Restorer(Generic[S]):
+    """Brings an intake to the tail."""
+
+    def __init__(
+        self,
+        client: StreamClient,
+        snapshots: Snapshots[S],
+        intake: Intake[S],
+        report: ProgressCallback,
+    ) -> None:
+        self._client = client
+        self._snapshots = snapshots
+        self._intake = intake
+        self._backoff = Backoff()
+        self._report = report
+        self._skipped: list[Skipped] = []
+        #: Records per second of the last replay that was long enough to tell.
+        self.speed: float | None = None
+
+    async def restore(self, backoff: Backoff) -> tuple[RestorePlan, Feed]:
+        """Restore to the tail of this moment; returns how, and a feed that goes on from there."""
+        self._backoff = backoff
+        self._skipped.clear()
+        first = 0
+        for _ in range(_ROUNDS):
+            plan = await make_plan(self._client, self._snapshots, self._backoff, self._skipped)
+            first = plan.first
+            if await self._prepare(plan):
+                feed = await self._replay(plan)
+                if feed is not None:
+                    self._report(Progress("done", plan.records, plan.records))
+                    return plan, feed
+        raise HistoryTrimmedError(first, ["the stream is trimmed again and again meanwhile"])
+
+    async def _prepare(self, plan: RestorePlan) -> bool:
+        """Have the intake begin as planned; False when the snapshot proved unusable."""
+        info, store = plan.snapshot, self._snapshots.store
+        if plan.searching:
+            self._intake.search_from(plan.read_from)
+        elif info is None or store is None:
+            self._intake.start_at(self._intake.fresh(), 0)
+        else:
+            return await self._load(store, info)
+        return True
+
+    async def _load(self, store: SnapshotStore, info: SnapshotInfo) -> bool:
+        try:
+            unpacked = await retrying(self._backoff, partial(self._fetch, store, info))
+            if unpacked.description.cursor != info.cursor:
+                raise SnapshotCorruptError(
+                    info.name, f"it says that its cursor is {unpacked.description.cursor}"
+                )
+            check_fold(info.name, unpacked.description.fold, self._intake.fold_name)
+            value = unpacked.decode(self._snapshots.codec)
+        except (SnapshotCorruptError, SnapshotUnsupportedError, BlobNotFoundError) as error:
+            self._skip(info.name, error)
+            return False
+        self._intake.start_at(value, info.cursor, unpacked.description.created_at)
+        return True
+
+    async def _fetch(self, store: SnapshotStore, info: SnapshotInfo) -> Unpacked:
+        return await store.unpack(
+            info, lambda size: self._report(Progress("load", size, info.size))
+        )
+
+    async def _replay(self, plan: RestorePlan) -> Feed | None:
+        """A feed at the tail; None when the stream was trimmed meanwhile, or holds no snapshot."""
+        feed = Feed(self._client, self._intake.position, self._backoff)
+        try:
+            if await self._run(feed, plan):
+                return feed
+        except BaseException:
+            await feed.close()
+            raise
+        await feed.close()
+        return None
+
+    async def _run(self, feed: Feed, plan: RestorePlan) -> bool:
+        intake, began = self._intake, time.perf_counter()
+        while not intake.known or intake.position < plan.tail:
+            if intake.position >= plan.tail:
+                self._give_up(plan)
+                return False
+            batch = await feed.next()
+            if batch is None:
+                continue
+            if intake.known and intake.is_gap(batch):
+                return False
+            intake.absorb(batch)
+            if intake.position != batch[-1].seq_num + 1:
+                await feed.seek(intake.position)
+            self._report(Progress("replay", intake.position - plan.read_from, plan.records))
+        if plan.records >= _MEASURABLE:
+            self.speed = plan.records / max(1e-6, time.perf_counter() - began)
+        return True
+
+    def _give_up(self, plan: RestorePlan) -> None:
+        """The search reached the tail: skip what it was for, or, when it was for any, fail."""
+        for problem in self._intake.problems:
+            self._skipped.append(Skipped("in the stream", problem))
+        info = plan.snapshot
+        if info is not None and info.place is not Place.EXTERNAL:
+            error = self._intake.problems[-1] if self._intake.problems else None
+            self._skip(info.name, error or SnapshotCorruptError(info.name, "it has no end"))
+            return
+        if self._skipped:
+            raise self._skipped[0].error
+        raise HistoryTrimmedError(plan.first, ())
+
+    def _skip(self, name: str, error: StreamfoldError) -> None:
+        logger.warning("restore goes on without a snapshot: %s", error)
+        self._skipped.append(Skipped(name, error))

@@ -1,0 +1,355 @@
+"""Takes snapshots: once, or for as long as it runs; any number of them on one stream."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from streamfold.errors import (
+    BlobOutcomeUnknownError,
+    InvalidError,
+    OutcomeUnknownError,
+    RetryLaterError,
+)
+from streamfold.follow.clients.client import StreamClient, StreamRecord
+from streamfold.follow.clients.feed import Backoff, retrying
+from streamfold.follow.encoding.container import Description
+from streamfold.follow.encoding.frames import HERE
+from streamfold.follow.encoding.stream_writer import Attempt, Piece, Sizes, StreamWriter
+from streamfold.follow.errors import SnapshotOutrunError
+from streamfold.follow.follower import Follower, as_client
+from streamfold.follow.restore.progress import ProgressCallback
+from streamfold.follow.restore.replay import Folding, Mark
+from streamfold.follow.snapshots.policy import Policy, Since, due, wait_for
+from streamfold.follow.snapshots.retention import prune
+from streamfold.follow.snapshots.snapshot_store import Place, Snapshots, SnapshotStore, Writing
+
+S = TypeVar("S")
+logger = logging.getLogger(__name__)
+
+#: Times that a snapshot is tried at the tail. On a stream that others append to all the time, it then
+#: goes wherever it lands.
+_CLAIMS = 8
+#: Times that a snapshot is opened anew because others trimmed the stream under it.
+_ATTEMPTS = 3
+#: Seconds without a further frame after which another's framed snapshot counts as given up.
+_ABANDONED = 30.0
+#: Seconds to leave another snapshotter before looking again.
+_OTHERS_PAUSE = 1.0
+
+
+class Outcome(enum.StrEnum):
+    """What became of a snapshot."""
+
+    TAKEN = "taken"
+    #: There is one already that covers everything, ours or another's.
+    NOTHING_NEW = "nothing-new"
+    #: Another snapshotter has just saved one at this cursor, or is about to.
+    ANOTHERS = "anothers"
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The result of taking a snapshot."""
+
+    outcome: Outcome
+    cursor: int
+    place: Place | None = None
+
+    @property
+    def reason(self) -> str:
+        """Why there is a snapshot now, or why there is none, in a sentence."""
+        match self.outcome:
+            case Outcome.TAKEN:
+                return f"the state before {self.cursor} is saved"
+            case Outcome.NOTHING_NEW:
+                return f"a snapshot covers everything before {self.cursor} already"
+            case Outcome.ANOTHERS:
+                return (
+                    f"another process has just taken a snapshot at {self.cursor}, or is taking one"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """What is done besides taking snapshots."""
+
+    #: Trim the stream to the cursor of an external snapshot; for those in the stream, see `in_stream`.
+    trim: bool = False
+    #: External snapshots to keep, by number and by age in seconds; None = all.
+    keep: int | None = None
+    max_age: float | None = None
+    #: Shown with every append.
+    fencing_token: str | None = None
+    #: Set that token first, so that whoever showed another is refused from then on.
+    fence: bool = False
+
+    def __post_init__(self) -> None:
+        if self.fence and not self.fencing_token:
+            raise InvalidError("to fence the stream a fencing_token is needed: choose one")
+        if self.keep is not None and self.keep < 1:
+            raise InvalidError(f"keep {self.keep} must be at least 1: the newest one always stays")
+
+
+class Snapshotter(Generic[S]):
+    """Follows a stream with a state of its own, and saves that state.
+
+        async with Snapshotter(stream, fold=apply, initial=dict, snapshots=in_stream()) as snapshotter:
+            await snapshotter.run()     # or take(), once
+
+    Several may run on one stream: at each cursor one wins, the others notice and go on.
+    """
+
+    def __init__(
+        self,
+        stream: StreamClient | Any,
+        *,
+        fold: Callable[[S, StreamRecord], S],
+        initial: Callable[[], S],
+        snapshots: Snapshots[S],
+        fold_batch: Callable[[S, Sequence[StreamRecord]], S] | None = None,
+        fold_name: str | None = None,
+        policy: Policy | None = None,
+        keeping: Keeping | None = None,
+        backoff: Backoff | None = None,
+        progress: ProgressCallback | None = None,
+        sizes: Sizes | None = None,
+        on_taken: Callable[[Taken], None] = lambda _: None,
+        now: Callable[[], int] = lambda: int(time.time() * 1000),
+        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+    ) -> None:
+        self._client = as_client(stream)
+        self._snapshots = snapshots
+        self._policy = policy or Policy()
+        self._keeping = keeping or Keeping()
+        self._backoff = backoff or Backoff()
+        self._now = now
+        self._new_id = new_id
+        self._on_taken = on_taken
+        self._began = now()
+        self._follower = Follower(
+            self._client,
+            Folding(fold, initial, fold_batch, fold_name),
+            snapshots,
+            backoff=self._backoff,
+            progress=progress,
+        )
+        token = self._keeping.fencing_token
+        self._writer = StreamWriter(
+            self._client, self._backoff, token, sizes, snapshots.shape, trims=snapshots.trim
+        )
+        #: Whether the state was too large for one record when it was last encoded.
+        self._outgrown = False
+        #: The newest snapshot that is known of from elsewhere than the stream.
+        self._saved: Mark | None = None
+        self._last_id = ""
+
+    @property
+    def state(self) -> Follower[S]:
+        """The state that is saved."""
+        return self._follower
+
+    async def __aenter__(self) -> Self:
+        if self._keeping.fence and self._keeping.fencing_token:
+            await self._writer.fence(self._keeping.fencing_token)
+        await self._follower.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._follower.__aexit__(kind, error, trace)
+
+    async def run(self) -> None:
+        """Take snapshots whenever the policy says so, until cancelled or fenced off."""
+        failures = 0
+        while True:
+            reason = await self._reason()
+            wait = wait_for(self._policy, self.since())
+            if reason is not None:
+                try:
+                    taken = await self.take()
+                except (RetryLaterError, OutcomeUnknownError) as error:
+                    failures += 1
+                    await self._backoff.pause(failures, RetryLaterError(error.message))
+                    continue
+                failures = 0
+                logger.info("snapshot at %d: %s (%s)", taken.cursor, taken.outcome, reason)
+                self._on_taken(taken)
+                wait = _OTHERS_PAUSE if taken.outcome is Outcome.ANOTHERS else None
+            await self._follower.advance(wait)
+
+    async def _reason(self) -> str | None:
+        """Why a snapshot is due, even with those in mind that others have saved outside."""
+        if due(self._policy, self.since()) is None:
+            return None
+        await self._look_outside()
+        return due(self._policy, self.since())
+
+    def since(self) -> Since:
+        """What has come since the newest snapshot that is known of."""
+        intake = self._follower.intake
+        mark = intake.mark
+        if self._saved is not None and self._saved.cursor > mark.cursor:
+            mark = self._saved
+        taken_at = self._began if mark.taken_at is None else mark.taken_at
+        return Since(
+            max(0, intake.records - mark.records),
+            max(0, intake.bytes - mark.bytes),
+            (self._now() - taken_at) / 1000,
+            self._follower.speed,
+        )
+
+    async def take(self) -> Taken:
+        """Save the state as it is at the tail.
+
+        In the stream, the first record goes to the tail that the state stands at; if others append
+        there first, the state is extended and it tries again. On a stream that is never at rest it
+        goes wherever it lands, and the state is extended up to there. Both work at any rate of
+        appends at which this follower keeps up.
+        """
+        for _ in range(_CLAIMS):
+            await self._follower.catch_up()
+            cursor = self._follower.cursor
+            if self.since().records == 0:
+                return Taken(Outcome.NOTHING_NEW, cursor)
+            if self._snapshots.writing is not Writing.EXTERNAL and self._is_anothers_turn():
+                return Taken(Outcome.ANOTHERS, cursor)
+            taken = await self._write(cursor)
+            if taken is not None:
+                return taken
+        for _ in range(_ATTEMPTS):
+            taken = await self._write_anywhere()
+            if taken is not None:
+                return taken
+        raise SnapshotOutrunError(_ATTEMPTS, self._follower.cursor)
+
+    async def _write(self, cursor: int) -> Taken | None:
+        """Save the state where it belongs; None if the stream had moved on."""
+        snapshots, store = self._snapshots, self._snapshots.store
+        attempt = self._attempt(cursor)
+        if snapshots.writing is Writing.EXTERNAL and store is not None:
+            return await self._save_outside(store, attempt, self._encoded())
+        if snapshots.writing is Writing.AUTO and store is not None:
+            whole, rest = self._writer.split(self._encoded())
+            if whole is None:
+                return await self._save_outside(store, attempt, rest)
+            return await self._write_record(attempt, whole)
+        if not self._outgrown:
+            whole, _ = self._writer.split(self._encoded())
+            if whole is not None:
+                return await self._write_record(attempt, whole)
+            self._outgrown = True
+        # The claim first: encoding takes time, in which others would move the tail.
+        if not await self._writer.claim(attempt):
+            return None
+        return await self._write_frames(attempt)
+
+    async def _write_record(self, attempt: Attempt, state: bytes) -> Taken | None:
+        if not await self._writer.write_record(attempt, state):
+            return None
+        self._remember(attempt.cursor)
+        return Taken(Outcome.TAKEN, attempt.cursor, Place.RECORD)
+
+    async def _write_anywhere(self) -> Taken | None:
+        """Open a framed snapshot where it lands, and save the state as it is there.
+
+        None if others trimmed the stream before the state stood there.
+        """
+        attempt = self._attempt(HERE)
+        at_most = await self._writer.open_anywhere(attempt)
+        parts = await self._follower.advance_to(attempt.snapshot, at_most)
+        if parts is None:
+            await self._follower.catch_up()
+            return None
+        return await self._write_frames(replace(attempt, cursor=parts.began_at))
+
+    async def _write_frames(self, attempt: Attempt) -> Taken:
+        """Append the state, which stands at the cursor, after the first frame, which is there."""
+        whole, rest = self._writer.split(self._encoded())
+        self._outgrown = whole is None
+        await self._follower.pause()  # or its frames would come back and hold up the next ones
+        await self._writer.write_frames(attempt, rest if whole is None else [whole])
+        self._remember(attempt.cursor)
+        return Taken(Outcome.TAKEN, attempt.cursor, Place.FRAMED)
+
+    def _attempt(self, cursor: int) -> Attempt:
+        self._last_id = self._new_id()
+        fold = self._follower.intake.fold_name
+        return Attempt(self._last_id, cursor, self._snapshots.codec.name, fold)
+
+    def _encoded(self) -> Iterable[Piece]:
+        return self._snapshots.codec.encode(self._follower.value)
+
+    async def _save_outside(
+        self, store: SnapshotStore, attempt: Attempt, pieces: Iterable[Piece]
+    ) -> Taken:
+        described = Description.of(
+            attempt.snapshot, attempt.cursor, attempt.codec, self._now(), attempt.fold
+        )
+        blob = store.naming.pack(pieces, described)
+        saved = await self._put(store, attempt, blob)
+        self._remember(attempt.cursor)
+        if not saved:
+            return Taken(Outcome.ANOTHERS, attempt.cursor, Place.EXTERNAL)
+        keeping = self._keeping
+        if keeping.trim:
+            await self._writer.trim(attempt.cursor)
+        if keeping.keep is not None or keeping.max_age is not None:
+            await prune(store, keep=keeping.keep, max_age=keeping.max_age, now=self._now())
+        return Taken(Outcome.TAKEN, attempt.cursor, Place.EXTERNAL)
+
+    async def _put(self, store: SnapshotStore, attempt: Attempt, blob: bytes) -> bool:
+        """Save it if no other has this cursor; whether a lost answer meant yes is looked up."""
+        failures = 0
+        while True:
+            try:
+                return await retrying(
+                    self._backoff, partial(store.save, attempt.cursor, attempt.codec, blob)
+                )
+            except BlobOutcomeUnknownError as error:
+                failures += 1
+                found = await retrying(self._backoff, store.list)
+                if any(
+                    (info.cursor, info.codec) == (attempt.cursor, attempt.codec) for info in found
+                ):
+                    return True
+                await self._backoff.pause(failures, RetryLaterError(error.message))
+
+    async def _look_outside(self) -> None:
+        """Know of a newer snapshot that another saved outside; what came since is estimated."""
+        store, intake = self._snapshots.store, self._follower.intake
+        newest = await retrying(self._backoff, store.newest) if store else None
+        known = self._saved.cursor if self._saved else intake.mark.cursor
+        if newest is None or newest.cursor <= known or newest.cursor > intake.position:
+            return
+        since = min(intake.position - newest.cursor, intake.records)
+        share = since / intake.records if intake.records else 0.0
+        self._saved = Mark(
+            newest.cursor,
+            intake.records - since,
+            intake.bytes - round(intake.bytes * share),
+            newest.created_at,
+        )
+
+    def _remember(self, cursor: int) -> None:
+        intake = self._follower.intake
+        self._saved = Mark(cursor, intake.records, intake.bytes, self._now())
+
+    def _is_anothers_turn(self) -> bool:
+        """Whether another snapshotter is writing frames just now."""
+        now = self._now()
+        return any(
+            parts.snapshot != self._last_id and 0 <= now - parts.timestamp < _ABANDONED * 1000
+            for parts in self._follower.intake.frames.open.values()
+        )

@@ -1,0 +1,196 @@
+"""Who asks, and what they may do: every request of the S2 face comes by here."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, TypeVar
+
+from streamfold.errors import StreamfoldError, UnauthenticatedError
+from streamfold.model.access_tokens import Operation, Secret
+from streamfold.model.grants import ROOT, Grant
+from streamfold.records.batch import Fence, RecordBatch
+from streamfold.server.http.request import Request
+from streamfold.store.catalog.account import Account
+
+logger = logging.getLogger(__name__)
+
+_SCHEME: Final = "bearer "
+
+
+#: Seconds between looks whether the token of a quiet session is still good.
+_LOOK_INTERVAL: Final = 1.0
+
+Result = TypeVar("Result")
+
+
+class Access:
+    """Tells a caller's rights by its access token; without a root token everybody has all."""
+
+    def __init__(self, account: Account, root: Secret | None) -> None:
+        self._account = account
+        self._root = root
+        #: What waits for a token to become worthless, by the header that shows it.
+        self._lapses: dict[str, _Lapse] = {}
+
+    @property
+    def open(self) -> bool:
+        """Whether everybody has all rights."""
+        return self._root is None
+
+    async def grant(self, request: Request) -> Grant:
+        """The rights of the caller; UnauthenticatedError if it cannot prove that it has any."""
+        if self._root is None:
+            return ROOT
+        grant = await self._grant_of(request.header("authorization") or "")
+        request.hidden_prefix = grant.stream_prefix
+        return grant
+
+    async def _grant_of(self, header: str) -> Grant:
+        if self._root is None:
+            return ROOT
+        if header[: len(_SCHEME)].lower() != _SCHEME:
+            raise UnauthenticatedError(
+                "no access token was shown: send the header 'authorization: Bearer <token>'"
+            )
+        secret = Secret(header[len(_SCHEME) :].strip())
+        if hmac.compare_digest(secret.digest, self._root.digest):
+            return ROOT
+        return await self._account.authenticate(secret)
+
+    async def grant_of(self, token_id: str | None) -> Grant:
+        """What a token allows at this moment, although nobody shows it; None stands for root."""
+        return ROOT if token_id is None else await self._account.grant_of(token_id)
+
+    async def allow(
+        self,
+        request: Request,
+        operation: Operation,
+        basin: str | None = None,
+        stream: str | None = None,
+        token_id: str | None = None,
+    ) -> Grant:
+        """Raise unless the caller may do this; return what else it may do."""
+        grant = await self.grant(request)
+        if grant is ROOT:
+            return grant
+        if stream is not None:
+            stream = grant.full_stream_name(stream)
+        grant.require(operation, basin, stream, token_id)
+        return grant
+
+    async def allow_some(
+        self, request: Request, operation: Operation, basin: str | None = None
+    ) -> None:
+        """Raise unless the caller may do this to something; to be asked before a body is read."""
+        grant = await self.grant(request)
+        if not grant.allows_somewhere(operation, basin):
+            grant.require(operation, basin)
+
+    @asynccontextmanager
+    async def standing(self, request: Request, grant: Grant) -> AsyncIterator[Standing]:
+        """What tells a session, while the context lasts, that its token has become worthless."""
+        if grant is ROOT:
+            yield Standing(None, None)
+            return
+        header = request.header("authorization") or ""
+        lapse = self._lapses.get(header)
+        if lapse is None:
+            lapse = self._lapses[header] = _Lapse(asyncio.create_task(self._lapsed(header)))
+        lapse.sessions += 1
+        try:
+            yield Standing(lapse.task, partial(self._grant_of, header))
+        finally:
+            lapse.sessions -= 1
+            if not lapse.sessions:
+                lapse.task.cancel()
+                del self._lapses[header]
+
+    async def _lapsed(self, header: str) -> UnauthenticatedError:
+        """Return why a token is worth nothing any more, soon after it became so."""
+        while True:
+            try:
+                await self._grant_of(header)
+            except UnauthenticatedError as error:
+                return error
+            except StreamfoldError as error:
+                # A session notices by itself that the store fails.
+                logger.debug("an access token cannot be looked up: %s", error)
+            await asyncio.sleep(_LOOK_INTERVAL)
+
+
+class Standing:
+    """Whether the caller of a session may go on: its token has not expired, nor was it revoked."""
+
+    def __init__(
+        self,
+        lapse: asyncio.Task[UnauthenticatedError] | None,
+        look_up: Callable[[], Awaitable[Grant]] | None,
+    ) -> None:
+        self._lapse = lapse
+        self._look_up = look_up
+
+    @property
+    def certain(self) -> bool:
+        """Whether it cannot be lost: the caller's rights do not come from an issued token."""
+        return self._lapse is None
+
+    async def require(self) -> None:
+        """Raise UnauthenticatedError if the token is worth nothing at this moment."""
+        if self._look_up is not None:
+            await self._look_up()
+
+    async def lost(self) -> UnauthenticatedError:
+        """Return why the token is worth nothing any more; waits for as long as it is good."""
+        if self._lapse is None:
+            await asyncio.Event().wait()
+            raise AssertionError("nobody sets this event")
+        return await asyncio.shield(self._lapse)
+
+    async def during(self, work: Coroutine[object, object, Result]) -> Result:
+        """The result of `work`, unless the token becomes worthless before it is there."""
+        if self._lapse is None:
+            return await work
+        working = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait({working, self._lapse}, return_when=asyncio.FIRST_COMPLETED)
+            if self._lapse.done():
+                raise self._lapse.result()
+            return working.result()
+        finally:
+            working.cancel()
+
+
+@dataclass(slots=True)
+class _Lapse:
+    """One look-out for all sessions with the same token."""
+
+    task: asyncio.Task[UnauthenticatedError]
+    sessions: int = 0
+
+
+def require_append(grant: Grant, basin: str, stream: str, batch: RecordBatch) -> None:
+    """Raise unless the caller may append this: records, and each kind of command among them."""
+    if grant is ROOT:
+        return
+    if len(batch.commands) < batch.count:
+        grant.require(Operation.APPEND, basin, stream)
+    for command in batch.commands:
+        needed = Operation.FENCE if isinstance(command, Fence) else Operation.TRIM
+        grant.require(needed, basin, stream)
+
+
+def require_append_session(grant: Grant, basin: str, stream: str) -> None:
+    """Raise unless the caller may append something; what exactly is looked at batch by batch."""
+    if grant is ROOT:
+        return
+    if not any(
+        grant.allows(operation, basin, stream)
+        for operation in (Operation.APPEND, Operation.FENCE, Operation.TRIM)
+    ):
+        grant.require(Operation.APPEND, basin, stream)

@@ -1,0 +1,149 @@
+"""How a server is to run: its store, its address, its manners."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from streamfold.errors import InvalidError
+from streamfold.model.access_tokens import Secret
+from streamfold.server.http.connections import FIRST_REQUEST, IDLE
+from streamfold.server.http.cors import is_loopback, parse_origin
+from streamfold.server.http.listener import TlsFiles
+from streamfold.server.http.request_limits import BODIES_MAX, BODY_PATIENCE
+from streamfold.server.http.response_limits import UNREAD_MAX, WRITE_DEADLINE
+from streamfold.server.streams.live_reads import HEARTBEAT
+from streamfold.store.settings import StoreSettings
+
+#: Ports that S2's own server has by default, plain and with TLS.
+PORT, TLS_PORT = 80, 443
+#: Addresses that mean all of a machine's.
+_ANY_HOST = ("0.0.0.0", "::")  # noqa: S104
+_ALL_ADDRESSES, _THIS_MACHINE = "0.0.0.0", "127.0.0.1"  # noqa: S104
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Everything that can be set; the defaults keep records in memory."""
+
+    #: memory:, file:///folder or s3://bucket/prefix.
+    location: str = "memory:"
+    store: StoreSettings = field(default_factory=StoreSettings)
+    #: Where to listen; without one, at all addresses if there is a root token, else for this machine.
+    host: str | None = None
+    #: 0 takes any free port.
+    port: int = PORT
+    tls: TlsFiles | None = None
+    #: Make a certificate for localhost instead.
+    tls_self: bool = False
+    #: Let web pages use the server: those of this machine, and with a root token all.
+    cors: bool = True
+    #: Origins whose pages may use a server without a root token as well; "*" for all.
+    cors_origins: tuple[str, ...] = ()
+    #: What clients reach the server by, for links in answers; without one, it is the request's host.
+    public_url: str | None = None
+    #: Basins and streams that exist from the start.
+    init_file: Path | None = None
+    #: What its owner shows to do everything and to issue access tokens; without one, nothing is asked.
+    root_token: Secret | None = None
+    #: Show /metrics to everybody, although there is a root token.
+    open_metrics: bool = False
+    access_log: bool = True
+    #: Seconds over which the pace of a body is measured; a small body has so long to arrive.
+    body_patience: float = BODY_PATIENCE
+    #: Bytes of memory for bodies that are arriving, over all requests.
+    body_bytes: int = BODIES_MAX
+    #: Files that snapshots keep open while they arrive, over all requests. None is a sixteenth of the
+    #: descriptors that the process may have, 16 at least and 256 at most.
+    upload_files: int | None = None
+    #: Seconds after which a client that takes nothing of its answer is cut off.
+    write_deadline: float = WRITE_DEADLINE
+    #: Bytes that are held for clients that have not read them.
+    unread_bytes: int = UNREAD_MAX
+    #: Requests that may be under way at once, sessions included.
+    requests: int = 16_384
+    #: Seconds that a connection may stay without a request: a new one, and one that had some.
+    first_request: float = FIRST_REQUEST
+    idle_connection: float = IDLE
+    #: Seconds between the heartbeats of a session at the tail, at least and at most.
+    heartbeat: tuple[float, float] = HEARTBEAT
+    #: The basin of streams below /v1/stream/.
+    default_basin: str = "durable-streams"
+    #: Seconds that a long-poll of a Durable Stream waits for something to come.
+    long_poll: float = 30.0
+    #: Let webhooks go to plain HTTP on this machine: for development.
+    local_webhooks: bool = False
+    #: Seconds that a stop may take; sessions are ended after half of them.
+    drain_patience: float = 10.0
+    #: Seconds from the last answer to the first goodbye. granian does not tell when an answer has left,
+    #: and clients on Python's h2 drop an answer that a GOAWAY overtakes.
+    linger: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.tls is not None and self.tls_self:
+            raise InvalidError("a certificate and a self-signed one exclude each other: choose one")
+        if not 0 <= self.port <= 65535:
+            raise InvalidError(f"port {self.port} must be 0 to 65535")
+        for origin in self.cors_origins:
+            parse_origin(origin)
+        if self.public_url is not None:
+            _check_public_url(self.public_url)
+
+    @property
+    def guarded(self) -> bool:
+        """Whether access tokens are asked for."""
+        return self.root_token is not None
+
+    @property
+    def listening_host(self) -> str:
+        """The address to listen at."""
+        return self.host or (_ALL_ADDRESSES if self.guarded else _THIS_MACHINE)
+
+    @property
+    def known_hosts(self) -> frozenset[str] | None:
+        """Names by which clients may call the server; None if that can be any.
+
+        A server for this machine alone has its own names only. Otherwise a web page could have its
+        name lead here, and would be taken for a page of this server.
+        """
+        if not is_loopback(self.listening_host):
+            return None
+        own = urlsplit(self.public_url).hostname if self.public_url else None
+        return frozenset(name for name in (own, self.listening_host) if name)
+
+    def url(self, port: int) -> str:
+        """Where a client on this machine finds the server."""
+        scheme = "https" if self.tls or self.tls_self else "http"
+        listening = self.listening_host
+        host = "localhost" if listening in _ANY_HOST else listening
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _check_public_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        fit = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        fit = False
+    if not fit or parts.query or parts.fragment or "@" in parts.netloc or url.endswith("/"):
+        raise InvalidError(
+            f"public URL {url[:80]!r} must be http or https with a host, and may have a port and a "
+            "path, as in https://streams.example: leave out user, query, fragment and the last slash"
+        )
+    if not (url.isascii() and url.isprintable() and " " not in url):
+        raise InvalidError(
+            f"public URL {url[:80]!r} must be printable ASCII: encode the rest of it"
+        )
+
+
+def store_location(local_root: Path | None, bucket: str | None, path: str) -> str:
+    """The store's location from the options of S2's own server."""
+    if local_root is not None and bucket is not None:
+        raise InvalidError("a local root and a bucket exclude each other: choose one")
+    below = path.strip("/")
+    if bucket is not None:
+        return f"s3://{bucket}/{below}" if below else f"s3://{bucket}"
+    if local_root is not None:
+        return (local_root.resolve() / below).as_uri()
+    return "memory:"

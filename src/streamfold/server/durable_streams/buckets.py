@@ -1,0 +1,98 @@
+"""Buckets: a basin is one, and here it can be made, looked at and listed."""
+
+from __future__ import annotations
+
+import msgspec
+
+from streamfold.errors import InvalidError, NotFoundError
+from streamfold.model.access_tokens import Operation
+from streamfold.model.names import BasinName, parse_stream_prefix
+from streamfold.model.resources import Page, StreamInfo
+from streamfold.server.auth.access import Access
+from streamfold.server.durable_streams import problems
+from streamfold.server.durable_streams.paths import suggest_path
+from streamfold.server.durable_streams.reads import parse_parameters
+from streamfold.server.http.bodies import JSON
+from streamfold.server.http.request import LIST_ROOM, Request
+from streamfold.store.catalog.listing import LIST_MAX
+from streamfold.store.store import StreamStore
+from streamfold.wire.text import parse_unsigned
+
+
+class StreamItem(msgspec.Struct, frozen=True):
+    stream_id: str
+    created_at_ms: int
+
+
+class StreamList(msgspec.Struct, frozen=True):
+    bucket_id: str
+    prefix: str
+    stream_count: int
+    streams: list[StreamItem]
+    next_cursor: str | None
+    has_more: bool
+
+
+class Buckets:
+    """Handlers of what is done to a bucket as a whole."""
+
+    def __init__(self, store: StreamStore, access: Access) -> None:
+        self._store = store
+        self._access = access
+
+    async def handle(self, request: Request, basin: BasinName) -> None:
+        """Answer a request for the bucket itself."""
+        match request.method:
+            case "PUT":
+                await self._access.allow(request, Operation.CREATE_BASIN, basin)
+                await self._store.durable.ensure_basin(basin)
+                await request.respond(201)
+            case "GET" | "HEAD":
+                await self._access.allow(request, Operation.GET_BASIN_CONFIG, basin)
+                await self._store.basin_config(basin)
+                body = msgspec.json.encode({"bucket_id": basin})
+                await problems.respond(request, 200, (JSON, problems.NO_STORE), body)
+            case _:
+                await problems.refuse_method(request, ("GET", "HEAD", "PUT"))
+
+    async def list(self, request: Request, basin: BasinName) -> None:
+        """The streams of a bucket in byte order of their names, a page of them."""
+        grant = await self._access.allow(request, Operation.LIST_STREAMS, basin)
+        query = parse_parameters(request.query)
+        prefix = parse_stream_prefix(query.get("prefix", [""])[-1])
+        after = parse_stream_prefix(query.get("after", [""])[-1])
+        seen = grant.list_streams(prefix, after, _limit(query.get("limit", [str(LIST_MAX)])[-1]))
+        page: Page[StreamInfo] = Page((), has_more=False)
+        if seen is not None:
+            await request.reserve_answer(LIST_ROOM)
+            page = grant.show_streams(await self._store.list_streams(basin, **seen._asdict()))
+        streams = [StreamItem(item.name, item.created_at) for item in page.items]
+        last = streams[-1].stream_id if streams and page.has_more else None
+        found = StreamList(basin, prefix, len(streams), streams, last, page.has_more)
+        await request.respond(200, (JSON, problems.NO_STORE), msgspec.json.encode(found))
+
+
+class NothingThereError(NotFoundError):
+    """No address of this face is like that."""
+
+    code = "not_found"
+
+
+def missing(raw_path: str) -> NothingThereError:
+    """Why nothing can be at a path, and what to write if it is meant to be a stream."""
+    there = suggest_path(raw_path)
+    return NothingThereError(
+        f"there is nothing at {raw_path[:200]!r}: "
+        + (
+            f"below a bucket a stream's name is one segment, write its slashes as %2F: {there[:300]}"
+            if there is not None
+            else "a stream is at /{bucket}/{stream}"
+        )
+    )
+
+
+def _limit(text: str) -> int:
+    limit = parse_unsigned(text, LIST_MAX)
+    if not limit:
+        raise InvalidError(f"limit {text[:20]!r} must be 1 to {LIST_MAX}")
+    return limit

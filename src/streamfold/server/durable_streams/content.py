@@ -1,0 +1,140 @@
+"""Bodies as records, and records as bodies.
+
+A message of a JSON stream is one record; so is an append to any other, if it fits into one. Records of
+one append carry a mark, all but the last, so that its boundaries can be told later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from streamfold.errors import InvalidError
+from streamfold.model.records import (
+    BATCH_BYTES_MAX,
+    BATCH_RECORDS_MAX,
+    CONTINUED,
+    HEADER_OVERHEAD,
+    RECORD_OVERHEAD,
+    Record,
+    SequencedRecord,
+    is_command,
+)
+from streamfold.records.append_input import parse_append_input
+from streamfold.records.batch import RecordBatch
+from streamfold.records.plain import encode_rest
+from streamfold.records.protobuf import varint
+from streamfold.server.durable_streams.bodies import Body
+from streamfold.wire.durable_streams.content_types import is_json
+from streamfold.wire.durable_streams.json_mode import (
+    PLAIN_BYTES,
+    is_plain,
+    join_messages,
+    split_messages,
+)
+from streamfold.wire.json_scan import Limits
+
+#: Metered bytes that a record of an append of several costs beyond its body.
+_OVERHEAD: Final = RECORD_OVERHEAD + HEADER_OVERHEAD + len(CONTINUED.name) + len(CONTINUED.value)
+#: Bytes of body that fit into one record.
+PIECE_MAX: Final = BATCH_BYTES_MAX - _OVERHEAD
+#: Messages in one append: each costs some microseconds and some hundred bytes of memory.
+MESSAGES_MAX: Final = 100_000
+
+_LIMITS: Final = Limits(MESSAGES_MAX, PIECE_MAX)
+#: What a record of several begins with: the mark, in the form of an append.
+_MARK: Final = b"\x12" + encode_rest(Record(b"", (CONTINUED,)))[1:]
+
+
+class Updates(NamedTuple):
+    """Messages, or appends: what is handed over as a unit."""
+
+    bodies: list[bytes]
+    #: The position after the last of them; None if there is none.
+    end: int | None
+
+
+def is_light(content: Body, content_type: str) -> bool:
+    """Whether `to_batches` of a body takes a millisecond or two, whatever is in it."""
+    if is_json(content_type):
+        return content.size <= PLAIN_BYTES and is_plain(content.joined())
+    return content.size <= PIECE_MAX
+
+
+def to_batches(content: Body, content_type: str, *, allow_empty: bool) -> Sequence[RecordBatch]:
+    """The records of one append, in batches to be appended together."""
+    body = content.joined()
+    if is_json(content_type):
+        pieces = split_messages(body, _LIMITS, allow_empty=allow_empty) if body else []
+    else:
+        pieces = [body[at : at + PIECE_MAX] for at in range(0, len(body), PIECE_MAX)]
+    if not pieces:
+        if allow_empty:
+            return []
+        raise InvalidError("the body is empty: send content, or Stream-Closed: true to close")
+    if len(pieces) == 1:
+        return [RecordBatch.of([Record(pieces[0])])]
+    return list(_batches(pieces))
+
+
+def _batches(pieces: Sequence[bytes]) -> Iterator[RecordBatch]:
+    group: list[bytes] = []
+    metered, last = 0, len(pieces) - 1
+    for index, piece in enumerate(pieces):
+        size = len(piece) + _OVERHEAD
+        if group and (len(group) == BATCH_RECORDS_MAX or metered + size > BATCH_BYTES_MAX):
+            yield _batch(group, continued=True)
+            group, metered = [], 0
+        group.append(piece)
+        metered += size
+        if index == last:
+            yield _batch(group, continued=False)
+
+
+def _batch(pieces: Sequence[bytes], *, continued: bool) -> RecordBatch:
+    """Records that all carry the mark, but the last only if the append is continued after it."""
+    if len(pieces) == 1:
+        # Large, most likely: this way it is copied least often.
+        return RecordBatch.of([Record(pieces[0], (CONTINUED,) if continued else ())])
+    # In the form in which an append arrives by another protocol: there is none quicker for many.
+    marks = [_MARK] * (len(pieces) - 1) + [_MARK if continued else b""]
+    return parse_append_input(b"".join(map(_encoded, pieces, marks))).batch
+
+
+def _encoded(piece: bytes, mark: bytes) -> bytes:
+    """One record as a field of an AppendInput."""
+    content = b"%b\x1a%b%b" % (mark, varint(len(piece)), piece)
+    return b"\x0a%b%b" % (varint(len(content)), content)
+
+
+def bodies(records: Sequence[SequencedRecord]) -> list[bytes]:
+    """What readers get of `records`: orders to the stream are not content."""
+    return [record.body for record in records if not record.headers or not is_command(record)]
+
+
+def join(parts: Sequence[bytes], content_type: str) -> bytes:
+    """The body of a read."""
+    return join_messages(parts) if is_json(content_type) else b"".join(parts)
+
+
+def updates(
+    records: Iterable[SequencedRecord], content_type: str, *, whole: bool = True
+) -> Updates:
+    """Messages, or appends; if `whole`, the beginning of an append that goes on is left out."""
+    found: list[bytes] = []
+    single = is_json(content_type)
+    parts: list[bytes] = []
+    end: int | None = None
+    following = 0
+    for record in records:
+        following = record.seq_num + 1
+        if is_command(record):
+            continue
+        parts.append(record.body)
+        if single or CONTINUED not in record.headers:
+            found.append(b"".join(parts))
+            parts, end = [], following
+    if parts and not whole:
+        found.append(b"".join(parts))
+        end = following
+    return Updates(found, end)

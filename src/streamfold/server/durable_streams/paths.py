@@ -1,0 +1,120 @@
+"""Where a path of Durable Streams leads: a stream, and which part of it."""
+
+from __future__ import annotations
+
+import enum
+from typing import Final, NamedTuple
+from urllib.parse import quote
+
+from streamfold.errors import InvalidError
+from streamfold.model.names import BasinName, StreamName, parse_bucket_name, parse_stream_name
+from streamfold.server.http.memo import remember_short
+from streamfold.wire.text import SHOWN, ascii_url, decode_segment
+
+#: Streams below this belong to the default basin, and may have slashes in their names.
+ROOT: Final = "/v1/stream/"
+#: First segment below ROOT that no stream can have.
+CONTROL: Final = "__ds"
+#: Names at the top level that the server needs for itself; each would be a legal bucket otherwise.
+RESERVED_BUCKETS: Final = frozenset(("health", "ping", "ready", "metrics", "console", "snapshots"))
+
+
+class Part(enum.StrEnum):
+    """A sub-resource of a stream; no stream can end with one of these names."""
+
+    SNAPSHOT = "snapshot"
+    SNAPSHOTS = "snapshots"
+    RETENTION = "retention"
+    BOOTSTRAP = "bootstrap"
+
+
+_PARTS: Final = frozenset(Part)
+#: Below a bucket: the list of its streams.
+_LIST: Final = "streams"
+#: Parts that a position may follow.
+_POSITIONED: Final = frozenset((Part.SNAPSHOT, Part.RETENTION))
+
+
+class Place(NamedTuple):
+    """A stream, and what of it."""
+
+    basin: BasinName
+    stream: StreamName
+    #: The path of the stream itself, as the client wrote it.
+    path: str
+    part: Part | None = None
+    position: str | None = None
+
+
+@remember_short
+def parse_place(raw_path: str, default_basin: BasinName) -> Place | None:
+    """The place that a raw path names; None if it names no stream at all."""
+    if raw_path.startswith(ROOT):
+        segments = raw_path[len(ROOT) :].split("/")
+        segments, part, position = _split_part(segments)
+        stream = "/".join(segments)
+        return Place(default_basin, _stream(stream), ROOT + stream, part, position)
+    segments = raw_path.split("/")[1:]
+    if len(segments) < 2 or not segments[0] or segments[0] == "v1":
+        return None
+    segments, part, position = _split_part(segments)
+    if len(segments) != 2 or segments[1] == _LIST:
+        return None
+    return Place(
+        _bucket(segments[0]), _stream(segments[1]), "/" + "/".join(segments), part, position
+    )
+
+
+def parse_bucket(raw_path: str) -> tuple[BasinName, bool] | None:
+    """The bucket that a raw path names, and whether it names the list of its streams."""
+    segments = raw_path.split("/")[1:]
+    listed = segments[1:] == [_LIST]
+    if not segments[0] or segments[0] == "v1" or (len(segments) > 1 and not listed):
+        return None
+    return _bucket(segments[0]), listed
+
+
+def suggest_path(raw_path: str) -> str | None:
+    """The path of the stream whose name was written with slashes below a bucket; None if it was not."""
+    segments, part, position = _split_part(raw_path.split("/")[1:])
+    if len(segments) < 3 or not all(segments):
+        return None
+    rest = [text for text in (part, position and quote(position, safe="")) if text]
+    return ascii_url("/".join(("", segments[0], "%2F".join(segments[1:]), *rest)))
+
+
+def _split_part(segments: list[str]) -> tuple[list[str], Part | None, str | None]:
+    if len(segments) > 1 and segments[-1] in _PARTS:
+        return segments[:-1], Part(segments[-1]), None
+    if len(segments) > 2 and segments[-2] in _POSITIONED:
+        return segments[:-2], Part(segments[-2]), _decode(segments[-1])
+    return segments, None, None
+
+
+def _bucket(segment: str) -> BasinName:
+    name = parse_bucket_name(_decode(segment))
+    if name in RESERVED_BUCKETS or name.startswith("__"):
+        raise InvalidError(f"bucket name {name!r} is reserved: choose another")
+    return name
+
+
+def _stream(text: str) -> StreamName:
+    name = _decode(text)
+    if name.partition("/")[0] == CONTROL:
+        raise InvalidError(f"stream name {name[:SHOWN]!r} begins with {CONTROL}, which is reserved")
+    if name.rpartition("/")[2] in _PARTS:
+        raise InvalidError(
+            f"stream name {name[:SHOWN]!r} ends with a reserved word: choose another"
+        )
+    if any(segment in (".", "..") for segment in name.split("/")):
+        raise InvalidError(
+            f"stream name {name[:SHOWN]!r} has '.' or '..' as a segment: choose another"
+        )
+    return parse_stream_name(name)
+
+
+def _decode(segment: str) -> str:
+    text = decode_segment(segment)
+    if text is None:
+        raise InvalidError(f"path segment {segment[:SHOWN]!r} is not percent-encoded UTF-8")
+    return text

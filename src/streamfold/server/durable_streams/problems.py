@@ -1,0 +1,118 @@
+"""Headers of answers, and failures as clients of Durable Streams see them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from streamfold.errors import (
+    InvalidError,
+    NotFoundError,
+    OutcomeUnknownError,
+    PositionTrimmedError,
+    ProducerGapError,
+    ProducersExhaustedError,
+    ProducerStaleError,
+    RetryLaterError,
+    StreamDeletingError,
+    StreamfoldError,
+    StreamForkedError,
+    TermsError,
+    TooLargeError,
+)
+from streamfold.server.http.bodies import JSON
+from streamfold.server.http.request import Headers, Request
+from streamfold.server.s2.problems import log_failure
+from streamfold.wire.durable_streams.offsets import format_offset
+from streamfold.wire.s2.errors import WireError, describe_failure, shown_message
+from streamfold.wire.text import ascii_url
+
+NEXT_OFFSET: Final = b"stream-next-offset"
+UP_TO_DATE: Final = (b"stream-up-to-date", b"true")
+CLOSED: Final = (b"stream-closed", b"true")
+NO_STORE: Final = (b"cache-control", b"no-store")
+
+#: On every answer: pages that may use the server may also embed what a stream holds.
+RESOURCE_POLICY: Final = (b"cross-origin-resource-policy", b"cross-origin")
+
+
+def offset_header(seq_num: int) -> tuple[bytes, bytes]:
+    return NEXT_OFFSET, format_offset(seq_num).encode()
+
+
+async def respond(request: Request, status: int, headers: Headers, body: bytes) -> None:
+    """Answer with a body, unless the request is a HEAD: over HTTP/2 nothing below takes it away."""
+    await request.respond(status, headers, b"" if request.method == "HEAD" else body)
+
+
+async def refuse_method(request: Request, allowed: Iterable[str]) -> None:
+    """Answer a request whose method is not possible where it went."""
+    listed = ", ".join(("OPTIONS", *sorted(allowed)))
+    message = f"{request.method[:20]} is not possible here, only {listed}"
+    body = msgspec.json.encode({"code": "method_not_allowed", "message": message})
+    await respond(request, 405, (JSON, (b"allow", listed.encode())), body)
+
+
+async def answer_failure(request: Request, error: Exception, path: str) -> None:
+    """Answer a request that failed before its answer began."""
+    log_failure(error)
+    status = _status(error, request.method)
+    if isinstance(error, StreamfoldError) and status is not None:
+        text = shown_message(error, request.hidden_prefix)
+        body = msgspec.json.encode({"code": error.code, "message": text})
+    else:
+        status, body = describe_failure(error, request.hidden_prefix)
+    await respond(request, status, (JSON, NO_STORE, *_details(error, path)), body)
+
+
+def _status(error: Exception, method: str) -> int | None:
+    """The status for an error; None if it is the same on all faces."""
+    match error:
+        case WireError():
+            return None
+        case TooLargeError():
+            return 413
+        case InvalidError():
+            return 400
+        case PositionTrimmedError():
+            return 410
+        case StreamForkedError():
+            return 409 if method == "PUT" else 410
+        case ProducerStaleError():
+            return 403
+        case ProducersExhaustedError():
+            return 429
+        case TermsError():
+            return 409
+        case NotFoundError() | StreamDeletingError():
+            return 404
+        case OutcomeUnknownError():
+            return 500
+        case StreamfoldError() if error.code in _CONFLICTS:
+            return 409
+        case RetryLaterError():
+            return 503
+    return None
+
+
+_CONFLICTS: Final = ("resource_already_exists", "snapshot_conflict", "basin_deletion_pending")
+
+
+def _details(error: Exception, path: str) -> Headers:
+    """What a client needs to go on, in headers."""
+    match error:
+        case PositionTrimmedError():
+            bootstrap = f'<{ascii_url(path)}/bootstrap>; rel="bootstrap"'.encode()
+            return (offset_header(error.first_seq_num), (b"link", bootstrap))
+        case ProducerStaleError():
+            return ((b"producer-epoch", str(error.current_epoch).encode()),)
+        case ProducerGapError():
+            return (
+                (b"producer-expected-seq", str(error.expected).encode()),
+                (b"producer-received-seq", str(error.received).encode()),
+            )
+        case RetryLaterError():
+            return ((b"retry-after", b"1"),)
+    return ()

@@ -1,0 +1,215 @@
+"""Reads that end: catch-up, and long-poll."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+from urllib.parse import parse_qsl
+
+from streamfold.errors import InvalidError, StreamfoldError
+from streamfold.model.positions import SeqNum
+from streamfold.server.auth.access import Standing
+from streamfold.server.durable_streams import problems
+from streamfold.server.durable_streams.content import bodies, join
+from streamfold.server.durable_streams.paths import Place
+from streamfold.server.http.bodies import answer
+from streamfold.server.http.deadlines import Watch
+from streamfold.server.http.drain import Gate
+from streamfold.server.http.offload import LIGHT_BYTES
+from streamfold.server.http.request import Request
+from streamfold.server.streams.fairness import Pace
+from streamfold.store.durable_streams import Reading, StreamStatus
+from streamfold.store.log.sealing import SealingKey
+from streamfold.store.read.requests import ReadBatch
+from streamfold.store.store import StreamStore, wall_clock
+from streamfold.wire.durable_streams import caching
+from streamfold.wire.durable_streams.offsets import (
+    ReadFrom,
+    Sentinel,
+    parse_position,
+    parse_read_offset,
+)
+
+#: Metered bytes, and records, after which a page ends; the batch that reaches it is part of it. Clients
+#: that read slowly hold a whole page each; some clients never ask for the second one.
+PAGE_BYTES: Final = 4 << 20
+PAGE_RECORDS: Final = 100_000
+#: Bytes that are held while a page is made: what was read, its parts, and both joined.
+PAGE_ROOM: Final = 4 * PAGE_BYTES
+#: Clients and proxies may keep what can no longer change; what ends at the tail they ask for again.
+_IMMUTABLE: Final = b"max-age=60, stale-while-revalidate=300"
+
+
+class Query(NamedTuple):
+    """The query of a read."""
+
+    start: ReadFrom
+    live: str | None
+    cursor: str | None
+
+
+def parse_parameters(query: str) -> dict[str, list[str]]:
+    """All values of each parameter of a query."""
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=100)
+    except ValueError as error:
+        raise InvalidError(f"the query cannot be decoded: {error}") from None
+    given: dict[str, list[str]] = {}
+    for name, value in pairs:
+        given.setdefault(name, []).append(value)
+    return given
+
+
+def parse_query(query: str) -> Query:
+    """What a read asks for; parameters that nobody knows are of no interest."""
+    given = parse_parameters(query)
+    start = parse_read_offset(given.get("offset", []), parse_position)
+    live = given.get("live", [None])[-1]
+    if live not in (None, "long-poll", "sse"):
+        raise InvalidError(f"live {live!r} is not known: give long-poll or sse, or leave it out")
+    if live is not None and start is Sentinel.ABSENT:
+        raise InvalidError(f"a live read ({live}) needs an offset: -1 for the start, or now")
+    return Query(start, live, given.get("cursor", [None])[-1])
+
+
+def start_of(start: ReadFrom) -> int | None:
+    """The position to read from; None for the tail."""
+    if start is Sentinel.NOW:
+        return None
+    return 0 if isinstance(start, Sentinel) else int(start)
+
+
+class BeyondTailError(StreamfoldError):
+    """The read starts where the stream has not been yet."""
+
+    code = "offset_beyond_tail"
+
+    def __init__(self, seq_num: int, tail: int) -> None:
+        super().__init__(
+            f"the stream ends at {tail}, the read starts at {seq_num}: it never was there"
+        )
+        self.tail = tail
+
+
+class Page(NamedTuple):
+    body: bytes
+    start: int
+    end: int
+    up_to_date: bool
+    closed: bool
+
+
+async def read_page(request: Request, reading: Reading, content_type: str) -> Page:
+    """What can be read now, up to a page."""
+    start, size, count, batches, pace = reading.seq_num, 0, 0, list[ReadBatch](), Pace()
+    while size < PAGE_BYTES and count < PAGE_RECORDS and (batch := await reading.next()):
+        batches.append(batch)
+        size += batch.metered
+        count += batch.count
+        await pace.after(batch)
+    if size > LIGHT_BYTES:
+        body = await request.offload(_join, batches, content_type)
+    else:
+        body = _join(batches, content_type)
+    return Page(body, start, reading.seq_num, reading.at_tail, reading.closed)
+
+
+def _join(batches: Sequence[ReadBatch], content_type: str) -> bytes:
+    found = [body for batch in batches for body in bodies(batch.records())]
+    return join(found, content_type)
+
+
+class Reads:
+    """Answers reads that end."""
+
+    def __init__(self, store: StreamStore, gate: Gate, long_poll: float, *, private: bool) -> None:
+        self._store = store
+        self._gate = gate
+        self._long_poll = long_poll
+        self._kept = (b"private, " if private else b"public, ") + _IMMUTABLE
+
+    async def catch_up(
+        self, request: Request, place: Place, query: Query, key: SealingKey | None
+    ) -> None:
+        page, status = await self._page(request, place, start_of(query.start), key)
+        headers = [
+            (b"content-type", status.traits.content_type.encode()),
+            *_position_headers(page),
+        ]
+        if query.start is Sentinel.NOW:
+            await request.respond(200, (*headers, problems.NO_STORE), page.body)
+            return
+        tag = caching.etag(status.id, page.start, page.end, page.closed)
+        headers.append((b"etag", tag.encode()))
+        headers.append(self._caching(page, key))
+        if caching.matches(request.header("if-none-match"), tag):
+            await request.respond(304, headers[1:])
+            return
+        await answer(request, page.body, headers=headers)
+
+    async def _page(
+        self, request: Request, place: Place, start: int | None, key: SealingKey | None
+    ) -> tuple[Page, StreamStatus]:
+        """What can be read now from `start` on, and the stream when that began."""
+
+        async def read() -> tuple[Page, StreamStatus]:
+            source = self._store.durable.reading(place.basin, place.stream, start, key)
+            async with source as reading:
+                check_start(reading, start)
+                status = reading.status
+                return await read_page(request, reading, status.traits.content_type), status
+
+        return await request.make_answer(PAGE_ROOM, read, lambda made: 4 * len(made[0].body))
+
+    def _caching(self, page: Page, key: SealingKey | None) -> tuple[bytes, bytes]:
+        if key is not None:
+            return problems.NO_STORE  # a cache would give it to those who have no key
+        return (b"cache-control", b"no-cache" if page.up_to_date else self._kept)
+
+    async def long_poll(
+        self,
+        request: Request,
+        place: Place,
+        query: Query,
+        key: SealingKey | None,
+        standing: Standing,
+    ) -> None:
+        """Answer with what comes within a while; UnauthenticatedError if the token ends before."""
+        start = start_of(query.start)
+        async with (
+            Watch(request, self._gate),
+            self._store.durable.reading(place.basin, place.stream, start, key) as reading,
+        ):
+            check_start(reading, start)
+            content_type = reading.status.traits.content_type
+            if reading.resting and not reading.closed:
+                await standing.during(reading.wait(self._long_poll))
+            page, _ = await self._page(request, place, reading.seq_num, key)
+            await standing.require()
+        cursor = caching.next_cursor(query.cursor, wall_clock(), random.randint)
+        headers = [*_position_headers(page), problems.NO_STORE]
+        if not page.closed:
+            headers.append((b"stream-cursor", cursor.encode()))
+        if page.end == page.start:
+            await request.respond(204, headers)
+            return
+        await answer(
+            request, page.body, headers=((b"content-type", content_type.encode()), *headers)
+        )
+
+
+def check_start(reading: Reading, start: int | None) -> None:
+    """Raise if the read starts beyond the tail."""
+    tail = reading.status.tail
+    if start is not None and start > tail:
+        raise BeyondTailError(start, tail)
+
+
+def _position_headers(page: Page) -> list[tuple[bytes, bytes]]:
+    headers = [problems.offset_header(SeqNum(page.end))]
+    if page.up_to_date:
+        headers.append(problems.UP_TO_DATE)
+    if page.closed:
+        headers.append(problems.CLOSED)
+    return headers

@@ -1,0 +1,190 @@
+"""The map of the Durable Streams face."""
+
+from __future__ import annotations
+
+from streamfold.model.access_tokens import Operation
+from streamfold.model.grants import Grant
+from streamfold.model.names import BasinName, StreamName
+from streamfold.server.auth.access import Access
+from streamfold.server.durable_streams import problems
+from streamfold.server.durable_streams.buckets import Buckets, missing
+from streamfold.server.durable_streams.paths import (
+    CONTROL,
+    ROOT,
+    Part,
+    Place,
+    parse_bucket,
+    parse_place,
+)
+from streamfold.server.durable_streams.problems import answer_failure
+from streamfold.server.durable_streams.reads import BeyondTailError, Reads, parse_query
+from streamfold.server.durable_streams.snapshots import Snapshots
+from streamfold.server.durable_streams.sse_reads import Events
+from streamfold.server.durable_streams.streams import Streams, source_of
+from streamfold.server.durable_streams.subscriptions import Subscriptions
+from streamfold.server.http.bodies import JSON
+from streamfold.server.http.drain import Gate
+from streamfold.server.http.request import Request
+from streamfold.store.log.sealing import SealingKey
+from streamfold.store.store import StreamStore
+from streamfold.wire.durable_streams.headers import parse_trim_on_snapshot
+from streamfold.wire.s2 import headers as s2_headers
+from streamfold.wire.s2.errors import ClientHangupError
+
+#: Below this, everything is about subscriptions.
+_CONTROLS = f"{ROOT}{CONTROL}/"
+#: What it takes to be allowed to use a part of a stream, by method.
+_NEEDED = {
+    (None, "PUT"): Operation.CREATE_STREAM,
+    (None, "POST"): Operation.APPEND,
+    (None, "GET"): Operation.READ,
+    (None, "HEAD"): Operation.CHECK_TAIL,
+    (None, "DELETE"): Operation.DELETE_STREAM,
+    (Part.SNAPSHOT, "PUT"): Operation.APPEND,
+    (Part.SNAPSHOT, "GET"): Operation.READ,
+    (Part.SNAPSHOT, "DELETE"): Operation.TRIM,
+    (Part.SNAPSHOTS, "GET"): Operation.READ,
+    (Part.RETENTION, "PUT"): Operation.TRIM,
+    (Part.BOOTSTRAP, "GET"): Operation.READ,
+}
+
+
+class Durable:
+    """Answers every request that names a stream by its URL."""
+
+    def __init__(
+        self,
+        store: StreamStore,
+        gate: Gate,
+        access: Access,
+        subscriptions: Subscriptions,
+        default_basin: BasinName,
+        long_poll: float,
+        *,
+        private: bool,
+    ) -> None:
+        self._store = store
+        self._access = access
+        self._default_basin = default_basin
+        self._streams = Streams(store)
+        self._reads = Reads(store, gate, long_poll, private=private)
+        self._events = Events(store, gate)
+        self._snapshots = Snapshots(store)
+        self._buckets = Buckets(store, access)
+        self._subscriptions = subscriptions
+
+    def serves(self, raw_path: str) -> bool:
+        """Whether a path that nothing else is at may be a stream's, or a bucket's."""
+        return raw_path.startswith(ROOT) or not raw_path.startswith("/v1/")
+
+    async def handle(self, request: Request) -> None:
+        """Answer a request; a failure before the answer begins is answered as well."""
+        request.added_headers = (*request.added_headers, problems.RESOURCE_POLICY)
+        if request.method == "OPTIONS":
+            await request.respond(204)
+            return
+        path = request.raw_path
+        try:
+            if path.startswith(_CONTROLS):
+                await self._subscriptions.handle(request, path[len(_CONTROLS) :].split("/"))
+                return
+            place = parse_place(path, self._default_basin)
+            if place is not None:
+                path = place.path
+                await self._dispatch(request, place)
+            else:
+                await self._handle_bucket(request)
+        except ClientHangupError:
+            raise
+        except BeyondTailError as error:
+            body = b'{"code":"offset_beyond_tail","message":"%b"}' % error.message.encode()
+            await request.respond(416, (JSON, problems.offset_header(error.tail)), body)
+        except Exception as error:
+            if request.status:
+                raise
+            await answer_failure(request, error, path)
+
+    async def _handle_bucket(self, request: Request) -> None:
+        found = parse_bucket(request.raw_path)
+        if found is None:
+            raise missing(request.raw_path)
+        basin, listed = found
+        if not listed:
+            await self._buckets.handle(request, basin)
+        elif request.method == "GET":
+            await self._buckets.list(request, basin)
+        else:
+            await problems.refuse_method(request, ("GET",))
+
+    async def _dispatch(self, request: Request, place: Place) -> None:
+        method = request.method
+        needed = _NEEDED.get((place.part, method))
+        if needed is None:
+            allowed = (verb for part, verb in _NEEDED if part is place.part)
+            await problems.refuse_method(request, allowed)
+            return
+        place, source, grant = await self._allowed(request, place, needed)
+        key = _key(request)
+        match place.part, method:
+            case None, "PUT":
+                await self._streams.create(request, place, source, key)
+            case None, "POST":
+                await self._streams.append(request, place, key)
+            case None, "GET":
+                await self._read(request, place, key, grant)
+            case None, "HEAD":
+                await self._streams.head(request, place)
+            case None, _:
+                await self._streams.delete(request, place)
+            case Part.SNAPSHOT, "PUT":
+                await self._snapshots.publish(request, place, key)
+            case Part.SNAPSHOT, "DELETE":
+                await self._snapshots.refuse_deletion(request, place, key)
+            case Part.SNAPSHOT, _ if place.position is None:
+                await self._snapshots.newest(request, place, key)
+            case Part.SNAPSHOT, _:
+                await self._snapshots.read(request, place, key)
+            case Part.SNAPSHOTS, _:
+                await self._snapshots.list(request, place, key)
+            case Part.RETENTION, _:
+                await self._snapshots.retain(request, place, key)
+            case _:
+                await self._snapshots.bootstrap(request, place, key)
+
+    async def _allowed(
+        self, request: Request, place: Place, needed: Operation
+    ) -> tuple[Place, StreamName | None, Grant]:
+        """The place with the stream's whole name, that of a fork's source, and all that is allowed."""
+        grant = await self._access.allow(request, needed, place.basin, place.stream)
+        source = None
+        if needed is Operation.CREATE_STREAM and not await self._store.durable.has_basin(
+            place.basin
+        ):
+            grant.require(Operation.CREATE_BASIN, place.basin)
+        named = request.header("stream-forked-from")
+        if needed is Operation.CREATE_STREAM and named is not None:
+            source = grant.full_stream_name(source_of(named, place.basin))
+            grant.require(Operation.READ, place.basin, source)
+        if grant.stream_prefix:
+            place = place._replace(stream=grant.full_stream_name(place.stream))
+        publishing = place.part is Part.SNAPSHOT and needed is Operation.APPEND
+        if publishing and parse_trim_on_snapshot(request.header):
+            grant.require(Operation.TRIM, place.basin, place.stream)
+        return place, source, grant
+
+    async def _read(
+        self, request: Request, place: Place, key: SealingKey | None, grant: Grant
+    ) -> None:
+        query = parse_query(request.query)
+        if query.live is None:
+            await self._reads.catch_up(request, place, query, key)
+            return
+        async with self._access.standing(request, grant) as standing:
+            live = self._events.serve if query.live == "sse" else self._reads.long_poll
+            await live(request, place, query, key, standing)
+
+
+def _key(request: Request) -> SealingKey | None:
+    given = request.header(s2_headers.ENCRYPTION_KEY)
+    key = s2_headers.parse_encryption_key(given) if given else None
+    return None if key is None else SealingKey(key.reveal())

@@ -1,0 +1,285 @@
+"""Snapshots, retention, and bootstrap: the newest snapshot with everything that came after it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from streamfold.errors import InvalidError, SnapshotConflictError, SnapshotNotFoundError
+from streamfold.model.traits import OCTETS
+from streamfold.server.durable_streams import problems
+from streamfold.server.durable_streams.bodies import SNAPSHOT_MAX, limited_chunks
+from streamfold.server.durable_streams.content import updates
+from streamfold.server.durable_streams.paths import Place
+from streamfold.server.durable_streams.reads import parse_parameters
+from streamfold.server.http.bodies import JSON
+from streamfold.server.http.offload import LIGHT_BYTES
+from streamfold.server.http.request import LIST_ROOM, Headers, Request
+from streamfold.server.http.response_stream import PIECE
+from streamfold.server.streams.fairness import Pace
+from streamfold.store.catalog.snapshots import READ_PIECE, Publication, Snapshot
+from streamfold.store.durable_streams import APPEND_BYTES_MAX, StreamStatus
+from streamfold.store.log.sealing import SealingKey
+from streamfold.store.read.requests import ReadBatch
+from streamfold.store.store import StreamStore
+from streamfold.wire.durable_streams import bootstrap
+from streamfold.wire.durable_streams.content_types import is_json, parse_stream_type
+from streamfold.wire.durable_streams.headers import parse_trim_on_snapshot
+from streamfold.wire.durable_streams.offsets import format_offset, parse_position
+from streamfold.wire.durable_streams.snapshot_digest import SnapshotDigest
+
+#: Bytes of updates that a bootstrap brings with its snapshot; what is left is read as ever.
+BOOTSTRAP_BYTES: Final = 8 << 20
+#: Bytes that a bootstrap holds: updates, as they were read and as parts, and a piece of the snapshot.
+_BOOTSTRAP_ROOM: Final = 4 * BOOTSTRAP_BYTES
+_MATCH: Final = "stream-snapshot-match"
+
+
+class SnapshotItem(msgspec.Struct, frozen=True):
+    """A snapshot in a list."""
+
+    offset: str
+    snapshot_content_type: str
+    #: The same, by the name that the header has.
+    content_type: str
+    digest: str
+    size_bytes: int
+    #: Milliseconds since the Unix epoch.
+    created_at: int
+
+
+class Parts(NamedTuple):
+    """Updates as parts of a bootstrap: their content type and bytes, and where they end."""
+
+    content_type: str
+    bodies: list[bytes]
+    #: None while there is not even one whole update.
+    end: int | None
+
+
+#: Makes parts of records: of a request, the stream and what was read of it.
+Presentation: TypeAlias = Callable[[Request, StreamStatus, Sequence[ReadBatch]], Parts]
+
+
+def whole_updates(request: Request, status: StreamStatus, batches: Sequence[ReadBatch]) -> Parts:
+    """Each message, or each append, as a part of its own."""
+    content_type = status.traits.content_type
+    at_tail = bool(batches) and batches[-1].end_seq_num >= status.tail
+    # One batch after the other: a hundred thousand records at once would keep the collector busy.
+    records = (record for batch in batches for record in batch.records())
+    return Parts(content_type, *updates(records, content_type, whole=not at_tail))
+
+
+class Snapshots:
+    """Handlers of what lies below a stream; positions are shown by `show`, updates by `present`."""
+
+    def __init__(
+        self,
+        store: StreamStore,
+        show: Callable[[int], str] = format_offset,
+        present: Presentation = whole_updates,
+    ) -> None:
+        self._store = store
+        self._show = show
+        self._present = present
+
+    async def publish(self, request: Request, place: Place, key: SealingKey | None) -> None:
+        seq_num = _position(place)
+        content_type = parse_stream_type(request.header("content-type")) or OCTETS
+        status = await self._store.durable.status(place.basin, place.stream)
+        new = Publication(
+            seq_num,
+            content_type,
+            limited_chunks(request, SNAPSHOT_MAX),
+            SnapshotDigest(content_type),
+            request.header(_MATCH),
+            not is_json(status.traits.content_type),
+            key,
+            parse_trim_on_snapshot(request.header),
+            request.declared_size,
+        )
+        snapshot = await self._store.durable.publish(place.basin, place.stream, new)
+        await request.respond(204, self._headers(snapshot))
+
+    async def newest(self, request: Request, place: Place, key: SealingKey | None) -> None:
+        """Lead to the newest snapshot: its own address never changes what it gives."""
+        snapshot = await self._store.durable.snapshot(place.basin, place.stream, None)
+        if snapshot is None:
+            raise SnapshotNotFoundError(f"stream {place.stream!r} has no snapshot: publish one")
+        where = request.url_of(f"{place.path}/snapshot/{self._show(snapshot.seq_num)}")
+        headers = [(b"location", where.encode()), problems.NO_STORE, *self._headers(snapshot)]
+        await request.respond(307, headers)
+
+    async def read(self, request: Request, place: Place, key: SealingKey | None) -> None:
+        durable, seq_num = self._store.durable, _position(place)
+        snapshot = await durable.snapshot(place.basin, place.stream, seq_num)
+        status = await durable.status(place.basin, place.stream)
+        if snapshot is None:
+            raise SnapshotNotFoundError(f"stream {place.stream!r} has no snapshot at {seq_num}")
+        headers = [
+            (b"content-type", snapshot.content_type.encode()),
+            (b"content-length", str(snapshot.size).encode()),
+            (problems.NEXT_OFFSET, self._show(snapshot.seq_num).encode()),
+            (b"etag", f'"{snapshot.digest}"'.encode()),
+            *self._headers(snapshot),
+            *([problems.UP_TO_DATE] if snapshot.seq_num == status.tail else []),
+        ]
+        await request.reserve_answer(2 * READ_PIECE)
+        async with aclosing(durable.snapshot_pieces(snapshot)) as pieces:
+            # Before the head: a snapshot that is collected at this moment is missing, not broken.
+            first = await anext(pieces, b"")
+            stream = await request.open(200, headers)
+            await stream.send(first)
+            async for piece in pieces:
+                await stream.send(piece)
+        await stream.close()
+
+    async def list(self, request: Request, place: Place, key: SealingKey | None) -> None:
+        await request.reserve_answer(LIST_ROOM)
+        found = await self._store.durable.snapshots(place.basin, place.stream)
+        items = [
+            SnapshotItem(
+                self._show(s.seq_num),
+                s.content_type,
+                s.content_type,
+                s.digest,
+                s.size,
+                s.created_at,
+            )
+            for s in reversed(found)
+        ]
+        body = msgspec.json.encode({"snapshots": items})
+        await request.respond(200, (JSON, problems.NO_STORE), body)
+
+    async def refuse_deletion(self, request: Request, place: Place, key: SealingKey | None) -> None:
+        """The newest snapshot cannot be deleted, and no other counts: readers may still have it."""
+        seq_num = _position(place)
+        newest = await self._store.durable.snapshot(place.basin, place.stream, None)
+        if newest is None or newest.seq_num != seq_num:
+            there = "none" if newest is None else f"the one at {newest.seq_num}"
+            raise SnapshotNotFoundError(
+                f"no snapshot at {seq_num} can be deleted: the newest of stream {place.stream!r} is "
+                f"{there}, and older ones go by themselves"
+            )
+        raise SnapshotConflictError(
+            f"the snapshot at {seq_num} is the newest and cannot be deleted: publish a newer one, and "
+            "it goes by itself"
+        )
+
+    async def retain(self, request: Request, place: Place, key: SealingKey | None) -> None:
+        seq_num, durable = _position(place), self._store.durable
+        status = await durable.status(place.basin, place.stream)
+        whole = not is_json(status.traits.content_type)
+        await durable.retain(place.basin, place.stream, seq_num, whole_appends=whole, key=key)
+        kept = (b"stream-retained-offset", self._show(seq_num).encode())
+        await request.respond(204, (kept,))
+
+    async def bootstrap(self, request: Request, place: Place, key: SealingKey | None) -> None:
+        if "live" in parse_parameters(request.query):
+            raise InvalidError("a bootstrap is not live: read on from its Stream-Next-Offset")
+        durable = self._store.durable
+        snapshot = await durable.snapshot(place.basin, place.stream, None)
+        status = await durable.status(place.basin, place.stream)
+        start = status.first if snapshot is None else snapshot.seq_num
+        await request.reserve_answer(_BOOTSTRAP_ROOM)
+        parts, end, closed = await self._updates(request, place, start, key)
+        separator = bootstrap.boundary(os.urandom(bootstrap.BOUNDARY_RANDOM_MIN))
+        updates = await request.offload(_multipart, parts, separator)
+        del parts
+        request.shrink_answer(sum(map(len, updates)) + 2 * READ_PIECE)
+        at = "-1" if snapshot is None else self._show(snapshot.seq_num)
+        headers = [
+            (b"content-type", bootstrap.multipart_type(separator).encode()),
+            (b"stream-snapshot-offset", at.encode()),
+            (problems.NEXT_OFFSET, self._show(end).encode()),
+            problems.NO_STORE,
+        ]
+        if snapshot is not None:
+            headers.append((b"stream-snapshot-digest", snapshot.digest.encode()))
+        if closed is not None:
+            headers.append(problems.UP_TO_DATE)
+        if closed:
+            headers.append(problems.CLOSED)
+        async with aclosing(self._pieces(snapshot)) as pieces:
+            first = await anext(pieces, b"")
+            stream = await request.open(200, headers)
+            kind = OCTETS if snapshot is None else snapshot.content_type
+            await stream.send(bootstrap.part_head(separator, kind), first)
+            async for piece in pieces:
+                await stream.send(piece)
+        for piece in updates:
+            await stream.send(piece)
+        await stream.close()
+
+    async def _pieces(self, snapshot: Snapshot | None) -> AsyncGenerator[bytes]:
+        if snapshot is not None:
+            async with aclosing(self._store.durable.snapshot_pieces(snapshot)) as pieces:
+                async for piece in pieces:
+                    yield piece
+
+    async def _updates(
+        self,
+        request: Request,
+        place: Place,
+        start: int,
+        key: SealingKey | None,
+    ) -> tuple[Parts, int, bool | None]:
+        """Whole updates from `start` on, where they end, and if that is the tail, whether closed."""
+        batches, fresh, size, pace = [], [], 0, Pace()
+        async with self._store.durable.reading(place.basin, place.stream, start, key) as reading:
+            while batch := await reading.next():
+                batches.append(batch)
+                fresh.append(batch)
+                size += batch.metered
+                await pace.after(batch)
+                if size < BOOTSTRAP_BYTES:
+                    continue
+                # Only what is new is looked at for an end, so that a long append costs its size once.
+                ends = await self._presented(request, reading.status, fresh)
+                fresh = []
+                if ends.end is not None:
+                    found = await self._presented(request, reading.status, batches)
+                    if found.end is not None and found.end < reading.status.tail:
+                        return found, found.end, None
+                elif size > BOOTSTRAP_BYTES + APPEND_BYTES_MAX:
+                    # No append is that long: it was made up. Reads give it in pieces.
+                    return Parts(ends.content_type, [], None), start, None
+            found = await self._presented(request, reading.status, batches)
+            return found, reading.seq_num, reading.closed
+
+    async def _presented(
+        self, request: Request, status: StreamStatus, batches: Sequence[ReadBatch]
+    ) -> Parts:
+        if sum(batch.metered for batch in batches) > LIGHT_BYTES:
+            return await request.offload(self._present, request, status, batches)
+        return self._present(request, status, batches)
+
+    def _headers(self, snapshot: Snapshot) -> Headers:
+        return [
+            (b"stream-snapshot-offset", self._show(snapshot.seq_num).encode()),
+            (b"stream-snapshot-digest", snapshot.digest.encode()),
+        ]
+
+
+def _multipart(parts: Parts, separator: str) -> Sequence[bytes]:
+    """All parts after the first, and the end, in pieces that are worth the way to the client."""
+    pieces, gathered, size = [], [b""], 0
+    head = bootstrap.PART_END + bootstrap.part_head(separator, parts.content_type)
+    for body in parts.bodies:
+        gathered += (head, body)
+        size += len(head) + len(body)
+        if size >= PIECE:
+            pieces.append(b"".join(gathered))
+            gathered, size = [], 0
+    gathered += (bootstrap.PART_END, bootstrap.closing(separator))
+    return [*pieces, b"".join(gathered)]
+
+
+def _position(place: Place) -> int:
+    if place.position is None:
+        raise InvalidError("the position is missing: it is the last part of the path")
+    return int(parse_position(place.position))

@@ -1,0 +1,196 @@
+"""Streams: create, append, close, look at, delete."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+
+from streamfold.errors import InvalidError, StreamClosedError, StreamNotFoundError
+from streamfold.model.names import BasinName, StreamName
+from streamfold.model.traits import OCTETS, Claim, Producer, media_type
+from streamfold.records.batch import RecordBatch
+from streamfold.server.durable_streams import problems
+from streamfold.server.durable_streams.bodies import Body, read_body
+from streamfold.server.durable_streams.content import is_light, to_batches
+from streamfold.server.durable_streams.paths import Place, parse_place
+from streamfold.server.http.request import Headers, Request
+from streamfold.server.streams.arrival_order import ArrivalOrder, Turn
+from streamfold.store.durable_streams import (
+    Appended,
+    Content,
+    ForkWish,
+    StreamStatus,
+    Wish,
+    prepared,
+)
+from streamfold.store.log.sealing import SealingKey
+from streamfold.store.store import StreamStore
+from streamfold.wire.durable_streams import caching
+from streamfold.wire.durable_streams.content_types import is_json
+from streamfold.wire.durable_streams.headers import (
+    AppendOptions,
+    CreateOptions,
+    parse_append,
+    parse_create,
+)
+from streamfold.wire.durable_streams.lifetimes import format_expires_at
+from streamfold.wire.durable_streams.offsets import format_offset
+from streamfold.wire.text import SHOWN
+
+
+class Streams:
+    """Handlers of everything that is done to a stream as a whole."""
+
+    def __init__(self, store: StreamStore) -> None:
+        self._store = store
+        self._order = ArrivalOrder()
+
+    async def create(
+        self, request: Request, place: Place, source: StreamName | None, key: SealingKey | None
+    ) -> None:
+        """Create a stream; `source` is the whole name of the stream that it is a fork of."""
+        options = parse_create(request.header)
+        body = await read_body(request)
+        content: Content = partial(_batches, request, body, None, allow_empty=True)
+        if source is None and not await self._store.durable.has_basin(place.basin):
+            # A creation that is refused leaves nothing behind, not even its bucket.
+            content = prepared(await content(options.content_type or OCTETS))
+        wish = _wish(options, source, content, key)
+        await self._store.durable.ensure_basin(place.basin)
+        status, created = await self._store.durable.create(place.basin, place.stream, wish)
+        headers = [
+            (b"content-type", status.traits.content_type.encode()),
+            problems.offset_header(status.tail),
+            *([problems.CLOSED] if status.closed else []),
+        ]
+        if created:
+            headers.append((b"location", request.url_of(place.path).encode()))
+        await request.respond(201 if created else 200, headers)
+
+    async def append(self, request: Request, place: Place, key: SealingKey | None) -> None:
+        options = parse_append(request.header)
+        body = await read_body(request)
+        if not body.size and not options.closed:
+            raise InvalidError("the body is empty: send content, or Stream-Closed: true to close")
+        if body.size and options.content_type is None:
+            raise InvalidError("content-type is missing: an append names the type of its content")
+        claim = _claim(options, has_content=bool(body.size))
+        try:
+            done = await self._append(request, place, claim, body, key)
+        except StreamClosedError:
+            status = await self._store.durable.status(place.basin, place.stream)
+            headers = (problems.offset_header(status.tail), problems.CLOSED, problems.NO_STORE)
+            await request.respond(409, headers)
+            return
+        fresh = bool(body.size) and claim.producer is not None and not done.repeated
+        await request.respond(200 if fresh else 204, _append_headers(done))
+
+    async def _append(
+        self, request: Request, place: Place, claim: Claim, body: Body, key: SealingKey | None
+    ) -> Appended:
+        """Append in the order of arrival: a large body does not let later ones come first."""
+        append = partial(self._store.durable.append, place.basin, place.stream, claim)
+        arrival = (request.connection, place.basin, place.stream)
+        if is_light(body, claim.content_type or ""):
+            await self._order.reached(arrival)
+            return await append(partial(_batches, request, body, None, allow_empty=False), key)
+        async with self._order.turn(arrival) as turn:
+            return await append(partial(_batches, request, body, turn, allow_empty=False), key)
+
+    async def head(self, request: Request, place: Place) -> None:
+        status = await self._store.durable.status(place.basin, place.stream)
+        newest = await self._store.durable.snapshot(place.basin, place.stream, None)
+        tag = caching.etag(status.id, status.first, status.tail, status.closed)
+        headers = [
+            (b"content-type", status.traits.content_type.encode()),
+            problems.offset_header(status.tail),
+            problems.NO_STORE,
+            (b"etag", tag.encode()),
+            (b"stream-retained-offset", format_offset(status.first).encode()),
+            *_lifetime_headers(status),
+            *([problems.CLOSED] if status.closed else []),
+        ]
+        if newest is not None:
+            headers.append((b"stream-snapshot-offset", format_offset(newest.seq_num).encode()))
+            headers.append((b"stream-snapshot-digest", newest.digest.encode()))
+        await request.respond(200, headers)
+
+    async def delete(self, request: Request, place: Place) -> None:
+        await self._store.durable.delete(place.basin, place.stream)
+        await request.respond(204)
+
+
+async def _batches(
+    request: Request, body: Body, turn: Turn | None, content_type: str, *, allow_empty: bool
+) -> Sequence[RecordBatch]:
+    """The records of a body, made in a thread if it is large; the turn ends when they are placed."""
+    if not body.size:
+        return []
+    if is_light(body, content_type):
+        batches = to_batches(body, content_type, allow_empty=allow_empty)
+    else:
+        batches = await request.offload(to_batches, body, content_type, allow_empty=allow_empty)
+    if turn is not None:
+        # The store places them before anything else runs, unless it has to wait for room.
+        asyncio.get_running_loop().call_soon(turn.end)
+    return batches
+
+
+def _wish(
+    options: CreateOptions, source: StreamName | None, content: Content, key: SealingKey | None
+) -> Wish:
+    return Wish(
+        content_type=options.content_type,
+        ttl=options.ttl,
+        expires_at=options.expires_at,
+        trim_on_snapshot=options.trim_on_snapshot,
+        closed=options.closed,
+        fork=_fork(options, source),
+        content=content,
+        key=key,
+    )
+
+
+def _fork(options: CreateOptions, source: StreamName | None) -> ForkWish | None:
+    if source is None:
+        return None
+    return ForkWish(source, options.fork_offset, options.fork_sub_offset, is_json)
+
+
+def source_of(path: str, basin: BasinName) -> StreamName:
+    """The stream that a fork names as its source; it must be in the basin of the fork."""
+    source = parse_place(path, basin)
+    if source is None or source.part is not None:
+        raise StreamNotFoundError(basin, path)
+    if source.basin != basin:
+        raise InvalidError(f"a fork stays in its bucket {basin!r}: {path[:SHOWN]!r} is in another")
+    return source.stream
+
+
+def _claim(options: AppendOptions, *, has_content: bool) -> Claim:
+    given = options.producer
+    return Claim(
+        content_type=media_type(options.content_type or "") if has_content else None,
+        producer=Producer(given.id, given.epoch, given.seq) if given else None,
+        stream_seq=options.stream_seq,
+        close=options.closed,
+    )
+
+
+def _append_headers(done: Appended) -> Headers:
+    headers = [problems.offset_header(done.tail)]
+    if done.closed:
+        headers.append(problems.CLOSED)
+    if done.producer is not None:
+        headers.append((b"producer-epoch", str(done.producer.epoch).encode()))
+        headers.append((b"producer-seq", str(done.producer.seq).encode()))
+    return headers
+
+
+def _lifetime_headers(status: StreamStatus) -> Headers:
+    if status.traits.ttl is not None:
+        return ((b"stream-ttl", str(status.traits.ttl).encode()),)
+    if status.traits.expires_at is not None:
+        return ((b"stream-expires-at", format_expires_at(status.traits.expires_at).encode()),)
+    return ()

@@ -1,0 +1,98 @@
+"""What workers and receivers do with a wake: claim it, acknowledge, release it."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from streamfold.errors import InvalidError
+from streamfold.model.grants import NOBODY
+from streamfold.server.durable_streams.subscriptions import leases
+from streamfold.server.durable_streams.subscriptions.drafts import Draft
+from streamfold.server.durable_streams.subscriptions.paths import parse_name
+from streamfold.server.durable_streams.subscriptions.problems import (
+    NoPendingWorkError,
+    WakeClaimedError,
+    WakeTokenInvalidError,
+)
+from streamfold.server.durable_streams.subscriptions.registry import Book
+from streamfold.server.durable_streams.subscriptions.subscription import Entry
+from streamfold.wire.durable_streams.subscription_bodies import (
+    AckRequest,
+    AckView,
+    ClaimView,
+    ReleaseRequest,
+    SubscriptionType,
+)
+
+
+class Work:
+    """Each call is durable when it returns, or changed nothing."""
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+
+    async def claim(self, entry: Entry, worker: str) -> ClaimView:
+        """Give the work to `worker`, if there is some and nobody has it."""
+        _require(entry, SubscriptionType.PULL_WAKE)
+        parse_name(worker, "worker")
+        async with self._book.changing(entry) as draft:
+            draft.state = leases.expire(draft.state, draft.now)
+            wake = draft.state.wake
+            if wake is not None and wake.holder is not None:
+                raise WakeClaimedError(wake.holder, draft.state.generation)
+            if draft.pending is None:
+                raise NoPendingWorkError
+            return self._give(draft, worker)
+
+    async def acknowledge(
+        self, entry: Entry, kind: SubscriptionType, token: str, said: AckRequest
+    ) -> AckView:
+        """Note what is processed. It is a sign of life, and the end of the wake if done."""
+        _require(entry, kind)
+        # Judged by the streams as they are now, not as they were last noticed.
+        acked = {entry.state.prefix + ack.stream.strip("/") for ack in said.acks}
+        entry.noticed.update(acked.intersection(entry.state.links))
+        async with self._book.changing(entry) as draft:
+            _require_good_owner(entry)
+            draft.state = leases.expire(draft.state, draft.now)
+            wake = leases.prove(draft.state, token, said.wake_id, said.generation)
+            draft.state = leases.acknowledge(draft.state, draft.links, said.acks, entry.tails)
+            draft.state = leases.hold(leases.succeed(draft.state), wake, draft.now)
+            more = draft.finish() if said.done else False
+        return AckView(more)
+
+    async def release(self, entry: Entry, token: str, said: ReleaseRequest) -> None:
+        """Give the work back."""
+        _require(entry, SubscriptionType.PULL_WAKE)
+        async with self._book.changing(entry) as draft:
+            _require_good_owner(entry)
+            draft.state = leases.expire(draft.state, draft.now)
+            leases.prove(draft.state, token, said.wake_id, said.generation)
+            draft.finish()
+
+    def _give(self, draft: Draft, worker: str) -> ClaimView:
+        if draft.state.wake is None:
+            draft.begin()  # claimed at once, hence not announced
+        wake, token = draft.state.wake, draft.random_text()
+        assert wake is not None  # noqa: S101 - one was begun, if there was none
+        taken = replace(wake, holder=worker, token=leases.hash_token(token))
+        draft.state = leases.hold(draft.state, taken, draft.now)
+        state = draft.state
+        return ClaimView(
+            wake.id, state.generation, token, draft.streams(), state.config.lease_ttl_ms
+        )
+
+
+def _require_good_owner(entry: Entry) -> None:
+    if entry.grant == NOBODY:
+        raise WakeTokenInvalidError(
+            "the access token that this subscription belongs to was revoked or has expired"
+        )
+
+
+def _require(entry: Entry, kind: SubscriptionType) -> None:
+    if entry.state.config.type is not kind:
+        raise InvalidError(
+            f"subscription {entry.id[:80]!r} is of type {entry.state.config.type}: "
+            f"this is for those of type {kind}"
+        )

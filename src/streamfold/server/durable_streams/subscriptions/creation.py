@@ -1,0 +1,190 @@
+"""Creates subscriptions; the same request again confirms what is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from hashlib import sha256
+from typing import Final
+
+from msgspec.structs import replace
+
+from streamfold.errors import InvalidError, PermissionDeniedError
+from streamfold.model.access_tokens import Operation
+from streamfold.model.grants import Grant
+from streamfold.server.durable_streams.subscriptions.links import literal_prefix
+from streamfold.server.durable_streams.subscriptions.paths import parse_path
+from streamfold.server.durable_streams.subscriptions.problems import (
+    SubscriptionExistsError,
+    SubscriptionNotFoundError,
+)
+from streamfold.server.durable_streams.subscriptions.registry import Book
+from streamfold.server.durable_streams.subscriptions.state import Config, Subscription
+from streamfold.server.durable_streams.subscriptions.subscription import Entry
+from streamfold.server.durable_streams.subscriptions.webhook_addresses import (
+    Resolve,
+    find_addresses,
+    parse_target,
+)
+from streamfold.store.catalog.locks import NamedLocks
+from streamfold.wire.durable_streams.patterns import Pattern
+from streamfold.wire.durable_streams.subscription_bodies import (
+    SubscriptionRequest,
+    SubscriptionType,
+)
+
+#: Bytes of UTF-8.
+DESCRIPTION_MAX: Final = 4096
+
+
+class Creation:
+    """One creation or deletion of an id at a time."""
+
+    def __init__(
+        self,
+        book: Book,
+        basin: str,
+        look_up: Resolve,
+        now: Callable[[], int],
+        start: Callable[[Entry], None],
+        *,
+        local_webhooks: bool,
+    ) -> None:
+        self._book = book
+        self._basin = basin
+        self._look_up = look_up
+        self._now = now
+        self._start = start
+        self._local = local_webhooks
+        self._locks = NamedLocks()
+
+    async def create(
+        self, id_: str, asked: SubscriptionRequest, base_url: str, caller: Grant
+    ) -> tuple[Entry, bool]:
+        """The caller's subscription, durable, and whether this created it."""
+        config, streams = configure(asked, caller), named_streams(asked, caller)
+        self._require_rights(config, streams, caller)
+        async with self._locks.hold(id_):
+            entry = self._book.entries.get(id_)
+            if entry is not None:
+                entry.require_owner(caller)
+                if await _confirm(entry, config, base_url, caller.stream_prefix):
+                    return entry, False
+            self._book.require_room(caller.token_id)
+            await self._check_target(config)
+            state = Subscription(
+                config,
+                self._now(),
+                base_url,
+                {},
+                owner=caller.token_id,
+                prefix=caller.stream_prefix,
+            )
+            return await self._insert(self._book.entry(id_, state, caller), streams), True
+
+    def _require_rights(self, config: Config, streams: Sequence[str], caller: Grant) -> None:
+        """Raise unless the caller may read what is matched, and append where wakes are told.
+
+        Of streams that fit the pattern each is judged by itself, whenever something is told of it.
+        """
+        for stream in streams:
+            caller.require(Operation.READ, self._basin, stream)
+        if config.wake_stream is not None:
+            caller.require(Operation.APPEND, self._basin, config.wake_stream)
+        if config.pattern is None:
+            return
+        prefix = caller.stream_prefix + literal_prefix(config.pattern)
+        if not caller.allows_some(Operation.READ, self._basin, prefix):
+            raise PermissionDeniedError(
+                f"this access token does not allow read on any stream that fits {config.pattern!r}"
+            )
+
+    async def delete(self, id_: str, caller: Grant) -> None:
+        """See to it that there is no such subscription."""
+        async with self._locks.hold(id_):
+            entry = self._book.entries.get(id_)
+            if entry is None:
+                return
+            entry.require_owner(caller)
+            with suppress(SubscriptionNotFoundError):
+                async with entry.alone():
+                    await entry.erase()
+            self._book.drop(entry)
+            if entry.task is not None:
+                entry.task.cancel()
+
+    async def _check_target(self, config: Config) -> None:
+        if config.url is None:
+            return
+        target = parse_target(config.url, local=self._local)
+        try:
+            await find_addresses(target, self._look_up)
+        except OSError:
+            # A name that nobody knows may become known; it is judged again whenever it is used.
+            return
+
+    async def _insert(self, entry: Entry, streams: Sequence[str]) -> Entry:
+        async with entry.alone():
+            # Known from here on, so that what is appended while streams are listed is noticed.
+            self._book.add(entry)
+            try:
+                state = await self._link(entry, streams)
+            except BaseException:
+                entry.gone = True
+                self._book.drop(entry)
+                raise
+            try:
+                await entry.write(state)
+            finally:
+                # Even if nobody can tell whether it is there: the runner will look.
+                self._book.forget_interests()
+                entry.notice(*state.links)
+                self._start(entry)
+        return entry
+
+    async def _link(self, entry: Entry, streams: Sequence[str]) -> Subscription:
+        linked = self._book.streams
+        state = await linked.link_explicit(entry.state, streams, entry.tails)
+        if entry.pattern is not None:
+            state = await linked.link_matching(entry, state, entry.pattern)
+        return state
+
+
+async def _confirm(entry: Entry, config: Config, base_url: str, prefix: str) -> bool:
+    """Whether it is there, as is asked for; a creation that failed may have left nothing."""
+    try:
+        async with entry.alone():
+            if (entry.state.config, entry.state.prefix) != (config, prefix):
+                raise SubscriptionExistsError(entry.id)
+            if entry.state.base_url != base_url:
+                # The server is reached by another name now: callbacks must be, too.
+                await entry.write(replace(entry.state, base_url=base_url))
+    except SubscriptionNotFoundError:
+        return False
+    return True
+
+
+def configure(asked: SubscriptionRequest, caller: Grant) -> Config:
+    """What is asked for, in one form; what its type does not need is left out."""
+    if len((asked.description or "").encode()) > DESCRIPTION_MAX:
+        raise InvalidError(f"description is too long: at most {DESCRIPTION_MAX} bytes of UTF-8")
+    is_webhook = asked.type is SubscriptionType.WEBHOOK
+    wake_stream = None
+    if not is_webhook:
+        wake_stream = caller.full_stream_name(parse_path(asked.wake_stream or ""))
+    return Config(
+        type=asked.type,
+        pattern=Pattern(asked.pattern.strip("/")).text if asked.pattern is not None else None,
+        streams=sha256("\0".join(named_streams(asked, caller)).encode()).digest(),
+        url=asked.webhook.url if is_webhook and asked.webhook else None,
+        wake_stream=wake_stream,
+        lease_ttl_ms=asked.lease_ttl_ms,
+        description=asked.description,
+    )
+
+
+def named_streams(asked: SubscriptionRequest, caller: Grant) -> list[str]:
+    """The streams to link, each once, in order; a wake stream cannot be its own subscription's."""
+    own = asked.wake_stream.strip("/") if asked.wake_stream is not None else None
+    named = {parse_path(stream) for stream in asked.streams} - {own}
+    return sorted(caller.full_stream_name(name) for name in named)

@@ -1,0 +1,137 @@
+"""The life of a wake: begun, held under a lease, acknowledged, over. Values in, values out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from hmac import compare_digest
+from typing import Final
+
+from msgspec.structs import replace
+
+from streamfold.errors import InvalidError
+from streamfold.server.durable_streams.subscriptions.problems import (
+    AckOffsetError,
+    WakeFencedError,
+    WakeTokenInvalidError,
+)
+from streamfold.server.durable_streams.subscriptions.state import Link, Subscription, Wake
+from streamfold.wire.durable_streams.offsets import parse_offset
+from streamfold.wire.durable_streams.subscription_bodies import Ack
+
+#: Tokens of former wakes that are still known for what they were.
+RETIRED_KEPT: Final = 16
+#: Milliseconds before the second attempt, doubled for each further one.
+RETRY_FIRST: Final = 1_000
+RETRY_MAX: Final = 60_000
+#: Of a delay, up or down: those who failed together should not come back together.
+RETRY_JITTER: Final = 0.2
+
+#: The tail of each stream that is there.
+Tails = Mapping[str, int]
+
+
+def pending(links: Mapping[str, Link], tails: Tails) -> str | None:
+    """A stream that has records to process."""
+    for path, link in links.items():
+        if tails.get(path, 0) > link.acked:
+            return path
+    return None
+
+
+def begin(state: Subscription, wake_id: str, token: str | None) -> Subscription:
+    """A wake of the next generation; `token` if whoever is told of it has it by that."""
+    wake = Wake(wake_id, token=hash_token(token) if token else None)
+    return replace(state, generation=state.generation + 1, wake=wake)
+
+
+def hold(state: Subscription, wake: Wake, now: int) -> Subscription:
+    """The wake is in somebody's hands from now on, for as long as the lease says."""
+    return replace(state, wake=replace(wake, lease_until=now + state.config.lease_ttl_ms))
+
+
+def end(state: Subscription) -> Subscription:
+    """Nobody has a wake, and the token of the last is good for nothing."""
+    retired = state.retired
+    if state.wake is not None and state.wake.token is not None:
+        retired = (state.wake.token, *retired)[:RETIRED_KEPT]
+    return replace(state, wake=None, retired=retired)
+
+
+def expire(state: Subscription, now: int) -> Subscription:
+    """End the wake if its lease is over."""
+    wake = state.wake
+    over = wake is not None and wake.lease_until is not None and wake.lease_until <= now
+    return end(state) if over else state
+
+
+def is_known(state: Subscription, token: str) -> bool:
+    """Whether a token is, or was, one of this subscription's wakes."""
+    shown, wake = hash_token(token), state.wake
+    held = () if wake is None or wake.token is None else (wake.token,)
+    return any(compare_digest(known, shown) for known in (*held, *state.retired))
+
+
+def prove(state: Subscription, token: str, wake_id: str, generation: int) -> Wake:
+    """The wake, if token, id and generation are all its own."""
+    shown, wake = hash_token(token), state.wake
+    current = wake is not None and wake.token is not None and compare_digest(wake.token, shown)
+    if not is_known(state, token):
+        raise WakeTokenInvalidError
+    if not current or wake is None or (wake.id, state.generation) != (wake_id, generation):
+        raise WakeFencedError(generation, state.generation)
+    return wake
+
+
+def acknowledge(
+    state: Subscription, readable: Collection[str], acks: Sequence[Ack], tails: Tails
+) -> Subscription:
+    """Move links that are readable forward; all of `acks`, or AckOffsetError and none."""
+    if not acks:
+        return state
+    links = dict(state.links)
+    for ack in acks:
+        name = ack.stream.strip("/")
+        path = state.prefix + name
+        link = links.get(path) if path in readable else None
+        if link is None:
+            raise AckOffsetError(f"stream {name[:80]!r} is not one of this subscription's")
+        links[path] = replace(link, acked=_acked(link, ack, tails.get(path, 0)))
+    return replace(state, links=links)
+
+
+def acknowledge_all(state: Subscription, told: Tails) -> Subscription:
+    """Everything that a receiver was told of is processed; what was acknowledged since, stays."""
+    links: dict[str, Link] = {}
+    for path, link in state.links.items():
+        links[path] = replace(link, acked=max(link.acked, told.get(path, 0)))
+    return replace(state, links=links)
+
+
+def succeed(state: Subscription) -> Subscription:
+    """Whoever is to be told can be reached."""
+    return replace(state, failures=0, next_attempt_at=0) if state.failures else state
+
+
+def fail(state: Subscription, now: int, draw: float) -> Subscription:
+    """Try again later; `draw`, 0 to 1, is where in the range of delays."""
+    delay = min(RETRY_FIRST << min(state.failures, 10), RETRY_MAX)
+    delay = round(delay * (1 + RETRY_JITTER * (2 * draw - 1)))
+    return replace(state, failures=state.failures + 1, next_attempt_at=now + delay)
+
+
+def hash_token(token: str) -> bytes:
+    return hashlib.sha256(token.encode(errors="surrogateescape")).digest()
+
+
+def _acked(link: Link, ack: Ack, tail: int) -> int:
+    try:
+        acked = parse_offset(ack.offset)
+    except InvalidError as error:
+        raise AckOffsetError(error.message) from None
+    if not link.acked <= acked <= tail:
+        raise AckOffsetError(
+            f"offset {ack.offset} of stream {ack.stream[:80]!r} is out of place: acks go forward "
+            "from the last one, up to the tail"
+        )
+    return acked

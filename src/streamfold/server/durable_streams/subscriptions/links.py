@@ -1,0 +1,200 @@
+"""Which streams a subscription is about, and where they end.
+
+A stream that fits the pattern is linked when it is first noticed. When the subscription was created,
+all that were there were linked at their tails; hence one without a link is younger than the
+subscription, and is linked at its beginning: whatever was missed, by a crash even, is caught up with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from typing import Final
+
+from msgspec.structs import replace
+
+from streamfold.errors import (
+    BasinNotFoundError,
+    DataCorruptError,
+    InvalidError,
+    StreamDeletingError,
+    StreamForkedError,
+    StreamNotFoundError,
+)
+from streamfold.server.durable_streams.subscriptions import leases
+from streamfold.server.durable_streams.subscriptions.state import (
+    LINKS_MAX,
+    LINKS_PER_OWNER,
+    LINKS_TOTAL_MAX,
+    STATE_MAX,
+    Link,
+    Subscription,
+    encode,
+)
+from streamfold.server.durable_streams.subscriptions.subscription import Entry
+from streamfold.store.durable_streams import StreamStatus
+from streamfold.store.store import StreamStore
+from streamfold.wire.durable_streams.patterns import Pattern
+
+logger = logging.getLogger(__name__)
+
+#: Streams that are looked at together: after a start all must be read from storage.
+_TOGETHER: Final = 32
+
+
+class LinkedStreams:
+    """Looks at streams, and brings links up to date with what it finds."""
+
+    def __init__(self, store: StreamStore, basin: str, count_links: Callable[..., int]) -> None:
+        self._store = store
+        self._basin = basin
+        #: Links of all subscriptions together, or of one owner's.
+        self._count_links = count_links
+
+    async def refresh(self, entry: Entry, streams: Collection[str]) -> Subscription:
+        """The entry's state with links as the streams are now; the tails are noted beside.
+
+        Streams that the owner may not read are left alone: the owner may get the right back.
+        If a stream has gone, or is another by now, the wake is over: acks of who has it would be
+        about records that are no longer there.
+        """
+        known, fresh, gone = dict[str, Link | None](), dict[str, Link | None](), False
+        async for path, status in self._look_at(tuple(filter(entry.may_read, streams))):
+            former = entry.state.links.get(path)
+            link = _relink(former, status)
+            if status is not None:
+                entry.tails[path] = status.tail
+            else:
+                entry.tails.pop(path, None)
+            if former is None and link is not None and entry.wants(path):
+                fresh[path] = link
+            elif former is not None and link != former:
+                known[path] = link
+                gone = gone or former.stream_id is not None
+        state = _with_links(entry.state, known)
+        if gone and state.wake is not None:
+            state = leases.end(state)
+        return self._grow(entry, state, fresh) if fresh else state
+
+    def _grow(
+        self, entry: Entry, state: Subscription, fresh: Mapping[str, Link | None]
+    ) -> Subscription:
+        """The state with new links, if there is room for them."""
+        grown = _with_links(state, fresh)
+        was_full, entry.full = entry.full, not self._has_room(grown, entry.state)
+        if not entry.full:
+            return grown
+        # The next sweep finds those streams again, and room for them, if there is some by then.
+        if not was_full:
+            logger.warning("subscription %r has no room for more streams", entry.id)
+        return state
+
+    async def link_explicit(
+        self, state: Subscription, paths: Sequence[str], tails: dict[str, int]
+    ) -> Subscription:
+        """The state with further streams linked at their tails, whether they are there or not."""
+        links: dict[str, Link | None] = {}
+        async for path, status in self._look_at(tuple(dict.fromkeys(paths))):
+            link = state.links.get(path)
+            if link is not None:
+                links[path] = replace(link, explicit=True)
+                continue
+            tails[path] = status.tail if status else 0
+            links[path] = Link(tails[path], True, status.id if status else None)
+        return self._require_room(_with_links(state, links), state)
+
+    async def link_matching(
+        self, entry: Entry, state: Subscription, pattern: Pattern
+    ) -> Subscription:
+        """The state with all streams linked, at their tails, that are there and that it wants."""
+        links: dict[str, Link | None] = {}
+        async for names in self.pages(state.prefix + literal_prefix(pattern.text)):
+            fits = [name for name in names if entry.wants(name) and name not in state.links]
+            async for path, status in self._look_at(tuple(fits)):
+                if status is not None:
+                    entry.tails[path] = status.tail
+                    links[path] = Link(status.tail, False, status.id)
+            self._require_room(_with_links(state, links), state)
+        return _with_links(state, links)
+
+    async def pages(self, prefix: str = "") -> AsyncIterator[Sequence[str]]:
+        """The names of all streams that begin so, page by page."""
+        after, more = "", True
+        while more:
+            try:
+                page = await self._store.list_streams(self._basin, prefix=prefix, start_after=after)
+            except BasinNotFoundError:
+                return  # it is created with its first stream
+            more = page.has_more
+            names = [info.name for info in page.items if info.deleted_at is None]
+            if page.items:
+                after = page.items[-1].name
+            yield names
+
+    def _has_room(self, state: Subscription, former: Subscription) -> bool:
+        """Whether the links are not too many, alone and with all others, and fit the document."""
+        count, more = len(state.links), len(state.links) - len(former.links)
+        if count > LINKS_MAX or self._count_links() + more > LINKS_TOTAL_MAX:
+            return False
+        owned = 0 if state.owner is None else self._count_links(state.owner) + more
+        return owned <= LINKS_PER_OWNER and len(encode(state)) <= STATE_MAX
+
+    def _require_room(self, state: Subscription, former: Subscription) -> Subscription:
+        if len(state.links) > len(former.links) and not self._has_room(state, former):
+            raise InvalidError(
+                f"the subscription would have {len(state.links)} streams or more: it can have "
+                f"{LINKS_MAX} in {STATE_MAX} bytes, all of an access token {LINKS_PER_OWNER}, all "
+                f"together {LINKS_TOTAL_MAX}; use a narrower pattern, or delete subscriptions that "
+                "are not needed"
+            )
+        return state
+
+    async def _look_at(
+        self, paths: Sequence[str]
+    ) -> AsyncIterator[tuple[str, StreamStatus | None]]:
+        """Each stream's status; None if it is not there. One that cannot be read is left out."""
+        for at in range(0, len(paths), _TOGETHER):
+            some = paths[at : at + _TOGETHER]
+            found = await asyncio.gather(*map(self._status, some))
+            for path, (readable, status) in zip(some, found, strict=True):
+                if readable:
+                    yield path, status
+
+    async def _status(self, path: str) -> tuple[bool, StreamStatus | None]:
+        try:
+            return True, await self._store.durable.status(self._basin, path)
+        except (StreamNotFoundError, StreamForkedError, StreamDeletingError, BasinNotFoundError):
+            return True, None
+        except DataCorruptError as error:
+            # The other streams of the subscription go on.
+            logger.error("stream %r of a subscription cannot be read: %s", path, error)
+            return False, None
+
+
+def literal_prefix(pattern: str) -> str:
+    """What every path that fits begins with."""
+    before, star, _ = pattern.partition("*")
+    # What comes before ** may be all there is: a/** fits a.
+    return before.rstrip("/") if star else before
+
+
+def _relink(link: Link | None, status: StreamStatus | None) -> Link | None:
+    """The link to a stream that is as `status` says."""
+    if status is None:
+        # Named ones stay for the next stream of that name.
+        return Link(0, True, None) if link is not None and link.explicit else None
+    if link is not None and link.stream_id == status.id:
+        return link
+    # What a fork inherited was in another stream before.
+    origin = status.traits.origin
+    start = int(origin.seq_num) if origin is not None else 0
+    return Link(start, link is not None and link.explicit, status.id)
+
+
+def _with_links(state: Subscription, changes: Mapping[str, Link | None]) -> Subscription:
+    """The state with some links changed, or removed where there is None."""
+    if not changes:
+        return state
+    links = {**state.links, **changes}
+    return replace(state, links={path: link for path, link in links.items() if link is not None})

@@ -1,0 +1,219 @@
+"""All subscriptions of a basin: who is interested in which stream, and how one is changed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Final, TypeAlias
+
+from streamfold.errors import InvalidError, StreamfoldError
+from streamfold.model.grants import Grant
+from streamfold.server.durable_streams.subscriptions.drafts import Draft
+from streamfold.server.durable_streams.subscriptions.links import LinkedStreams
+from streamfold.server.durable_streams.subscriptions.problems import SubscriptionNotFoundError
+from streamfold.server.durable_streams.subscriptions.state import LINKS_MAX, Subscription, decode
+from streamfold.server.durable_streams.subscriptions.subscription import Entry, kind_of
+from streamfold.store.store import StreamStore
+
+logger = logging.getLogger(__name__)
+
+#: Subscriptions of one basin: each has a task.
+SUBSCRIPTIONS_MAX: Final = 1_000
+#: Those of one access token, so that none takes the room of all others.
+SUBSCRIPTIONS_PER_OWNER: Final = 100
+#: Streams of which is remembered who is interested: the same few get most appends.
+_REMEMBERED: Final = 10_000
+#: Pairs of a stream and a subscription that are matched before others get a turn: 3 us each.
+_TURN: Final = 2_000
+#: Seconds between looks whether storage was reopened: what became durable by that was not announced.
+_LOOK_INTERVAL: Final = 5.0
+#: Looks between two sweeps that nothing asks for: streams that went away are not announced either.
+_SWEEP_EVERY: Final = 180
+
+#: What the access token of an id allows at this moment; None stands for root.
+GrantOf: TypeAlias = Callable[[str | None], Awaitable[Grant]]
+
+
+class Book:
+    """Finds subscriptions by id and by stream."""
+
+    def __init__(
+        self,
+        store: StreamStore,
+        basin: str,
+        now: Callable[[], int],
+        random_text: Callable[[], str],
+        subscriptions_max: int,
+        grant_of: GrantOf,
+    ) -> None:
+        self.entries: dict[str, Entry] = {}
+        self.streams = LinkedStreams(store, basin, self.count_links)
+        self._documents = store.documents
+        self._basin = basin
+        self._grant_of = grant_of
+        self._subscriptions_max = subscriptions_max
+        self._now = now
+        self._random_text = random_text
+        #: Streams of which nobody has been told yet, in order.
+        self._fresh: dict[str, None] = {}
+        self._freshened = asyncio.Event()
+        self._room_made = asyncio.Event()
+        self._interested: dict[str, tuple[Entry, ...]] = {}
+
+    async def load(self) -> None:
+        """Take up what storage holds."""
+        for id_, content in (await self._documents.all(kind_of(self._basin))).items():
+            state = decode(id_, content)
+            self.add(self.entry(id_, state, await self._grant_of(state.owner)))
+
+    def entry(self, id_: str, state: Subscription, grant: Grant) -> Entry:
+        return Entry(self._documents, self._basin, id_, state, grant)
+
+    def get(self, id_: str) -> Entry:
+        entry = self.entries.get(id_)
+        if entry is None:
+            raise SubscriptionNotFoundError(id_)
+        return entry
+
+    def add(self, entry: Entry) -> None:
+        self.entries[entry.id] = entry
+        self.forget_interests()
+
+    def drop(self, entry: Entry) -> None:
+        if self.entries.get(entry.id) is entry:
+            del self.entries[entry.id]
+        self.forget_interests()
+
+    def forget_interests(self) -> None:
+        """Who is interested in which stream may have changed."""
+        self._interested.clear()
+
+    def require_room(self, owner: str | None) -> None:
+        """Raise unless there is room for another subscription of this owner."""
+        owned = [entry for entry in self.entries.values() if entry.state.owner == owner]
+        if owner is not None and len(owned) >= SUBSCRIPTIONS_PER_OWNER:
+            raise InvalidError(
+                f"this access token has {len(owned)} subscriptions already, and can have "
+                f"{SUBSCRIPTIONS_PER_OWNER}: delete those that are not needed"
+            )
+        if len(self.entries) >= self._subscriptions_max:
+            raise InvalidError(
+                f"there are {len(self.entries)} subscriptions already, and there can be "
+                f"{self._subscriptions_max}: delete those that are not needed"
+            )
+
+    def count_links(self, owner: str | None = None) -> int:
+        """Links of all subscriptions, or of those of one access token."""
+        entries = self.entries.values()
+        return sum(
+            len(entry.state.links) for entry in entries if owner in (None, entry.state.owner)
+        )
+
+    @asynccontextmanager
+    async def changing(self, entry: Entry) -> AsyncIterator[Draft]:
+        """A draft that looks at rights and streams as they are; written when the block ends well."""
+        async with entry.alone():
+            await self._look_up_rights(entry)
+            # An append that was acknowledged before this call must be seen by it.
+            entry.noticed.update(filter(entry.wants, self._fresh))
+            taken, entry.noticed = entry.noticed, set()
+            try:
+                state = await self.streams.refresh(entry, taken)
+                draft = Draft(entry, state, self._now(), self._random_text)
+                yield draft
+                if draft.state is not entry.state:
+                    await entry.write(draft.state)
+            except BaseException:
+                entry.noticed |= taken
+                raise
+            if len(entry.tails) > len(entry.state.links):
+                entry.tails = {
+                    path: entry.tails[path] for path in entry.state.links if path in entry.tails
+                }
+            if draft.token is not None and draft.state.wake is not None:
+                entry.token = (draft.state.wake.id, draft.token)
+
+    async def _look_up_rights(self, entry: Entry) -> None:
+        """See what the owner's token allows now: it may be another, or worth nothing any more."""
+        grant = await self._grant_of(entry.state.owner)
+        if grant != entry.grant:
+            entry.grant = grant
+            self.forget_interests()
+            self.sweep_soon()
+
+    def notice(self, stream: str) -> None:
+        """Something was appended to a stream; quick, and safe in the middle of a commit."""
+        if self.entries:
+            self._fresh[stream] = None
+            self._freshened.set()
+
+    async def spread_notices(self) -> None:
+        """Tell subscriptions what was appended, for as long as this runs."""
+        while True:
+            await self._freshened.wait()
+            self._freshened.clear()
+            while self._fresh:
+                for stream in tuple(self._fresh)[: self._turn()]:
+                    del self._fresh[stream]
+                    for entry in self._interested_in(stream):
+                        entry.notice(stream)
+                await asyncio.sleep(0)
+
+    def _turn(self) -> int:
+        """Streams that are looked through before others get a turn."""
+        return max(1, _TURN // max(1, len(self.entries)))
+
+    def _interested_in(self, stream: str) -> tuple[Entry, ...]:
+        interested = self._interested.get(stream)
+        if interested is None:
+            if len(self._interested) >= _REMEMBERED:
+                self._interested.clear()
+            interested = tuple(entry for entry in self.entries.values() if entry.wants(stream))
+            self._interested[stream] = interested
+        return interested
+
+    async def sweep_when_needed(self) -> None:
+        """Look at all streams after storage was opened, and now and then, for as long as this runs."""
+        swept, looks = None, 0
+        while True:
+            opening = self._documents.supervisor.current
+            looks += 1
+            try:
+                if opening is not None and (opening is not swept or looks >= _SWEEP_EVERY):
+                    await self._sweep()
+                    swept, looks = opening, 0
+                elif self._room_made.is_set():
+                    await self._find_unlinked()
+            except StreamfoldError as error:
+                logger.warning("subscriptions could not look at their streams: %s", error)
+                swept = None
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_INTERVAL):
+                    await self._room_made.wait()
+
+    def sweep_soon(self) -> None:
+        """There may be room for streams that had none, or a right to read them."""
+        self._room_made.set()
+
+    async def _sweep(self) -> None:
+        """Have every subscription look at its streams, and at those that it should have."""
+        for entry in self.entries.values():
+            entry.notice(*entry.state.links)
+        await self._find_unlinked()
+
+    async def _find_unlinked(self) -> None:
+        self._room_made.clear()
+        for entry in self.entries.values():
+            entry.full = False
+        if not any(entry.pattern for entry in self.entries.values()):
+            return
+        async for names in self.streams.pages():
+            for at, name in enumerate(names):
+                if not at % self._turn():
+                    await asyncio.sleep(0)
+                for entry in tuple(self.entries.values()):
+                    unknown = name not in entry.state.links and entry.wants(name)
+                    if unknown and len(entry.noticed) <= 2 * LINKS_MAX:
+                        entry.notice(name)

@@ -1,0 +1,330 @@
+"""The calls below `__ds`: subscriptions, and the keys that their webhooks are signed with."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from streamfold.errors import StoreClosingError, StreamfoldError, TooLargeError
+from streamfold.model.access_tokens import Operation
+from streamfold.model.grants import ROOT, Grant
+from streamfold.server.durable_streams.subscriptions import leases
+from streamfold.server.durable_streams.subscriptions.claims import Work
+from streamfold.server.durable_streams.subscriptions.creation import Creation
+from streamfold.server.durable_streams.subscriptions.paths import (
+    parse_id,
+    parse_path,
+    parse_path_segments,
+)
+from streamfold.server.durable_streams.subscriptions.problems import (
+    NO_STORE,
+    SubscriptionNotFoundError,
+    WakeTokenInvalidError,
+    answer_refusal,
+)
+from streamfold.server.durable_streams.subscriptions.registry import (
+    SUBSCRIPTIONS_MAX,
+    Book,
+    GrantOf,
+)
+from streamfold.server.durable_streams.subscriptions.runner import Runner
+from streamfold.server.durable_streams.subscriptions.signing_key import Keyring
+from streamfold.server.durable_streams.subscriptions.subscription import Entry
+from streamfold.server.durable_streams.subscriptions.views import show
+from streamfold.server.durable_streams.subscriptions.webhook_addresses import Resolve, resolve
+from streamfold.server.durable_streams.subscriptions.webhook_client import Webhooks
+from streamfold.server.http.bodies import JSON
+from streamfold.server.http.request import Request
+from streamfold.store.store import StreamStore, wall_clock
+from streamfold.wire.durable_streams import subscription_bodies as bodies
+from streamfold.wire.durable_streams.subscription_bodies import SubscriptionType
+
+#: Where the calls are, below a server's own URL.
+CONTROL_ROOT: Final = "/v1/stream/__ds"
+#: Bytes of a request's body: as much as the links of one subscription may take.
+_BODY_MAX: Final = 1 << 20
+_JWKS: Final = (
+    (b"content-type", b"application/jwk-set+json"),
+    (b"cache-control", b"public, max-age=300"),
+)
+
+Handler = Callable[[Request], Awaitable[None]]
+
+
+def _random_text() -> str:
+    return secrets.token_urlsafe(32)
+
+
+class Subscriptions:
+    """Answers everything below `__ds`, and wakes workers while it runs.
+
+    `public_url` gives scheme, host and port by which a client reached the server; callbacks go there,
+    unless the server knows its `own_url`.
+    `authorise` tells what the caller may do, and raises if it cannot prove who it is; `grant_of` tells
+    the same of the token that a subscription belongs to, whenever something is told of a stream. Who
+    shows the token of a wake needs no other right. Time, tokens and chance are arguments for tests.
+    """
+
+    def __init__(
+        self,
+        store: StreamStore,
+        basin: str,
+        *,
+        public_url: Callable[[Request], str],
+        authorise: Callable[[Request], Awaitable[Grant]],
+        grant_of: GrantOf,
+        own_url: str | None = None,
+        local_webhooks: bool = False,
+        subscriptions_max: int = SUBSCRIPTIONS_MAX,
+        now: Callable[[], int] = wall_clock,
+        look_up: Resolve = resolve,
+        webhooks: Webhooks | None = None,
+        random_text: Callable[[], str] = _random_text,
+        chance: random.Random | None = None,
+    ) -> None:
+        self._public_url = public_url
+        self._authorise = authorise
+        self._keyring = Keyring(store.documents)
+        self._book = book = Book(store, basin, now, random_text, subscriptions_max, grant_of)
+        self._work = Work(book)
+        self._runner = Runner(
+            store,
+            basin,
+            book,
+            self._keyring,
+            webhooks or Webhooks(),
+            look_up,
+            now,
+            chance or random.Random(),  # noqa: S311 - spreads retries, keeps no secret
+            local_webhooks=local_webhooks,
+            own_url=None if own_url is None else own_url + CONTROL_ROOT,
+        )
+        self._creation = Creation(
+            book, basin, look_up, now, self._start, local_webhooks=local_webhooks
+        )
+        self._group: asyncio.TaskGroup | None = None
+        self._basin = basin
+        store.on_append(self._on_append)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Take up the subscriptions that storage holds, and see to them while the context lasts."""
+        await self._book.load()
+        # Not a task group: that would wrap whatever the body raises.
+        started = asyncio.Event()
+        keeper = asyncio.create_task(self._keep(started))
+        await started.wait()
+        try:
+            yield
+        finally:
+            keeper.cancel()
+            with suppress(asyncio.CancelledError):
+                await keeper
+            for entry in self._book.entries.values():
+                await entry.settled()
+
+    async def _keep(self, started: asyncio.Event) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                group.create_task(self._book.spread_notices())
+                group.create_task(self._book.sweep_when_needed())
+                for entry in self._book.entries.values():
+                    self._start(entry)
+                started.set()
+        finally:
+            self._group = None
+
+    def notice(self, stream: str) -> None:
+        """Something was appended to a stream; for what the store itself does not announce."""
+        if self._group is not None:
+            self._book.notice(stream)
+
+    def look_again(self) -> None:
+        """Have everything done that is due by now: for those who set the clock."""
+        for entry in self._book.entries.values():
+            entry.poked.set()
+
+    async def handle(self, request: Request, rest: Sequence[str]) -> None:
+        """Answer a request for the path segments, still encoded, that follow `__ds`."""
+        try:
+            handlers = self._handlers(rest)
+            handler = handlers.get(request.method)
+            if handler is not None:
+                if self._group is None:
+                    raise StoreClosingError
+                await handler(request)
+            elif request.method == "OPTIONS":
+                await request.respond(204)
+            else:
+                allow = ", ".join(sorted((*handlers, "OPTIONS"))).encode()
+                await request.respond(405, ((b"allow", allow),))
+        except StreamfoldError as error:
+            await answer_refusal(request, error)
+
+    def _handlers(self, rest: Sequence[str]) -> dict[str, Handler]:
+        """What can be done at a path, by method."""
+        match rest:
+            case ["jwks.json"]:
+                return {"GET": self._jwks}
+            case ["subscriptions", segment, *action] if segment:
+                return self._subscription_handlers(parse_id(segment), action)
+        raise SubscriptionNotFoundError("/".join(rest))
+
+    def _subscription_handlers(self, id_: str, action: list[str]) -> dict[str, Handler]:
+        match action:
+            case []:
+                return {
+                    "GET": self._allowed(self._get, id_),
+                    "PUT": self._allowed(self._put, id_),
+                    "DELETE": self._allowed(self._delete, id_),
+                }
+            case ["streams"]:
+                return {"POST": self._allowed(self._link, id_)}
+            case ["streams", *path]:
+                return {"DELETE": self._allowed(self._unlink, id_, path)}
+            case ["claim"]:
+                return {"POST": self._allowed(self._claim, id_)}
+            case ["ack"]:
+                return {"POST": partial(self._ack, id_, SubscriptionType.PULL_WAKE)}
+            case ["callback"]:
+                return {"POST": partial(self._ack, id_, SubscriptionType.WEBHOOK)}
+            case ["release"]:
+                return {"POST": partial(self._release, id_)}
+        raise SubscriptionNotFoundError("/".join((id_, *action)))
+
+    def _allowed(self, handler: Callable[..., Awaitable[None]], *names: Any) -> Handler:
+        async def handle(request: Request) -> None:
+            await handler(*names, request, await self._authorise(request))
+
+        return handle
+
+    def _owned(self, id_: str, caller: Grant) -> Entry:
+        """The subscription, if it is the caller's."""
+        entry = self._book.get(id_)
+        entry.require_owner(caller)
+        return entry
+
+    def _proven(self, id_: str, request: Request) -> tuple[Entry, str]:
+        """The subscription, and the token of one of its wakes that the request shows.
+
+        The same refusal whether there is such a subscription or not: only who has a token of it may
+        learn that.
+        """
+        token = _bearer(request)
+        entry = self._book.entries.get(id_)
+        if entry is None or not leases.is_known(entry.state, token):
+            raise WakeTokenInvalidError
+        return entry, token
+
+    async def _jwks(self, request: Request) -> None:
+        await request.respond(200, _JWKS, (await self._keyring.key()).jwks)
+
+    async def _put(self, id_: str, request: Request, caller: Grant) -> None:
+        if not caller.allows_somewhere(Operation.READ, self._basin):
+            caller.require(Operation.READ, self._basin)
+        asked = bodies.decode_subscription(await _body(request))
+        base_url = self._base_url(request)
+        entry, created = await self._creation.create(id_, asked, base_url, caller)
+        await self._show(request, entry, caller, 201 if created else 200)
+
+    async def _get(self, id_: str, request: Request, caller: Grant) -> None:
+        entry = self._owned(id_, caller)
+        async with self._book.changing(entry):
+            pass  # streams that were just linked are shown, and are durable by then
+        await self._show(request, entry, caller, 200)
+
+    async def _delete(self, id_: str, request: Request, caller: Grant) -> None:
+        await self._creation.delete(id_, caller)
+        await request.respond(204, (NO_STORE,))
+
+    async def _link(self, id_: str, request: Request, caller: Grant) -> None:
+        entry = self._owned(id_, caller)
+        given = bodies.decode_streams(await _body(request))
+        named = [entry.full_name(parse_path(name)) for name in given]
+        paths = [path for path in named if path != entry.state.config.wake_stream]
+        async with self._book.changing(entry) as draft:
+            for path in paths:
+                entry.grant.require(Operation.READ, self._basin, path)
+            draft.state = await self._book.streams.link_explicit(draft.state, paths, entry.tails)
+        self._book.forget_interests()
+        entry.notice(*paths)  # until now nobody knew that appends to them matter
+        await request.respond(204, (NO_STORE,))
+
+    async def _unlink(self, id_: str, path: list[str], request: Request, caller: Grant) -> None:
+        entry = self._owned(id_, caller)
+        name = parse_path_segments(path)
+        stream = entry.full_name(name)
+        async with self._book.changing(entry) as draft:
+            link = draft.state.links.get(stream)
+            if link is not None and link.explicit:
+                links = dict(draft.state.links)
+                if entry.pattern is not None and entry.pattern.matches(name):
+                    links[stream] = replace(link, explicit=False)
+                else:
+                    del links[stream]
+                draft.state = replace(draft.state, links=links)
+        self._book.forget_interests()
+        if entry.full:
+            self._book.sweep_soon()
+        await request.respond(204, (NO_STORE,))
+
+    async def _claim(self, id_: str, request: Request, caller: Grant) -> None:
+        entry = self._owned(id_, caller)
+        said = bodies.decode_claim(await _body(request))
+        await _answer(request, await self._work.claim(entry, said.worker))
+
+    async def _ack(self, id_: str, kind: SubscriptionType, request: Request) -> None:
+        entry, token = self._proven(id_, request)
+        said = bodies.decode_ack(await _body(request))
+        await _answer(request, await self._work.acknowledge(entry, kind, token, said))
+
+    async def _release(self, id_: str, request: Request) -> None:
+        entry, token = self._proven(id_, request)
+        said = bodies.decode_release(await _body(request))
+        await self._work.release(entry, token, said)
+        await request.respond(204, (NO_STORE,))
+
+    async def _show(self, request: Request, entry: Entry, caller: Grant, status: int) -> None:
+        kid = (await self._keyring.key()).kid if entry.state.config.url is not None else None
+        view = partial(show, entry, kid, self._base_url(request), to_root=caller is ROOT)
+        # A view of ten thousand links takes long; the state that it shows never changes.
+        body = await request.offload(lambda: msgspec.json.encode(view()))
+        await request.respond(status, (JSON, NO_STORE), body)
+
+    def _base_url(self, request: Request) -> str:
+        return self._public_url(request) + CONTROL_ROOT
+
+    def _start(self, entry: Entry) -> None:
+        if self._group is not None:
+            entry.task = self._group.create_task(self._runner.run(entry))
+
+    def _on_append(self, basin: str, stream: str, first: int, following: int) -> None:
+        if basin == self._basin:
+            self.notice(stream)
+
+
+async def _body(request: Request) -> bytes:
+    body = await request.body(_BODY_MAX)
+    if body is None:
+        raise TooLargeError(f"the body has more than {_BODY_MAX} bytes: send less at once")
+    return body
+
+
+def _bearer(request: Request) -> str:
+    scheme, _, token = (request.header("authorization") or "").partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        raise WakeTokenInvalidError("show the wake's token as 'authorization: Bearer <token>'")
+    return token.strip()
+
+
+async def _answer(request: Request, view: msgspec.Struct, status: int = 200) -> None:
+    await request.respond(status, (JSON, NO_STORE), msgspec.json.encode(view))

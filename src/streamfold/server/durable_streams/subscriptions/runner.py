@@ -1,0 +1,251 @@
+"""Sees to one subscription: begins wakes, tells of them, ends them when their lease is over.
+
+A wake is durable before anybody is told of it, and what was told is not written down. So a process
+that begins anew tells again, and no crash can lose a wake.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from typing import Final
+from urllib.parse import quote
+
+import msgspec
+
+from streamfold.errors import InvalidError, StreamfoldError
+from streamfold.model.access_tokens import Operation
+from streamfold.model.grants import NOBODY
+from streamfold.model.records import Record
+from streamfold.model.traits import Claim
+from streamfold.records.batch import RecordBatch
+from streamfold.server.durable_streams.subscriptions import leases
+from streamfold.server.durable_streams.subscriptions.drafts import Draft
+from streamfold.server.durable_streams.subscriptions.problems import (
+    SubscriptionNotFoundError,
+    WebhookUrlRejectedError,
+)
+from streamfold.server.durable_streams.subscriptions.registry import Book
+from streamfold.server.durable_streams.subscriptions.signing_key import Keyring
+from streamfold.server.durable_streams.subscriptions.subscription import Entry
+from streamfold.server.durable_streams.subscriptions.webhook_addresses import (
+    Resolve,
+    find_addresses,
+    parse_target,
+)
+from streamfold.server.durable_streams.subscriptions.webhook_client import (
+    Reply,
+    WebhookError,
+    Webhooks,
+)
+from streamfold.store.durable_streams import prepared
+from streamfold.store.store import StreamStore
+from streamfold.wire.durable_streams.signing import SIGNATURE_HEADER
+from streamfold.wire.durable_streams.subscription_bodies import (
+    SubscriptionType,
+    WakeMessage,
+    WebhookCall,
+    decode_webhook_reply,
+)
+
+logger = logging.getLogger(__name__)
+
+#: Webhooks under way at once, of all subscriptions: a slow receiver holds one for seconds.
+DELIVERIES_MAX: Final = 128
+#: Seconds before the next try, when storage does not answer or the unexpected happens.
+_PAUSE: Final = 5.0
+#: Milliseconds between looks whether the token of an owner that was revoked is good again.
+_RIGHTS_INTERVAL: Final = 60_000
+
+
+class Runner:
+    """Runs one task for each subscription."""
+
+    def __init__(
+        self,
+        store: StreamStore,
+        basin: str,
+        book: Book,
+        keyring: Keyring,
+        webhooks: Webhooks,
+        look_up: Resolve,
+        now: Callable[[], int],
+        chance: random.Random,
+        *,
+        local_webhooks: bool,
+        own_url: str | None,
+    ) -> None:
+        self._store = store
+        self._basin = basin
+        self._book = book
+        self._keyring = keyring
+        self._webhooks = webhooks
+        self._look_up = look_up
+        self._now = now
+        self._chance = chance
+        self._local = local_webhooks
+        #: The root of the control paths; if it is not known, callbacks go to the one that was used
+        #: when a subscription was created.
+        self._own_url = own_url
+        self._slots = asyncio.Semaphore(DELIVERIES_MAX)
+
+    async def run(self, entry: Entry) -> None:
+        """Do what is due, until the subscription is gone."""
+        while True:
+            entry.poked.clear()
+            try:
+                due = await self._step(entry)
+            except SubscriptionNotFoundError:
+                self._book.drop(entry)
+                return
+            except StreamfoldError as error:
+                logger.warning("subscription %r waits: %s", entry.id, error)
+                await asyncio.sleep(_PAUSE)
+            except Exception:
+                # Not to be expected; other subscriptions, and the server, need not suffer from it.
+                logger.exception("subscription %r failed, and is tried again", entry.id)
+                await asyncio.sleep(_PAUSE)
+            else:
+                await entry.wait(None if due is None else max(0, due - self._now()) / 1000)
+
+    async def _step(self, entry: Entry) -> int | None:
+        """Do what is due; when to look again, ms since the Unix epoch, if nothing happens before."""
+        async with self._book.changing(entry) as draft:
+            _advance(draft)
+        state = entry.state
+        wake = state.wake
+        if wake is None:
+            # A token that is issued again is not announced.
+            return self._now() + _RIGHTS_INTERVAL if entry.grant == NOBODY else None
+        if wake.lease_until is not None:
+            return wake.lease_until
+        if state.next_attempt_at > self._now():
+            return state.next_attempt_at
+        if state.config.type is SubscriptionType.WEBHOOK:
+            async with self._slots:
+                await self._deliver(entry, wake.id)
+        elif entry.announced == wake.id:
+            return None
+        else:
+            await self._announce(entry, wake.id)
+        return self._now()
+
+    async def _announce(self, entry: Entry, wake_id: str) -> None:
+        """Tell workers of a wake by the wake stream, if the owner may append to it."""
+        async with self._book.changing(entry) as draft:
+            stream, wake_stream = draft.pending, draft.state.config.wake_stream or ""
+            if not _is_untaken(draft, wake_id) or stream is None:
+                return
+            named, generation = entry.short_name(stream), draft.state.generation
+        message = msgspec.json.encode(WakeMessage(entry.id, named, generation, self._now()))
+        try:
+            entry.grant.require(Operation.APPEND, self._basin, wake_stream)
+            await self._store.durable.append(
+                self._basin,
+                wake_stream,
+                Claim(content_type="application/json"),
+                prepared([RecordBatch.of([Record(message)])]),
+            )
+        except StreamfoldError as error:
+            logger.warning("subscription %r cannot write its wake: %s", entry.id, error)
+            async with self._book.changing(entry) as draft:
+                if _is_untaken(draft, wake_id):
+                    draft.state = leases.fail(draft.state, draft.now, self._chance.random())
+            return
+        entry.announced = wake_id
+        async with self._book.changing(entry) as draft:
+            draft.state = leases.succeed(draft.state)
+
+    async def _deliver(self, entry: Entry, wake_id: str) -> None:
+        """Tell a webhook's receiver of a wake, and take its answer."""
+        async with self._book.changing(entry) as draft:
+            untaken = _is_untaken(draft, wake_id) and draft.pending is not None
+            if not untaken or entry.token is None:
+                return
+            call = _call(draft, entry.token[1], self._own_url or draft.state.base_url)
+            told = {path: entry.tails.get(path, 0) for path in draft.links}
+        reply = await self._send(entry, msgspec.json.encode(call))
+        async with self._book.changing(entry) as draft:
+            wake = draft.state.wake
+            if wake is None or wake.id != wake_id:
+                return  # a callback was quicker, or the subscription changed meanwhile
+            if reply is not None and 200 <= reply.status < 300:
+                draft.state = leases.succeed(draft.state)
+                if _says_done(reply):
+                    draft.state = leases.acknowledge_all(draft.state, told)
+                    draft.finish()
+                elif wake.lease_until is None:
+                    draft.state = leases.hold(draft.state, wake, draft.now)
+            elif wake.lease_until is None:
+                draft.state = leases.fail(draft.state, draft.now, self._chance.random())
+
+    async def _send(self, entry: Entry, body: bytes) -> Reply | None:
+        """The receiver's answer; None if there is none. Where it may go is judged each time."""
+        key = await self._keyring.key()
+        headers = {
+            "content-type": "application/json",
+            SIGNATURE_HEADER: key.sign(self._now() // 1000, body),
+        }
+        try:
+            target = parse_target(entry.state.config.url or "", local=self._local)
+            addresses = await find_addresses(target, self._look_up)
+            reply = await self._webhooks.post(target, addresses, headers, body)
+        except (OSError, WebhookError, WebhookUrlRejectedError) as error:
+            cause = str(error) or type(error).__name__
+            logger.warning("the webhook of subscription %r failed: %s", entry.id, cause)
+            return None
+        if not 200 <= reply.status < 300:
+            logger.warning("the webhook of subscription %r said %d", entry.id, reply.status)
+        return reply
+
+
+def callback_url(base_url: str, subscription_id: str) -> str:
+    return f"{base_url}/subscriptions/{quote(subscription_id, safe='')}/callback"
+
+
+def _advance(draft: Draft) -> None:
+    """End a wake that is over; begin one if there is work that nobody has."""
+    draft.state = leases.expire(draft.state, draft.now)
+    wake = draft.state.wake
+    if wake is None:
+        if draft.pending is not None:
+            draft.begin()
+    elif wake.lease_until is None and not _is_current(draft):
+        # Its streams may have gone; or its token may be known to a former process alone, so that
+        # whoever is told must be given another.
+        draft.finish()
+
+
+def _is_current(draft: Draft) -> bool:
+    """Whether a wake that nobody has taken can be told of as it is."""
+    wake, known = draft.state.wake, draft.entry.token
+    if draft.pending is None or wake is None:
+        return False
+    is_webhook = draft.state.config.type is SubscriptionType.WEBHOOK
+    return not is_webhook or (known is not None and known[0] == wake.id)
+
+
+def _is_untaken(draft: Draft, wake_id: str) -> bool:
+    wake = draft.state.wake
+    return wake is not None and wake.id == wake_id and wake.lease_until is None
+
+
+def _call(draft: Draft, token: str, base_url: str) -> WebhookCall:
+    state, id_ = draft.state, draft.entry.id
+    return WebhookCall(
+        id_,
+        state.wake.id if state.wake else "",
+        state.generation,
+        draft.streams(),
+        callback_url(base_url, id_),
+        token,
+    )
+
+
+def _says_done(reply: Reply) -> bool:
+    try:
+        return decode_webhook_reply(reply.body).done
+    except InvalidError:
+        return False  # a receiver may answer what it likes, and call back later

@@ -1,0 +1,157 @@
+"""One subscription in memory: the durable state, changed by one at a time, and what is known beside."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from streamfold.errors import PermissionDeniedError
+from streamfold.model.access_tokens import Operation
+from streamfold.model.grants import ROOT, Grant
+from streamfold.model.names import parse_stream_name
+from streamfold.server.durable_streams.subscriptions.problems import SubscriptionNotFoundError
+from streamfold.server.durable_streams.subscriptions.state import Link, Subscription, decode, encode
+from streamfold.store.catalog.documents import Documents
+from streamfold.wire.durable_streams.patterns import Pattern
+
+
+def kind_of(basin: str) -> str:
+    """The kind of document that a basin's subscriptions are."""
+    return f"ds-subscription/{basin}"
+
+
+class Entry:
+    """`state` is what storage holds; nothing is answered, sent or done that goes beyond it."""
+
+    def __init__(
+        self, documents: Documents, basin: str, id_: str, state: Subscription, grant: Grant
+    ) -> None:
+        self.id = id_
+        self.state = state
+        #: What the owner's token allows, as it was last looked up.
+        self.grant = grant
+        self.basin = basin
+        pattern = state.config.pattern
+        self.pattern = Pattern(pattern) if pattern is not None else None
+        #: Streams to look at again: something was appended, or may have been.
+        self.noticed = set(state.links)
+        #: Where linked streams end, as far as they were looked at.
+        self.tails: dict[str, int] = {}
+        #: Set when there may be something to do.
+        self.poked = asyncio.Event()
+        #: The wake whose token is known in the clear, and that token: storage has only its hash.
+        self.token: tuple[str, str] | None = None
+        #: The wake that was announced in the wake stream, as far as this process knows.
+        self.announced: str | None = None
+        #: Streams fit the pattern that there is no room for.
+        self.full = False
+        self.gone = False
+        #: That sees to it.
+        self.task: asyncio.Task[None] | None = None
+        self._documents = documents
+        self._kind = kind_of(basin)
+        self._lock = asyncio.Lock()
+        #: A write that is under way, or did not end well: what storage holds is not known until it is
+        #: looked at again.
+        self._write: asyncio.Task[None] | None = None
+
+    def wants(self, stream: str) -> bool:
+        """Whether the stream belongs to the subscription, or should."""
+        if stream in self.state.links:
+            return True
+        prefix = self.state.prefix
+        # Its own wake stream would wake it for ever.
+        if stream == self.state.config.wake_stream or not stream.startswith(prefix):
+            return False
+        fits = self.pattern is not None and self.pattern.matches(stream[len(prefix) :])
+        return fits and self.may_read(stream)
+
+    def may_read(self, stream: str) -> bool:
+        """Whether the owner may read a stream; it must not learn of others."""
+        return self.grant is ROOT or self.grant.allows(Operation.READ, self.basin, stream)
+
+    def readable(self, links: Mapping[str, Link]) -> Mapping[str, Link]:
+        """The links to streams that the owner may read."""
+        if self.grant is ROOT:
+            return links
+        return {path: link for path, link in links.items() if self.may_read(path)}
+
+    def full_name(self, name: str) -> str:
+        """The whole name of a stream that the owner calls `name`."""
+        return parse_stream_name(self.state.prefix + name)
+
+    def short_name(self, path: str) -> str:
+        """What the owner calls a stream."""
+        return path.removeprefix(self.state.prefix)
+
+    def require_owner(self, caller: Grant) -> None:
+        """Raise unless the caller is root, or has the token that the subscription belongs to."""
+        mine = self.state.owner is not None and self.state.owner == caller.token_id
+        if caller is not ROOT and not mine:
+            raise PermissionDeniedError(
+                f"subscription {self.id[:80]!r} belongs to another access token: choose another id"
+            )
+
+    def notice(self, *streams: str) -> None:
+        """Have streams looked at soon."""
+        self.noticed.update(streams)
+        self.poked.set()
+
+    @asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        """Nobody else changes the subscription, and `state` is what storage holds."""
+        async with self._lock:
+            if self._write is not None:
+                await self._look_again()
+            if self.gone:
+                raise SubscriptionNotFoundError(self.id)
+            yield
+
+    async def write(self, state: Subscription) -> None:
+        """Make `state` durable; only while alone."""
+        await self._finish(self._documents.put(self._kind, self.id, encode(state)))
+        self.state = state
+        self.poked.set()
+
+    async def erase(self) -> None:
+        """Make it durable that there is no such subscription any more; only while alone."""
+        await self._finish(self._documents.delete(self._kind, self.id))
+        self.gone = True
+        self.poked.set()
+
+    async def wait(self, seconds: float | None) -> None:
+        """Return when there may be something to do, after so many seconds at the latest."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self.poked.wait()
+        except TimeoutError:
+            return
+
+    async def settled(self) -> None:
+        """Return when no write is under way."""
+        if self._write is not None:
+            await asyncio.wait((self._write,))
+
+    async def _finish(self, write: Coroutine[Any, Any, None]) -> None:
+        # Whoever asked for it may be cancelled; the write goes on, and the next one waits for it.
+        self._write = asyncio.create_task(write)
+        try:
+            await asyncio.shield(self._write)
+        except BaseException:
+            self.poked.set()  # somebody must find out what storage holds now, and go on from there
+            raise
+        self._write = None
+
+    async def _look_again(self) -> None:
+        await self.settled()
+        if self._write is not None and not self._write.cancelled():
+            self._write.exception()  # whoever asked for the write was told, if still there
+        content = await self._documents.get(self._kind, self.id)
+        self._write = None
+        if content is None:
+            self.gone = True
+            return
+        self.state = decode(self.id, content)
+        self.notice(*self.state.links)

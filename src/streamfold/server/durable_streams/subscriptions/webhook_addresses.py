@@ -1,0 +1,136 @@
+"""Where webhooks may go: a stranger's URL must not let the server reach what only it can reach.
+
+The rules are about addresses, not names. A name is resolved, every address is judged, and the
+connection is made to an address that was judged: a name that changes in between changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+from urllib.parse import SplitResult, urlsplit
+
+from streamfold.server.durable_streams.subscriptions.problems import WebhookUrlRejectedError
+
+#: Characters.
+URL_MAX: Final = 2048
+#: Global unicast addresses: mapped, translated, local and multicast ones all lie outside.
+_GLOBAL_V6: Final = ipaddress.IPv6Network("2000::/3")
+#: Parts of it, and of IPv4, for special purposes, relays and tunnels, whatever a library says.
+_REFUSED: Final = tuple(
+    ipaddress.ip_network(text)
+    for text in (
+        "192.0.0.0/24",
+        "192.88.99.0/24",
+        "2001::/23",
+        "2001:db8::/32",
+        "2002::/16",
+        "3fff::/20",
+    )
+)
+#: A public address by which one cloud's machines ask for their own credentials.
+_METADATA: Final = ipaddress.ip_network("168.63.129.16/32")
+#: Seconds that a resolver may take.
+_RESOLVE_PATIENCE: Final = 5.0
+_LOCALHOST: Final = "localhost"
+#: What a URL may consist of; with anything else a header could be smuggled in.
+_URL: Final = re.compile(r"[!-~]+")
+
+#: The addresses of a host and port, as text; OSError if there are none.
+Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A URL, taken apart and found fit by its form."""
+
+    secure: bool
+    host: str
+    port: int
+    #: Path and query.
+    path: str
+    #: Value of the `host` header.
+    authority: str
+
+
+async def resolve(host: str, port: int) -> list[str]:
+    """The addresses that the machine's resolver gives."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(_RESOLVE_PATIENCE):
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError as error:
+        raise OSError(f"{host[:80]!r} cannot be a host's name: {error}") from error
+    return list(dict.fromkeys(str(place[0]) for *_, place in found))
+
+
+def parse_target(url: str, *, local: bool) -> Target:
+    """The target that a URL names: https, or with `local` also http to this very machine."""
+    if not 0 < len(url) <= URL_MAX or not _URL.fullmatch(url):
+        raise WebhookUrlRejectedError(
+            f"webhook.url must have 1 to {URL_MAX} characters, all printable ASCII"
+        )
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise WebhookUrlRejectedError(f"webhook.url {url[:80]!r} is not a URL") from None
+    secure = parts.scheme == "https"
+    if not host or port == 0 or "@" in parts.netloc or "%" in host or "\\" in url:
+        raise WebhookUrlRejectedError(
+            f"webhook.url {_shown(parts)!r} must have a plain host, and no user or password"
+        )
+    if not secure and not (parts.scheme == "http" and local and is_local(host)):
+        raise WebhookUrlRejectedError(
+            f"webhook.url {_shown(parts)!r} must use https"
+            + (", or http to localhost or 127.0.0.x" if local else "")
+        )
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return Target(secure, host, port or (443 if secure else 80), path, parts.netloc)
+
+
+async def find_addresses(target: Target, look_up: Resolve) -> Sequence[str]:
+    """The addresses to connect to, if every one of them may be; OSError if there are none."""
+    addresses = await look_up(target.host, target.port)
+    for address in addresses:
+        fit = is_public(address) if target.secure else is_loopback(address)
+        if not fit:
+            raise WebhookUrlRejectedError(
+                f"webhook host {target.host[:80]!r} has an address that webhooks may not go to: "
+                "use a host with public addresses only"
+            )
+    return addresses
+
+
+def is_local(host: str) -> bool:
+    """Whether a host names this machine, literally."""
+    if host == _LOCALHOST:
+        return True
+    try:
+        return ipaddress.IPv4Address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback
+
+
+def is_public(address: str) -> bool:
+    """Whether an address is one of the Internet's own."""
+    parsed = ipaddress.ip_address(address)
+    if isinstance(parsed, ipaddress.IPv6Address) and parsed not in _GLOBAL_V6:
+        return False
+    if any(parsed in network for network in (*_REFUSED, _METADATA)):
+        return False
+    return parsed.is_global and not parsed.is_multicast and not parsed.is_reserved
+
+
+def _shown(parts: SplitResult) -> str:
+    """The URL without what may be secret in it."""
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"[:80]

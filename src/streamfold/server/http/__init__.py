@@ -1,0 +1,1 @@
+"""HTTP without any protocol of ours: listener, requests, responses, limits, routing, CORS."""

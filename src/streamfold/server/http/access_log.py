@@ -1,0 +1,133 @@
+"""One JSON line per request, without anything that must stay secret.
+
+Only what `_line` lists is ever written: of headers, only the basin; of a query, only parameters that
+the server knows, because clients that cannot set headers put tokens there. Lines are gathered and
+written by a thread a few times a second, since a log call per request costs as much as the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from time import time
+from typing import BinaryIO, Final
+
+import msgspec
+
+from streamfold.model.access_tokens import SECRET_PREFIX
+from streamfold.server.http.memo import remember_short
+from streamfold.server.http.request import Request
+from streamfold.wire.s2.headers import BASIN
+
+#: Seconds between writes.
+FLUSH_INTERVAL: Final = 0.25
+#: Bytes that wait to be written; lines after them are dropped and counted, should the output be stuck.
+BYTES_MAX: Final = 16 << 20
+
+#: Characters of a path or a query that are written: all of those that are any good.
+_TEXT_MAX: Final = 2048
+#: The same of a method or a basin.
+_FIELD_MAX: Final = 64
+#: Parameters of queries whose values are written, if they look as values of theirs do.
+_PARAMETERS: Final = frozenset(
+    (
+        *("seq_num", "timestamp", "tail_offset", "clamp", "count", "bytes", "until", "wait"),
+        *("prefix", "start_after", "limit", "set", "start", "end", "interval"),
+        *("offset", "live", "cursor", "after"),
+    )
+)
+_VALUE: Final = re.compile(r"[\w.%~/+-]{0,128}", re.ASCII)
+#: What stands for a parameter that is not written.
+_HIDDEN: Final = "***"
+
+_BASIN: Final = BASIN.encode()
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class AccessLog:
+    """Gathers lines, and writes them while `running`."""
+
+    def __init__(self, output: BinaryIO) -> None:
+        self._output = output
+        self._lines: list[bytes] = []
+        self._size = 0
+        self._dropped = 0
+
+    def record(self, request: Request, seconds: float) -> None:
+        """Note a request that is over."""
+        if self._size >= BYTES_MAX:
+            self._dropped += 1
+            return
+        line = _line(request, seconds)
+        self._lines.append(line)
+        self._size += len(line)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Write what is gathered until the context is left, and the rest then."""
+        writer = asyncio.create_task(self._write_regularly())
+        try:
+            yield
+        finally:
+            writer.cancel()
+            await asyncio.to_thread(self._write, self._take())
+
+    async def _write_regularly(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_INTERVAL)
+            if self._lines:
+                await asyncio.to_thread(self._write, self._take())
+
+    def _take(self) -> list[bytes]:
+        """The lines so far; in the event loop, as `record`, so that neither misses the other."""
+        lines, self._lines, self._size = self._lines, [], 0
+        dropped, self._dropped = self._dropped, 0
+        return [*lines, b'{"dropped":%d}\n' % dropped] if dropped else lines
+
+    def _write(self, lines: list[bytes]) -> None:
+        self._output.write(b"".join(lines))
+        self._output.flush()
+
+
+def _line(request: Request, seconds: float) -> bytes:
+    """Unix seconds at the end of the request, who asked for what, and milliseconds that it took."""
+    start = _describe(
+        request.raw_path[:_TEXT_MAX],
+        request.method[:_FIELD_MAX],
+        request.client,
+        request.http_version,
+        request.headers.get(_BASIN, b"")[:_FIELD_MAX],
+    )
+    query = _shown(request.query[:_TEXT_MAX])
+    asked = b',"query":' + _encode(query) if query else b""
+    return b'{"time":%.3f%b,"status":%d,"took":%.3f,"received":%d,"sent":%d%b}\n' % (
+        time(),
+        start,
+        request.status,
+        seconds * 1000,
+        request.received,
+        request.sent,
+        asked,
+    )
+
+
+def _shown(query: str) -> str:
+    """The query without parameters that may be secret."""
+    return "&".join(map(_shown_parameter, query.split("&"))) if query else ""
+
+
+def _shown_parameter(text: str) -> str:
+    name, _, value = text.partition("=")
+    known = name in _PARAMETERS and _VALUE.fullmatch(value) and SECRET_PREFIX not in value
+    return text if known else _HIDDEN
+
+
+@remember_short
+def _describe(path: str, method: str, client: str, http: str, basin: bytes) -> bytes:
+    """The part of a line that is the same for many requests."""
+    fields = {"client": client, "http": http, "method": method, "path": path}
+    if basin:
+        fields["basin"] = basin.decode(errors="replace")
+    return b"," + _encode(fields)[1:-1]

@@ -1,0 +1,88 @@
+"""Bodies of requests in, and answers out, as every route of S2 has them."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from streamfold.server.http.offload import LIGHT_BYTES
+from streamfold.server.http.request import Headers, Request, text_of
+from streamfold.wire.compression import COMPRESS_FROM, Compression, compress_if_smaller
+from streamfold.wire.s2 import headers as names
+from streamfold.wire.s2.errors import BadHeaderError, BadJsonError, BadProtoError
+from streamfold.wire.s2.negotiation import BODY_MAX, Encoding, inflate_body, require_json
+
+#: Bytes of a body that is not records, inflated: a configuration, or the scope of a token.
+_RESOURCE_MAX: Final = 64 << 10
+
+JSON: Final = (b"content-type", b"application/json")
+PROTO: Final = (b"content-type", b"application/protobuf")
+
+
+class Body(NamedTuple):
+    """A body as it came."""
+
+    raw: bytes
+    compression: Compression
+    encoding: Encoding
+
+    @property
+    def light(self) -> bool:
+        """Whether to inflate it takes some milliseconds at most."""
+        return self.compression is Compression.NONE or len(self.raw) <= LIGHT_BYTES
+
+    def inflated(self) -> bytes:
+        """The body as it was before compression; one that is too large is refused as undecodable."""
+        if self.compression is Compression.NONE:
+            return self.raw
+        return inflate_body(self.raw, self.compression, self.encoding)
+
+
+async def read_body(request: Request, encoding: Encoding, limit: int = BODY_MAX) -> Body:
+    """The whole body; one that is too large is refused as undecodable."""
+    if encoding is Encoding.PROTO and not request.end_is_certain:
+        # JSON that breaks off does not parse; protobuf may, and half a batch would be appended.
+        raise BadHeaderError("content-length is missing: declare the size of a protobuf body")
+    compression = Compression.NONE
+    if coding := request.headers.get(b"content-encoding"):
+        compression = names.parse_content_encoding(text_of(coding))
+    body = await request.body(limit)
+    if body is None:
+        refusal = BadProtoError if encoding is Encoding.PROTO else BadJsonError
+        raise refusal(f"the body has more than {limit} bytes: send less at once")
+    return Body(body, compression, encoding)
+
+
+async def read_json(request: Request) -> bytes:
+    """The body of a request that must have one."""
+    require_json(request.header("content-type"))
+    body = (await read_body(request, Encoding.JSON, _RESOURCE_MAX)).inflated()
+    if len(body) > _RESOURCE_MAX:
+        raise BadJsonError(f"the body has more than {_RESOURCE_MAX} bytes: send less")
+    return body
+
+
+async def read_optional_json(request: Request) -> bytes:
+    """The body of a request that may do without: no content type, no body."""
+    if request.header("content-type") is None:
+        return b""
+    return await read_json(request)
+
+
+async def answer(
+    request: Request, body: bytes, status: int = 200, headers: Headers = (JSON,)
+) -> None:
+    """Answer with `body`, compressed if it is long and the client understands that."""
+    if len(body) > COMPRESS_FROM and (accepted := request.header("accept-encoding")):
+        body, used = await _compress(request, body, names.parse_accept_encoding(accepted))
+        if used is not Compression.NONE:
+            headers = (*headers, (b"content-encoding", used.encode()))
+        headers = (*headers, (b"vary", b"accept-encoding"))
+    await request.respond(status, headers, body)
+
+
+async def _compress(
+    request: Request, body: bytes, compression: Compression
+) -> tuple[bytes, Compression]:
+    if len(body) <= LIGHT_BYTES or compression is Compression.NONE:
+        return compress_if_smaller(body, compression)
+    return await request.offload(compress_if_smaller, body, compression)

@@ -1,0 +1,69 @@
+"""What bounds the clients of one server together: their connections, and their bytes in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from streamfold.server.http.connections import Connections
+from streamfold.server.http.request_limits import Intake
+from streamfold.server.http.response_limits import Unread
+from streamfold.server.http.response_stream import ResponseStream
+
+
+class Traffic:
+    """The bounds of one server."""
+
+    def __init__(
+        self,
+        intake: Intake | None = None,
+        connections: Connections | None = None,
+        unread: Unread | None = None,
+    ) -> None:
+        self.intake = intake or Intake()
+        self.connections = connections or Connections()
+        self.unread = unread or Unread()
+        self.unread.on_cut_off = self._disconnect
+
+    def _disconnect(self, answer: ResponseStream) -> None:
+        """Close the connection of a client that does not take its answer.
+
+        Also over HTTP/2: to end the answer alone would leave what granian has of it until it is taken.
+        """
+        self.connections.cut(answer.request.connection)
+
+
+class TrafficInstruments(Collector):
+    """What the bounds hold now, what they allow, and whom they cut off."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
+
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        traffic = self._traffic
+        connections, unread = traffic.connections, traffic.unread
+        bodies, files = traffic.intake.room, traffic.intake.files
+        for name, text, value in (
+            ("connections", "Connections that are open", connections.open),
+            ("connections_max", "Connections that may be open", connections.most),
+            ("unread_bytes", "Bytes held for clients that have not read them", unread.room.used),
+            ("unread_bytes_max", "Bytes that may be held for clients", unread.room.capacity),
+            ("unread_waiting", "Answers that wait for memory", unread.room.waiting),
+            ("body_bytes", "Bytes reserved for bodies of requests", bodies.used),
+            ("body_bytes_max", "Bytes that may be reserved for bodies", bodies.capacity),
+            ("upload_files", "Files that uploads keep open", files.used),
+            ("upload_files_max", "Files that uploads may keep open", files.capacity),
+        ):
+            yield GaugeMetricFamily(f"streamfold_{name}", text, value)
+        cut_off = CounterMetricFamily(
+            "streamfold_cut_off", "Clients that were cut off", labels=("reason",)
+        )
+        for reason, count in (
+            ("silent_connection", connections.closed),
+            ("unread_answer", unread.cut_off),
+            ("slow_body", traffic.intake.cut_off),
+        ):
+            cut_off.add_metric((reason,), count)
+        yield cut_off

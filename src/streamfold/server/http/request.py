@@ -1,0 +1,387 @@
+"""A request and its answer, without anything of granian: what handlers see of HTTP.
+
+Underneath is granian's ASGI interface, not RSGI, although RSGI is a quarter faster. Read in the source
+of granian 2.8.7 and tried out, RSGI cannot serve S2:
+
+- its `path` is percent-decoded (and lossily), so that `a%2Fb` cannot be told from `a/b`;
+- its response stream is an unbounded queue, so that a client that stops reading fills the memory;
+- a request body that breaks off looks like one that ended, so that half a batch could be appended.
+
+ASGI has `raw_path`, a short queue of messages, and `http.disconnect`. Two of its ways matter here:
+`send` says nothing when the client has gone (only `receive` does), and the head of a response goes out
+with its first body message, so a stream is opened with an empty one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+)
+from functools import lru_cache
+from typing import Any, Final, TypeAlias
+
+from streamfold.model.positions import U64_MAX
+from streamfold.server.http.offload import Arguments, Result, Workers
+from streamfold.server.http.request_limits import RESERVED_FROM, Intake, Upload
+from streamfold.server.http.response_limits import ANSWER_COST, SAMPLE, Unread
+from streamfold.server.http.response_shares import Reservation
+from streamfold.server.http.response_stream import (
+    BODY,
+    MESSAGES_BELOW,
+    PIECE,
+    Message,
+    ResponseStream,
+    Send,
+)
+from streamfold.wire.s2.errors import ClientHangupError
+from streamfold.wire.text import ascii_url, from_bytes, parse_unsigned
+
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+#: Names in lower case.
+Headers: TypeAlias = Iterable[tuple[bytes, bytes]]
+
+#: Bytes up to which an answer goes as one message, by version of HTTP. One over HTTP/2 may be stuck for
+#: each request, one over HTTP/1 for each connection.
+WHOLE_MAX: Final = {"1": 32 << 10, "2": 16 << 10}
+#: Bytes up to which it does even when memory is short: acknowledgements and the like.
+TINY: Final = 1 << 10
+#: Bytes of memory up to which an answer may have some that is kept for first answers: four times its
+#: body, while it is made.
+FIRST_MAX: Final = 512 << 10
+#: Bytes that are reserved for a list of a thousand things while it is made.
+LIST_ROOM: Final = FIRST_MAX
+
+_DISCONNECT = "http.disconnect"
+
+
+#: Names of headers as bytes: the same few dozen, again and again.
+_encoded = lru_cache(maxsize=256)(str.encode)
+
+
+class Request:
+    """One request; answer it once, by `respond` or by `open`."""
+
+    __slots__ = (
+        "_intake",
+        "_receive",
+        "_reservation",
+        "_scope",
+        "_send",
+        "_to_come",
+        "_unread",
+        "_upload",
+        "_workers",
+        "added_headers",
+        "headers",
+        "hidden_prefix",
+        "method",
+        "public_url",
+        "raw_path",
+        "received",
+        "sent",
+        "status",
+        "task",
+    )
+
+    #: That answers this request.
+    task: asyncio.Task[None]
+
+    def __init__(
+        self,
+        scope: Mapping[str, Any],
+        receive: Receive,
+        send: Send,
+        intake: Intake,
+        unread: Unread,
+        workers: Workers,
+    ) -> None:
+        self._scope = scope
+        self.method: str = scope["method"]
+        #: The path as the client wrote it, still percent-encoded.
+        self.raw_path: str = from_bytes(scope["raw_path"])
+        self._intake = intake
+        self._unread = unread
+        self._workers = workers
+        self._upload: Upload | None = None
+        self._receive = receive
+        self._send = send
+        #: By name in lower case; the last one where there are several. `header` has them as text.
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self._to_come = True
+        #: Headers that every answer to this request gets, whoever gives it.
+        self.added_headers: tuple[tuple[bytes, bytes], ...] = ()
+        #: What clients reach this server by, if it was configured: scheme, host, and a path perhaps.
+        self.public_url: str | None = None
+        #: What the caller's names of streams lack, and what no answer may tell it.
+        self.hidden_prefix = ""
+        #: Bytes of bodies so far.
+        self.received = 0
+        self.sent = 0
+        #: Of the answer; 0 until there is one.
+        self.status = 0
+        #: Memory for the answer.
+        self._reservation: Reservation | None = None
+
+    @property
+    def query(self) -> str:
+        return from_bytes(self._scope["query_string"])
+
+    @property
+    def client(self) -> str:
+        """The address at the other end of the connection."""
+        return str(self._scope["client"][0])
+
+    @property
+    def connection(self) -> tuple[str, str]:
+        """What requests on the same connection have in common: the client's address and port."""
+        client: tuple[str, str] = self._scope["client"]
+        return client
+
+    def offload(
+        self,
+        function: Callable[Arguments, Result],
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
+    ) -> Awaitable[Result]:
+        """The result of a function that takes long, called in a thread."""
+        return self._workers.run(self.connection, function, *args, **kwargs)
+
+    @property
+    def http_version(self) -> str:
+        return str(self._scope["http_version"])
+
+    def url_of(self, path: str) -> str:
+        """The address of a path on this server, as clients reach it: by its own name, if it has one.
+
+        All of it is ASCII that may stand in a header, whatever the client sent.
+        """
+        if self.public_url is not None:
+            return self.public_url + ascii_url(path)
+        host = self.header("host") or self.header(":authority") or ""
+        return ascii_url(f"{self._scope['scheme']}://{host}{path}" if host else path)
+
+    def header(self, name: str) -> str | None:
+        """The value of a header, by its name in lower case; the last one where there are several."""
+        value = self.headers.get(_encoded(name))
+        return None if value is None else text_of(value)
+
+    async def body(self, limit: int) -> bytes | None:
+        """The whole body, or None as soon as it is known to have more than `limit` bytes.
+
+        RequestTimeoutError if it arrives too slowly.
+        """
+        parts = await self.body_parts(limit)
+        if parts is None:
+            return None
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def body_parts(self, limit: int) -> list[bytes] | None:
+        """The same in the pieces in which it arrived, for bodies that a thread is to join."""
+        declared = self.declared_size
+        if declared is not None and declared > limit:
+            return None
+        if not self._to_come:
+            return []
+        upload = self._upload = self._intake.upload()
+        if declared is not None and declared > RESERVED_FROM:
+            await upload.reserve(declared)
+        chunk = await self._paced_chunk(upload, self.task)
+        if chunk is not None and len(chunk) == declared:
+            return [chunk]  # nothing can follow: one trip to granian's thread less
+        return await self._gather(chunk, limit, declared, upload)
+
+    async def chunks(
+        self, reserve: int = 0, paused: Callable[[], bool] = lambda: False
+    ) -> AsyncIterator[bytes]:
+        """The body in the pieces in which it arrives; RequestTimeoutError if that is too slow.
+
+        `reserve` bytes of memory are held for it. Where `paused` says so, the client may take its time
+        before it sends on.
+        """
+        upload: Upload | None = None
+        while self._to_come:
+            if paused():
+                self._release_upload()
+                upload = None
+                chunk = self._taken(await self._receive())
+            else:
+                if upload is None:
+                    upload = self._upload = self._intake.upload()
+                    await upload.reserve(reserve)
+                chunk = await self._paced_chunk(upload, _current_task())
+            if chunk is not None:
+                yield chunk
+
+    async def _paced_chunk(self, upload: Upload, task: asyncio.Task[Any]) -> bytes | None:
+        upload.wait(task)
+        try:
+            chunk = self._taken(await self._receive())
+        except BaseException:
+            upload.give_up()
+            raise
+        upload.came(0 if chunk is None else len(chunk))
+        return chunk
+
+    async def hold_file(self) -> None:
+        """Wait until the body that `chunks` reads may keep a file open; UploadsBusyError if that
+        takes too long.
+        """
+        if self._upload is not None:
+            await self._upload.hold_file()
+
+    def _release_upload(self) -> None:
+        if self._upload is not None:
+            self._upload.release()
+            self._upload = None
+
+    def finish(self) -> None:
+        """Give back all memory that was reserved; call when the request is over."""
+        self._release_upload()
+        self.release_answer()
+
+    async def gone(self) -> None:
+        """Return once the client has hung up; for requests whose body is of no interest."""
+        while (await self._receive())["type"] != _DISCONNECT:
+            pass
+
+    @property
+    def held(self) -> int:
+        """Bytes of memory that are reserved for the answer."""
+        return 0 if self._reservation is None else self._reservation.size
+
+    async def reserve_answer(self, size: int) -> None:
+        """Wait until there is memory for an answer of `size` bytes, if nothing is reserved."""
+        if self._reservation is None:
+            small = size <= FIRST_MAX
+            self._reservation = await self._unread.reserve(self.connection, size, first=small)
+
+    async def make_answer(
+        self, room: int, make: Callable[[], Awaitable[Result]], size_of: Callable[[Result], int]
+    ) -> Result:
+        """What `make` returns, with `room` bytes reserved meanwhile, and `size_of` it from then on.
+
+        `make` may be called twice: memory that is kept for first answers is for small ones only.
+        """
+        self._reservation = await self._unread.reserve(self.connection, room, first=True)
+        made = await make()
+        if self._reservation.first and size_of(made) > FIRST_MAX:
+            del made
+            self.release_answer()
+            self._reservation = await self._unread.reserve(self.connection, room)
+            made = await make()
+        self._reservation.resize(min(room, size_of(made)))
+        return made
+
+    def release_answer(self) -> None:
+        """Give back the memory for the answer."""
+        if self._reservation is not None:
+            self._reservation.release()
+            self._reservation = None
+
+    def shrink_answer(self, size: int) -> None:
+        """Keep what an answer of `size` bytes needs of its memory, and give back the rest."""
+        if self._reservation is not None and self._reservation.size > size:
+            self._reservation.resize(size)
+
+    async def respond(self, status: int, headers: Headers = (), body: bytes = b"") -> None:
+        """Answer with a whole body; one that is long is handed over as the client takes it."""
+        if self.method == "HEAD":
+            body = b""  # nothing below takes it off, and over HTTP/2 it would break the connection
+        if not self._watches(len(body)):
+            self.sent = len(body)
+            self.release_answer()
+            await self._start(status, headers)
+            await self._send({"type": BODY, "body": body, "more_body": False})
+            return
+        await self._start(status, (*headers, (b"content-length", b"%d" % len(body))))
+        stream = ResponseStream(self, self._send, self._unread)
+        await stream.send(body)
+        await stream.close()
+
+    def _watches(self, size: int) -> bool:
+        """Whether to send an answer in pieces and count it until it is taken; reserves memory then."""
+        version: str = self._scope["http_version"]
+        unread, counted = self._unread, size + min(size, MESSAGES_BELOW * PIECE)
+        if size <= WHOLE_MAX[version[0]]:
+            if size and version[0] == "2" and unread.is_sample(size + ANSWER_COST):
+                counted = SAMPLE
+            elif size <= TINY or not unread.room.pressed:
+                return False
+        # It is made already, so that to wait here would not make it smaller.
+        if self._reservation is None:
+            self._reservation = unread.room.reserve_at_once(self.connection, counted)
+        else:
+            self._reservation.resize(counted)
+        return True
+
+    async def open(self, status: int, headers: Headers) -> ResponseStream:
+        """Answer with a stream; status and headers go out at once."""
+        await self._start(status, headers)
+        await self._send({"type": BODY, "body": b"", "more_body": True})
+        return ResponseStream(self, self._send, self._unread)
+
+    def _start(self, status: int, headers: Headers) -> Awaitable[None]:
+        self.status = status
+        whole = [*headers, *self.added_headers]
+        return self._send({"type": "http.response.start", "status": status, "headers": whole})
+
+    async def _gather(
+        self, chunk: bytes | None, limit: int, declared: int | None, upload: Upload
+    ) -> list[bytes] | None:
+        """The body that begins with `chunk`."""
+        parts = []
+        while chunk is not None:
+            if self.received > limit:
+                return None
+            parts.append(chunk)
+            if self.received == declared or not self._to_come:
+                break
+            if declared is None and self.received > RESERVED_FROM:
+                await upload.reserve(limit)
+            chunk = await self._paced_chunk(upload, self.task)
+        if declared is not None and self.received < declared:
+            raise _hung_up()
+        return parts
+
+    @property
+    def declared_size(self) -> int | None:
+        """Bytes of the body, if the client said how many there are."""
+        declared = self.header("content-length")
+        return None if declared is None else parse_unsigned(declared, U64_MAX)
+
+    @property
+    def end_is_certain(self) -> bool:
+        """Whether a body that breaks off can be told from one that ends.
+
+        Over HTTP/2 only its declared size tells: hyper takes a stream that was cancelled for ended.
+        """
+        return b"content-length" in self.headers or not self.http_version.startswith("2")
+
+    def _taken(self, message: Message) -> bytes | None:
+        """The chunk that a message brought; None if the body ended before it."""
+        if message["type"] == _DISCONNECT:
+            raise _hung_up()
+        self._to_come = message["more_body"]
+        chunk: bytes = message["body"]
+        self.received += len(chunk)
+        return chunk if chunk or self._to_come else None
+
+
+#: The value of a header as text.
+text_of = from_bytes
+
+
+def _hung_up() -> ClientHangupError:
+    return ClientHangupError("the client hung up before the end of its request")
+
+
+def _current_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    if task is None:
+        raise RuntimeError("a body is read by a task")
+    return task

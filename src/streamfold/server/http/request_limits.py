@@ -1,0 +1,244 @@
+"""Bounds what clients send: the memory and the files for bodies that are arriving, and how slowly they
+may arrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from heapq import nsmallest
+from typing import Any, Final
+
+from streamfold.errors import UploadsBusyError
+from streamfold.store.log.admission import Admission
+from streamfold.wire.s2.errors import RequestTimeoutError
+
+#: Bytes of bodies in memory, over all requests.
+BODIES_MAX: Final = 256 << 20
+#: Files that uploads keep open, over all requests, where nobody knows how many there may be.
+UPLOAD_FILES_MAX: Final = 64
+#: Part of the window for which an upload waits for a file: longer than a silent one may keep its file.
+_FILE_WAIT: Final = 0.5
+#: Bytes from which a body needs a reservation: smaller ones are most appends, and cost little.
+RESERVED_FROM: Final = 64 << 10
+#: Seconds over which the pace of a body is measured. A small body has so long to arrive.
+BODY_PATIENCE: Final = 30.0
+#: Bytes per second that a body must arrive with: 64 kbit/s, less than any usable network.
+PACE_MIN: Final = 8 << 10
+#: Looks per window: an interruption comes at most an eighth late. A timer for each request would be
+#: exact, and cost as much as all else that reading a small body takes.
+_LOOKS: Final = 8
+#: Looks that a silent client gets while other bodies wait for memory.
+_LOOKS_UNDER_PRESSURE: Final = 1
+#: Bytes per second that a body must bring while others wait for memory; the same as for answers.
+PACE_UNDER_PRESSURE: Final = 128 << 10
+
+
+class Intake:
+    """Reserves memory and files for bodies, and interrupts those that arrive too slowly.
+
+    A body that is arriving must bring `PACE_MIN` bytes per second, measured over windows of `seconds`.
+    While other bodies wait for memory or a file that it holds, a client that sends nothing is cut off
+    after a quarter of that. So are those that stay below `PACE_UNDER_PRESSURE`, the slowest first: at
+    each look one that holds memory, and as many that hold a file as others wait for one.
+    """
+
+    def __init__(
+        self,
+        seconds: float = BODY_PATIENCE,
+        capacity: int = BODIES_MAX,
+        files: int = UPLOAD_FILES_MAX,
+    ) -> None:
+        self.room = Admission(capacity)
+        #: Files that uploads keep open while the rest of their body arrives.
+        self.files = Admission(files)
+        #: Seconds that an upload waits for a file.
+        self.file_wait = seconds * _FILE_WAIT
+        #: Bodies that were cut off.
+        self.cut_off = 0
+        self._seconds = seconds
+        self._enough = int(PACE_MIN * seconds)
+        self._waiting: dict[Upload, None] = {}
+        self._looks = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def upload(self) -> Upload:
+        """The account of one body, or of one frame of a session."""
+        return Upload(self, self._looks)
+
+    def wait(self, upload: Upload) -> None:
+        self._waiting[upload] = None
+        if self._timer is None:
+            self._set_timer(upload.task.get_loop())
+
+    def stop_waiting(self, upload: Upload) -> None:
+        self._waiting.pop(upload, None)
+
+    def check(self, upload: Upload) -> None:
+        """Begin a new window when one is over; RequestTimeoutError if it brought too little."""
+        if self._looks - upload.window > _LOOKS:
+            if upload.in_window < self._enough:
+                self.cut_off += 1
+                raise self.too_slow()
+            upload.begin_window(self._looks)
+
+    def too_slow(self) -> RequestTimeoutError:
+        return RequestTimeoutError(
+            f"the body did not arrive at {PACE_MIN} bytes per second over {self._seconds:g} seconds: "
+            "send it faster"
+        )
+
+    def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = loop.call_later(self._seconds / _LOOKS, self._look, loop)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        self._looks += 1
+        if self.room.waiting:
+            self._interrupt_slowest(1, lambda upload: upload.reserved_at)
+        if self.files.waiting:
+            self._interrupt_slowest(self.files.waiting, lambda upload: upload.file_at)
+        for upload in tuple(self._waiting):
+            silent = self._looks - upload.heard
+            if silent > _LOOKS_UNDER_PRESSURE and self._is_in_the_way(upload):
+                self._interrupt(upload)
+            elif self._looks - upload.window > _LOOKS:
+                if upload.in_window < self._enough:
+                    self._interrupt(upload)
+                else:
+                    upload.begin_window(self._looks)
+            upload.since_look = 0
+        if self._waiting:
+            self._set_timer(loop)
+
+    def _is_in_the_way(self, upload: Upload) -> bool:
+        """Whether others wait for what this body holds."""
+        return bool(
+            (self.room.waiting and upload.reserved) or (self.files.waiting and upload.holds_file)
+        )
+
+    def _interrupt_slowest(self, count: int, held_since: Callable[[Upload], int]) -> None:
+        """Interrupt the `count` bodies that brought least since the last look, if that is little."""
+        enough = PACE_UNDER_PRESSURE * self._seconds / _LOOKS
+        slow = [
+            upload
+            for upload in self._waiting
+            if held_since(upload) < self._looks - 1 and upload.since_look < enough
+        ]
+        for upload in nsmallest(count, slow, key=lambda upload: upload.since_look):
+            self._interrupt(upload)
+
+    def _interrupt(self, upload: Upload) -> None:
+        self.cut_off += 1
+        self.stop_waiting(upload)
+        upload.interrupted = True
+        upload.task.cancel()
+
+    @property
+    def looks(self) -> int:
+        return self._looks
+
+
+class Upload:
+    """A body, or a frame of a session, that is arriving; call `release` at its end."""
+
+    __slots__ = (
+        "_intake",
+        "file_at",
+        "heard",
+        "in_window",
+        "interrupted",
+        "reserved",
+        "reserved_at",
+        "since_look",
+        "task",
+        "window",
+    )
+
+    #: That waits for the client.
+    task: asyncio.Task[Any]
+
+    def __init__(self, intake: Intake, looks: int) -> None:
+        self._intake = intake
+        #: The look after which the window began, and after which the client was last heard of.
+        self.window = self.heard = looks
+        #: Bytes since the window began.
+        self.in_window = 0
+        #: Bytes since the last look at which this body was waited for.
+        self.since_look = 0
+        self.interrupted = False
+        #: Bytes of memory that are reserved for this body, and the look after which they were.
+        self.reserved = 0
+        self.reserved_at = sys.maxsize
+        #: The look after which this body got one of the files, if it did.
+        self.file_at = sys.maxsize
+
+    def wait(self, task: asyncio.Task[Any]) -> None:
+        """The task begins to wait for the client; end this by `came` or `give_up`."""
+        self.task = task
+        self._intake.wait(self)
+
+    def came(self, size: int) -> None:
+        """Count what came; RequestTimeoutError if it came too slowly."""
+        self._intake.stop_waiting(self)
+        self.in_window += size
+        self.since_look += size
+        self.heard = self._intake.looks
+        self._intake.check(self)
+
+    def give_up(self) -> None:
+        """The wait was cancelled: RequestTimeoutError if that was because the client is too slow."""
+        self._intake.stop_waiting(self)
+        if self.interrupted:
+            self.interrupted = False
+            self.task.uncancel()
+            raise self._intake.too_slow() from None
+
+    def begin_window(self, looks: int) -> None:
+        self.window = looks
+        self.in_window = 0
+
+    async def reserve(self, size: int) -> None:
+        """Wait until there is memory for `size` bytes; the client's pace is not judged meanwhile."""
+        size = min(size, self._intake.room.capacity)
+        if size > self.reserved:
+            await self._intake.room.acquire(size - self.reserved)
+            self.reserved = size
+            self.reserved_at = self._intake.looks
+            self._begin_anew()
+
+    @property
+    def holds_file(self) -> bool:
+        return self.file_at != sys.maxsize
+
+    async def hold_file(self) -> None:
+        """Wait until this body may keep a file open; the client's pace is not judged meanwhile.
+
+        UploadsBusyError if none of the files becomes free in time.
+        """
+        if self.holds_file:
+            return
+        intake = self._intake
+        try:
+            async with asyncio.timeout(intake.file_wait):
+                await intake.files.acquire(1)
+        except TimeoutError:
+            raise UploadsBusyError(intake.files.capacity, intake.file_wait) from None
+        self.file_at = intake.looks
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Judge the client's pace from now on."""
+        self.since_look = 0
+        self.begin_window(self._intake.looks)
+        self.heard = self._intake.looks
+
+    def release(self) -> None:
+        if self.reserved:
+            self._intake.room.release(self.reserved)
+            self.reserved = 0
+            self.reserved_at = sys.maxsize
+        if self.holds_file:
+            self._intake.files.release(1)
+            self.file_at = sys.maxsize

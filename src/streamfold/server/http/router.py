@@ -1,0 +1,71 @@
+"""Which handler a request is for, by the raw path: names in it may contain encoded slashes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Final, TypeAlias
+
+from streamfold.server.http.memo import remember_short
+
+#: Takes the request and the segments that stand at the pattern's placeholders, still encoded.
+Handler: TypeAlias = Callable[..., Awaitable[None]]
+
+_PLACEHOLDER: Final = "{}"
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Where a path leads: a handler by method, and the segments it wants."""
+
+    handlers: dict[str, Handler]
+    segments: tuple[str, ...]
+
+    @property
+    def allowed(self) -> str:
+        """The value of an `allow` header."""
+        return ", ".join(sorted(self.handlers))
+
+
+class Router:
+    """Paths of fixed words and placeholders; the first pattern that fits wins."""
+
+    def __init__(self) -> None:
+        self._patterns: dict[int, list[_Pattern]] = {}
+        self.match = remember_short(self._match)
+
+    def add(self, method: str, path: str, handler: Handler) -> None:
+        """Route `method` on `path`, in which {} stands for any one segment."""
+        words = tuple(path.split("/"))
+        patterns = self._patterns.setdefault(len(words), [])
+        for pattern in patterns:
+            if pattern.words == words:
+                pattern.handlers[method] = handler
+                return
+        patterns.append(_Pattern.of(words, method, handler))
+
+    def _match(self, raw_path: str) -> Match | None:
+        given = raw_path.split("/")
+        for pattern in self._patterns.get(len(given), ()):
+            if pattern.pick_fixed(given) == pattern.fixed:
+                return Match(pattern.handlers, tuple([given[at] for at in pattern.places]))
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Pattern:
+    words: tuple[str, ...]
+    #: Takes the words at the fixed positions out of a path. Every path begins with an empty one, so
+    #: that there are two at least, and a tuple comes out.
+    pick_fixed: Callable[[Sequence[str]], tuple[str, ...]]
+    fixed: tuple[str, ...]
+    places: tuple[int, ...]
+    handlers: dict[str, Handler]
+
+    @classmethod
+    def of(cls, words: tuple[str, ...], method: str, handler: Handler) -> _Pattern:
+        fixed = [at for at, word in enumerate(words) if word != _PLACEHOLDER]
+        places = tuple(at for at, word in enumerate(words) if word == _PLACEHOLDER)
+        pick_fixed = itemgetter(*fixed)
+        return cls(words, pick_fixed, pick_fixed(words), places, {method: handler})

@@ -1,0 +1,1 @@
+"""For operators: health, readiness, metrics, and the front page."""

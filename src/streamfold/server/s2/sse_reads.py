@@ -1,0 +1,71 @@
+"""Read sessions as server-sent events, which a browser can resume where it left off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from streamfold.model.positions import STREAM_START
+from streamfold.server.http.offload import LIGHT_BYTES
+from streamfold.server.http.request import Headers, Request
+from streamfold.server.http.response_stream import ResponseStream
+from streamfold.server.s2.problems import end_events
+from streamfold.server.streams.shared_encodings import SharedEncodings
+from streamfold.store.read.requests import ReadBatch
+from streamfold.store.store import wall_clock
+from streamfold.wire.s2 import sse
+from streamfold.wire.s2.records_json import RecordFormat, encode_read_batch
+from streamfold.wire.s2.sse import EventId
+
+_HEADERS: Final[Headers] = (
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),
+)
+
+
+class EventPresentation:
+    """Batches as events, whose ids say how much this connection has had."""
+
+    headers = _HEADERS
+
+    def __init__(
+        self,
+        record_format: RecordFormat,
+        shared: SharedEncodings,
+        now: Callable[[], int] = wall_clock,
+    ) -> None:
+        self._format = self.form = record_format
+        self._shared = shared
+        self._count = 0
+        self._metered = 0
+        self._now = now
+
+    def is_heavy(self, batch: ReadBatch) -> bool:
+        return batch.metered > LIGHT_BYTES
+
+    def encode(self, batch: ReadBatch) -> tuple[bytes, ...]:
+        if not batch.count:
+            return (sse.encode_ping(self._now(), batch.tail or STREAM_START),)
+        return self._event(batch, self._shared.get(batch, self._format, self._json))
+
+    async def encode_heavy(self, request: Request, batch: ReadBatch) -> tuple[bytes, ...]:
+        work = partial(request.offload, self._json, batch)
+        return self._event(batch, await self._shared.get_heavy(batch, self._format, work))
+
+    def _event(self, batch: ReadBatch, encoded: bytes) -> tuple[bytes, ...]:
+        self._count += batch.count
+        self._metered += batch.metered
+        event_id = EventId(batch.end_seq_num - 1, self._count, self._metered)
+        return sse.batch_head(event_id), encoded, sse.EVENT_END
+
+    def _json(self, batch: ReadBatch) -> bytes:
+        return encode_read_batch(batch.payload(), self._format, batch.tail)
+
+    async def finish(self, stream: ResponseStream) -> None:
+        await stream.send(sse.DONE)
+        await stream.close()
+
+    async def fail(self, stream: ResponseStream, error: Exception) -> None:
+        await end_events(stream, error)

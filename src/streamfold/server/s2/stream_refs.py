@@ -1,0 +1,60 @@
+"""The stream that a request for records is about, and what it brings for it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from streamfold.model.configs import StreamConfigLayer
+from streamfold.model.grants import Grant
+from streamfold.model.names import BasinName, StreamName
+from streamfold.server.http.request import Request, text_of
+from streamfold.server.s2.streams import basin_of, stream_of
+from streamfold.store.log.sealing import SealingKey
+from streamfold.store.store import StreamStore
+from streamfold.wire.s2 import headers
+from streamfold.wire.s2.headers import EncryptionKey
+
+_NO_LAYER: Final = StreamConfigLayer()
+_CONFIG: Final = headers.STREAM_CONFIG.encode()
+_KEY: Final = headers.ENCRYPTION_KEY.encode()
+
+
+class Target(msgspec.Struct, frozen=True, gc=False):
+    """A stream, who asks for it, its configuration if this creates it, the key to its records."""
+
+    basin: BasinName
+    stream: StreamName
+    grant: Grant
+    create_with: StreamConfigLayer
+    key: EncryptionKey | None
+
+    @property
+    def sealing_key(self) -> SealingKey | None:
+        return None if self.key is None else SealingKey(self.key.reveal())
+
+
+def target_of(request: Request, segment: str, grant: Grant) -> Target:
+    """The target of a request; its headers are checked whether or not they will be needed."""
+    basin, stream = basin_of(request), stream_of(segment)
+    if grant.stream_prefix:
+        stream = grant.full_stream_name(stream)
+    config = request.headers.get(_CONFIG)
+    key = request.headers.get(_KEY)
+    return Target(
+        basin,
+        stream,
+        grant,
+        _NO_LAYER if config is None else headers.parse_stream_config(text_of(config)),
+        None if key is None else headers.parse_encryption_key(text_of(key)),
+    )
+
+
+async def open_target(store: StreamStore, target: Target, *, on_append: bool) -> None:
+    """Make sure that the stream is there, creating it if its basin says so, and that the key fits."""
+    cipher = await store.open_stream(
+        target.basin, target.stream, on_append=on_append, create_with=target.create_with
+    )
+    if cipher is not None:
+        headers.require_encryption_key(target.key, cipher)

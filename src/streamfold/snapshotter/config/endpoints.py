@@ -1,0 +1,177 @@
+"""Where tables come from and go to: sources, destinations, sinks, dead letters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+from streamfold.archive.destinations.aws_credentials import Profile, Profiles
+from streamfold.errors import InvalidError
+from streamfold.model.names import parse_bucket_name, parse_stream_name
+from streamfold.snapshotter.config.model import (
+    DEFAULT_BASIN,
+    DeadLetterSettings,
+    DestinationSettings,
+    EventSettings,
+    SourceSettings,
+)
+from streamfold.snapshotter.config.section import Section
+
+#: What a sink of each type must say, and what it may say.
+_SINKS = {
+    "sns": (("topic_arn",), ("credentials", "region")),
+    "sqs": (("queue_url",), ("credentials", "region")),
+    "kinesis": (("stream",), ("credentials", "region")),
+    "eventbridge": (("bus",), ("credentials", "region")),
+    "webhook": (("url",), ("secret_env", "secret_file", "ca_file")),
+}
+_DESTINATIONS = ("local", "s3", "gcs", "azure")
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")
+
+
+def read_source(section: Section) -> SourceSettings:
+    table, namespace, stream = (
+        section.required("table"),
+        section.text("schema"),
+        section.text("stream"),
+    )
+    section.raw("local_snapshot_path")  # a cache of the published writer; ours needs none
+    settings = SourceSettings(
+        server=section.parsed("server", "", _origin),
+        basin=_checked(section, "basin", parse_bucket_name) or DEFAULT_BASIN,
+        stream=stream or "",
+        table=table,
+        namespace=namespace,
+        client_id=section.text("client_id"),
+        start=section.parsed("start", "earliest", _start),
+        token_env=section.text("token_env") or "S2_ACCESS_TOKEN",
+        token_file=_path(section.text("token_file")),
+    )
+    if not section.holds("server"):
+        section.problem("server", "is missing")
+    # Published configurations name a table of a database and no stream: the stream is called after it.
+    settings = replace(settings, stream=stream or settings.qualified)
+    try:
+        parse_stream_name(settings.stream or "-")
+    except InvalidError as error:
+        section.problem("stream", error.message)
+    section.close()
+    return settings
+
+
+def _origin(text: str) -> str:
+    url = text if "://" in text else f"http://{text}"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        parts, port = urlsplit(""), None
+    if parts.username or parts.password or parts.query:
+        # The text is not repeated: it may hold a secret.
+        raise InvalidError("must be an origin alone; tokens are named by token_env or token_file")
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
+        raise ValueError("must be host:port, or an origin such as https://host:port")
+    if port == 0:
+        raise ValueError("must have a port that is not 0")
+    return url.rstrip("/")
+
+
+def _start(text: str) -> str:
+    if text in ("earliest", "latest") or re.fullmatch(r"0|[1-9][0-9]{0,18}", text):
+        return text
+    raise ValueError("must be earliest, latest, or a sequence number")
+
+
+def read_destination(section: Section) -> DestinationSettings | None:
+    kind = section.text("type")
+    if kind not in _DESTINATIONS:
+        rule = "is missing" if kind is None else f"{kind} must be one of"
+        section.problem("type", f"{rule}: {', '.join(_DESTINATIONS)}".replace("of:", "of"))
+        return None
+    url = _local_url(section) if kind == "local" else _bucket_url(section, kind)
+    settings = DestinationSettings(
+        kind,
+        url,
+        region=section.text("region") if kind == "s3" else None,
+        endpoint=section.text("endpoint") if kind == "s3" else None,
+        credentials=section.text("credentials") if kind == "s3" else None,
+    )
+    section.close()
+    return settings
+
+
+def _local_url(section: Section) -> str:
+    path = section.required("path")
+    return Path(path).expanduser().absolute().as_uri() if path else ""
+
+
+def _bucket_url(section: Section, kind: str) -> str:
+    scheme, name = {"s3": ("s3", "bucket"), "gcs": ("gs", "bucket"), "azure": ("az", "container")}[
+        kind
+    ]
+    bucket = section.required(name)
+    if bucket and not _BUCKET.fullmatch(bucket):
+        section.problem(name, f"{bucket} must be a name of letters, digits, dots and hyphens")
+    prefix = quote((section.text("prefix") or "").strip("/"), safe="/=-_.~")
+    return f"{scheme}://{bucket}/{prefix}".rstrip("/")
+
+
+def read_event(section: Section) -> EventSettings | None:
+    kind = section.text("type")
+    if kind not in _SINKS:
+        rule = "is missing: name" if kind is None else f"{kind} must be"
+        section.problem("type", f"{rule} one of {', '.join(_SINKS)}")
+        return None
+    needed, possible = _SINKS[kind]
+    found = {name: section.required(name) for name in needed}
+    found |= {name: value for name in possible if (value := section.text(name)) is not None}
+    section.close()
+    return EventSettings(kind, {"type": kind, **found})
+
+
+def read_credentials(section: Section) -> dict[str, Profile]:
+    """Profiles by name, each checked as it will be when it is used."""
+    found = {}
+    for name in section.names():
+        raw = section.raw(name)
+        try:
+            Profiles.parse({name: raw}, path=section.path(""))
+            found[name] = Profile(**raw)
+        except InvalidError as error:
+            section.tell(error.message)
+    return found
+
+
+def check_credentials(
+    path: str, name: str | None, profiles: Mapping[str, Profile], problems: list[str]
+) -> None:
+    """Refuse a name of credentials that are not there."""
+    if name is not None and name not in profiles:
+        known = ", ".join(sorted(profiles)) or "none"
+        problems.append(f"{path}: {name} is not under credentials; there are {known}")
+
+
+def read_dead_letters(section: Section) -> DeadLetterSettings:
+    basin = _checked(section, "basin", parse_bucket_name)
+    stream = _checked(section, "stream", parse_stream_name)
+    folder = section.text("folder")
+    if stream and folder:
+        section.problem("", "a stream and a folder are named: choose one")
+    if basin and not stream:
+        section.problem("basin", "is given without a stream")
+    section.close()
+    if folder and "://" not in folder:
+        folder = Path(folder).expanduser().absolute().as_uri()
+    return DeadLetterSettings(basin, stream, folder)
+
+
+def _checked(section: Section, name: str, parse: Callable[[str], str]) -> str | None:
+    found: str | None = section.parsed(name, None, parse)
+    return found
+
+
+def _path(text: str | None) -> Path | None:
+    return Path(text) if text else None

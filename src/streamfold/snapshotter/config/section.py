@@ -1,0 +1,167 @@
+"""Plain values read with the path at which they stand; every problem is collected, none is raised."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from streamfold.errors import InvalidError
+from streamfold.model.units import parse_duration, parse_size
+
+T = TypeVar("T")
+
+#: Characters of a value that a message repeats.
+_SHOWN = 60
+#: Names of settings that must not be given in the open, whatever they are meant for.
+_SECRET = re.compile(r"secret|token|password|passwd|access_key|private_key|api_key", re.IGNORECASE)
+
+
+class Section:
+    """One object of a configuration; `close` refuses names that nobody asked for."""
+
+    def __init__(self, raw: object, path: str, problems: list[str]) -> None:
+        self._path = path
+        self._problems = problems
+        self._known: list[str] = []
+        self._values: dict[str, Any] = {}
+        if isinstance(raw, dict):
+            self._values = {name: value for name, value in raw.items() if value is not None}
+        elif raw is not None:
+            self.problem("", f"{_shown(raw)} must be an object with settings")
+
+    def path(self, name: str) -> str:
+        return f"{self._path}.{name}" if self._path and name else self._path or name
+
+    def problem(self, name: str, rule: str) -> None:
+        where = self.path(name)
+        self.tell(f"{where}: {rule}" if where else rule)
+
+    def tell(self, problem: str) -> None:
+        """Add a problem that names its path itself."""
+        self._problems.append(problem)
+
+    def holds(self, name: str) -> bool:
+        return name in self._values
+
+    def names(self) -> list[str]:
+        return list(self._values)
+
+    def raw(self, name: str) -> Any:
+        self._known.append(name)
+        return self._values.get(name)
+
+    def section(self, name: str) -> Section:
+        return Section(self.raw(name), self.path(name), self._problems)
+
+    def sections(self, name: str) -> list[Section]:
+        """The objects of a list."""
+        found = self.raw(name)
+        if found is None:
+            return []
+        if not isinstance(found, list):
+            self.problem(name, f"{_shown(found)} must be a list of objects")
+            return []
+        where = self.path(name)
+        return [Section(item, f"{where}[{n}]", self._problems) for n, item in enumerate(found)]
+
+    def required(self, name: str) -> str:
+        found = self.text(name)
+        if found is None and not self.holds(name):
+            self.problem(name, "is missing")
+        return found or ""
+
+    def text(self, name: str) -> str | None:
+        found = self.raw(name)
+        if found is None or (isinstance(found, str) and found.strip()):
+            return found
+        self.problem(name, f"{_shown(found)} must be text, and not empty")
+        return None
+
+    def choice(self, name: str, allowed: Sequence[str], default: str) -> str:
+        found = self.text(name)
+        if found is None or found in allowed:
+            return found or default
+        self.problem(name, f"{_shown(found)} must be one of {', '.join(allowed)}")
+        return default
+
+    def texts(self, name: str, default: Sequence[str]) -> tuple[str, ...]:
+        found = self.raw(name)
+        if found is None:
+            return tuple(default)
+        if isinstance(found, str):
+            found = [part.strip() for part in found.split(",")]
+        if isinstance(found, list) and found and all(isinstance(x, str) and x for x in found):
+            if len(set(found)) == len(found):
+                return tuple(found)
+            self.problem(name, f"{_shown(found)} must name each once")
+        else:
+            self.problem(name, f"{_shown(found)} must be a list of names, and not empty")
+        return tuple(default)
+
+    def whole(self, name: str, default: T, least: int, greatest: int | None = None) -> int | T:
+        limits = f"at least {least}" if greatest is None else f"between {least} and {greatest}"
+
+        def parse(text: str) -> int:
+            number = int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else None
+            if number is None or number < least or (greatest is not None and number > greatest):
+                raise ValueError(f"must be a whole number, {limits}")
+            return number
+
+        return self.parsed(name, default, parse)
+
+    def fraction(self, name: str) -> float | None:
+        return self.parsed(name, None, _fraction)
+
+    def seconds(self, name: str) -> float | None:
+        found = self.duration(name, None)
+        return None if found is None else found.total_seconds()
+
+    def duration(self, name: str, default: T) -> timedelta | T:
+        return self.parsed(name, default, parse_duration)
+
+    def size(self, name: str) -> int | None:
+        return self.parsed(name, None, parse_size)
+
+    def parsed(self, name: str, default: T, parse: Callable[[str], Any]) -> Any | T:
+        """A value by its text; ValueError and InvalidError of `parse` become a problem."""
+        found = self.raw(name)
+        if found is None:
+            return default
+        if isinstance(found, bool) or not isinstance(found, str | int | float):
+            self.problem(name, f"{_shown(found)} must be a single value")
+            return default
+        try:
+            return parse(str(found))
+        except InvalidError as error:
+            self.problem(name, error.message)
+        except ValueError as error:
+            self.problem(name, f"{_shown(found)} {error}")
+        return default
+
+    def close(self) -> None:
+        """Refuse what was not asked for."""
+        for name in self._values:
+            if name in self._known:
+                continue
+            near = difflib.get_close_matches(name, self._known, 1)
+            if _SECRET.search(name):
+                hint = "secrets are not given here; name a variable or a file that holds them"
+            elif near:
+                hint = f"did you mean {near[0]}?"
+            else:
+                hint = f"there are {', '.join(sorted(self._known))}"
+            self.problem(name, f"is not known; {hint}")
+
+
+def _fraction(text: str) -> float:
+    if re.fullmatch(r"\d{1,3}(\.\d{1,18})?", text) and 0 <= float(text) <= 1:
+        return float(text)
+    raise ValueError("must be between 0 and 1")
+
+
+def _shown(value: object) -> str:
+    text = value if isinstance(value, str) else str(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

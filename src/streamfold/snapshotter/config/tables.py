@@ -1,0 +1,283 @@
+"""A configuration out of plain values; everything that is wrong is told at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from streamfold.archive.formats.registry import FORMAT_IDS, format_of
+from streamfold.archive.maintenance.garbage_collection import DEFAULT_GRACE, Retention
+from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.write.thresholds import Thresholds
+from streamfold.errors import InvalidError
+from streamfold.model.units import duration_text
+from streamfold.snapshotter.config.endpoints import (
+    check_credentials,
+    read_credentials,
+    read_dead_letters,
+    read_destination,
+    read_event,
+    read_source,
+)
+from streamfold.snapshotter.config.model import (
+    DEFAULT_INTERVAL,
+    DEFAULT_PORT,
+    DEFAULT_THRESHOLDS,
+    Configuration,
+    DecoderSettings,
+    FormatSettings,
+    HttpSettings,
+    TableSettings,
+)
+from streamfold.snapshotter.config.section import Section
+from streamfold.snapshotter.decoding import (
+    MISMATCH,
+    STOP,
+    DebeziumDecoder,
+    EnvelopeDecoder,
+    UpsertDecoder,
+    parse_ddl,
+)
+from streamfold.snapshotter.decoding.debezium import TIME_UNIT, UNAVAILABLE
+from streamfold.snapshotter.errors import ConfigurationError
+from streamfold.snapshotter.pipeline.transactions import MAX_HELD, TransactionLimits
+
+#: The object that published configurations put everything into.
+ROOT = "snapshotter"
+#: Settings of a table, which stand at the top where there is only one.
+_OF_TABLE = (
+    "source", "key_fields", "key_prefix", "diff", "snapshot", "destinations", "formats", "events",
+    "retention", "decoder", "schema", "dead_letters", "transactions", "buckets",
+)  # fmt: skip
+#: Names of compressed formats, as (id, compression).
+_PACKED = {"jsonl.gz": ("jsonl", "gzip"), "jsonl.zst": ("jsonl", "zstd")}
+#: Shortest time between diffs: a commit takes about as long on object storage.
+_INTERVAL_MIN = timedelta(milliseconds=100)
+#: More would be files too small to be worth their request.
+_BUCKETS_MAX = 65_536
+
+
+def read_configuration(raw: Mapping[str, Any]) -> Configuration:
+    """The configuration; ConfigurationError names all that is wrong with it."""
+    problems: list[str] = []
+    values = dict(raw)
+    if set(values) == {ROOT}:
+        values = values[ROOT]
+    top = Section(values, "", problems)
+    credentials = read_credentials(top.section("credentials"))
+    http = _http(top.section("http"))
+    tables = tuple(_read_table(section) for section in _table_sections(top, problems))
+    top.close()
+    for table, path in zip(tables, _paths(top, len(tables)), strict=True):
+        for n, place in enumerate(table.destinations):
+            where = f"{path}destinations[{n}].credentials"
+            check_credentials(where, place.credentials, credentials, problems)
+        for n, event in enumerate(table.events):
+            where = f"{path}events[{n}].credentials"
+            check_credentials(where, event.raw.get("credentials"), credentials, problems)
+    _check_folders(tables, problems)
+    if problems:
+        raise ConfigurationError(problems)
+    return Configuration(tables, http, credentials)
+
+
+def _paths(top: Section, count: int) -> list[str]:
+    return [f"tables[{n}]." for n in range(count)] if top.holds("tables") else [""] * count
+
+
+def _table_sections(top: Section, problems: list[str]) -> list[Section]:
+    inline = {name: value for name in _OF_TABLE if (value := top.raw(name)) is not None}
+    if not top.holds("tables"):
+        top.raw("tables")
+        return [Section(inline, "", problems)]
+    for name in inline:
+        top.problem(name, "stands beside tables: put it into each table")
+    found = top.sections("tables")
+    if not found:
+        top.problem("tables", "must name at least one table")
+    return found
+
+
+def _http(section: Section) -> HttpSettings:
+    port = section.whole("port", DEFAULT_PORT, 0, 65535)
+    host = section.text("host") or HttpSettings().host
+    section.close()
+    return HttpSettings(port, host)
+
+
+def _read_table(section: Section) -> TableSettings:
+    source = read_source(section.section("source"))
+    keys = section.texts("key_fields", ("id",))
+    diff = section.section("diff")
+    interval = diff.duration("interval", DEFAULT_INTERVAL)
+    if interval < _INTERVAL_MIN:
+        diff.problem("interval", f"{diff.raw('interval')} must be at least 100ms")
+    diff.close()
+    places = [read_destination(place) for place in section.sections("destinations")]
+    if not places and not _is_wrong_list(section, "destinations"):
+        section.problem("destinations", "must name at least one destination")
+    settings = TableSettings(
+        source=source,
+        destinations=tuple(place for place in places if place),
+        key_fields=keys,
+        key_prefix=section.text("key_prefix") or f"{source.table}/",
+        interval=interval,
+        thresholds=_thresholds(section),
+        formats=_formats(section.section("formats")),
+        events=tuple(e for s in section.sections("events") if (e := read_event(s))),
+        retention=_retention(section.section("retention")),
+        decoder=_decoder(section.section("decoder")),
+        schema=_schema(section, keys),
+        dead_letters=read_dead_letters(section.section("dead_letters")),
+        transactions=_transactions(section.section("transactions")),
+        buckets=_buckets(section),
+    )
+    section.close()
+    return settings
+
+
+def _is_wrong_list(section: Section, name: str) -> bool:
+    return section.holds(name) and not isinstance(section.raw(name), list)
+
+
+def _thresholds(section: Section) -> Thresholds:
+    """The limits that are given; the usual ones where nothing is said about any."""
+    if not section.holds("snapshot"):
+        section.raw("snapshot")
+        return DEFAULT_THRESHOLDS
+    limits = section.section("snapshot")
+    found = Thresholds(
+        min_interval=limits.duration("min_interval", None),
+        max_interval=limits.duration("max_interval", None),
+        max_diff_bytes=limits.size("max_diff_bytes"),
+        max_diff_fraction=limits.fraction("max_diff_fraction"),
+        max_churn_records=limits.whole("max_churn_records", None, 0),
+        max_churn_fraction=limits.fraction("max_churn_fraction"),
+        max_chain_bytes=limits.size("max_chain_bytes"),
+        max_chain_diffs=limits.whole("max_chain_diffs", None, 0),
+        max_replay_seconds=limits.seconds("max_replay_seconds"),
+        jitter=_jitter(limits),
+    )
+    if found.min_interval and found.max_interval and found.min_interval > found.max_interval:
+        shortest, longest = limits.raw("min_interval"), limits.raw("max_interval")
+        limits.problem(
+            "min_interval", f"{shortest} must not be longer than max_interval, {longest}"
+        )
+    given = [name for name in limits.names() if name.startswith("max_")]
+    if all(limits.raw(name) in (0, "0") for name in given):
+        limits.problem("", "sets no limit at all, and the chain would grow for ever: set one")
+    limits.close()
+    return found
+
+
+def _jitter(limits: Section) -> float:
+    jitter = limits.fraction("jitter") or 0.0
+    if jitter == 1:
+        limits.problem("jitter", "1 must be below 1")
+        return 0.0
+    return jitter
+
+
+def _formats(section: Section) -> FormatSettings:
+    usual = FormatSettings()
+    found = FormatSettings(
+        _format_list(section, "snapshot", usual.snapshot), _format_list(section, "diff", usual.diff)
+    )
+    section.close()
+    return found
+
+
+def _format_list(
+    section: Section, name: str, usual: tuple[tuple[str, str], ...]
+) -> tuple[tuple[str, str], ...]:
+    chosen = []
+    for word in section.texts(name, [form for form, _ in usual]):
+        form, compression = _PACKED.get(word, (word, "none"))
+        try:
+            format_of(form, compression)
+            chosen.append((form, compression))
+        except InvalidError:
+            section.problem(name, f"{word} must be one of {', '.join([*FORMAT_IDS, *_PACKED])}")
+    if repeated := [form for form, n in Counter(form for form, _ in chosen).items() if n > 1]:
+        section.problem(name, f"{repeated[0]} must be named once, with one compression")
+    return tuple(chosen)
+
+
+def _retention(section: Section) -> Retention:
+    keep = section.whole("keep_epochs", None, 0)
+    found = Retention(
+        keep_epochs=keep or None,
+        max_age=section.duration("max_age", None),
+        grace=section.duration("grace", DEFAULT_GRACE),
+    )
+    section.close()
+    return found
+
+
+def _decoder(section: Section) -> DecoderSettings:
+    kinds = (EnvelopeDecoder.kind, DebeziumDecoder.kind, UpsertDecoder.kind)
+    kind = section.choice("kind", kinds, EnvelopeDecoder.kind)
+    mismatch = section.choice("mismatch", MISMATCH, STOP)
+    if kind == DebeziumDecoder.kind:
+        found = DecoderSettings(
+            kind,
+            mismatch,
+            time_unit=section.choice("time_unit", ("ms", "us", "ns"), TIME_UNIT),
+            unavailable=section.text("unavailable") or UNAVAILABLE,
+        )
+    elif kind == UpsertDecoder.kind:
+        header, field = section.text("key_header"), section.text("deleted_field")
+        found = DecoderSettings(kind, mismatch, key_header=header, deleted_field=field)
+    else:
+        found = DecoderSettings(kind, mismatch)
+    section.close()
+    return found
+
+
+def _transactions(section: Section) -> TransactionLimits:
+    usual = TransactionLimits()
+    found = TransactionLimits(
+        max_records=section.whole("max_records", usual.max_records, 1, MAX_HELD),
+        max_wait=section.duration("max_wait", usual.max_wait),
+        quiet=section.duration("quiet", usual.quiet),
+    )
+    if found.quiet > found.max_wait:
+        section.problem(
+            "quiet",
+            f"{duration_text(found.quiet)} must not be longer than max_wait, "
+            f"{duration_text(found.max_wait)}",
+        )
+    section.close()
+    return found
+
+
+def _schema(section: Section, keys: tuple[str, ...]) -> TableSchema | None:
+    text = section.text("schema")
+    if text is None or text == "learn":
+        return None
+    try:
+        return parse_ddl(text, keys)
+    except InvalidError as error:
+        section.problem("schema", error.message)
+        return None
+
+
+def _buckets(section: Section) -> int | None:
+    if section.raw("buckets") == "auto":
+        return None
+    return section.whole("buckets", None, 1, _BUCKETS_MAX)
+
+
+def _check_folders(tables: tuple[TableSettings, ...], problems: list[str]) -> None:
+    """A table is written by one writer: no two may share a folder, nor a name."""
+    folders = Counter(d.folder(t.key_prefix) for t in tables for d in t.destinations)
+    for folder, count in folders.items():
+        if count > 1:
+            problems.append(f"destinations: {folder} is used {count} times: choose other prefixes")
+    for name, count in Counter(table.name for table in tables if table.name).items():
+        if count > 1:
+            problems.append(
+                f"tables: {count} are called {name}: status and events tell them by name"
+            )

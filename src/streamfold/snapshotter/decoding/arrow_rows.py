@@ -1,0 +1,212 @@
+"""Rows in JSON as typed columns by Arrow's reader, which gives up on whatever is rare, new or wrong.
+
+`value_reader` then does it again; where both can, they give the same columns.
+"""
+
+from __future__ import annotations
+
+import base64
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import compress, repeat
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+
+from streamfold.archive.formats.conforming import has_map
+from streamfold.archive.formats.jsonl.json_values import readable_type, restored
+from streamfold.archive.schema.column_types import is_decimal
+from streamfold.snapshotter.decoding.json_values import PLAIN, Hint
+
+#: Bytes of lines that Arrow's reader takes at once: it needs several times as many while it reads.
+BLOCK_BYTES = 1 << 20
+#: A row in JSON that was only looked over yet; every absent one is the same object.
+ABSENT = msgspec.Raw(b"null")
+
+
+Mask = npt.NDArray[np.bool_]
+
+
+class NotPlainError(Exception):
+    """Arrow's reader cannot do it: something is rare, new or wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a decoder's rows are to be read."""
+
+    #: Stands for a value that the source did not send, because it did not change.
+    marker: str | None = None
+    #: The unit of times without zone that are numbers; None: times are text.
+    time_unit: str | None = None
+    #: What the source says about columns, by name.
+    hints: dict[str, Hint] = field(default_factory=dict)
+
+    def hint(self, column: pa.Field) -> Hint:
+        found = self.hints.get(column.name)
+        if found is not None:
+            return found
+        return Hint(unit=self.time_unit) if self.time_unit else PLAIN
+
+    def is_counted(self, kind: pa.DataType) -> bool:
+        """Whether columns of this type hold whole numbers in JSON, and are times."""
+        if self.time_unit is None or not pa.types.is_temporal(kind):
+            return False
+        return not (pa.types.is_timestamp(kind) and kind.tz)
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """The marker as text, and as it looks where the source has bytes."""
+        if self.marker is None:
+            return ()
+        return self.marker, base64.b64encode(self.marker.encode()).decode()
+
+
+@dataclass(slots=True)
+class Images:
+    """Rows as columns, null where there is none, and which columns the source did not send."""
+
+    columns: dict[str, pa.Array]
+    present: Mask
+    #: By column, which rows leave it as it is.
+    unsent: dict[str, Mask] = field(default_factory=dict)
+
+
+def given(raws: Sequence[msgspec.Raw]) -> Mask:
+    """Which rows are there."""
+    # Mostly all or none are, and counting costs next to nothing.
+    absent = raws.count(ABSENT)
+    if absent in (0, len(raws)):
+        return np.full(len(raws), absent == 0)
+    return np.fromiter(map(operator.ne, raws, repeat(ABSENT)), np.bool_, len(raws))
+
+
+def read_plain(
+    raws: Sequence[msgspec.Raw], present: Mask, fields: Sequence[pa.Field], reading: Reading
+) -> Images:
+    """The rows by Arrow's reader; NotPlainError when a value or a name is not as the fields say."""
+    lines = raws if present.all() else [*compress(raws, present)]
+    if not lines:
+        return Images({f.name: pa.nulls(len(raws), f.type) for f in fields}, present)
+    if reading.hints or any(has_map(f.type) for f in fields):
+        raise NotPlainError
+    table = _parsed(lines, fields, reading)
+    images = Images({}, present)
+    places = _places(present)
+    for column in fields:
+        found = table.column(column.name).combine_chunks()
+        found = _without_markers(found, column.name, images, reading, places)
+        typed = _typed(found, column.type, reading)
+        images.columns[column.name] = typed if places is None else typed.take(places)
+    return images
+
+
+def _parsed(lines: Sequence[msgspec.Raw], fields: Sequence[pa.Field], reading: Reading) -> pa.Table:
+    block = b"\n".join(lines)
+    if block.count(b"\n") >= len(lines):
+        # In JSON a line end stands between values only: a space means the same.
+        block = b"\n".join([bytes(line).replace(b"\n", b" ") for line in lines])
+    wanted = pa.schema([pa.field(f.name, _json_type(f.type, reading)) for f in fields])
+    try:
+        table = _read_json(block, wanted)
+        table.validate(full=True)  # Arrow's reader takes text that is not UTF-8
+    except (pa.ArrowException, ValueError):
+        raise NotPlainError from None
+    try:
+        expected = _is_expected(list(table.schema), list(wanted))
+    except RecursionError:  # nested deeper than any column
+        expected = False
+    if len(table) != len(lines) or not expected:
+        raise NotPlainError
+    return table.select(wanted.names)
+
+
+def _read_json(block: bytes, wanted: pa.Schema) -> pa.Table:
+    """The block by Arrow's reader: first strictly, which is quicker, then with whatever is new."""
+    failure: pa.ArrowInvalid
+    size = BLOCK_BYTES
+    for others in ("error", "infer"):
+        parse = pj.ParseOptions(explicit_schema=wanted, unexpected_field_behavior=others)
+        try:
+            # One thread: a task of Spark has one core, and so has each of its neighbours.
+            options = pj.ReadOptions(use_threads=False, block_size=size)
+            return pj.read_json(pa.BufferReader(block), options, parse)
+        except pa.ArrowInvalid as error:
+            failure = error
+            size = len(block) + 1  # a row may be longer than a block: then take all as one
+    raise failure
+
+
+def _json_type(kind: pa.DataType, reading: Reading) -> pa.DataType:
+    if reading.is_counted(kind):
+        return pa.int64()
+    # Arrow's reader takes decimals as text and as numbers; a marker is text only.
+    return kind if is_decimal(kind) and reading.marker is None else readable_type(kind)
+
+
+def _is_expected(found: Sequence[pa.Field], wanted: Sequence[pa.Field]) -> bool:
+    """Whether there are no fields but the wanted ones: a new one is a column, even if it is null."""
+    kinds = {f.name: f.type for f in wanted}
+    return all(f.name in kinds and _fits(f.type, kinds[f.name]) for f in found)
+
+
+def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
+    if found == wanted:
+        return True
+    if pa.types.is_list(found) and pa.types.is_list(wanted):
+        return _fits(found.value_type, wanted.value_type)
+    # A struct with a field too many would have to be cut: leave that to the others.
+    return False
+
+
+def _places(present: Mask) -> pa.Array | None:
+    """Where each row is among those that are there; None when all are."""
+    if present.all():
+        return None
+    return pa.array(np.cumsum(present) - 1, mask=~present)
+
+
+def _without_markers(
+    column: pa.Array, name: str, images: Images, reading: Reading, places: pa.Array | None
+) -> pa.Array:
+    """The column with null for values that were not sent."""
+    if reading.marker is None:
+        return column
+    texts = pa.array(reading.markers)
+    if pa.types.is_nested(column.type):
+        is_texts = pa.types.is_list(column.type) and pa.types.is_string(column.type.value_type)
+        if is_texts and pc.any(pc.is_in(column.flatten(), value_set=texts)).as_py():
+            raise NotPlainError
+        return column
+    if not pa.types.is_string(column.type):
+        return column
+    marked = pc.is_in(column, value_set=texts)
+    if not pc.any(marked).as_py():
+        return column
+    rows = marked if places is None else pc.fill_null(marked.take(places), False)
+    images.unsent[name] = rows.to_numpy(zero_copy_only=False)
+    return pc.if_else(marked, None, column)
+
+
+def _typed(column: pa.Array, kind: pa.DataType, reading: Reading) -> pa.Array:
+    try:
+        if not reading.is_counted(kind):
+            return restored(column, kind)
+        if pa.types.is_date(kind):
+            return column.cast(pa.int32()).cast(kind)
+        counted = column.cast(pa.timestamp(reading.time_unit)).cast(pa.timestamp(kind.unit))
+        return counted.cast(kind) if pa.types.is_timestamp(kind) else _time_of(counted, kind)
+    except (pa.ArrowException, ValueError):
+        raise NotPlainError from None
+
+
+def _time_of(counted: pa.Array, kind: pa.DataType) -> pa.Array:
+    numbers = counted.cast(pa.int64())
+    if pc.any(pc.less(numbers, 0)).as_py():
+        raise NotPlainError
+    return numbers.cast(kind)

@@ -1,0 +1,108 @@
+"""The seam between the records of a stream and the changes of a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import pyarrow as pa
+
+from streamfold.archive.read.folding import fitted
+from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.snapshotter.pipeline.transactions import SILENT, Tail
+
+#: What a record may do to a table; a `read` is a row of a source's first copy.
+OPS = ("insert", "update", "delete", "truncate", "read")
+
+#: Records that could not be decoded, with everything that a repair needs.
+DEAD_LETTERS = pa.schema(
+    [
+        pa.field("seq_num", pa.int64(), nullable=False),
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("body", pa.binary(), nullable=False),
+    ]
+)
+
+UNCHANGED = pa.list_(pa.field("item", pa.string(), nullable=False))
+
+
+def decoded_schema(schema: TableSchema | None) -> pa.Schema:
+    """The Arrow schema of decoded changes; before a table's columns are known, they are null.
+
+    Columns of `before` and `after` may be null whatever the table says: the one may be known in
+    part, the other leaves out what `unchanged` names.
+    """
+    key = image = pa.null()
+    if schema is not None:
+        fields = [f.with_nullable(True) for f in schema.arrow]
+        key = pa.struct([schema.arrow.field(name) for name in schema.key_fields])
+        image = pa.struct(fields)
+    return pa.schema(
+        [
+            pa.field("seq_num", pa.int64(), nullable=False),
+            pa.field("op", pa.string(), nullable=False),
+            pa.field("key", key),
+            pa.field("before", image),
+            pa.field("after", image),
+            pa.field("unchanged", UNCHANGED, nullable=False),
+            pa.field("txn", pa.string()),
+        ]
+    )
+
+
+def under_schema(changes: pa.Table, schema: TableSchema) -> pa.Table:
+    """Decoded changes under a schema that is the same or newer: columns that they lack are null."""
+    wanted = decoded_schema(schema)
+    if changes.schema.equals(wanted):
+        return changes
+    for place, field in enumerate(changes.schema):
+        if pa.types.is_null(field.type):  # decoded before any column was known
+            empty = pa.nulls(len(changes), wanted.field(field.name).type)
+            changes = changes.set_column(place, field.name, empty)
+    batches = [fitted(batch, wanted) for batch in changes.to_batches()]
+    return pa.Table.from_batches(batches, schema=wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What a batch of records says: every record is a change, a dead letter, or ignored.
+
+    `changes` has `decoded_schema(schema)`, in the order of the stream; a changed key is two rows
+    with one `seq_num`, the delete first. `schema` holds every value of the batch and is None only
+    while no record has shown a column.
+    """
+
+    changes: pa.Table
+    dead_letters: pa.Table
+    schema: TableSchema | None
+    #: Records that are no changes by their nature: tombstones, markers, commands of the stream.
+    ignored: int
+    #: The transaction that the batch ends in; silent for decoders that know of none.
+    tail: Tail = SILENT
+
+
+@runtime_checkable
+class ChangeDecoder(Protocol):
+    """One form in which records tell changes; stateless and picklable, called in Spark's executors.
+
+    No record vanishes. The same records and schema give the same answer.
+    """
+
+    @property
+    def kind(self) -> str:
+        """What a configuration calls it."""
+        ...
+
+    @property
+    def key_fields(self) -> tuple[str, ...]:
+        """The columns that identify a row."""
+        ...
+
+    def decode(self, records: pa.RecordBatch | pa.Table, schema: TableSchema | None) -> Decoded:
+        """Decode records `seq_num, body` and, where there are any, `headers` of one stream.
+
+        `schema` is the table's so far; None has it learned from these records. Raises
+        SchemaIncompatibleError when values do not fit it and cannot widen it, unless the decoder
+        was told to make dead letters of such records.
+        """
+        ...

@@ -1,0 +1,64 @@
+"""Changes as records tell them, and the rules that they keep before anything is typed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamfold.snapshotter.decoding.arrow_rows import given
+from streamfold.snapshotter.decoding.records import Intake
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Changes as records tell them, one entry for each in every list; images are JSON, or ABSENT."""
+
+    places: list[int]
+    ops: list[str]
+    keys: Sequence[msgspec.Raw]
+    befores: Sequence[msgspec.Raw]
+    afters: Sequence[msgspec.Raw]
+    #: Columns that the record itself names as not changed.
+    unchanged: list[Sequence[str]]
+    txns: list[str | None]
+
+    def only(self, kept: Mask) -> Told:
+        if kept.all():
+            return self
+        chosen = np.flatnonzero(kept).tolist()
+        lists: tuple[Sequence[Any], ...] = (
+            self.places, self.ops, self.keys, self.befores, self.afters, self.unchanged, self.txns,
+        )  # fmt: skip
+        return Told(*([values[i] for i in chosen] for values in lists))
+
+
+def well_formed(intake: Intake, told: Told) -> tuple[Told, list[Mask]]:
+    """Only what has the images that its op needs, and none that it must not have."""
+    ops = pa.array(told.ops, pa.string())
+    key, before, after = (given(raws) for raws in (told.keys, told.befores, told.afters))
+    rules = (
+        (is_op(ops, "insert", "update", "read") & ~after, "has no row after it"),
+        (is_op(ops, "delete") & after, "is a delete and has a row after it"),
+        (is_op(ops, "delete") & ~key & ~before, "is a delete that names no row"),
+        (is_op(ops, "truncate") & (key | before | after), "is a truncate and names a row"),
+    )
+    kept = np.ones(len(told.ops), np.bool_)
+    for broken, reason in rules:
+        for row in np.flatnonzero(broken):
+            intake.refuse(told.places[row], f"the change {reason}")
+        kept &= ~broken
+    return told.only(kept), [images[kept] for images in (key, before, after)]
+
+
+def is_op(ops: pa.Array, *names: str) -> Mask:
+    found: Mask = pc.is_in(ops, value_set=pa.array(names)).to_numpy(zero_copy_only=False)
+    return found

@@ -1,0 +1,123 @@
+"""Records on their way to changes: each one ends as a change, as a dead letter, or ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamfold.errors import InvalidError
+from streamfold.snapshotter.decoding.decoder import DEAD_LETTERS
+
+T = TypeVar("T")
+
+#: Header of records that are a snapshot kept inside the stream: they tell of no change.
+SNAPSHOT_HEADER = b"streamfold-snapshot"
+#: What decoding raises for a body that is not what it should be; the last is for depth.
+UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
+
+
+@dataclass(slots=True)
+class Intake:
+    """A batch of records; `places` are those that a decoder has to look at."""
+
+    seq_nums: npt.NDArray[np.int64]
+    bodies: list[bytes]
+    headers: pa.Array | None
+    places: list[int]
+    letters: dict[int, str] = field(default_factory=dict)
+    ignored: int = 0
+
+    @classmethod
+    def of(cls, records: pa.RecordBatch | pa.Table) -> Intake:
+        """The records, without commands of the stream and snapshots inside it."""
+        table = pa.table(records) if isinstance(records, pa.RecordBatch) else records
+        seq_nums = _column(table, "seq_num").cast(pa.int64()).to_numpy(zero_copy_only=False)
+        if len(seq_nums) > 1 and (np.diff(seq_nums) <= 0).any():
+            raise InvalidError("seq_num does not grow from record to record: sort the batch by it")
+        bodies = pc.fill_null(_column(table, "body").cast(pa.binary()), b"").to_pylist()
+        headers = _column(table, "headers") if "headers" in table.column_names else None
+        apart = _not_of_the_table(headers, len(bodies))
+        places = np.flatnonzero(~apart).tolist()
+        return cls(seq_nums, bodies, headers, places, ignored=len(bodies) - len(places))
+
+    def ignore(self, is_nothing: Callable[[bytes], bool]) -> None:
+        """Leave out records whose body says nothing."""
+        kept = [place for place in self.places if not is_nothing(self.bodies[place])]
+        self.ignored += len(self.places) - len(kept)
+        self.places = kept
+
+    def refuse(self, place: int, reason: str) -> None:
+        """Make a dead letter of a record; the first reason stands."""
+        self.letters.setdefault(place, reason)
+
+    def parsed(self, decode: Callable[[bytes], T]) -> tuple[list[int], list[T]]:
+        """What the records decode to, and where each was; those that do not are dead letters."""
+        every = len(self.places) == len(self.bodies)
+        bodies = self.bodies if every else [self.bodies[place] for place in self.places]
+        try:
+            return self.places, list(map(decode, bodies))
+        except UNREADABLE:
+            return self._parsed_singly(bodies, decode)
+
+    def _parsed_singly(
+        self, bodies: Sequence[bytes], decode: Callable[[bytes], T]
+    ) -> tuple[list[int], list[T]]:
+        places, found = [], []
+        for place, body in zip(self.places, bodies, strict=True):
+            try:
+                found.append(decode(body))
+                places.append(place)
+            except UNREADABLE as error:
+                self.refuse(place, str(error) or type(error).__name__)
+        return places, found
+
+    def header_values(self, name: bytes) -> list[bytes | None]:
+        """The value of a header of every record, the last one where it is repeated."""
+        found: list[bytes | None] = [None] * len(self.bodies)
+        if self.headers is None:
+            return found
+        pairs = self.headers.flatten()
+        chosen = pc.equal(pairs.field("name").cast(pa.binary()), name)
+        owners = pc.list_parent_indices(self.headers).filter(chosen).to_pylist()
+        values = pairs.field("value").cast(pa.binary()).filter(chosen).to_pylist()
+        for owner, value in zip(owners, values, strict=True):
+            found[owner] = value
+        return found
+
+    def dead_letters(self) -> pa.Table:
+        places = sorted(self.letters)
+        columns: list[Any] = [
+            pa.array([int(self.seq_nums[place]) for place in places], pa.int64()),
+            pa.array([self.letters[place] for place in places], pa.string()),
+            pa.array([self.bodies[place] for place in places], pa.binary()),
+        ]
+        return pa.table(columns, schema=DEAD_LETTERS)
+
+
+def _column(table: pa.Table, name: str) -> pa.Array:
+    if name not in table.column_names:
+        raise InvalidError(f"records have no column {name!r}: there are {table.column_names}")
+    column = table.column(name)
+    return (
+        column.chunk(0)
+        if column.num_chunks == 1
+        else pa.concat_arrays(column.chunks or [pa.array([], column.type)])
+    )
+
+
+def _not_of_the_table(headers: pa.Array | None, count: int) -> npt.NDArray[np.bool_]:
+    """Which records are commands (their one header has no name) or parts of a snapshot."""
+    apart = np.zeros(count, np.bool_)
+    if headers is None or not len(headers.flatten()):
+        return apart
+    names = headers.flatten().field("name").cast(pa.binary())
+    marked = pc.or_(pc.equal(pc.binary_length(names), 0), pc.equal(names, SNAPSHOT_HEADER))
+    apart[pc.list_parent_indices(headers).filter(marked).to_numpy()] = True
+    return apart

@@ -1,0 +1,57 @@
+"""What can go wrong before a change reaches an archive, as classes of the one tree.
+
+StreamfoldError
+└── AddressUnavailableError           choose another http.port
+InvalidError
+├── ConfigurationError                fix every line that it lists
+└── SchemaIncompatibleError
+    └── ValuesIncompatibleError       records hold values that the table's columns cannot
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from streamfold.archive.errors import SchemaIncompatibleError
+from streamfold.errors import InvalidError, StreamfoldError
+
+#: Problems that a message spells out; the count tells of the others.
+PROBLEMS_SHOWN = 20
+
+
+class ConfigurationError(InvalidError):
+    """The configuration breaks rules; `problems` has all of them, each with its full path."""
+
+    code = "configuration_invalid"
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+
+
+class AddressUnavailableError(StreamfoldError):
+    """Health, status and metrics cannot be served where the configuration says."""
+
+    code = "address_unavailable"
+
+    def __init__(self, host: str, port: int, cause: str) -> None:
+        super().__init__(
+            f"http.port {port} on {host} cannot be used ({cause}): choose another http.port or "
+            "http.host, or end what listens there"
+        )
+
+
+class ValuesIncompatibleError(SchemaIncompatibleError):
+    """Records hold values that their columns cannot take; none of their batch was used."""
+
+    code = "schema_incompatible"
+
+    def __init__(self, seq_num: int, problems: Sequence[str]) -> None:
+        more = len(problems) - PROBLEMS_SHOWN
+        shown = "; ".join(problems[:PROBLEMS_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+        StreamfoldError.__init__(
+            self,
+            f"from record {seq_num} on, values do not fit the table: {shown}. Columns may only widen: "
+            "correct the source, publish a new table, or let such records become dead letters",
+        )
+        self.seq_num, self.problems = seq_num, tuple(problems)

@@ -1,0 +1,120 @@
+"""Records that could not be decoded: kept with the reason, before anything goes past them.
+
+They are written at least once: a batch that is repeated may bring one again, under the same seq_num,
+and whoever repairs them goes by that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+import pyarrow as pa
+
+from streamfold.errors import OutcomeUnknownError
+from streamfold.model.records import (
+    BATCH_BYTES_MAX,
+    BATCH_RECORDS_MAX,
+    Header,
+    Record,
+    metered_size,
+)
+from streamfold.records.columns import encode_append
+from streamfold.snapshotter.spark.destinations import Place
+from streamfold.spark.stream.client import Streams
+from streamfold.spark.stream.connection import Connection, Patience
+from streamfold.spark.stream.endpoint import Endpoint
+
+#: Bytes of a reason that a header keeps: it may quote what it is about.
+_REASON_BYTES = 1000
+#: Metered bytes that the headers of a letter need at most: longer bodies are cut.
+_HEADER_RESERVE = 4096
+
+
+class DeadLetters(Protocol):
+    """Where letters go; pickled with tasks."""
+
+    def write(self, letters: pa.Table) -> None:
+        """Keep letters of one batch, `seq_num, reason, body`; durable when this returns."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterFolder:
+    """A file of JSON lines for each batch: table, stream, seq_num, reason, body in base64."""
+
+    place: Place
+    table: str
+    stream: str
+    prefix: str = "dead-letters/"
+
+    def write(self, letters: pa.Table) -> None:
+        rows = letters.to_pylist()
+        name = f"{self.prefix}{rows[0]['seq_num']:020d}-{rows[-1]['seq_num']:020d}.jsonl"
+        content = b"".join(self._line(row) for row in rows)
+        asyncio.run(self._put(name, content))
+
+    def _line(self, row: dict[str, Any]) -> bytes:
+        body = base64.b64encode(row["body"]).decode()
+        origin = {"table": self.table, "stream": self.stream}
+        return msgspec.json.encode({**origin, **row, "body": body}) + b"\n"
+
+    async def _put(self, name: str, content: bytes) -> None:
+        async def pieces() -> AsyncIterator[bytes]:
+            yield content
+
+        await self.place.open().put(name, pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterStream:
+    """The record as it was, with headers that say where it is from and what is wrong with it."""
+
+    endpoint: Endpoint = field(repr=False)
+    target: str
+    table: str
+    stream: str
+
+    def write(self, letters: pa.Table) -> None:
+        with Connection(self.endpoint) as connection:
+            for batch in _appends(self._record(row) for row in letters.to_pylist()):
+                self._append(connection, batch)
+
+    def _append(self, connection: Connection, batch: bytes) -> None:
+        patience = Patience(self.endpoint.retry_timeout)
+        while True:
+            try:
+                Streams(connection).append(self.target, batch)
+                return
+            except OutcomeUnknownError as error:
+                patience.wait(self.endpoint, error)
+
+    def _record(self, row: dict[str, Any]) -> Record:
+        headers = {
+            "table": self.table.encode(),
+            "stream": self.stream.encode(),
+            "seq_num": b"%d" % row["seq_num"],
+            "reason": row["reason"].encode()[:_REASON_BYTES],
+        }
+        # The letter must fit into an append beside its headers; the stream has the whole.
+        body = row["body"][: BATCH_BYTES_MAX - _HEADER_RESERVE]
+        return Record(body, tuple(Header(name.encode(), value) for name, value in headers.items()))
+
+
+def _appends(records: Iterator[Record]) -> Iterator[bytes]:
+    """The records as inputs of appends, each as large as one may be."""
+    held: list[bytes] = []
+    size = 0
+    for record in records:
+        metered = metered_size(record)
+        if held and (len(held) == BATCH_RECORDS_MAX or size + metered > BATCH_BYTES_MAX):
+            yield b"".join(held)
+            held, size = [], 0
+        held.append(encode_append(record))
+        size += metered
+    if held:
+        yield b"".join(held)

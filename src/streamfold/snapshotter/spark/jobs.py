@@ -1,0 +1,127 @@
+"""Jobs out of a configuration; secrets are looked up here, on the driver, and nowhere before."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from uuid import uuid4
+
+import msgspec
+
+from streamfold.archive.destinations.aws_credentials import Profile
+from streamfold.archive.formats.registry import format_of
+from streamfold.errors import InvalidError
+from streamfold.snapshotter.config import (
+    Configuration,
+    DestinationSettings,
+    EventSettings,
+    SourceSettings,
+    TableSettings,
+)
+from streamfold.snapshotter.spark.dead_letters import (
+    DeadLetterFolder,
+    DeadLetters,
+    DeadLetterStream,
+)
+from streamfold.snapshotter.spark.destinations import Place
+from streamfold.snapshotter.spark.job import TableJob
+from streamfold.spark.stream.endpoint import Endpoint
+from streamfold.spark.stream.options import parse_source
+
+#: Hexadecimal digits by which two sinks of one type are told apart.
+_SINK_DIGITS = 8
+#: Hexadecimal digits by which two runs with one pid are told apart: containers all have the same.
+_RUN_DIGITS = 6
+#: Seconds for which tasks ask a server that does not answer: then the table says so and tries again.
+_RETRY_SECONDS = "5"
+
+
+def table_jobs(configuration: Configuration, environment: Mapping[str, str]) -> list[TableJob]:
+    """One job for each table."""
+    run = _run_name()
+    return [_job(table, configuration, environment, run) for table in configuration.tables]
+
+
+def _run_name() -> str:
+    """This run, as against any other of the same machine, also a later one with the same pid."""
+    return f"{socket.gethostname()}/{os.getpid()}-{uuid4().hex[:_RUN_DIGITS]}"
+
+
+def _job(
+    table: TableSettings, configuration: Configuration, environment: Mapping[str, str], run: str
+) -> TableJob:
+    source = _source(table.source, environment)
+    places = tuple(
+        _place(place, table.key_prefix, configuration.credentials) for place in table.destinations
+    )
+    return TableJob(
+        table=table.name,
+        stream=table.source.stream,
+        source=source,
+        decoder=table.decoder.decoder(table.key_fields),
+        places=places,
+        formats=tuple(format_of(*chosen) for chosen in table.formats.snapshot),
+        diff_formats=tuple(format_of(*chosen) for chosen in table.formats.diff),
+        dead_letters=_dead_letters(table, source, places),
+        writer_id=f"{table.source.client_id}@{run}" if table.source.client_id else run,
+        former_names=(table.source.table,),
+        schema=table.schema,
+        start=table.source.start,
+        interval=table.interval,
+        thresholds=table.thresholds,
+        buckets=table.buckets,
+        events={_sink_name(sink): dict(sink.raw) for sink in table.events},
+        credentials=configuration.credentials,
+        retention=table.retention,
+        transactions=table.transactions,
+    )
+
+
+def _source(source: SourceSettings, environment: Mapping[str, str]) -> dict[str, str]:
+    options = {"endpoint": source.server, "basin": source.basin, "retryTimeout": _RETRY_SECONDS}
+    token = environment.get(source.token_env, "")
+    if source.token_file is not None:
+        try:
+            token = source.token_file.read_text(encoding="utf-8")
+        except OSError as error:
+            raise InvalidError(
+                f"source.token_file {source.token_file} cannot be read ({error.strerror}): give a "
+                "file with the access token"
+            ) from None
+    return options | ({"accessToken": token.strip()} if token.strip() else {})
+
+
+def _place(place: DestinationSettings, key_prefix: str, profiles: Mapping[str, Profile]) -> Place:
+    options = {"region": place.region, "endpoint": place.endpoint}
+    return Place(
+        place.folder(key_prefix),
+        {name: value for name, value in options.items() if value},
+        profiles[place.credentials] if place.credentials else None,
+    )
+
+
+def _dead_letters(
+    table: TableSettings, source: Mapping[str, str], places: Sequence[Place]
+) -> DeadLetters:
+    wanted = table.dead_letters
+    if wanted.stream is not None:
+        given = {**source, "basin": wanted.basin or source["basin"], "stream": wanted.stream}
+        endpoint: Endpoint = parse_source(given).endpoint
+        return DeadLetterStream(endpoint, wanted.stream, table.name, table.source.stream)
+    if wanted.folder is not None:
+        place = Place(f"{wanted.folder.rstrip('/')}/{table.key_prefix.strip('/')}".rstrip("/"))
+        return DeadLetterFolder(place, table.name, table.source.stream, prefix="")
+    return DeadLetterFolder(places[0], table.name, table.source.stream)
+
+
+def _sink_name(sink: EventSettings) -> str:
+    """A name that stays while the sink does: its cursor in storage is called by it."""
+    target = {name: value for name, value in sink.raw.items() if name not in _NOT_THE_TARGET}
+    digest = hashlib.sha256(msgspec.json.encode(target, order="sorted")).hexdigest()
+    return f"{sink.type}-{digest[:_SINK_DIGITS]}"
+
+
+#: How a sink is reached, as opposed to which one it is.
+_NOT_THE_TARGET = ("credentials", "region", "secret_env", "secret_file", "ca_file")

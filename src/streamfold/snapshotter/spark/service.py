@@ -1,0 +1,125 @@
+"""All tables of one process: each lives on its own, whatever happens to the others."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from streamfold.archive.events import Backoff
+from streamfold.errors import InvalidError, NotFoundError
+from streamfold.snapshotter.spark.driver_loop import DriverLoop
+from streamfold.snapshotter.spark.job import TableJob
+from streamfold.snapshotter.spark.lag import LagListener
+from streamfold.snapshotter.spark.snapshot_requests import Request
+from streamfold.snapshotter.spark.table.writer import TableWriter
+from streamfold.snapshotter.status.table_status import State, TableStatus
+
+#: Seconds between two looks at whether any table is left.
+_LOOK = 0.5
+#: Seconds for which destinations and servers are waited for before Spark starts.
+CHECK_SECONDS = 5.0
+#: Seconds between two such checks of a table.
+_CHECK_PAUSE = 2.0
+
+
+class SnapshotWriter:
+    """The tables of one process, which can be looked at before Spark is there.
+
+        with SnapshotWriter(jobs, scratch=folder) as writer:
+            writer.check()
+            with writer.publishing(spark):
+                writer.wait(stop)
+
+    `scratch` is a folder for what Spark wants to write down; nothing in it is needed afterwards.
+    """
+
+    def __init__(
+        self,
+        jobs: Sequence[TableJob],
+        *,
+        scratch: Path,
+        backoff: Backoff | None = None,
+    ) -> None:
+        names = [job.table for job in jobs]
+        if not names or len(set(names)) < len(names):
+            raise InvalidError(f"tables {names} must be at least one, each named once")
+        self._loop = DriverLoop()
+        self._begun = threading.Event()
+        scratch.mkdir(parents=True, exist_ok=True)
+        starting = threading.Lock()
+        self._tables = {
+            job.table: TableWriter(
+                job, self._loop, scratch=scratch, starting=starting, backoff=backoff
+            )
+            for job in jobs
+        }
+
+    def __enter__(self) -> SnapshotWriter:
+        self._loop.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._begun.set()
+        self._loop.__exit__()
+
+    def check(self) -> None:
+        """Have all destinations and servers answer; what is wrong is shown.
+
+        Waits for them for some seconds at most, and goes on to look until `publishing`.
+        """
+        looks = [threading.Event() for _ in self._tables]
+        for table, looked in zip(self._tables.values(), looks, strict=True):
+            threading.Thread(
+                target=self._check, args=(table, looked), name=f"check {table.name}", daemon=True
+            ).start()
+        end = time.monotonic() + CHECK_SECONDS
+        for looked in looks:
+            looked.wait(max(0.0, end - time.monotonic()))
+
+    def _check(self, table: TableWriter, looked: threading.Event) -> None:
+        while not self._begun.is_set():
+            table.check()
+            looked.set()
+            self._begun.wait(_CHECK_PAUSE)
+
+    @contextmanager
+    def publishing(self, spark: SparkSession) -> Iterator[None]:
+        """Publish the tables as long as the block runs, then flush them."""
+        self._begun.set()
+        listener = LagListener({t.name: t.lag for t in self._tables.values()})
+        spark.streams.addListener(listener)
+        for table in self._tables.values():
+            table.start(spark)
+        try:
+            yield
+        finally:
+            for table in self._tables.values():
+                table.stop()
+            for table in self._tables.values():
+                table.join()
+            spark.streams.removeListener(listener)
+
+    def statuses(self) -> dict[str, TableStatus]:
+        return {name: table.status() for name, table in self._tables.items()}
+
+    def request_snapshot(self, table: str) -> Request:
+        if table not in self._tables:
+            raise NotFoundError(f"table {table!r} is not one of {sorted(self._tables)}: name one")
+        return self._tables[table].request_snapshot()
+
+    def wait(self, stop: threading.Event) -> bool:
+        """Wait until `stop` is set, or no table is left; whether any is."""
+        while not stop.wait(_LOOK):
+            if all(status.state.is_final for status in self.statuses().values()):
+                return False
+        return True
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every table was flushed and closed."""
+        return all(status.state is State.CLOSED for status in self.statuses().values())

@@ -1,0 +1,1 @@
+"""One table's writer on the driver: its query, its batches, its archive."""

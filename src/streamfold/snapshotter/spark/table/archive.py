@@ -1,0 +1,195 @@
+"""The archive of one table as the driver sees it: opened once, committed to from any thread.
+
+Opening takes the table from whoever wrote it before, so it happens once in a run: a writer that was
+fenced out must never take the table back by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple
+from uuid import uuid4
+
+from streamfold.archive.destinations.destination import Destination
+from streamfold.archive.maintenance.garbage_collection import Collector
+from streamfold.archive.manifest.model import Artifact, FormatFiles, Manifest, Source
+from streamfold.archive.manifest.positions import SEQ_NUM
+from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.write.parts import PartPlan, WrittenDiff, WrittenPart
+from streamfold.archive.write.writer import ArchiveWriter
+from streamfold.errors import StreamfoldError
+from streamfold.snapshotter.spark.driver_loop import DriverLoop
+from streamfold.snapshotter.spark.job import TableJob
+
+
+class Written(NamedTuple):
+    """A diff that is durable and not committed."""
+
+    plan: PartPlan
+    parts: Sequence[WrittenPart]
+    records: int
+
+
+class WrittenBase(NamedTuple):
+    """A base that is durable and not committed, with the diff that leads to it."""
+
+    plan: PartPlan
+    parts: Sequence[WrittenPart]
+    reason: str
+    #: Key buckets of the last base whose files are used again.
+    reuse: Sequence[int] = ()
+    closing: Written | None = None
+
+
+class PublishedTable:
+    """What is committed, and the ways to commit more. One caller at a time."""
+
+    def __init__(self, job: TableJob, loop: DriverLoop) -> None:
+        self._job = job
+        self._loop = loop
+        self._opened: list[Destination] = []
+        self._writer: ArchiveWriter | None = None
+
+    @property
+    def _destinations(self) -> list[Destination]:
+        """Opened when they are first needed: one that cannot be stops this table alone."""
+        if not self._opened:
+            self._opened = [place.open() for place in self._job.places]
+        return self._opened
+
+    def check(self) -> None:
+        """Have every destination answer; raises what is wrong with the first that does not."""
+        for destination in self._destinations:
+            self._loop.call(destination.read(SEQ_NUM))
+
+    def open(self) -> None:
+        """Go on where the archive ends; without one, wait until the columns are known."""
+        if self._writer is not None:
+            self._loop.call(self._writer.refresh())
+            return
+        schema = self._job.schema or self._archived_schema()
+        if schema is not None:
+            self.begin(schema)
+
+    def begin(self, schema: TableSchema) -> None:
+        """Open the archive with columns that are known by now; again it only adds to them."""
+        if self._writer is not None:
+            self._writer.evolve(schema)
+            return
+        self._writer = self._loop.call(
+            ArchiveWriter.open(
+                self._job.table,
+                schema,
+                self._destinations,
+                formats=self._job.formats,
+                diff_formats=self._job.diff_formats,
+                writer_id=self._job.writer_id,
+                former_names=self._job.former_names,
+            )
+        )
+
+    @property
+    def primary(self) -> Destination:
+        return self._destinations[0]
+
+    @property
+    def manifest(self) -> Manifest | None:
+        return self._writer.manifest if self._writer else None
+
+    @property
+    def schema(self) -> TableSchema | None:
+        return self._writer.schema if self._writer else None
+
+    @property
+    def head(self) -> int | None:
+        """The last record that is in the archive."""
+        return int(self.manifest.head_position) if self.manifest else None
+
+    @property
+    def lagging(self) -> dict[str, StreamfoldError]:
+        return dict(self._writer.lagging) if self._writer else {}
+
+    @property
+    def writer(self) -> ArchiveWriter:
+        if self._writer is None:
+            raise RuntimeError(f"table {self._job.table!r} is not open")
+        return self._writer
+
+    def begin_empty(self, schema: TableSchema, position: str, reason: str) -> None:
+        """Begin the archive by a base without rows, in one bucket."""
+        self.begin(schema)
+        source = self._source(position)
+        self._loop.call(self.writer.write_base({0: []}, position, reason=reason, source=source))
+
+    def commit_diff(self, diff: Written) -> Manifest:
+        source = self._source(diff.plan.to_position)
+        return self._loop.call(
+            self.writer.commit_diff(diff.plan, diff.parts, record_count=diff.records, source=source)
+        )
+
+    def commit_base(self, base: WrittenBase) -> Manifest:
+        closing = WrittenDiff(*base.closing) if base.closing else None
+        return self._loop.call(
+            self.writer.commit_base(
+                base.plan,
+                base.parts,
+                reason=base.reason,
+                reuse=base.reuse,
+                closing=closing,
+                source=self._source(base.plan.to_position),
+            )
+        )
+
+    def complete(self, diff: Written) -> None:
+        """Have every destination hold a diff that is not committed yet, so that it can be folded."""
+        self._loop.call(self.writer.complete(diff.parts))
+
+    def goes_on_with(self, written: Written | WrittenBase) -> bool:
+        """Whether the archive still ends where this begins, and its files are still there."""
+        first = written.closing if isinstance(written, WrittenBase) else written
+        manifest = self.manifest
+        known = (manifest.epoch, manifest.head_position) if manifest else (0, None)
+        if first is not None:
+            fits = known == (first.plan.epoch, first.plan.from_position)
+        else:
+            head = written.plan.to_position if manifest else None
+            fits = known == (written.plan.epoch - 1, head)
+        parts = [*written.parts, *(first.parts if first and first is not written else ())]
+        return fits and self._loop.call(self.writer.holds(parts))
+
+    def reusable(self, plan: PartPlan) -> bool:
+        """Whether parts of the last base can be parts of the next."""
+        base = self.manifest.base if self.manifest else None
+        return (
+            base is not None
+            and base.schema_id == plan.schema.id
+            and all(_fits(base, form.id, form.compression) for form in plan.formats)
+        )
+
+    def collect(self) -> None:
+        """Let go of what retention does not keep."""
+        if self._job.retention is not None:
+            collector = Collector(
+                self._destinations,
+                now=lambda: datetime.now(UTC),
+                new_id=lambda: uuid4().hex,
+                order=SEQ_NUM,
+            )
+            self._loop.call(collector.collect(self._job.retention))
+
+    def _archived_schema(self) -> TableSchema | None:
+        for destination in self._destinations:
+            stored = self._loop.call(destination.read(SEQ_NUM))
+            if stored and stored.manifest.schema_id in stored.manifest.schemas:
+                return TableSchema.from_json(stored.manifest.schemas[stored.manifest.schema_id])
+        return None
+
+    def _source(self, position: str) -> Source:
+        name = f"{self._job.source.get('basin', '')}/{self._job.stream}"
+        return Source(name=name, offsets={self._job.stream: str(int(position) + 1)})
+
+
+def _fits(base: Artifact, form: str, compression: str) -> bool:
+    files: FormatFiles | None = base.formats.get(form)
+    return files is not None and files.compression == compression

@@ -1,0 +1,205 @@
+"""Everything that changes one table's archive, one at a time, each beginning at the manifest's head.
+
+Batches of the query come in threads of Spark's; requests, bases that are due and the last flush come
+from the thread that watches over the table. All take turns.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+from pyspark.sql import DataFrame
+
+from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.errors import StreamfoldError
+from streamfold.snapshotter.spark.table.archive import PublishedTable
+from streamfold.snapshotter.spark.table.commit_log import CommitLog
+from streamfold.snapshotter.spark.table.events import TableEvents
+from streamfold.snapshotter.spark.table.intake import Batch
+from streamfold.snapshotter.spark.table.pipeline import FIRST, TablePipeline
+from streamfold.snapshotter.spark.table.progress import Watch
+from streamfold.snapshotter.spark.table.stream import TableStream
+
+logger = logging.getLogger(__name__)
+
+#: Reason of a base that somebody asked for.
+REQUESTED = "requested"
+
+
+class Turns:
+    """The turns of one table; closed until `open` and after `close`, when batches do nothing."""
+
+    def __init__(
+        self,
+        stream: TableStream,
+        pipeline: TablePipeline,
+        published: PublishedTable,
+        events: TableEvents,
+        watch: Watch,
+        on_failure: Callable[[], None],
+    ) -> None:
+        self._stream = stream
+        self._pipeline = pipeline
+        self._published = published
+        self._events = events
+        self._watch = watch
+        self._on_failure = on_failure
+        self._log = CommitLog(stream.job.table)
+        self._turn = threading.Lock()
+        self._open = False
+        #: Whether the archive is known to end where the pipeline goes on.
+        self._settled = False
+        #: What a batch of the query failed with.
+        self.failure: Exception | None = None
+        #: Whether anything was taken in since `open`.
+        self.progressed = False
+
+    def open(self) -> int:
+        """Look at the archive, and return where the query has to begin."""
+        with self._turn:
+            self._settle()
+            self._begin_empty()
+            self._adopt()
+            start, tail = self._next(), self._stream.tail()
+            self._open = True
+            self._watch.lag(max(0, tail - start))
+            if tail <= start:
+                self._watch.recover()
+            self._log.follows(self._stream.job.stream, start, tail)
+            return start
+
+    def close(self, *, failed: bool = False) -> None:
+        """Wait for the turn under way; what comes after it does nothing."""
+        with self._turn:
+            self._open = False
+            self._settled = self._settled and not failed
+
+    def take(self, records: DataFrame, batch_id: int) -> None:
+        """A batch of the query, in a thread of Spark's."""
+        with self._turn:
+            if not self._open:
+                return
+            try:
+                self._process(records)
+            except Exception as error:
+                # Kept here whole: Spark would make text of it, and stop the query no sooner.
+                self.failure, self._open, self._settled = error, False, False
+                self._on_failure()
+
+    def rebase_if_due(self) -> None:
+        """Write a base that the clock asks for though nothing changes."""
+        with self._turn:
+            if self._open and (reason := self._pipeline.due()):
+                self._rebase(reason)
+
+    def release_if_due(self) -> None:
+        """Take in an open transaction that was waited for long enough, if nothing follows it."""
+        with self._turn:
+            if not (self._open and self._pipeline.is_held_enough()):
+                return
+            if self._stream.tail() <= self._next():
+                self._count(self._pipeline.release)
+
+    def rebase_on_request(self) -> None:
+        """Write a base now, with everything that is in the stream by now."""
+        with self._turn:
+            if self._open and not self._drain(REQUESTED):
+                self._rebase(REQUESTED)
+
+    def flush(self) -> None:
+        """Take in everything that is in the stream by now, up to the last complete transaction."""
+        with self._turn:
+            if not self._settled:
+                self._settle()
+            self._drain(None)
+
+    def _settle(self) -> None:
+        """Look at the archive, and commit what an earlier try has written."""
+        self._settled = False
+        self._published.open()
+        self._pipeline.restart()
+        self.failure, self.progressed = None, False
+        self._count(self._pipeline.resume)
+        self._settled = True
+
+    def _drain(self, force: str | None) -> bool:
+        """Take in what there is; whether the last of it became the base that was wanted."""
+        tail, based = self._stream.tail(), False
+        while (start := self._next()) < tail:
+            end = min(tail, start + self._stream.job.max_records)
+            epoch = self._epoch()
+            self._process(self._stream.records(start, end), force if end == tail else None)
+            based = end == tail and self._epoch() > epoch
+            if self._next() <= start:
+                break  # all that is left belongs to a transaction that is open
+        self._watch.lag(0)
+        return based
+
+    def _process(self, records: DataFrame, force: str | None = None) -> None:
+        self._count(partial(self._pipeline.process, records, force=force))
+
+    def _count(self, work: Callable[[], Batch | None]) -> None:
+        """Do something that may take records in, and account for it."""
+        began, before, epoch = time.monotonic(), self._published.manifest, self._epoch()
+        batch = work()
+        seconds = time.monotonic() - began
+        self._log.committed(before, self._published.manifest, seconds)
+        if batch is not None:
+            self.progressed = True
+            self._watch.take(batch, seconds, self._pipeline.held_from)
+            self._log.took(batch.seen, batch.records / seconds if seconds > 0 else 0.0)
+        if batch is not None or self._published.manifest is not before:
+            self._watch.recover()
+        self._committed()
+        if self._epoch() > epoch:
+            self._collect()
+
+    def _rebase(self, reason: str) -> None:
+        began, before = time.monotonic(), self._published.manifest
+        self._pipeline.rebase(reason)
+        self._log.committed(before, self._published.manifest, time.monotonic() - began)
+        self._watch.recover()
+        self._committed()
+        self._collect()
+
+    def _collect(self) -> None:
+        try:
+            self._published.collect()
+        except StreamfoldError as error:
+            # The commit is made; what is left over goes with the next base.
+            if error.destination is not None:
+                self._watch.count_destination_error(error.destination)
+            logger.warning("old files of table %s stay: %s", self._stream.job.table, error.message)
+
+    def _begin_empty(self) -> None:
+        """Publish a table whose stream is still empty, so that readers find it.
+
+        Columns that are not declared are learned later; until then the key fields have no type.
+        """
+        if self._published.manifest is not None:
+            return
+        start = self._stream.start()
+        if self._stream.tail() <= start:
+            began = time.monotonic()
+            keys = TableSchema.of_keys(self._stream.job.decoder.key_fields)
+            self._published.begin_empty(self._published.schema or keys, str(start - 1), FIRST)
+            self._log.committed(None, self._published.manifest, time.monotonic() - began)
+
+    def _next(self) -> int:
+        """The first record that is not taken in yet."""
+        known = [at for at in (self._pipeline.seen, self._published.head) if at is not None]
+        return max(known) + 1 if known else self._stream.start()
+
+    def _epoch(self) -> int:
+        return self._published.manifest.epoch if self._published.manifest else 0
+
+    def _committed(self) -> None:
+        self._adopt()
+        self._events.wake()
+
+    def _adopt(self) -> None:
+        self._watch.adopt(self._published.manifest, self._published.lagging)

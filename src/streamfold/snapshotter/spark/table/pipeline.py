@@ -1,0 +1,268 @@
+"""One batch of records on its way into the archive, as the driver leads it.
+
+    records ─ decode (tasks) ─ reports to the driver: columns, range, truncates, open transaction
+            ─ shuffle by bucket ─ settle (tasks): net changes, parts of a diff
+            ─ thresholds ─ commit the diff, or fold a new base (tasks) and commit both
+
+The driver sees reports and names of files, never rows. Files are durable before the manifest names
+them; the position is in the manifest alone, so a batch that comes again changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from streamfold.archive.manifest.model import Manifest
+from streamfold.archive.write.thresholds import Action, Decision, Pending, chain_state, decide
+from streamfold.snapshotter.spark.job import TableJob
+from streamfold.snapshotter.spark.table.archive import PublishedTable, Written, WrittenBase
+from streamfold.snapshotter.spark.table.intake import Arrivals, Arrived, Batch, Known
+from streamfold.snapshotter.spark.tasks.fold import FoldStep, fold, written_parts
+from streamfold.snapshotter.spark.tasks.layers import Layer, Stack
+from streamfold.snapshotter.spark.tasks.net import SettleStep, empty_parcel, settle
+from streamfold.snapshotter.spark.tasks.results import PARCELS, raise_failures
+from streamfold.spark.buckets import bucket_count
+
+#: Reason of the base that begins an archive.
+FIRST = "first"
+#: Buckets that the first records are sorted into, before the size of the table is known.
+FIRST_BUCKETS = 16
+#: Changes from which on another task pays.
+TASK_CHANGES = 20_000
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Uncommitted:
+    """Files that are durable, and what is left to do with them."""
+
+    written: Written | WrittenBase
+    #: The records that are taken in with it; None for a base of what is committed already.
+    batch: Batch | None
+    #: Reason of a base that is wanted in place of this diff.
+    force: str | None = None
+
+
+class TablePipeline:
+    """Batches of one table, one after the other; whoever calls holds the table's lock.
+
+    What was written and could not be committed is kept, and committed by `resume`: retries during an
+    outage write no file twice.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        job: TableJob,
+        published: PublishedTable,
+        now: Callable[[], datetime] = _now,
+    ) -> None:
+        self._spark = spark
+        self._job = job
+        self._published = published
+        self._now = now
+        self._arrivals = Arrivals(spark, job)
+        self._uncommitted: Uncommitted | None = None
+
+    @property
+    def seen(self) -> int | None:
+        """The last record that was looked at: it may be in no artifact yet."""
+        return self._arrivals.seen
+
+    @property
+    def held_from(self) -> int | None:
+        """The first record of a transaction whose end is waited for."""
+        return self._arrivals.held_from
+
+    def restart(self) -> None:
+        """Begin again at the archive's head."""
+        self._arrivals.restart()
+
+    def process(self, records: DataFrame, *, force: str | None = None) -> Batch | None:
+        """Take a batch into the archive, up to the last complete transaction.
+
+        None when all of it is there already. `force` is the reason of a base that is wanted
+        whatever the thresholds say.
+        """
+        self._use_pool()
+        with self._arrivals.take(records, self._known()) as arrived:
+            return self._write(arrived, force)
+
+    def resume(self) -> Batch | None:
+        """Commit what an earlier try has written, if the archive still ends where that begins.
+
+        Returns the records that it takes in; None when there are none.
+        """
+        left = self._uncommitted
+        if left is None:
+            return None
+        if not self._published.goes_on_with(left.written):
+            self._uncommitted = None  # it is committed, or has to be written anew
+            return None
+        self._commit(left)
+        return left.batch
+
+    def is_held_enough(self) -> bool:
+        """Whether a transaction is held back that is not waited for any longer."""
+        return self._arrivals.is_held_enough()
+
+    def release(self) -> Batch | None:
+        """Take in what is held back, though no end of it has come."""
+        self._use_pool()
+        with self._arrivals.release(self._known()) as arrived:
+            return self._write(arrived, None)
+
+    def due(self) -> str | None:
+        """The reason of a base that is due though nothing changes; None when none is."""
+        manifest = self._published.manifest
+        if manifest is None:
+            return None
+        return self._decide(manifest, Pending(0, 0, manifest.base.row_count or 0)).trigger
+
+    def rebase(self, reason: str) -> None:
+        """Fold the archive into a new base.
+
+        Buckets without a change keep their files, as long as nothing else asks for new ones.
+        """
+        self._rebase(reason, None, None)
+
+    def _rebase(self, reason: str, closing: Written | None, batch: Batch | None) -> None:
+        """Fold the archive, and the diff that closes it, into a new base, and commit both."""
+        self._use_pool()
+        published, stack = self._published, self._stack()
+        manifest = published.writer.manifest
+        to_position = closing.plan.to_position if closing else str(published.head)
+        if closing is not None:
+            published.complete(closing)
+            stack = stack.with_diff(Layer.pending(closing.plan, closing.parts))
+        plan = published.writer.plan_base(to_position)
+        count = self._new_count(manifest, stack)
+        everything = set(range(stack.buckets))
+        keeps = count == stack.buckets and stack.is_bucketed and published.reusable(plan)
+        touched = stack.touched() if keeps else everything
+        step = FoldStep(stack, plan, self._job.places, tuple(sorted(touched)), count)
+        parts = self._fold(step)
+        reuse = sorted(everything - touched)
+        self._commit(Uncommitted(WrittenBase(plan, parts, reason, reuse, closing), batch))
+
+    def _commit(self, left: Uncommitted) -> None:
+        """Commit what is written; it stays for another try until that has succeeded."""
+        self._uncommitted = left
+        if isinstance(left.written, WrittenBase):
+            self._published.commit_base(left.written)
+        else:
+            self._commit_diff(left.written, left)
+        self._uncommitted = None
+
+    def _commit_diff(self, diff: Written, left: Uncommitted) -> None:
+        """Commit a diff, or the base that the thresholds want in its place."""
+        manifest = self._published.writer.manifest
+        assert manifest is not None  # noqa: S101 - the first base is there
+        decision = self._decide(manifest, _pending(manifest, diff))
+        reason = left.force or (decision.trigger if decision.action is Action.BASE else None)
+        if reason:
+            self._rebase(reason, diff, left.batch)
+        else:
+            self._published.commit_diff(diff)
+
+    def _use_pool(self) -> None:
+        """Have the jobs of this thread share the cores with other tables, where Spark is fair."""
+        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", self._job.table)
+
+    def _known(self) -> Known:
+        published = self._published
+        return Known(published.schema, self._stack().buckets, published.head)
+
+    def _write(self, arrived: Arrived | None, force: str | None) -> Batch | None:
+        if arrived is None:
+            return None
+        batch, schema = arrived.batch, arrived.schema
+        if not batch.records:  # everything is held
+            return batch
+        self._published.begin(schema)
+        if self._published.manifest is None:
+            self._write_first(arrived.parcels, batch)
+        elif batch.changes:
+            self._write_diff(arrived.parcels, batch, force)
+        return batch
+
+    def _write_first(self, parcels: DataFrame, batch: Batch) -> None:
+        count = bucket_count(batch.size_bytes, self._job.buckets or 1, self._job.bucket_bytes)
+        plan = self._published.writer.plan_base(str(batch.last))
+        step = SettleStep(plan, self._job.places, batch.truncated_at, None)
+        parts = self._settle(parcels, step, count, range(count), batch)
+        self._commit(Uncommitted(WrittenBase(plan, parts, FIRST), batch))
+
+    def _write_diff(self, parcels: DataFrame, batch: Batch, force: str | None) -> None:
+        manifest = self._published.writer.manifest
+        assert manifest is not None  # noqa: S101 - the first base is there
+        stack = self._stack()
+        plan = self._published.writer.plan_diff(manifest.head_position, str(batch.last))
+        step = SettleStep(plan, self._job.places, batch.truncated_at, stack)
+        needed = range(1) if batch.truncated_at >= 0 else range(0)
+        parts = self._settle(parcels, step, stack.buckets, needed, batch)
+        self._commit(Uncommitted(Written(plan, parts, batch.records), batch, force))
+
+    def _settle(
+        self, parcels: DataFrame, step: SettleStep, count: int, needed: range, batch: Batch
+    ) -> list[Any]:
+        """Parts of all buckets that have changes, and of those that are needed anyway."""
+        parcels = parcels.selectExpr(f"bucket % {count} AS bucket", "seq_num", "payload")
+        if needed:
+            empty = [empty_parcel(bucket) for bucket in needed]
+            parcels = parcels.union(parcels.sparkSession.createDataFrame(empty, PARCELS))
+        tasks = max(1, min(count, batch.changes // TASK_CHANGES + 1))
+        # One task needs no exchange by bucket; more of them get whole buckets each.
+        spread = parcels.coalesce(1) if tasks == 1 else parcels.repartition(tasks, "bucket")
+        ordered = spread.sortWithinPartitions("bucket", "seq_num")
+        rows = ordered.mapInArrow(partial(settle, step=step), PARCELS).collect()
+        raise_failures(rows)
+        return written_parts(rows)
+
+    def _fold(self, step: FoldStep) -> list[Any]:
+        count = len(step.buckets)
+        if not count:
+            return []
+        ids = self._spark.range(0, count, 1, count)
+        rows = ids.mapInArrow(partial(fold, step=step), PARCELS).collect()
+        raise_failures(rows)
+        return written_parts(rows)
+
+    def _decide(self, manifest: Manifest, pending: Pending) -> Decision:
+        return decide(self._job.thresholds, chain_state(manifest, self._now()), pending)
+
+    def _stack(self) -> Stack:
+        manifest = self._published.manifest
+        return Stack.of(manifest) if manifest else Stack(None, (), self._first_buckets())
+
+    def _first_buckets(self) -> int:
+        return max(FIRST_BUCKETS, self._job.buckets or 1)
+
+    def _new_count(self, manifest: Manifest | None, stack: Stack) -> int:
+        """Buckets of the next base: as many as now, or more if the table has grown."""
+        if manifest is None:
+            return stack.buckets
+        form = self._job.formats[0].id
+        files = manifest.base.formats.get(form)
+        size = files.size_bytes if files else 0
+        least = max(stack.buckets, self._job.buckets or 1)
+        return bucket_count(size, least, self._job.bucket_bytes)
+
+
+def _pending(manifest: Manifest, diff: Written) -> Pending:
+    """What the thresholds are asked about; the rows of the table are those of its base."""
+    files = [next(iter(part.files.values())) for part in diff.parts]
+    return Pending(
+        changes=sum(file.rows or 0 for file in files),
+        size_bytes=sum(file.size_bytes for file in files),
+        table_rows=manifest.base.row_count or 0,
+    )

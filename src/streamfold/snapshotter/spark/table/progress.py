@@ -1,0 +1,156 @@
+"""What is known about one table's writer while it runs; written by its threads, read by any."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+
+import msgspec
+
+from streamfold.archive.manifest.model import Artifact, Manifest
+from streamfold.archive.manifest.timestamps import format_time, parse_time
+from streamfold.archive.read.decoding import count_of
+from streamfold.errors import StreamfoldError
+from streamfold.snapshotter.spark.table.intake import Batch
+from streamfold.snapshotter.status.table_status import (
+    ArtifactStatus,
+    Counts,
+    Failure,
+    State,
+    TableStatus,
+)
+
+
+class Watch:
+    """The numbers of one table."""
+
+    def __init__(
+        self, table: str, stream: str, destinations: Iterable[str], now: Callable[[], datetime]
+    ) -> None:
+        self._lock = threading.Lock()
+        self._now = now
+        counts = Counts(destination_errors=dict.fromkeys(destinations, 0))
+        self._status = TableStatus(table=table, stream=stream, state=State.STARTING, counts=counts)
+        self._manifest: Manifest | None = None
+        #: Milliseconds of the last record taken in.
+        self._last_time: int | None = None
+
+    def enter(self, state: State) -> None:
+        with self._lock:
+            self._change(state=state)
+
+    def fail(self, error: StreamfoldError, state: State) -> None:
+        with self._lock:
+            failure = Failure(error.code, error.message, format_time(self._now()))
+            self._count(failures=1)
+            if error.destination is not None:
+                self._count_destination(error.destination)
+            self._change(state=state, last_error=failure)
+
+    def recover(self) -> None:
+        """What failed has succeeded since: there is no error any more."""
+        with self._lock:
+            self._change(last_error=None)
+
+    def adopt(self, manifest: Manifest | None, lagging: Mapping[str, StreamfoldError]) -> None:
+        """Take over what is committed by now, and count what is new in it."""
+        with self._lock:
+            if manifest is not None and manifest is not self._manifest:
+                if self._manifest is not None or manifest.commit_number == 1:
+                    self._count_artifacts(self._manifest, manifest)
+                self._manifest = manifest
+            for place in lagging:
+                self._count_destination(place)
+            shown = {place: error.message for place, error in lagging.items()}
+            self._change(lagging_destinations=shown)
+
+    def count_destination_error(self, uri: str) -> None:
+        with self._lock:
+            self._count_destination(uri)
+
+    def take(self, batch: Batch, seconds: float, held_from: int | None) -> None:
+        """A batch was taken in, up to what is held back."""
+        with self._lock:
+            self._last_time = batch.timestamp
+            self._count(
+                records=batch.records,
+                changes=batch.changes,
+                dead_letters=batch.dead,
+                ignored=batch.ignored,
+                transactions_cut=int(batch.cut),
+            )
+            rate = batch.records / seconds if seconds > 0 else 0.0
+            self._change(rows_per_second=rate, position=batch.seen, waiting_from=held_from)
+
+    def lag(self, records: int) -> None:
+        """So many records of the stream were not read yet, when it was last looked at."""
+        with self._lock:
+            self._change(lag_records=records)
+
+    def status(self, event_errors: Mapping[str, int]) -> TableStatus:
+        with self._lock:
+            status, manifest, last_time = self._status, self._manifest, self._last_time
+        now = self._now()
+        counts = msgspec.structs.replace(status.counts, event_errors=dict(event_errors))
+        status = msgspec.structs.replace(
+            status, counts=counts, lag_seconds=_lag_seconds(status.lag_records, last_time, now)
+        )
+        if manifest is None:
+            return status
+        base, chain = manifest.base, manifest.chain
+        head = int(manifest.head_position)
+        diffs = [artifact for artifact in manifest.artifacts if not artifact.is_base]
+        position = max(head, status.position if status.position is not None else head)
+        return msgspec.structs.replace(
+            status,
+            ready=status.state is State.RUNNING and status.lag_records == 0,
+            position=position,
+            buffer_depth=position - head,
+            manifest_head=manifest.head_position,
+            epoch=manifest.epoch,
+            churn_records=sum(diff.change_count or 0 for diff in chain),
+            snapshot_age_seconds=max(0.0, (now - parse_time(base.created_at)).total_seconds()),
+            last_base=_shown(base),
+            last_diff=_shown(diffs[-1]) if diffs else None,
+        )
+
+    def _count_artifacts(self, old: Manifest | None, new: Manifest) -> None:
+        known = {(a.kind, a.epoch, a.to_position) for a in old.artifacts} if old else set()
+        fresh = [a for a in new.artifacts if (a.kind, a.epoch, a.to_position) not in known]
+        bases = sum(artifact.is_base for artifact in fresh)
+        self._count(bases=bases, diffs=len(fresh) - bases)
+
+    def _count_destination(self, uri: str) -> None:
+        errors = self._status.counts.destination_errors
+        self._set_count(destination_errors=errors | {uri: errors.get(uri, 0) + 1})
+
+    def _count(self, **more: int) -> None:
+        counts = self._status.counts
+        self._set_count(**{name: getattr(counts, name) + n for name, n in more.items()})
+
+    def _set_count(self, **fields: object) -> None:
+        self._change(counts=msgspec.structs.replace(self._status.counts, **fields))
+
+    def _change(self, **fields: object) -> None:
+        self._status = msgspec.structs.replace(self._status, **fields)
+
+
+def _lag_seconds(records: int | None, last_time: int | None, now: datetime) -> float | None:
+    if records is None or last_time is None:
+        return None
+    if records == 0:
+        return 0.0
+    return max(0.0, (now - datetime.fromtimestamp(last_time / 1000, UTC)).total_seconds())
+
+
+def _shown(artifact: Artifact) -> ArtifactStatus:
+    files = next(iter(artifact.formats.values()))
+    return ArtifactStatus(
+        position=artifact.to_position,
+        at=artifact.created_at,
+        epoch=artifact.epoch,
+        size_bytes=files.size_bytes,
+        rows=count_of(artifact),
+        reason=artifact.rebase_reason,
+    )

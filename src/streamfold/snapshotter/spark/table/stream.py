@@ -1,0 +1,98 @@
+"""The stream of one table, as a query that goes on and as ranges that are read once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from streamfold.snapshotter.spark.errors_from_spark import ServerUnreachableError
+from streamfold.snapshotter.spark.job import TableJob
+from streamfold.spark.errors import EndpointUnavailableError
+from streamfold.spark.stream.client import Streams
+from streamfold.spark.stream.connection import Connection, answer_timeout
+from streamfold.spark.stream.options import EARLIEST, LATEST, parse_source
+
+#: Seconds for which a short question is repeated; a server that is silent for longer is asked once.
+RETRY_SECONDS = 1.0
+
+
+@dataclass
+class StreamEdges:
+    """Where the stream of a job begins and ends, as its server says; Spark is not needed for it."""
+
+    job: TableJob
+    _start: int | None = None
+
+    def tail(self) -> int:
+        """The position after the last record."""
+        with self._streams() as streams:
+            return int(streams.tail(self.job.stream).seq_num)
+
+    def start(self) -> int:
+        """Where a table without an archive begins; asked for once, so that it stays the same."""
+        if self._start is None:
+            with self._streams() as streams:
+                if self.job.start == LATEST:
+                    self._start = int(streams.tail(self.job.stream).seq_num)
+                elif self.job.start == EARLIEST:
+                    self._start = streams.first(self.job.stream)
+                else:
+                    self._start = int(self.job.start)
+        return self._start
+
+    @contextmanager
+    def _streams(self) -> Iterator[Streams]:
+        """The server, which has to answer soon: whoever asks says so and tries again."""
+        given = parse_source({**self.job.source, "stream": self.job.stream}).endpoint
+        endpoint = replace(given, retry_timeout=min(given.retry_timeout, RETRY_SECONDS))
+        try:
+            with Connection(endpoint, answer_timeout(endpoint)) as connection:
+                yield Streams(connection)
+        except EndpointUnavailableError as error:
+            raise ServerUnreachableError(endpoint.origin, error.cause) from error
+
+
+class TableStream(StreamEdges):
+    """Reads for one job; positions come from the archive, never from a checkpoint."""
+
+    def __init__(self, spark: SparkSession, job: TableJob) -> None:
+        super().__init__(job)
+        self.spark = spark
+
+    def records(self, start: int, end: int) -> DataFrame:
+        """The records from `start` on and before `end`."""
+        edges = {"startingOffsets": self._offset(start), "endingOffsets": self._offset(end)}
+        return self.spark.read.format("streamfold").options(**self._options(), **edges).load()
+
+    def follow(
+        self, start: int, on_batch: Any, *, name: str, interval: timedelta, checkpoint: Path
+    ) -> StreamingQuery:
+        """A query that hands over what has come in, every interval; `checkpoint` is a new folder."""
+        options = {
+            **self._options(),
+            "startingOffsets": self._offset(start),
+            "maxRecordsPerTrigger": str(self.job.max_records),
+        }
+        records = self.spark.readStream.format("streamfold").options(**options).load()
+        milliseconds = max(1, round(interval.total_seconds() * 1000))
+        return (
+            records.writeStream.foreachBatch(on_batch)
+            .queryName(name)
+            .option("checkpointLocation", checkpoint.resolve().as_uri())
+            .trigger(processingTime=f"{milliseconds} milliseconds")
+            .start()
+        )
+
+    def _options(self) -> dict[str, str]:
+        return {**self.job.source, "stream": self.job.stream}
+
+    def _offset(self, position: int) -> str:
+        return json.dumps({self.job.stream: position})

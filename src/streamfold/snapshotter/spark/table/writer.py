@@ -1,0 +1,274 @@
+"""One table's writer: a streaming query, watched over by a thread, until it is told to stop.
+
+A failure that may pass is tried again after a pause, from what is committed; any other stops this
+table, and only this one.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import uuid4
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from streamfold.archive.events import Backoff
+from streamfold.errors import ConflictError, StreamfoldError, WriterFencedError
+from streamfold.snapshotter.spark.driver_loop import DriverLoop
+from streamfold.snapshotter.spark.errors_from_spark import ServerUnreachableError, may_pass, told_by
+from streamfold.snapshotter.spark.job import TableJob
+from streamfold.snapshotter.spark.snapshot_requests import Request, SnapshotRequests
+from streamfold.snapshotter.spark.table.archive import PublishedTable
+from streamfold.snapshotter.spark.table.archive_updates import Turns
+from streamfold.snapshotter.spark.table.events import TableEvents
+from streamfold.snapshotter.spark.table.pipeline import TablePipeline
+from streamfold.snapshotter.spark.table.progress import Watch
+from streamfold.snapshotter.spark.table.stream import StreamEdges, TableStream
+from streamfold.snapshotter.status.table_status import State, TableStatus
+from streamfold.spark.errors import EndpointUnavailableError
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two looks at the query: how late its end is noticed.
+_LOOK = 0.25
+#: Seconds between two looks at a query that starts.
+_START_LOOK = 0.05
+#: How what Spark says of a query begins until its process is there.
+_INITIALIZING = "Initializing"
+#: Seconds between two tries to reach a server at most, and between two lines that say the same. A try
+#: takes up to three seconds if the server drops packets, so such a server has a line about every five.
+_UNREACHABLE_PAUSE, _REPEAT = 2.0, 4.0
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+class TableWriter:
+    """The life of one table in this process; `start` it, `stop` it, look at it at any time."""
+
+    def __init__(
+        self,
+        job: TableJob,
+        loop: DriverLoop,
+        *,
+        scratch: Path,
+        starting: threading.Lock | None = None,
+        backoff: Backoff | None = None,
+        now: Callable[[], datetime] = _now,
+    ) -> None:
+        self.job = job
+        #: Held while a query starts, by one table of a process at a time.
+        self._starting = starting or threading.Lock()
+        #: Of the query, by which the listener knows the table; a session may hold two writers of it.
+        self.name = f"snapshotter {job.table} {uuid4().hex[:8]}"
+        self._published = PublishedTable(job, loop)
+        self._events = TableEvents(job, loop)
+        self._watch = Watch(job.table, job.stream, job.destinations, now)
+        self._now = now
+        self._woken = threading.Event()
+        self._scratch = scratch
+        self._backoff = backoff or Backoff()
+        self._rng = random.Random()  # noqa: S311 - pauses need no secrecy
+        self._stopping = threading.Event()
+        self._requests = SnapshotRequests()
+        #: The last failure that was logged, and when.
+        self._logged: tuple[str, float] = ("", 0.0)
+        self._thread: threading.Thread | None = None
+        #: Held while the thread is set, or something is done because it is not.
+        self._beginning = threading.Lock()
+
+    def check(self) -> None:
+        """Have destinations and server answer before Spark is there; what is wrong is shown."""
+        try:
+            self._published.check()
+            StreamEdges(self.job).tail()
+        except StreamfoldError as error:
+            failure: StreamfoldError | None = error
+        else:
+            failure = None
+        with self._beginning:
+            if self._thread is not None:
+                return  # the table has found out by itself
+            if failure is not None:
+                self._note(failure, State.RETRYING)
+                return
+            self._watch.recover()
+            self._watch.enter(State.STARTING)
+
+    def start(self, spark: SparkSession) -> None:
+        stream = TableStream(spark, self.job)
+        pipeline = TablePipeline(spark, self.job, self._published, self._now)
+        turns = Turns(stream, pipeline, self._published, self._events, self._watch, self._woken.set)
+        with self._beginning:
+            self._thread = threading.Thread(
+                target=self._live, args=(turns, stream), name=self.name, daemon=True
+            )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask it to flush and to end; returns at once."""
+        self._stopping.set()
+        self._woken.set()
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait for its end; whether it has come."""
+        if self._thread is None:
+            return True
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def status(self) -> TableStatus:
+        return self._watch.status(self._events.errors)
+
+    def lag(self, records: int) -> None:
+        """Called by the listener: records that the query has still to read."""
+        if self.status().state is State.RUNNING:
+            self._watch.lag(records)
+
+    def request_snapshot(self) -> Request:
+        """Have a base written soon, as soon as the table runs; ConflictError if it never will."""
+        request = self._requests.add()
+        self._woken.set()
+        return request
+
+    def _live(self, turns: Turns, stream: TableStream) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            try:
+                self._run(turns, stream)
+            except Exception as raised:
+                turns.close(failed=True)
+                failures = 1 if turns.progressed else failures + 1
+                error = self._understood(raised)
+                if not self._goes_on(error):
+                    break
+                self._stopping.wait(self._pause(error, failures))
+        if not self.status().state.is_final:
+            self._finish(turns)
+        self._requests.close(self._refusal())
+        self._events.stop()
+
+    def _run(self, turns: Turns, stream: TableStream) -> None:
+        """Open the archive and follow the stream, until asked to stop; raises what went wrong."""
+        start = turns.open()
+        self._events.start(self._published.primary)
+        checkpoint = Path(tempfile.mkdtemp(prefix="query-", dir=self._scratch))
+        query = self._follow(turns, stream, start, checkpoint)
+        try:
+            self._watch.enter(State.RUNNING)
+            self._look_after(turns, query)
+        finally:
+            turns.close()
+            self._end(query)
+            shutil.rmtree(checkpoint, ignore_errors=True)
+
+    def _follow(
+        self, turns: Turns, stream: TableStream, start: int, checkpoint: Path
+    ) -> StreamingQuery:
+        """Start the query; Spark gives its process seconds to appear, so tables start in turn."""
+        with self._starting:
+            query = stream.follow(
+                start,
+                turns.take,
+                name=self.name,
+                interval=self.job.interval,
+                checkpoint=checkpoint,
+            )
+            while query.isActive and query.status["message"].startswith(_INITIALIZING):
+                if self._stopping.wait(_START_LOOK):
+                    break
+            return query
+
+    def _end(self, query: StreamingQuery) -> None:
+        try:
+            query.stop()
+        except (PySparkException, Py4JJavaError) as error:
+            # It ends when its server answers or is given up; by then its batches do nothing.
+            logger.debug("table %s: the query has not ended in time: %s", self.job.table, error)
+
+    def _look_after(self, turns: Turns, query: StreamingQuery) -> None:
+        while not self._stopping.is_set():
+            self._woken.wait(_LOOK)
+            self._woken.clear()
+            if turns.failure is not None:
+                raise turns.failure
+            if not query.isActive:
+                raise query.exception() or RuntimeError(f"query {self.name!r} ended by itself")
+            self._serve_requests(turns)
+            turns.release_if_due()
+            turns.rebase_if_due()
+
+    def _serve_requests(self, turns: Turns) -> None:
+        if not self._requests.begin():
+            return
+        try:
+            turns.rebase_on_request()
+        except BaseException:
+            self._requests.give_up()
+            raise
+        base = self.status().last_base
+        if base is not None and turns.failure is None:
+            self._requests.answer(base)
+        else:
+            self._requests.give_up()
+
+    def _finish(self, turns: Turns) -> None:
+        """The last diff; what cannot be written now stays in the stream for the next run."""
+        try:
+            turns.flush()
+        except Exception as raised:
+            error = self._understood(raised)
+            self._watch.fail(error, State.STOPPED)
+            logger.error("table %s: the last flush failed: %s", self.job.table, error.message)
+        else:
+            self._watch.enter(State.CLOSED)
+
+    def _understood(self, raised: Exception) -> StreamfoldError:
+        """What went wrong, in the words of the configuration."""
+        error = told_by(raised)
+        if isinstance(error, EndpointUnavailableError):
+            cause = getattr(error, "cause", "it did not answer")
+            return ServerUnreachableError(self.job.source["endpoint"], cause)
+        return error
+
+    def _goes_on(self, error: StreamfoldError) -> bool:
+        """Record a failure; whether another try may help."""
+        if may_pass(error):
+            self._note(error, State.RETRYING)
+            return True
+        fenced = isinstance(error, WriterFencedError)
+        self._watch.fail(error, State.FENCED if fenced else State.STOPPED)
+        logger.error("table %s stops: %s (%s)", self.job.table, error.message, error.code)
+        return False
+
+    def _note(self, error: StreamfoldError, state: State) -> None:
+        """Record a failure that may pass; the same one is logged again after some seconds only."""
+        self._watch.fail(error, state)
+        message, at = self._logged
+        now = time.monotonic()
+        if error.message != message or now - at >= _REPEAT:
+            logger.warning("table %s: %s; trying again", self.job.table, error.message)
+            self._logged = error.message, now
+
+    def _pause(self, error: StreamfoldError, failures: int) -> float:
+        pause = self._backoff.pause(failures, self._rng)
+        unreachable = isinstance(error, ServerUnreachableError)
+        return min(pause, _UNREACHABLE_PAUSE) if unreachable else pause
+
+    def _refusal(self) -> ConflictError:
+        status = self.status()
+        why = f" ({status.last_error.message})" if status.last_error else ""
+        return ConflictError(
+            f"the writer of table {self.job.table!r} is {status.state}{why}: start it again"
+        )

@@ -1,0 +1,120 @@
+"""The rows of one bucket: layers from the newest to the oldest, the first that has a key decides.
+
+What is held at a time are the keys that changed, each once, and the keys of a few files; rows stream
+by, and those that a newer layer replaced are not even decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import BinaryIO, NamedTuple
+
+import pyarrow as pa
+
+from streamfold.archive.manifest.model import Part
+from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.snapshotter.spark.tasks.layers import Layer, Stack
+from streamfold.snapshotter.spark.tasks.open_files import OpenedFiles
+from streamfold.snapshotter.spark.tasks.runs import Run, base_runs, diff_runs
+from streamfold.snapshotter.spark.tasks.seen_keys import SeenKeys
+from streamfold.spark.buckets import bucket_numbers
+
+#: Files that are open together: enough to hide the round trips of an object store.
+FILES_AT_ONCE = 8
+#: Changes whose keys are looked up together: what was seen before is hashed once for them all.
+KEYS_AT_ONCE = 1 << 18
+
+
+class Changed(NamedTuple):
+    """A file of changes, and the layer that it is of."""
+
+    layer: Layer
+    part: Part
+
+
+@dataclass(frozen=True, slots=True)
+class BucketRows:
+    """The rows of one bucket of a table under `schema`, in batches; read it in a thread of the loop."""
+
+    stack: Stack
+    bucket: int
+    schema: TableSchema
+    files: OpenedFiles
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        seen = SeenKeys(self.schema.select(self.schema.key_fields))
+        cleared = yield from self._changed(seen)
+        if not cleared:
+            yield from self._untouched(seen)
+
+    def _changed(self, seen: SeenKeys) -> Generator[pa.RecordBatch, None, bool]:
+        """Yield the rows that changes brought; whether nothing before the changes is left."""
+        clearing: Layer | None = None
+        for window in windows(self._newest_first()):
+            if clearing is not None and window[0].layer is not clearing:
+                break
+            runs: list[Run] = []
+            for changed, source in zip(window, self._open(window), strict=True):
+                if clearing is not None and changed.layer is not clearing:
+                    break  # older than what emptied the table
+                layer, part = changed
+                for run in diff_runs(layer.form, layer.schema, part, source, self.schema):
+                    runs.append(self._own(run, part))
+                    clearing = layer if run.truncates else clearing
+            for run, fresh in zip(runs, seen.add(runs), strict=True):
+                yield from run.read(fresh & run.alive)
+        return clearing is not None or any(diff.clears for diff in self.stack.diffs)
+
+    def _untouched(self, seen: SeenKeys) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of the base that no change is about."""
+        base = self.stack.base
+        for part in base.of_bucket(self.bucket) if base else ():
+            assert base is not None  # noqa: S101 - it is where the part is from
+            [source] = self.files.open([part])
+            rows = base_runs(base.form, base.schema, part, source, self.schema)
+            for runs in _together(rows, min(len(seen), KEYS_AT_ONCE)):
+                for run, lacking in zip(runs, seen.lacks(runs), strict=True):
+                    yield from run.read(lacking)
+
+    def _newest_first(self) -> Iterator[Changed]:
+        for diff in reversed(self.stack.diffs):
+            yield from (Changed(diff, part) for part in diff.of_bucket(self.bucket))
+            if diff.clears:
+                return
+
+    def _open(self, window: list[Changed]) -> list[BinaryIO]:
+        return self.files.open([changed.part for changed in window])
+
+    def _own(self, run: Run, part: Part) -> Run:
+        """The run without the rows of other buckets, where a part holds those of all."""
+        if part.bucket is not None or self.stack.buckets == 1:
+            return run
+        numbers = bucket_numbers(run.keys.columns, self.stack.buckets)
+        return replace(run, alive=run.alive & (numbers == self.bucket))
+
+
+def windows(files: Iterable[Changed]) -> Iterator[list[Changed]]:
+    """The files in groups that are looked at together."""
+    held: list[Changed] = []
+    rows = 0
+    for changed in files:
+        held.append(changed)
+        rows += changed.part.rows or 0
+        if len(held) == FILES_AT_ONCE or rows >= KEYS_AT_ONCE:
+            yield held
+            held, rows = [], 0
+    if held:
+        yield held
+
+
+def _together(runs: Iterable[Run], least: int) -> Iterator[list[Run]]:
+    """Runs of so many rows together, at least."""
+    held: list[Run] = []
+    for run in runs:
+        held.append(run)
+        if sum(len(one.keys) for one in held) >= least:
+            yield held
+            held = []
+    if held:
+        yield held

@@ -1,0 +1,161 @@
+"""First step of a batch, in tasks: records become changes, sorted into the buckets of their keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.snapshotter.decoding.decoder import ChangeDecoder, Decoded
+from streamfold.snapshotter.pipeline.transactions import CLOSED, SILENT, Tail
+from streamfold.snapshotter.spark.dead_letters import DeadLetters
+from streamfold.snapshotter.spark.tasks.results import REPORT, Batches, Parcel, pack, task
+from streamfold.spark.buckets import bucket_numbers
+
+
+class DecodeReport(msgspec.Struct, frozen=True):
+    """What one task found in a run of records; small, whatever the run.
+
+    A batch of records is one run; or two, if it ends in a transaction that begins in it.
+    """
+
+    first: int
+    last: int
+    records: int
+    changes: int
+    ignored: int
+    dead: int
+    #: Bytes of the changes in memory.
+    size_bytes: int
+    #: The last record that empties the table, -1 for none.
+    truncated_at: int
+    #: Milliseconds of the last record, by its stream.
+    timestamp: int
+    #: The columns as far as these records show them.
+    schema: bytes | None = None
+    #: The transaction that they end in.
+    tail: Tail = SILENT
+
+    def table_schema(self) -> TableSchema | None:
+        return TableSchema.from_json(msgspec.json.decode(self.schema)) if self.schema else None
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeStep:
+    """What every task of the step needs; pickled with it."""
+
+    decoder: ChangeDecoder
+    schema: TableSchema
+    buckets: int
+    #: Records up to here are in the archive already.
+    head: int
+    dead_letters: DeadLetters
+    #: The last record whose letter is written already, if it is one: records may be read twice.
+    lettered: int = -1
+
+
+@task
+def decode(batches: Batches, step: DecodeStep) -> Iterator[Parcel]:
+    """Yield a report for each run of records, and its changes by bucket.
+
+    Parcels bear the first record of their run, so those of an open transaction can be left out.
+    """
+    for batch in batches:
+        fresh = batch.filter(pc.greater(batch.column("seq_num"), step.head))
+        if len(fresh):
+            yield from _decode(fresh, step)
+
+
+def _decode(records: pa.RecordBatch, step: DecodeStep) -> Iterator[Parcel]:
+    decoded = step.decoder.decode(records, step.schema)
+    letters = decoded.dead_letters.filter(
+        pc.greater(decoded.dead_letters["seq_num"], step.lettered)
+    )
+    if len(letters):
+        step.dead_letters.write(letters)
+    for run, found in _runs(records, decoded):
+        changes, truncated_at = _after_truncate(found.changes)
+        report = _report(run, found, changes, truncated_at)
+        yield Parcel(REPORT, report.first, msgspec.json.encode(report))
+        if found.schema is not None:
+            for bucket, part in _by_bucket(changes, found.schema, step.buckets):
+                yield Parcel(bucket, report.first, pack(part))
+
+
+def _runs(records: pa.RecordBatch, decoded: Decoded) -> Iterator[tuple[pa.RecordBatch, Decoded]]:
+    """The records before the transaction that they end in, and those of it."""
+    tail, seq_nums = decoded.tail, records.column("seq_num").to_numpy()
+    edge = int(np.searchsorted(seq_nums, tail.since)) if tail.id is not None else 0
+    if not edge:
+        yield records, decoded
+        return
+    changes, letters = decoded.changes, decoded.dead_letters
+    at = int(np.searchsorted(changes["seq_num"].to_numpy(), tail.since))
+    dead = int(np.searchsorted(letters["seq_num"].to_numpy(), tail.since))
+    telling = len(pc.unique(changes["seq_num"].slice(0, at)))
+    ignored = edge - telling - dead
+    before = SILENT if tail.joins else CLOSED
+    yield (
+        records.slice(0, edge),
+        Decoded(changes.slice(0, at), letters.slice(0, dead), decoded.schema, ignored, before),
+    )
+    yield (
+        records.slice(edge),
+        replace(
+            decoded,
+            changes=changes.slice(at),
+            dead_letters=letters.slice(dead),
+            ignored=decoded.ignored - ignored,
+        ),
+    )
+
+
+def _report(
+    records: pa.RecordBatch, decoded: Decoded, changes: pa.Table, truncated_at: int
+) -> DecodeReport:
+    seq_nums = records.column("seq_num")
+    times = records.column("timestamp")
+    moment = times[len(times) - 1].cast(pa.int64()).as_py()
+    return DecodeReport(
+        first=seq_nums[0].as_py(),
+        last=seq_nums[len(seq_nums) - 1].as_py(),
+        records=len(records),
+        changes=len(decoded.changes),
+        ignored=decoded.ignored,
+        dead=len(decoded.dead_letters),
+        size_bytes=changes.nbytes,
+        truncated_at=truncated_at,
+        timestamp=(moment or 0) // 1000,
+        schema=decoded.schema.canonical_json if decoded.schema else None,
+        tail=decoded.tail,
+    )
+
+
+def _after_truncate(changes: pa.Table) -> tuple[pa.Table, int]:
+    """The changes after the last one that empties the table, and where that one is."""
+    places = np.flatnonzero(pc.equal(changes["op"], "truncate").to_numpy())
+    if not len(places):
+        return changes, -1
+    last = int(places[-1])
+    return changes.slice(last + 1), changes["seq_num"][last].as_py()
+
+
+def _by_bucket(
+    changes: pa.Table, schema: TableSchema, buckets: int
+) -> Iterator[tuple[int, pa.Table]]:
+    """The changes of each bucket that has any, in their order."""
+    if not len(changes):
+        return
+    keys = pa.Table.from_struct_array(changes["key"].combine_chunks())
+    numbers = bucket_numbers([keys[name].combine_chunks() for name in schema.key_fields], buckets)
+    order = np.argsort(numbers, kind="stable")
+    edges = np.searchsorted(numbers[order], np.arange(buckets + 1))
+    ordered = changes.take(pa.array(order)) if buckets > 1 else changes
+    for bucket in np.flatnonzero(np.diff(edges)):
+        start, end = int(edges[bucket]), int(edges[bucket + 1])
+        yield int(bucket), ordered.slice(start, end - start)

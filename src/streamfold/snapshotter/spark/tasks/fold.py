@@ -1,0 +1,107 @@
+"""A new base, in tasks: each folds the files of one bucket and writes its parts; nothing is shuffled.
+
+What a task holds in memory is the keys of its bucket that changed since the last base; rows stream
+by. Where the count of buckets grows, a task writes several parts out of its one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+import pyarrow as pa
+
+from streamfold.archive.manifest.model import Part
+from streamfold.archive.read.part_files import PartFiles
+from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.write.parts import PartPlan, WrittenPart, write_part
+from streamfold.snapshotter.spark.destinations import Place, open_mirrors
+from streamfold.snapshotter.spark.tasks.bucket_rows import BucketRows
+from streamfold.snapshotter.spark.tasks.layers import Stack
+from streamfold.snapshotter.spark.tasks.open_files import OpenedFiles
+from streamfold.snapshotter.spark.tasks.results import Batches, Parcel, task
+from streamfold.spark.buckets import BUCKETING, SPLITMIX64, bucket_numbers
+
+
+@dataclass(frozen=True, slots=True)
+class FoldStep:
+    """What every task of the step needs; pickled with it."""
+
+    stack: Stack
+    plan: PartPlan
+    places: tuple[Place, ...]
+    #: The buckets to fold, of the stack's count; each task gets places in this list.
+    buckets: tuple[int, ...]
+    #: Of the new base: the stack's count or a multiple of it.
+    new_count: int
+
+    def targets(self, bucket: int) -> range:
+        """The new buckets that hold the keys of an old one."""
+        return range(bucket, self.new_count, self.stack.buckets)
+
+
+@task
+def fold(batches: Batches, step: FoldStep) -> Iterator[Parcel]:
+    """Yield a report for every part that was written; `id` of a row is a place in `step.buckets`."""
+    for batch in batches:
+        for place in batch.column("id").to_pylist():
+            yield from asyncio.run(_fold_bucket(step, step.buckets[place]))
+
+
+async def _fold_bucket(step: FoldStep, bucket: int) -> list[Parcel]:
+    mirrors = open_mirrors(step.places)
+    schema, plan = step.plan.schema, own_attempt(step.plan)
+    found = []
+    for target in step.targets(bucket):
+        async with OpenedFiles(PartFiles(mirrors.primary)) as files:
+            rows = BucketRows(step.stack, bucket, schema, files)
+            own = _of_bucket(rows, schema, target, step)
+            written = await write_part(plan, own, mirrors, bucket=target)
+        found.append(part_parcel(target, written))
+    # Tasks of several tables share a worker, so what one of them is done with goes back.
+    pa.default_memory_pool().release_unused()
+    return found
+
+
+def _of_bucket(
+    rows: Iterable[pa.RecordBatch], schema: TableSchema, target: int, step: FoldStep
+) -> Iterable[pa.RecordBatch]:
+    if step.new_count == step.stack.buckets:
+        return rows
+    return (row for batch in rows if len(row := _matching(batch, schema, target, step.new_count)))
+
+
+def _matching(
+    batch: pa.RecordBatch, schema: TableSchema, target: int, count: int
+) -> pa.RecordBatch:
+    numbers = bucket_numbers([batch.column(name) for name in schema.key_fields], count)
+    return batch.filter(pa.array(numbers == target))
+
+
+def own_attempt(plan: PartPlan) -> PartPlan:
+    """The plan with names that no other attempt of the task uses: one may still be running."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    number = context.taskAttemptId() if context else 0
+    return replace(plan, attempt=f"{plan.attempt}t{number}")
+
+
+def part_parcel(bucket: int, written: WrittenPart) -> Parcel:
+    """What a task tells of a part."""
+    rows = next(iter(written.files.values())).rows or 0
+    files = {name: _marked(part) for name, part in written.files.items()}
+    return Parcel(bucket, rows, msgspec.json.encode(replace(written, files=files)))
+
+
+def _marked(part: Part) -> Part:
+    """The part with the word that its keys are in it by our hash: readers may rely on that."""
+    return msgspec.structs.replace(part, extra={**part.extra, BUCKETING: SPLITMIX64})
+
+
+def written_parts(rows: Sequence[Parcel]) -> list[WrittenPart]:
+    """The parts that tasks told of, in the order of their buckets."""
+    ordered = sorted(rows, key=lambda row: row.bucket)
+    return [msgspec.json.decode(row.payload, type=WrittenPart) for row in ordered]

@@ -1,0 +1,117 @@
+"""Second step of a batch, in tasks: the changes of a bucket become one per key, and one part.
+
+Parcels of a bucket come in the order of the stream, so the last change of a key is the one that
+counts. Columns that a source left out because they did not change are filled from the archive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamfold.archive.destinations.mirrors import Mirrors
+from streamfold.archive.read.folding import columns_of, fitted
+from streamfold.archive.read.part_files import PartFiles
+from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.write.parts import PartPlan, WrittenPart, write_part
+from streamfold.blob.local.files import finish
+from streamfold.snapshotter.decoding.decoder import decoded_schema
+from streamfold.snapshotter.pipeline.net_changes import net_changes
+from streamfold.snapshotter.spark.destinations import Place, open_mirrors
+from streamfold.snapshotter.spark.tasks.bucket_rows import BucketRows
+from streamfold.snapshotter.spark.tasks.fold import own_attempt, part_parcel
+from streamfold.snapshotter.spark.tasks.layers import Stack
+from streamfold.snapshotter.spark.tasks.open_files import OpenedFiles
+from streamfold.snapshotter.spark.tasks.results import Batches, Parcel, parcels_of, task, unpack
+from streamfold.snapshotter.spark.tasks.unsent_columns import fill_unsent, has_unsent
+from streamfold.spark.buckets import TRUNCATES
+
+#: Where a TRUNCATE is, of all buckets: readers take the first part first.
+TRUNCATE_BUCKET = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SettleStep:
+    """What every task of the step needs; pickled with it."""
+
+    #: Of a diff, or of a first base: then the rows that the changes leave are written.
+    plan: PartPlan
+    places: tuple[Place, ...]
+    #: The last record that empties the table, -1 for none: what is before it does not matter.
+    truncated_at: int
+    #: The table before these changes, None when there is none.
+    stack: Stack | None
+
+    @property
+    def schema(self) -> TableSchema:
+        return self.plan.schema
+
+
+def empty_parcel(bucket: int) -> Parcel:
+    """A parcel that brings nothing but a part of its bucket into being."""
+    return Parcel(bucket, -1, b"")
+
+
+@task
+def settle(batches: Batches, step: SettleStep) -> Iterator[Parcel]:
+    """Yield a report for the part of each bucket; parcels come sorted by bucket and seq_num."""
+    for bucket, parcels in groupby(parcels_of(batches), key=lambda parcel: parcel.bucket):
+        changes = [unpack(parcel.payload) for parcel in parcels if len(parcel.payload)]
+        yield part_parcel(bucket, asyncio.run(_settle_bucket(step, bucket, changes)))
+
+
+async def _settle_bucket(step: SettleStep, bucket: int, runs: list[pa.Table]) -> WrittenPart:
+    mirrors = open_mirrors(step.places)
+    net = _net(step, bucket, runs)
+    if step.stack is not None and has_unsent(net):
+        net = await _fill(step, bucket, net, mirrors)
+    plan = own_attempt(step.plan)
+    batches = _rows(net, step.schema) if plan.is_base else _changes(net, step.schema)
+    written = await write_part(plan, list(batches), mirrors, bucket=bucket)
+    return written if plan.is_base or step.truncated_at < 0 else _marked(written)
+
+
+def _net(step: SettleStep, bucket: int, runs: list[pa.Table]) -> pa.Table:
+    if step.truncated_at < 0:
+        return net_changes(runs, step.schema)
+    kept = [run.filter(pc.greater(run["seq_num"], step.truncated_at)) for run in runs]
+    net = net_changes([_truncate(step), *kept], step.schema)
+    return net if bucket == TRUNCATE_BUCKET else net.slice(1)
+
+
+def _truncate(step: SettleStep) -> pa.Table:
+    row = {"seq_num": step.truncated_at, "op": "truncate", "unchanged": []}
+    return pa.Table.from_pylist([row], schema=decoded_schema(step.schema))
+
+
+async def _fill(step: SettleStep, bucket: int, net: pa.Table, mirrors: Mirrors) -> pa.Table:
+    stack = step.stack
+    if stack is None or step.truncated_at >= 0:
+        return net
+    async with OpenedFiles(PartFiles(mirrors.primary)) as files:
+        rows = BucketRows(stack, bucket, step.schema, files)
+        return await finish(asyncio.to_thread(fill_unsent, net, rows, step.schema))
+
+
+def _changes(net: pa.Table, schema: TableSchema) -> Iterable[pa.RecordBatch]:
+    for batch in net.drop_columns("unchanged").to_batches():
+        yield fitted(batch, schema.changes)
+
+
+def _rows(net: pa.Table, schema: TableSchema) -> Iterable[pa.RecordBatch]:
+    """What is there after the changes, when there was nothing before them."""
+    alive = net.filter(pc.is_in(net["action"], value_set=pa.array(["INSERT", "UPDATE"])))
+    for batch in alive.to_batches():
+        yield columns_of(batch["after"], schema.arrow)
+
+
+def _marked(written: WrittenPart) -> WrittenPart:
+    extra = {TRUNCATES: True}
+    files = {n: msgspec.structs.replace(part, extra=extra) for n, part in written.files.items()}
+    return replace(written, files=files)

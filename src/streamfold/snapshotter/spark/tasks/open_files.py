@@ -1,0 +1,45 @@
+"""Files of an archive, opened for a thread that reads beside an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import BinaryIO
+
+from streamfold.archive.concurrency import finish_all
+from streamfold.archive.manifest.model import Part
+from streamfold.archive.read.part_files import PartFiles
+
+
+class OpenedFiles:
+    """Some files at a time, whole and unchanged; entered on the loop, used in a thread of it.
+
+    What is open at the end is closed by the loop, however the thread ended.
+    """
+
+    def __init__(self, files: PartFiles) -> None:
+        self._files = files
+        self._held = AsyncExitStack()
+
+    async def __aenter__(self) -> OpenedFiles:
+        self._loop = asyncio.get_running_loop()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._held.aclose()
+
+    def open(self, parts: Sequence[Part]) -> list[BinaryIO]:
+        """Open these, all at once, and close those of the last call; never called on the loop."""
+        return asyncio.run_coroutine_threadsafe(self._open(parts), self._loop).result()
+
+    async def _open(self, parts: Sequence[Part]) -> list[BinaryIO]:
+        await self._held.aclose()
+        self._held = held = AsyncExitStack()
+        return await finish_all(held.enter_async_context(self._files.open(part)) for part in parts)

@@ -1,0 +1,23 @@
+"""The HTTP side of a snapshot writer."""
+
+from streamfold.snapshotter.status.http_server import StatusServer
+from streamfold.snapshotter.status.metrics import render_metrics
+from streamfold.snapshotter.status.table_status import (
+    ArtifactStatus,
+    Counts,
+    Failure,
+    State,
+    TableStatus,
+    Writers,
+)
+
+__all__ = [
+    "StatusServer",
+    "render_metrics",
+    "Writers",
+    "TableStatus",
+    "ArtifactStatus",
+    "Counts",
+    "Failure",
+    "State",
+]

@@ -1,0 +1,150 @@
+"""HTTP for operators: health, status, metrics, and the wish for a base now.
+
+| request | answer |
+|---|---|
+| `GET /health/live` | 200 while the process answers |
+| `GET /health/ready` | 200 when every table has a durable base and is caught up, else 503 |
+| `GET /status` | every table: positions, lag, last artifacts, last error |
+| `POST /snapshot` | 202 when bases will be written, 404 unknown table, 409 there will be none and why |
+| `GET /metrics` | Prometheus |
+
+`POST /snapshot` is about all tables, or with `?table=…` about one. With `?wait=30s` the answer comes
+when the bases are committed, with status 200, or when the time is over, with 504.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Final
+from urllib.parse import SplitResult, urlsplit
+
+import msgspec
+
+from streamfold.errors import (
+    ConflictError,
+    InvalidError,
+    NotFoundError,
+    RetryLaterError,
+    StreamfoldError,
+)
+from streamfold.snapshotter.errors import AddressUnavailableError
+from streamfold.snapshotter.status.metrics import render_metrics
+from streamfold.snapshotter.status.snapshot_request import WAITS_MAX, SnapshotRequest
+from streamfold.snapshotter.status.table_status import Writers
+
+logger = logging.getLogger(__name__)
+
+#: Seconds for a client to send its request: a silent one must not keep a thread for ever.
+REQUEST_TIMEOUT: Final = 10
+_JSON, _PROMETHEUS = "application/json", "text/plain; version=0.0.4; charset=utf-8"
+_STATUS_OF: Final = {
+    NotFoundError: HTTPStatus.NOT_FOUND,
+    ConflictError: HTTPStatus.CONFLICT,
+    InvalidError: HTTPStatus.BAD_REQUEST,
+    RetryLaterError: HTTPStatus.SERVICE_UNAVAILABLE,
+}
+
+
+class StatusServer:
+    """Answers at `port` until it is closed; 0 takes a free one.
+
+    AddressUnavailableError when something else listens there, or the address is none of this machine.
+    """
+
+    def __init__(self, writers: Writers, host: str, port: int) -> None:
+        try:
+            self._http = _Server((host, port), writers)
+        except OSError as error:
+            raise AddressUnavailableError(host, port, error.strerror or str(error)) from None
+        self._thread = threading.Thread(
+            target=self._http.serve_forever, name="snapshotter-http", daemon=True
+        )
+
+    def __enter__(self) -> StatusServer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.shutdown()
+        self._thread.join()
+        self._http.server_close()
+
+    @property
+    def port(self) -> int:
+        return int(self._http.server_address[1])
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], writers: Writers) -> None:
+        super().__init__(address, _Handler)
+        self.writers = writers
+        #: One for each request that waits for a base: it holds a thread.
+        self.waits = threading.BoundedSemaphore(WAITS_MAX)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server_version = "streamfold-snapshotter"
+    timeout = REQUEST_TIMEOUT
+    server: _Server
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        if url.path == "/health/live":
+            self._answer(HTTPStatus.OK, {"live": True})
+        elif url.path == "/health/ready":
+            self._ready()
+        elif url.path == "/status":
+            self._answer(HTTPStatus.OK, {"tables": self.server.writers.statuses()})
+        elif url.path == "/metrics":
+            self._send(HTTPStatus.OK, render_metrics(self.server.writers), _PROMETHEUS)
+        else:
+            self._refuse_path(url, "GET")
+
+    def do_POST(self) -> None:
+        url = urlsplit(self.path)
+        self.close_connection = True  # a body, which nobody needs, is not read
+        if url.path != "/snapshot":
+            self._refuse_path(url, "POST")
+            return
+        try:
+            asked = SnapshotRequest.of(url.query)
+            status, answer = asked.serve(self.server.writers, self.server.waits)
+        except StreamfoldError as error:
+            self._refuse(error)
+        else:
+            self._answer(status, answer)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
+        logger.debug(format, *args)
+
+    def _ready(self) -> None:
+        ready = {name: s.ready for name, s in self.server.writers.statuses().items()}
+        status = HTTPStatus.OK if all(ready.values()) else HTTPStatus.SERVICE_UNAVAILABLE
+        self._answer(status, {"ready": all(ready.values()), "tables": ready})
+
+    def _refuse(self, error: StreamfoldError) -> None:
+        found = (status for kind, status in _STATUS_OF.items() if isinstance(error, kind))
+        status = next(found, HTTPStatus.INTERNAL_SERVER_ERROR)
+        self._answer(status, {"code": error.code, "message": error.message})
+
+    def _refuse_path(self, url: SplitResult, method: str) -> None:
+        message = f"there is no {method} {url.path}: see /status, /metrics, /health, /snapshot"
+        self._answer(HTTPStatus.NOT_FOUND, {"code": "not_found", "message": message})
+
+    def _answer(self, status: HTTPStatus, value: object) -> None:
+        self._send(status, msgspec.json.encode(value), _JSON)
+
+    def _send(self, status: HTTPStatus, content: bytes, kind: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(content)

@@ -1,0 +1,163 @@
+"""The option `filters`: conditions on columns, evaluated exactly, and told to whoever can skip files.
+
+They come by option and not from Spark's own filters: Spark 4.3 keeps what it handed to a Python source
+with the DataFrame, and reads every later query of it with the filters of an earlier one.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
+from functools import reduce
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamfold.spark.errors import OptionError
+
+_MASKS: dict[str, Callable[[Any, Any], Any]] = {
+    "=": pc.equal,
+    "!=": pc.not_equal,
+    "<": pc.less,
+    "<=": pc.less_equal,
+    ">": pc.greater,
+    ">=": pc.greater_equal,
+    "in": lambda column, values: pc.is_in(column, value_set=values),
+    "not in": lambda column, values: pc.and_(
+        column.is_valid(), pc.invert(pc.is_in(column, value_set=values))
+    ),
+    "is null": lambda column, _: column.is_null(),
+    "is not null": lambda column, _: column.is_valid(),
+    "starts with": lambda column, value: pc.starts_with(column, value.as_py()),
+}
+_NULLS = ("is null", "is not null")
+_LISTS = ("in", "not in")
+_RULE = (
+    'must be JSON such as [["id", "in", [5, 7]], ["name", "is not null"]], of which all have to hold; '
+    f"there are {', '.join(_MASKS)}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One test of one column, as Spark has it; `value` is a Python value, or a tuple of them."""
+
+    column: str
+    test: str
+    value: Any = None
+
+    def mask(self, batch: pa.RecordBatch) -> Any:
+        """True for the rows that pass: a null passes `is null` alone."""
+        column = batch.column(self.column)
+        return pc.fill_null(_MASKS[self.test](column, self._operand(column.type)), False)
+
+    @property
+    def values(self) -> tuple[Any, ...] | None:
+        """The only values that the column may have, None if that is not told."""
+        if self.test == "in":
+            return tuple(self.value)
+        return (self.value,) if self.test == "=" else None
+
+    def may_hold(self, least: Any, most: Any) -> bool:
+        """Whether any value between the two, which are there, may pass."""
+        if (values := self.values) is not None:
+            return any(least <= value <= most for value in values)
+        match self.test:
+            case "<":
+                return bool(least < self.value)
+            case "<=":
+                return bool(least <= self.value)
+            case ">":
+                return bool(most > self.value)
+            case ">=":
+                return bool(most >= self.value)
+            case "starts with":
+                return bool(most >= self.value and least[: len(self.value)] <= self.value)
+        return True
+
+    def check(self, kind: pa.DataType) -> None:
+        """Refuse a test that cannot be made as Spark makes it."""
+        types = pa.types
+        if self.test in _NULLS:
+            return
+        if types.is_nested(kind) or types.is_floating(kind):
+            raise ValueError(f"{kind} cannot be compared here: leave it to where(...)")
+        if self.test == "starts with" and not types.is_string(kind):
+            raise ValueError(f"{kind} is no text")
+        if types.is_boolean(kind) and self.test not in ("=", "!=", *_LISTS):
+            raise ValueError(f"{kind} has no order")
+        self._operand(kind)
+
+    def _operand(self, kind: pa.DataType) -> Any:
+        if self.test in _NULLS:
+            return None
+        return pa.array(self.value, kind) if self.test in _LISTS else pa.scalar(self.value, kind)
+
+
+def parse_conditions(text: str, columns: pa.Schema) -> tuple[Condition, ...]:
+    """The conditions on these columns; OptionError tells what is wrong."""
+    try:
+        found = json.loads(text, parse_float=Decimal)
+    except ValueError:
+        found = None
+    if not isinstance(found, list):
+        raise OptionError("filters", f"is {text[:80]!r}, it {_RULE}")
+    return tuple(_parsed(entry, columns) for entry in found)
+
+
+def matching(batch: pa.RecordBatch, conditions: Sequence[Condition]) -> pa.RecordBatch:
+    """The rows that pass all conditions."""
+    if not conditions:
+        return batch
+    return batch.filter(reduce(pc.and_, [condition.mask(batch) for condition in conditions]))
+
+
+def _parsed(entry: object, columns: pa.Schema) -> Condition:
+    match entry:
+        case [str(name), "is null" | "is not null" as test]:
+            value: Any = None
+        case [str(name), "in" | "not in" as test, list(value)]:
+            pass
+        case [str(name), str(test), str() | int() | Decimal() as value] if (
+            test in _MASKS and test not in (*_LISTS, *_NULLS)
+        ):
+            pass
+        case _:
+            raise OptionError("filters", f"has {entry!r}, it {_RULE}")
+    if columns.names.count(name) != 1:
+        raise OptionError("filters", f"names {name!r}, which is none of {columns.names}")
+    kind = columns.field(name).type
+    try:
+        condition = Condition(name, test, _typed(value, kind))
+        condition.check(kind)
+    except (pa.ArrowException, TypeError, ValueError, ArithmeticError) as error:
+        raise OptionError("filters", f"has {entry!r}, and the column is {kind}: {error}") from None
+    return condition
+
+
+def _typed(value: Any, kind: pa.DataType) -> Any:
+    """A value of JSON as Python has it: times are ISO text, decimals text or numbers, bytes base64."""
+    types = pa.types
+    if isinstance(value, list):
+        if None in value:
+            raise ValueError("null is no value to look for: use is null")
+        return tuple(_typed(item, kind) for item in value)
+    if value is None:
+        return None
+    if isinstance(value, bool) != types.is_boolean(kind):
+        raise ValueError(f"{value!r} is of another kind")
+    if types.is_date(kind):
+        return date.fromisoformat(value)
+    if types.is_timestamp(kind):
+        moment = datetime.fromisoformat(value)
+        if (moment.tzinfo is None) != (kind.tz is None):
+            raise ValueError(f"{value!r} must be {'with' if kind.tz else 'without'} a zone")
+        return moment
+    if types.is_decimal(kind):
+        return Decimal(value)
+    return base64.b64decode(value, validate=True) if types.is_binary(kind) else value

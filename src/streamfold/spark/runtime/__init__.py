@@ -1,0 +1,1 @@
+"""Java, sessions, and the package that executors import."""

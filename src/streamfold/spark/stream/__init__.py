@@ -1,0 +1,1 @@
+"""`format("streamfold")`: streams as Spark tables, and the client that they use."""

@@ -1,0 +1,192 @@
+"""One kept-alive HTTP/1.1 connection to an S2 endpoint, which repeats what failed in passing.
+
+HTTP/1.1 because every S2 endpoint speaks it and the standard library does: executors need nothing
+installed for it.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import ssl
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from streamfold import errors
+from streamfold.errors import RetryLaterError, StreamfoldError
+from streamfold.spark.errors import EndpointUnavailableError, OptionError
+from streamfold.spark.stream.endpoint import Endpoint
+
+#: Seconds to connect and to wait for the next bytes: above the 15 between two heartbeats.
+_IO_TIMEOUT = 20.0
+#: Seconds to wait for the answer to a short question at least: servers pause for less.
+_ANSWER_TIMEOUT_MIN = 3.0
+#: Seconds before the second attempt, and between later ones at most.
+_WAIT_MIN, _WAIT_MAX = 0.05, 2.0
+#: Statuses of failures that pass; 409 is one of them with this code only.
+_PASSING, _PASSING_CONFLICT = frozenset({408, 429, 500, 502, 503, 504}), "transaction_conflict"
+_BY_STATUS: dict[int, type[StreamfoldError]] = {
+    401: errors.UnauthenticatedError,
+    403: errors.PermissionDeniedError,
+    404: errors.NotFoundError,
+    409: errors.ConflictError,
+}
+
+
+class Answer(NamedTuple):
+    """A response that was read whole."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class PassingError(RetryLaterError):
+    """Worth another attempt."""
+
+
+@dataclass(slots=True)
+class Patience:
+    """How long failures are put up with: so many seconds without any progress."""
+
+    seconds: float
+    _since: float | None = None
+    _wait: float = _WAIT_MIN
+
+    @classmethod
+    def from_now(cls, seconds: float) -> Patience:
+        """Count the time of the first attempt, too: it may be spent waiting for a silent server."""
+        return cls(seconds, time.monotonic())
+
+    def progress(self) -> None:
+        self._since, self._wait = None, _WAIT_MIN
+
+    def wait(self, endpoint: Endpoint, error: StreamfoldError) -> None:
+        """Wait before the next attempt, or raise when there have been enough."""
+        now = time.monotonic()
+        self._since = self._since if self._since is not None else now
+        if now - self._since >= self.seconds:
+            raise EndpointUnavailableError(endpoint.origin, self.seconds, error.message) from error
+        # Spread, so that tasks that failed together do not come back together.
+        time.sleep(self._wait * random.uniform(0.5, 1.0))  # noqa: S311
+        self._wait = min(self._wait * 2, _WAIT_MAX)
+
+
+class Connection:
+    """Requests to one endpoint, one after the other. Close it, or use it as a context manager."""
+
+    def __init__(self, endpoint: Endpoint, io_timeout: float = _IO_TIMEOUT) -> None:
+        """`io_timeout`: seconds to connect and to wait for the next bytes."""
+        self.endpoint = endpoint
+        self._http = _http(endpoint, io_timeout)
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    def get(self, path: str, headers: Mapping[str, str] | None = None) -> Answer:
+        """Ask until there is an answer that is not a passing failure."""
+        patience = Patience.from_now(self.endpoint.retry_timeout)
+        while True:
+            try:
+                return self.attempt("GET", path, headers)
+            except PassingError as error:
+                patience.wait(self.endpoint, error)
+
+    def attempt(
+        self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b""
+    ) -> Answer:
+        """Ask once. A `PassingError` leaves open whether the request had its effect."""
+        response = self.open(method, path, headers, body)
+        try:
+            content = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise PassingError(_words(error)) from error
+        answer = Answer(response.status, dict(response.headers.items()), content)
+        if is_passing(answer.status, answer.body):
+            raise PassingError(f"status {answer.status}: {message_of(answer.body)}")
+        return answer
+
+    def open(
+        self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b""
+    ) -> http.client.HTTPResponse:
+        """Ask once, and give the response while it still comes in."""
+        sent = {**self.endpoint.headers(), **(headers or {})}
+        try:
+            self._http.request(method, path, body or None, sent)
+            return self._http.getresponse()
+        except ssl.SSLCertVerificationError as error:
+            self.close()
+            raise OptionError(
+                "endpoint",
+                f"is {self.endpoint.origin}, whose certificate is not trusted ({error.verify_message}):"
+                " name its authority by the option caFile, or by the variable SSL_CERT_FILE",
+            ) from error
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise PassingError(_words(error)) from error
+
+
+def answer_timeout(endpoint: Endpoint) -> float:
+    """Return the seconds to wait for the answer to a short question.
+
+    They are no more than failures are retried for, so that a server that drops packets is reported
+    as soon as one that refuses connections.
+    """
+    return min(_IO_TIMEOUT, max(_ANSWER_TIMEOUT_MIN, endpoint.retry_timeout))
+
+
+def _http(endpoint: Endpoint, io_timeout: float) -> http.client.HTTPConnection:
+    if not endpoint.secure:
+        return http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=io_timeout)
+    context = ssl.create_default_context(cadata=endpoint.trusted or None)
+    context.set_alpn_protocols(["http/1.1"])
+    return http.client.HTTPSConnection(
+        endpoint.host, endpoint.port, timeout=io_timeout, context=context
+    )
+
+
+def is_passing(status: int, body: bytes) -> bool:
+    return status in _PASSING or (status == 409 and code_of(body) == _PASSING_CONFLICT)
+
+
+def refusal(what: str, status: int, body: bytes) -> StreamfoldError:
+    """The error for an answer that will not change by asking again."""
+    kind = _BY_STATUS.get(status, errors.InvalidError)
+    return kind(f"{what} was refused with status {status}: {message_of(body)}")
+
+
+def code_of(body: bytes) -> str:
+    return str(_members(body).get("code", ""))
+
+
+def message_of(body: bytes) -> str:
+    """What an error's body says, cut to what a log line bears."""
+    members = _members(body)
+    if "message" in members:
+        return f"{members.get('code', '')}: {members['message']}"[:500]
+    return body[:200].decode(errors="replace")
+
+
+def _members(body: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(body)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,261 @@
+"""The options of `format("streamfold")`: one place that reads, checks and names them.
+
+Names follow Spark's Kafka source where it has the same thing. An unknown name is refused, since a
+misspelt one would silently do nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from streamfold.spark.errors import OptionError
+from streamfold.spark.stream.endpoint import Endpoint
+
+#: Where a query starts or ends in each stream: a word for all, or a number for each.
+Positions: TypeAlias = str | Mapping[str, int]
+
+EARLIEST, LATEST = "earliest", "latest"
+#: What JSON says for these words, as with Kafka.
+EARLIEST_NUMBER, LATEST_NUMBER = -2, -1
+
+#: Records that one task reads at most, if nothing is said: seconds of work, repeated if it fails.
+PARTITION_RECORDS: Final = 1_000_000
+#: Records that are worth a task of their own, which costs about as much as reading 100,000, and how
+#: many such tasks there are, if nothing is said: enough for a machine, few for what they cost.
+TASK_RECORDS: Final = 250_000
+TASKS: Final = 8
+#: Seconds for which a request that fails is repeated.
+RETRY_TIMEOUT: Final = 60.0
+#: Bytes of rows that one exactly-once batch may have: they pass through the driver.
+SINK_BYTES: Final = 256 << 20
+
+COLUMNS: Final = ("stream", "seq_num", "timestamp", "headers", "body")
+
+_SHARED = (
+    "endpoint", "basin", "caFile", "accessToken", "encryptionKey", "retryTimeout", "stream",
+)  # fmt: skip
+_SOURCE = (
+    "streams", "streamsPattern", "startingOffsets", "startingTimestamp", "endingOffsets",
+    "failOnDataLoss", "maxRecordsPerTrigger", "maxBytesPerTrigger", "minPartitions",
+    "maxRecordsPerPartition", "includeHeaders", "columns", "bootstrap",
+)  # fmt: skip
+_SINK = ("orderBy", "txnId", "txnVersion", "maxBatchBytes")
+#: What Spark itself puts among the options.
+_OF_SPARK = ("path", "checkpointLocation", "queryName")
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which streams: these, or all whose whole name matches."""
+
+    streams: tuple[str, ...] = ()
+    pattern: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    endpoint: Endpoint
+    selection: Selection
+    starting: Positions | None
+    #: Milliseconds since the Unix epoch; instead of `starting`.
+    starting_timestamp: int | None
+    ending: Positions
+    fail_on_data_loss: bool
+    max_records_per_trigger: int | None
+    max_bytes_per_trigger: int | None
+    #: None: as many as the records are worth.
+    min_partitions: int | None
+    max_records_per_partition: int
+    columns: tuple[str, ...]
+    bootstrap: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    endpoint: Endpoint
+    #: None: rows name theirs in the column `stream`.
+    stream: str | None
+    order_by: str | None
+    #: What a batch write is known by, so that it happens once; a streaming query has an id of its own.
+    txn_id: str | None
+    txn_version: int
+    max_batch_bytes: int
+
+
+class _Options:
+    """Options by name, whatever their case, with the rules that they must keep."""
+
+    def __init__(self, given: Mapping[str, str], known: tuple[str, ...]) -> None:
+        self._given = {name.lower(): value for name, value in given.items()}
+        names = {name.lower() for name in (*known, *_OF_SPARK)}
+        for name in self._given:
+            if name not in names:
+                raise OptionError(name, f"is not known; there are {', '.join(sorted(known))}")
+
+    def text(self, name: str, *variables: str) -> str | None:
+        found = self._given.get(name.lower()) or next(
+            (os.environ[variable] for variable in variables if os.environ.get(variable)), None
+        )
+        return found or None
+
+    def required(self, name: str, *variables: str) -> str:
+        found = self.text(name, *variables)
+        if found is None:
+            others = "".join(f", or set the variable {variable}" for variable in variables)
+            raise OptionError(name, f"is missing: give it{others}")
+        return found
+
+    def flag(self, name: str, default: bool) -> bool:
+        found = (self.text(name) or str(default)).lower()
+        if found not in ("true", "false"):
+            raise OptionError(name, f"is {found!r}, it must be true or false")
+        return found == "true"
+
+    def number(self, name: str, least: int = 1) -> int | None:
+        found = self.text(name)
+        if found is None:
+            return None
+        if not re.fullmatch(r"\d{1,18}", found) or int(found) < least:
+            raise OptionError(name, f"is {found!r}, it must be a whole number of at least {least}")
+        return int(found)
+
+    def seconds(self, name: str, default: float) -> float:
+        found = self.text(name)
+        if found is not None and not re.fullmatch(r"\d{1,6}(\.\d{1,3})?", found):
+            raise OptionError(name, f"is {found!r}, it must be a number of seconds")
+        return default if found is None else float(found)
+
+    def endpoint(self) -> Endpoint:
+        return Endpoint(
+            self.required("endpoint", "S2_BASIN_ENDPOINT"),
+            self.required("basin"),
+            self.text("accessToken", "S2_ACCESS_TOKEN") or "",
+            self.text("encryptionKey", "S2_ENCRYPTION_KEY") or "",
+            self.seconds("retryTimeout", RETRY_TIMEOUT),
+            self.certificates("caFile"),
+        )
+
+    def certificates(self, name: str) -> str:
+        """What the file says that the option names: tasks may run where the file is not."""
+        path = self.text(name)
+        if path is None:
+            return ""
+        try:
+            found = Path(path).read_text("ascii")
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=found)
+        except (OSError, ValueError) as error:
+            rule = "must be a file of certificates (PEM) that the driver can read"
+            raise OptionError(name, f"is {path!r}, it {rule}: {error}") from None
+        return found
+
+
+def parse_source(given: Mapping[str, str]) -> SourceOptions:
+    """The options of a read; resolved on the driver, environment included, for all tasks."""
+    options = _Options(given, _SHARED + _SOURCE)
+    starting, since = options.text("startingOffsets"), options.text("startingTimestamp")
+    if starting is not None and since is not None:
+        raise OptionError("startingTimestamp", "cannot go with startingOffsets: give one of them")
+    return SourceOptions(
+        endpoint=options.endpoint(),
+        selection=_selection(options),
+        starting=None if starting is None else _positions("startingOffsets", starting),
+        starting_timestamp=None if since is None else _milliseconds(since),
+        ending=_ending(options),
+        fail_on_data_loss=options.flag("failOnDataLoss", True),
+        max_records_per_trigger=options.number("maxRecordsPerTrigger"),
+        max_bytes_per_trigger=options.number("maxBytesPerTrigger"),
+        min_partitions=options.number("minPartitions"),
+        max_records_per_partition=options.number("maxRecordsPerPartition") or PARTITION_RECORDS,
+        columns=_columns(options),
+        bootstrap=options.flag("bootstrap", False),
+    )
+
+
+def parse_sink(given: Mapping[str, str]) -> SinkOptions:
+    options = _Options(given, _SHARED + _SINK)
+    return SinkOptions(
+        endpoint=options.endpoint(),
+        stream=options.text("stream"),
+        order_by=options.text("orderBy"),
+        txn_id=options.text("txnId"),
+        txn_version=options.number("txnVersion", 0) or 0,
+        max_batch_bytes=options.number("maxBatchBytes") or SINK_BYTES,
+    )
+
+
+def _selection(options: _Options) -> Selection:
+    names = ("stream", "streams", "streamsPattern")
+    given = [name for name in names if options.text(name) is not None]
+    if len(given) != 1:
+        raise OptionError(
+            "stream", f"or streams or streamsPattern: give one, not {given or 'none'}"
+        )
+    value = options.required(given[0])
+    if given[0] == "streamsPattern":
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise OptionError("streamsPattern", f"is not a regular expression: {error}") from None
+        return Selection(pattern=value)
+    if given[0] == "stream":
+        return Selection((value,))
+    streams = tuple(dict.fromkeys(name.strip() for name in value.split(",") if name.strip()))
+    if not streams:
+        raise OptionError("streams", "names none: separate names by commas")
+    return Selection(streams)
+
+
+def _ending(options: _Options) -> Positions:
+    found = _positions("endingOffsets", options.text("endingOffsets") or LATEST)
+    if found == EARLIEST or (not isinstance(found, str) and EARLIEST_NUMBER in found.values()):
+        raise OptionError("endingOffsets", "cannot be the earliest: nothing would be read")
+    return found
+
+
+def _positions(name: str, text: str) -> Positions:
+    if text in (EARLIEST, LATEST):
+        return text
+    rule = f'must be {EARLIEST}, {LATEST} or JSON such as {{"stream": 42}}'
+    try:
+        found = json.loads(text)
+    except ValueError:
+        raise OptionError(name, f"is {text[:80]!r}, it {rule}") from None
+    if not isinstance(found, dict) or not all(
+        type(number) is int and number >= EARLIEST_NUMBER for number in found.values()
+    ):
+        raise OptionError(name, f"is {text[:80]!r}, it {rule}")
+    return found
+
+
+def _milliseconds(text: str) -> int:
+    if text.isascii() and text.isdigit() and len(text) <= 18:
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise OptionError(
+            "startingTimestamp",
+            f"is {text[:40]!r}, it must be milliseconds since 1970 or a time with a zone such as "
+            "2026-01-31T12:00:00Z",
+        )
+    return max(0, int(moment.timestamp() * 1000))
+
+
+def _columns(options: _Options) -> tuple[str, ...]:
+    text = options.text("columns")
+    chosen = COLUMNS if text is None else tuple(name.strip() for name in text.split(","))
+    if not set(chosen) <= set(COLUMNS) or len(set(chosen)) != len(chosen):
+        raise OptionError("columns", f"is {text!r}, it must name some of {', '.join(COLUMNS)}")
+    if options.flag("includeHeaders", True):
+        return chosen
+    return tuple(name for name in chosen if name != "headers")

@@ -1,0 +1,134 @@
+"""Where a query starts and ends in each stream, as its options say it: asks the server."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+
+from streamfold.errors import NotFoundError
+from streamfold.records.columns import read_columns
+from streamfold.spark.errors import DataLossError, OptionError, StreamGoneError
+from streamfold.spark.stream.client import Streams
+from streamfold.spark.stream.connection import Connection
+from streamfold.spark.stream.offsets import Offset
+from streamfold.spark.stream.options import (
+    EARLIEST,
+    EARLIEST_NUMBER,
+    LATEST_NUMBER,
+    Positions,
+    SourceOptions,
+)
+
+#: Characters that mean something in a regular expression: what stands before them is a prefix.
+_SPECIAL = re.compile(r"[\\^$.|?*+()\[\]{}]")
+
+
+class StreamPositions:
+    """The streams that options choose, and positions in them. On the driver only."""
+
+    def __init__(self, options: SourceOptions, connection: Connection) -> None:
+        self._options = options
+        self._streams = Streams(connection)
+
+    def chosen(self) -> list[str]:
+        """The streams to read, in order; with a pattern, those that match it now."""
+        selection = self._options.selection
+        if selection.pattern is None:
+            return list(selection.streams)
+        matches = re.compile(selection.pattern).fullmatch
+        return [name for name in self._streams.names(_prefix(selection.pattern)) if matches(name)]
+
+    def starts(self, default: str) -> Offset:
+        """Where a new query starts."""
+        options, streams = self._options, self.chosen()
+        since = options.starting_timestamp
+        if since is not None:
+            return {stream: self._streams.first_since(stream, since) for stream in streams}
+        return self._resolve("startingOffsets", options.starting or default, streams, self._start)
+
+    def ends(self, streams: Iterable[str]) -> Offset:
+        """Where a batch read ends."""
+        return self._resolve("endingOffsets", self._options.ending, streams, self._end)
+
+    def tails(self, start: Offset) -> Offset:
+        """The tail of every stream of the query: of those in `start`, and of those that match now."""
+        found = dict.fromkeys((*start, *self.chosen()))
+        tails = {stream: self._tail(stream, start.get(stream)) for stream in sorted(found)}
+        return {stream: tail for stream, tail in tails.items() if tail is not None}
+
+    def with_new(self, start: Offset, end: Offset) -> Offset:
+        """`start` with the streams that only `end` has: they are read from their first record on."""
+        return start | {
+            stream: self._streams.first(stream) for stream in end if stream not in start
+        }
+
+    def mean_size(self, stream: str, at: int) -> float:
+        """Bytes of a record on average, by those that come next."""
+        page = self._streams.page_bytes(stream, at) or b""
+        count = len(read_columns(page, headers=False, bodies=False).seq_nums)
+        return len(page) / max(1, count)
+
+    def _tail(self, stream: str, position: int | None) -> int | None:
+        try:
+            tail = int(self._streams.tail(stream).seq_num)
+        except NotFoundError:
+            return self._gone(stream, position)
+        if position is not None and tail < position:
+            if self._options.fail_on_data_loss:
+                raise DataLossError(stream, tail, position, 0)
+            return position
+        return tail
+
+    def _gone(self, stream: str, position: int | None) -> int | None:
+        if position is not None and self._options.fail_on_data_loss:
+            raise StreamGoneError(stream, position)
+        return position
+
+    def _resolve(
+        self,
+        name: str,
+        wanted: Positions,
+        streams: Iterable[str],
+        resolve: Callable[[str, int], int],
+    ) -> Offset:
+        if wanted == EARLIEST:
+            return {stream: resolve(stream, EARLIEST_NUMBER) for stream in streams}
+        if isinstance(wanted, str):
+            return {stream: resolve(stream, LATEST_NUMBER) for stream in streams}
+        found = {}
+        for stream in streams:
+            if stream not in wanted:
+                raise OptionError(name, f"says nothing of stream {stream!r}: name all streams")
+            found[stream] = resolve(stream, wanted[stream])
+        return found
+
+    def _start(self, stream: str, wanted: int) -> int:
+        if wanted == LATEST_NUMBER:
+            return int(self._streams.tail(stream).seq_num)
+        if wanted != EARLIEST_NUMBER and not self._options.bootstrap:
+            return wanted
+        asked = max(wanted, 0)
+        first = self._streams.first(stream, asked)
+        if first > asked and self._options.bootstrap:
+            cursor = self._streams.snapshot_cursor(stream)
+            if cursor is not None and cursor > asked:
+                return cursor
+        return first if wanted == EARLIEST_NUMBER else asked
+
+    def _end(self, stream: str, wanted: int) -> int:
+        tail = int(self._streams.tail(stream).seq_num)
+        if wanted > tail:
+            raise OptionError(
+                "endingOffsets", f"is {wanted} for stream {stream!r}, whose tail is {tail}: wait"
+            )
+        return tail if wanted == LATEST_NUMBER else wanted
+
+
+def _prefix(pattern: str) -> str:
+    """What every match of the pattern begins with, as far as it is plain to see."""
+    special = _SPECIAL.search(pattern)
+    if special is None:
+        return pattern
+    # A quantifier after a character makes even that character optional; "|" makes all of it so.
+    plain = pattern[: special.start()]
+    return "" if "|" in pattern else plain[:-1] if special.group() in "?*{" else plain

@@ -1,0 +1,106 @@
+"""Reading a range of a stream in a task: complete, once and in order, or an error that says why."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from streamfold.records.columns import BytesColumn, Columns, HeaderColumn, read_columns
+from streamfold.spark.errors import DataLossError
+from streamfold.spark.stream.client import Streams
+from streamfold.spark.stream.connection import Connection, PassingError, Patience
+from streamfold.spark.stream.endpoint import Endpoint
+from streamfold.spark.stream.transfer import SessionRefusedError, transfer
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Records `start` to `end` of a stream, half-open."""
+
+    stream: str
+    start: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which columns to read, and whether a hole in the range is an error."""
+
+    headers: bool = True
+    bodies: bool = True
+    fail_on_data_loss: bool = True
+    sessions: bool = True
+
+
+def read_range(endpoint: Endpoint, wanted_range: Range, wanted: Wanted) -> Iterator[Columns]:
+    """Every record of the range, once and in order, whatever connections break on the way."""
+    stream, at, end = wanted_range.stream, wanted_range.start, wanted_range.end
+    patience, sessions = Patience(endpoint.retry_timeout), wanted.sessions
+    while at < end:
+        began = at
+        try:
+            with Connection(endpoint) as connection:
+                for payload in transfer(connection, stream, at, end, sessions):
+                    found = read_columns(payload, headers=wanted.headers, bodies=wanted.bodies)
+                    found, at = _within(found, stream, at, end, wanted)
+                    if len(found.seq_nums):
+                        patience.progress()
+                        yield found
+                if at < end:
+                    at = _ended_early(Streams(connection), stream, at, end, wanted)
+        except SessionRefusedError:
+            sessions = False
+        except PassingError as error:
+            # Whatever stands between may not let sessions through: try the other way, too.
+            sessions = wanted.sessions and (at > began or not sessions)
+            patience.wait(endpoint, error)
+
+
+def _within(found: Columns, stream: str, at: int, end: int, wanted: Wanted) -> tuple[Columns, int]:
+    """The rows of `found` that belong to the range, and the position after them."""
+    seq_nums = found.seq_nums
+    if not len(seq_nums):
+        return found, at
+    expected = np.concatenate(([at], seq_nums[:-1] + 1))
+    for hole in np.flatnonzero(seq_nums != expected).tolist():
+        if int(expected[hole]) < end:
+            first = int(seq_nums[hole])
+            _lost(stream, int(expected[hole]), min(first, end), first, wanted)
+    rows = int(np.searchsorted(seq_nums, end))
+    return cut(found, rows), min(int(seq_nums[-1]) + 1, end)
+
+
+def _ended_early(streams: Streams, stream: str, at: int, end: int, wanted: Wanted) -> int:
+    """Where to go on when a read came to its end before the range did."""
+    first = streams.first(stream, at)
+    if at <= first < min(end, streams.tail(stream).seq_num):
+        raise PassingError(f"the read ended at {at}, where there are more records")
+    _lost(stream, at, end, first, wanted)
+    return end
+
+
+def _lost(stream: str, start: int, end: int, first: int, wanted: Wanted) -> None:
+    if wanted.fail_on_data_loss:
+        raise DataLossError(stream, start, end, first)
+    _log.warning("records %d to %d of stream %r are gone, going on", start, end - 1, stream)
+
+
+def cut(found: Columns, rows: int) -> Columns:
+    """The first `rows` rows, without a copy."""
+    if rows == len(found.seq_nums):
+        return found
+    headers, bodies = found.headers, found.bodies
+    return Columns(
+        found.seq_nums[:rows],
+        found.timestamps[:rows],
+        headers and HeaderColumn(headers.places[: rows + 1], headers.names, headers.values),
+        bodies and BytesColumn(bodies.places[: rows + 1], bodies.content),
+    )

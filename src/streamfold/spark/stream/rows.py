@@ -1,0 +1,180 @@
+"""Rows of a DataFrame as records to append, staged as Arrow: encoded in tasks, cut on the driver.
+
+A staged table has a row per record: `stream`, `record` (its bytes in an AppendInput), `metered`
+(bytes, as limits count them), and `key` where rows are to be ordered. A run of records is then one
+slice of memory, whatever their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamfold.errors import InvalidError
+from streamfold.model.records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
+from streamfold.records.columns import (
+    AppendColumns,
+    BytesColumn,
+    EncodedRecords,
+    HeaderColumn,
+    encode_columns,
+)
+from streamfold.spark.errors import OptionError
+from streamfold.spark.stream.options import SinkOptions
+
+STREAM, RECORD, METERED, KEY = "stream", "record", "metered", "key"
+_COLUMNS = ("stream", "body", "headers", "timestamp")
+
+
+def check_columns(names: list[str], options: SinkOptions) -> None:
+    """Refuse a DataFrame whose columns are not those of records."""
+    allowed = {*_COLUMNS, options.order_by}
+    for name in names:
+        if name not in allowed:
+            raise InvalidError(
+                f"column {name!r} is no part of a record: drop it; there are {', '.join(_COLUMNS)}"
+            )
+    if "body" not in names:
+        raise InvalidError("the rows have no column 'body': name one so")
+    if options.stream is None and "stream" not in names:
+        raise OptionError("stream", "is missing, and the rows have no column 'stream': give either")
+    if options.order_by is not None and options.order_by not in names:
+        raise OptionError("orderBy", f"names {options.order_by!r}, which is no column of the rows")
+
+
+def stage(batch: pa.RecordBatch, options: SinkOptions) -> pa.Table:
+    """The rows as records."""
+    table = pa.Table.from_batches([batch])
+    encoded = encode_columns(_append_columns(batch))
+    columns = {
+        STREAM: _streams(table, options.stream),
+        RECORD: _records(encoded),
+        METERED: pa.array(encoded.metered),
+    }
+    _check_sizes(encoded)
+    if options.order_by is not None:
+        columns[KEY] = table[options.order_by]
+    return pa.table(columns)
+
+
+def by_stream(staged: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    """The rows of each stream, ordered by key where there is one, else as they came."""
+    for stream in sorted(pc.unique(staged[STREAM]).to_pylist()):
+        rows = staged.filter(pc.equal(staged[STREAM], stream))
+        if KEY in rows.column_names:
+            rows = rows.take(pc.sort_indices(rows[KEY]))
+        yield stream, rows.combine_chunks()
+
+
+def cut_batches(rows: pa.Table, reserve: int = 0) -> Iterator[list[bytes]]:
+    """Runs of records that each fit one append, with `reserve` metered bytes to spare.
+
+    Each is two pieces of an AppendInput: all records but the last, and the last.
+    """
+    metered = rows[METERED].to_numpy()
+    sums = np.concatenate(([0], np.cumsum(metered)))
+    records = rows[RECORD].combine_chunks() if len(rows) else pa.array([], pa.large_binary())
+    start = 0
+    while start < len(rows):
+        room = sums[start] + BATCH_BYTES_MAX - reserve
+        end = min(int(np.searchsorted(sums, room, "right")) - 1, start + BATCH_RECORDS_MAX)
+        if end <= start:
+            raise InvalidError(
+                f"a record of {metered[start]} metered bytes is too large: at most "
+                f"{BATCH_BYTES_MAX - reserve} are possible here"
+            )
+        yield [_bytes(records, start, end - 1), _bytes(records, end - 1, end)]
+        start = end
+
+
+def _bytes(records: Any, start: int, end: int) -> bytes:
+    """The bytes of a run of values, which lie side by side."""
+    _, offsets, data = records.buffers()
+    places = np.frombuffer(offsets, np.int64)[records.offset :]
+    return bytes(data[int(places[start]) : int(places[end])]) if data is not None else b""
+
+
+def _records(encoded: EncodedRecords) -> Any:
+    buffers = [None, pa.py_buffer(encoded.offsets), pa.py_buffer(encoded.raw)]
+    return pa.Array.from_buffers(pa.large_binary(), len(encoded.metered), buffers)
+
+
+def _streams(table: pa.Table, stream: str | None) -> Any:
+    if stream is not None:
+        return pa.repeat(pa.scalar(stream, pa.string()), len(table))
+    names = table[STREAM].cast(pa.string())
+    if names.null_count:
+        raise InvalidError("a row has no stream: fill the column 'stream', or give the option")
+    return names
+
+
+def _append_columns(batch: pa.RecordBatch) -> AppendColumns:
+    names = batch.schema.names
+    stamps = batch.column("timestamp") if "timestamp" in names else None
+    timestamps, stamped = _timestamps(stamps, batch.num_rows)
+    headers = batch.column("headers") if "headers" in names else None
+    return AppendColumns(
+        timestamps, stamped, _headers(headers, batch.num_rows), _binary(batch.column("body"))
+    )
+
+
+def _timestamps(column: Any, rows: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_]]:
+    """Milliseconds, and which rows have any: from a timestamp, or from a whole number of them."""
+    if column is None:
+        return np.zeros(rows, np.uint64), np.zeros(rows, np.bool_)
+    if pa.types.is_timestamp(column.type):
+        column = pc.floor_temporal(column, unit="millisecond").cast(pa.timestamp("ms", "UTC"))
+    elif not pa.types.is_integer(column.type):
+        raise InvalidError(f"column 'timestamp' is {column.type}: make it a timestamp or a bigint")
+    stamped = column.is_valid().to_numpy(zero_copy_only=False)
+    millis = column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    if (millis < 0).any():
+        raise InvalidError(
+            f"timestamp {int(millis.min())} ms is before 1970: records have none such"
+        )
+    return millis.astype(np.uint64), stamped
+
+
+def _headers(column: Any, rows: int) -> HeaderColumn:
+    if column is None:
+        nothing = BytesColumn(np.zeros(1, np.int32), np.zeros(0, np.uint8))
+        return HeaderColumn(np.zeros(rows + 1, np.int32), nothing, nothing)
+    if not pa.types.is_list(column.type) or not pa.types.is_struct(column.type.value_type):
+        raise InvalidError(
+            f"column 'headers' is {column.type}: make it an array of structs of name and value"
+        )
+    counts = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
+    pairs = column.flatten()
+    names, values = (_binary(pc.struct_field(pairs, part)) for part in ("name", "value"))
+    if (np.diff(names.places) == 0).any():
+        raise InvalidError(
+            "a header has no name: that would make its record a command; name all headers"
+        )
+    return HeaderColumn(np.concatenate(([0], np.cumsum(counts))).astype(np.int32), names, values)
+
+
+def _binary(column: Any) -> BytesColumn:
+    """The buffers of a column of bytes or text, from its first row on; null is empty."""
+    if not (pa.types.is_binary(column.type) or pa.types.is_string(column.type)):
+        raise InvalidError(
+            f"a column of {column.type} cannot be bytes: cast it to binary or string"
+        )
+    column = column.cast(pa.binary())
+    if column.null_count:
+        column = column.fill_null(b"")
+    _, offsets, data = column.buffers()
+    places = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
+    content = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
+    return BytesColumn(places - places[0], content[places[0] : places[-1]])
+
+
+def _check_sizes(encoded: EncodedRecords) -> None:
+    if len(encoded.metered) and (largest := int(encoded.metered.max())) > BATCH_BYTES_MAX:
+        raise InvalidError(
+            f"a record of {largest} metered bytes is too large: at most {BATCH_BYTES_MAX} are possible"
+        )

@@ -1,0 +1,223 @@
+"""`format("streamfold")`: what Spark calls, and where.
+
+`StreamfoldSource` is made on the driver, in short-lived Python processes of Spark, and pickled; the
+readers' `read` runs in tasks. So nothing here holds a connection but the stream reader, which lives
+in one process on the driver for as long as its query does.
+"""
+
+# mypy: disallow-subclassing-any=False
+# The base classes are Spark's, which the checker does not follow.
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, MutableMapping, Sequence
+from functools import cache
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from streamfold.records.columns import warm_up_columns
+from streamfold.spark.stream.connection import Connection, answer_timeout
+from streamfold.spark.stream.offsets import Offset, backlog, limit_records, split
+from streamfold.spark.stream.options import (
+    EARLIEST,
+    LATEST,
+    TASK_RECORDS,
+    TASKS,
+    SourceOptions,
+    parse_sink,
+    parse_source,
+)
+from streamfold.spark.stream.positions import StreamPositions
+from streamfold.spark.stream.range_reads import Range, Wanted, read_range
+from streamfold.spark.stream.schema import arrow_schema, record_batch, spark_schema
+
+#: Records from which on loading the compiled kernels, which takes a second per worker, pays.
+_KERNEL_RECORDS = 50_000
+
+
+@cache
+def _settle(kernels: bool = False) -> None:
+    """Keep what this process of Spark's has loaded out of garbage collection, from now on.
+
+    Spark collects garbage after every call and every task. To go through all modules for that is
+    most of what a small task costs in Python, and with the kernels' compiler a fifth of a large one.
+    """
+    gc.freeze()
+
+
+class StreamfoldSource(DataSource):
+    """Streams of any S2 endpoint, to read and to append to."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "streamfold"
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self._given = dict(options)
+
+    def schema(self) -> StructType:
+        return spark_schema(parse_source(self._given).columns)
+
+    def reader(self, schema: StructType) -> BatchReader:
+        return BatchReader(parse_source(self._given))
+
+    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802 - Spark's name
+        return StreamReader(parse_source(self._given))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        # Here, because every read starts processes that import this module and do not need it.
+        from streamfold.spark.stream.sink import BatchAppends, CommittedAppends
+
+        options = parse_sink(self._given)
+        kind = BatchAppends if options.txn_id is None else CommittedAppends
+        return kind(options, schema, overwrite)
+
+    def streamWriter(  # noqa: N802 - Spark's name
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamArrowWriter:
+        from streamfold.spark.stream.sink import StreamAppends
+
+        return StreamAppends(parse_sink(self._given), schema, overwrite)
+
+
+class RangePartition(InputPartition):
+    """One task's part of a stream."""
+
+    def __init__(self, part: Range) -> None:
+        super().__init__(part)
+        self.part = part
+
+
+class _RangeReader:
+    """What batch and streaming reads share: a task reads one range."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """In a task: the records of one partition, as Arrow batches of a few megabytes."""
+        if not isinstance(partition, RangePartition):
+            return  # Spark makes an empty partition where there is nothing to read
+        part, columns = partition.part, self._options.columns
+        if len(part) >= _KERNEL_RECORDS:
+            warm_up_columns()
+        _settle(len(part) >= _KERNEL_RECORDS)
+        schema = arrow_schema(columns)
+        wanted = Wanted("headers" in columns, "body" in columns, self._options.fail_on_data_loss)
+        for found in read_range(self._options.endpoint, part, wanted):
+            yield record_batch(part.stream, found, schema)
+
+    def _parts(self, start: Offset, end: Offset) -> list[InputPartition]:
+        options, ranges = self._options, backlog(start, end)
+        least = options.min_partitions or min(TASKS, sum(map(len, ranges)) // TASK_RECORDS + 1)
+        parts = split(ranges, least, options.max_records_per_partition)
+        return [RangePartition(part) for part in parts]
+
+
+class BatchReader(_RangeReader, DataSourceReader):
+    """`spark.read`: everything from the start to the end, both fixed when the query is planned."""
+
+    def partitions(self) -> list[InputPartition]:
+        """On the driver, once per query."""
+        _settle()
+        endpoint = self._options.endpoint
+        with Connection(endpoint, answer_timeout(endpoint)) as connection:
+            positions = StreamPositions(self._options, connection)
+            start = positions.starts(EARLIEST)
+            return self._parts(start, positions.ends(start))
+
+
+class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """`spark.readStream`: all but `read` is called on the driver, in one process per query."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        super().__init__(options)
+        self._connection: Connection | None = None
+        self._initial: Offset | None = None
+        self._target: Offset | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What travels to the tasks: a connection could not."""
+        return {**self.__dict__, "_connection": None}
+
+    @property
+    def _positions(self) -> StreamPositions:
+        if self._connection is None:
+            endpoint = self._options.endpoint
+            self._connection = Connection(endpoint, answer_timeout(endpoint))
+        return StreamPositions(self._options, self._connection)
+
+    def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
+        """Asked for more than once, and the same each time."""
+        if self._initial is None:
+            self._initial = self._positions.starts(LATEST)
+        return self._initial
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        """One of both limits, since Spark knows no pair; `latestOffset` keeps the other as well."""
+        options = self._options
+        if options.max_records_per_trigger is not None:
+            return ReadMaxRows(options.max_records_per_trigger)
+        if options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(options.max_bytes_per_trigger)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's name
+        end = self._positions.tails(start)
+        start = self._positions.with_new(start, end)
+        if self._target is not None:
+            end = {s: min(end[s], target) for s, target in self._target.items() if s in end} | {
+                stream: position for stream, position in start.items() if stream not in self._target
+            }
+        if isinstance(limit, ReadAllAvailable):
+            return end
+        if isinstance(limit, ReadMaxRows):
+            end = limit_records(start, end, limit.max_rows)
+        if self._options.max_bytes_per_trigger is not None:
+            end = self._limit_bytes(start, end, self._options.max_bytes_per_trigger)
+        return end
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """What comes in from now on is for the next run."""
+        self._target = self._positions.tails({})
+
+    def reportLatestOffset(self) -> Offset | None:  # noqa: N802 - Spark's name
+        return self._positions.tails({})
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        return self._parts(self._positions.with_new(start, end), end)
+
+    def commit(self, end: Offset) -> None:
+        """Nothing to do: the position is in Spark's checkpoint, and streams keep their records."""
+
+    def stop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+    def _limit_bytes(self, start: Offset, end: Offset, limit: int) -> Offset:
+        """About so many bytes: records to come are taken to be as large as the next ones."""
+        waiting = backlog(start, end)
+        total = sum(map(len, waiting))
+        sizes = [
+            self._positions.mean_size(found.stream, found.start) * len(found) for found in waiting
+        ]
+        return limit_records(start, end, int(limit / (sum(sizes) / total))) if total else end

@@ -1,0 +1,153 @@
+"""Records of a range as they come over the wire: by one session, or page by page.
+
+A session streams without a round trip per batch, and is about twice as fast. An endpoint that does
+not hold sessions over HTTP/1.1 is read by pages, which all of them answer.
+"""
+
+from __future__ import annotations
+
+import http.client
+from collections.abc import Iterator
+from urllib.parse import urlencode
+
+from streamfold.errors import StreamfoldError
+from streamfold.records.columns import read_columns
+from streamfold.spark.stream.client import PROTOBUF, Streams
+from streamfold.spark.stream.connection import Connection, PassingError, is_passing, refusal
+from streamfold.spark.stream.endpoint import stream_path
+from streamfold.wire.s2.errors import BadFrameError
+from streamfold.wire.s2.frames import BODY_MAX, FRAME_MAX, FrameDecoder
+
+#: Bytes of records that become one Arrow batch, at most with one frame more: enough to forget the
+#: fixed cost of a batch, most of which is Spark's.
+_PIECE = 3 << 20
+_SESSION = "s2s/proto"
+_UNWRITTEN = 416
+#: Refusals of the request as such, not of its form: pages would be refused in the same way.
+_FINAL = frozenset({401, 403, 404, 409})
+#: Bytes before a frame's body, and bits of the last one that ask for more than taking it as it is.
+_HEAD, _UNUSUAL = 4, 0xE0
+
+
+class SessionRefusedError(StreamfoldError):
+    """The endpoint does not hold sessions here; pages will do."""
+
+    code = "session_refused"
+
+
+def transfer(
+    connection: Connection, stream: str, at: int, end: int, sessions: bool
+) -> Iterator[memoryview | bytes]:
+    """ReadBatches from `at` on, joined to pieces; each is good until the next is asked for."""
+    if sessions:
+        return _session(connection, stream, at, end)
+    return _pages(connection, stream, at, end)
+
+
+def _pages(connection: Connection, stream: str, at: int, end: int) -> Iterator[bytes]:
+    streams = Streams(connection)
+    while at < end and (page := streams.page_bytes(stream, at, end - at)):
+        found = read_columns(page, headers=False, bodies=False).seq_nums
+        if not len(found):
+            return
+        at = int(found[-1]) + 1
+        yield page
+
+
+def _session(connection: Connection, stream: str, at: int, end: int) -> Iterator[memoryview]:
+    query = urlencode({"seq_num": at, "count": end - at})
+    headers = {"content-type": _SESSION, "accept": PROTOBUF}
+    response = connection.open("GET", f"{stream_path(stream, 'records')}?{query}", headers)
+    if response.status != 200 or _SESSION not in (response.headers.get("content-type") or ""):
+        _check_opening(response, stream)
+    else:
+        yield from _Frames(response, stream).pieces()
+
+
+def _check_opening(response: http.client.HTTPResponse, stream: str) -> None:
+    """Say what becomes of a session that was not opened; silent when there is nothing to read."""
+    try:
+        body = response.read()
+    except (OSError, http.client.HTTPException) as error:
+        raise PassingError(f"the answer broke off: {type(error).__name__}") from error
+    if response.status in _FINAL or is_passing(response.status, body):
+        _check_ending(response.status, body, stream)
+    elif response.status != _UNWRITTEN:
+        raise SessionRefusedError(f"status {response.status}")
+
+
+def _check_ending(status: int, body: bytes, stream: str) -> None:
+    if status == _UNWRITTEN:
+        return
+    if is_passing(status, body):
+        raise PassingError(f"the session ended with status {status}")
+    raise refusal(f"a read of {stream!r}", status, body)
+
+
+class _Frames:
+    """Bodies of frames, received side by side into one buffer, which is used again and again."""
+
+    def __init__(self, response: http.client.HTTPResponse, stream: str) -> None:
+        self._response = response
+        self._stream = stream
+        self._room = memoryview(bytearray(_PIECE + BODY_MAX))
+        self._head = memoryview(bytearray(_HEAD))
+        self._filled = 0
+
+    def pieces(self) -> Iterator[memoryview]:
+        """What has arrived is given before a failure is raised, so that nothing comes twice."""
+        try:
+            while self._receive_frame():
+                if self._filled >= _PIECE:
+                    yield self._taken()
+        except PassingError:
+            if self._filled:
+                yield self._taken()
+            raise
+        if self._filled:
+            yield self._taken()
+
+    def _taken(self) -> memoryview:
+        piece, self._filled = self._room[: self._filled], 0
+        return piece
+
+    def _receive_frame(self) -> bool:
+        """Take in one frame; False at the end of the session."""
+        got = self._receive(self._head)
+        if got == 0:
+            return False
+        length, flag = int.from_bytes(self._head[:3], "big"), self._head[3]
+        if got < _HEAD or flag & _UNUSUAL or not 1 <= length <= FRAME_MAX:
+            return self._receive_unusual(length)
+        self._receive_whole(self._room[self._filled : self._filled + length - 1])
+        self._filled += length - 1
+        return True
+
+    def _receive_unusual(self, length: int) -> bool:
+        """A frame that is compressed, or the last one, which says why there are no more."""
+        body = memoryview(bytearray(max(0, min(length, FRAME_MAX) - 1)))
+        self._receive_whole(body)
+        decoder = FrameDecoder()
+        decoder.feed(bytes(self._head) + bytes(body))
+        try:
+            frame = decoder.next_frame()
+        except BadFrameError as error:
+            raise PassingError(error.message) from error
+        if frame is None or frame.terminal:
+            if frame is not None:
+                _check_ending(*frame.failure(), self._stream)
+            return False
+        self._room[self._filled : self._filled + len(frame.body)] = frame.body
+        self._filled += len(frame.body)
+        return True
+
+    def _receive_whole(self, room: memoryview) -> None:
+        if self._receive(room) < len(room):
+            raise PassingError("the session broke off within a frame")
+
+    def _receive(self, room: memoryview) -> int:
+        """Fill `room`; returns less than its length at the end of the session only."""
+        try:
+            return self._response.readinto(room) if len(room) else 0
+        except (OSError, http.client.HTTPException) as error:
+            raise PassingError(f"the session broke: {type(error).__name__}") from error

@@ -1,0 +1,1 @@
+"""What exists: basins, streams, forks, snapshots, access tokens and documents."""

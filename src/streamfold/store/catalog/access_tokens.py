@@ -1,0 +1,183 @@
+"""Access tokens: issued, looked up, listed and revoked. Their secrets are not kept.
+
+Every answer rests on durable rows: a change holds the id's lock until its commit is through. What
+was looked up once is remembered, so that a request costs no read; a revoked token is forgotten before
+its revocation is confirmed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing
+from typing import TypeVar
+
+from streamfold.errors import (
+    AccessTokenNotFoundError,
+    AlreadyExistsError,
+    InvalidError,
+    UnauthenticatedError,
+)
+from streamfold.model.access_tokens import SECRET_PREFIX, AccessToken, Secret
+from streamfold.model.grants import NOBODY, ROOT, Grant
+from streamfold.model.resources import Page
+from streamfold.store import keys, rows
+from streamfold.store.catalog import listing
+from streamfold.store.catalog.locks import NamedLocks
+from streamfold.store.engine.engine import Op
+from streamfold.store.mount import Session
+from streamfold.store.rows import TokenRow
+
+#: Random bytes in a secret: as many as its digest has, so that neither is the weaker one.
+_SECRET_BYTES = 32
+#: Characters that a secret of ours cannot exceed: longer ones are not worth a look at storage.
+_SECRET_MAX = 128
+#: Tokens remembered after a look-up; each takes about 1 KiB.
+_KNOWN_TOKENS = 10_000
+#: Expired tokens that one pass of upkeep removes, and how many share a commit.
+_REMOVALS, _REMOVALS_AT_ONCE = 1000, 100
+
+Result = TypeVar("Result")
+
+
+def new_secret() -> Secret:
+    return Secret(SECRET_PREFIX + secrets.token_urlsafe(_SECRET_BYTES))
+
+
+class AccessTokens:
+    """The access tokens of one session."""
+
+    def __init__(self, session: Session, now: Callable[[], int]) -> None:
+        self._session = session
+        self._now = now
+        self._locks = NamedLocks()
+        #: By the digest of the secret, least recently used first.
+        self._known: OrderedDict[bytes, Grant] = OrderedDict()
+        #: Counts removals: a look-up that one overtook must not be remembered.
+        self._removals = 0
+        self._changes: set[asyncio.Task[object]] = set()
+
+    async def authenticate(self, secret: Secret) -> Grant:
+        """What the one who shows `secret` may do; UnauthenticatedError if that is nothing.
+
+        The time this takes depends on the digest of what was shown and on nothing else about the
+        secrets that exist. Whoever tries secrets cannot steer their digests, so that what could be
+        learnt from timing leads to no secret: there is no need to compare in constant time.
+        """
+        if len(secret.text) > _SECRET_MAX or not secret.text.startswith(SECRET_PREFIX):
+            raise UnauthenticatedError("this is not an access token of this server")
+        digest = secret.digest
+        grant = self._known.get(digest)
+        if grant is None:
+            grant = await self._look_up(digest)
+        else:
+            self._known.move_to_end(digest)
+        if grant.expires_at is not None and grant.expires_at <= self._now():
+            self._known.pop(digest, None)
+            raise UnauthenticatedError("this access token has expired: ask for another")
+        return grant
+
+    async def grant_of(self, token_id: str) -> Grant:
+        """What the token of this id allows at this moment; NOBODY if there is none that is good."""
+        row = await self._row(token_id)
+        expired = row is None or row.token.expired(self._now())
+        return NOBODY if row is None or expired else Grant.of(row.token)
+
+    async def issue(
+        self,
+        token: AccessToken,
+        issuer: Grant = ROOT,
+        *,
+        make_secret: Callable[[], Secret] = new_secret,
+    ) -> Secret:
+        """Make a token that allows no more than `issuer`. Nobody can tell its secret after this."""
+        token = issuer.issue(token)
+        if token.expired(self._now()):
+            raise InvalidError(f"access token {token.id!r} would be expired from the start")
+        return await self._finish(self._issue(token, make_secret()))
+
+    async def revoke(self, token_id: str) -> None:
+        """Make the token's secret worthless; when this returns, nobody gets in with it."""
+        await self._finish(self._revoke(token_id))
+
+    async def page(self, prefix: str, start_after: str, limit: int) -> Page[AccessToken]:
+        """Tokens in byte order of their ids; an expired one is listed until upkeep removed it."""
+        return await listing.list_access_tokens(self._session.engine, prefix, start_after, limit)
+
+    async def remove_expired(self) -> None:
+        """Remove tokens that have expired; some of them, if there are very many."""
+        expired = await self._find_expired()
+        for first in range(0, len(expired), _REMOVALS_AT_ONCE):
+            some = expired[first : first + _REMOVALS_AT_ONCE]
+            await asyncio.gather(*(self._remove_if_expired(token_id) for token_id in some))
+
+    async def _look_up(self, digest: bytes) -> Grant:
+        removals = self._removals
+        value = await self._session.engine.get(keys.token_digest(digest))
+        if value is None:
+            raise UnauthenticatedError("this access token does not exist, or was revoked")
+        grant = Grant.of(rows.decode(value, TokenRow).token)
+        if removals == self._removals:
+            self._known[digest] = grant
+            if len(self._known) > _KNOWN_TOKENS:
+                self._known.popitem(last=False)
+        return grant
+
+    async def _issue(self, token: AccessToken, secret: Secret) -> Secret:
+        async with self._locks.hold(token.id):
+            former = await self._row(token.id)
+            if former is not None and not former.token.expired(self._now()):
+                raise AlreadyExistsError("access token", token.id)
+            row = rows.encode(TokenRow(token, secret.digest))
+            ops: list[Op] = [] if former is None else [(keys.token_digest(former.digest), None)]
+            ops += [(keys.token_digest(secret.digest), row), (keys.token(token.id), row)]
+            await self._session.committer.write(ops)
+            return secret
+
+    async def _revoke(self, token_id: str) -> None:
+        async with self._locks.hold(token_id):
+            row = await self._row(token_id)
+            if row is None:
+                raise AccessTokenNotFoundError(token_id)
+            await self._remove(row)
+
+    async def _remove_if_expired(self, token_id: str) -> None:
+        async with self._locks.hold(token_id):
+            row = await self._row(token_id)
+            if row is not None and row.token.expired(self._now()):
+                await self._remove(row)
+
+    async def _remove(self, row: TokenRow) -> None:
+        await self._session.committer.write(
+            [(keys.token_digest(row.digest), None), (keys.token(row.token.id), None)]
+        )
+        self._removals += 1
+        self._known.pop(row.digest, None)
+
+    async def _find_expired(self) -> list[str]:
+        now = self._now()
+        found: list[str] = []
+        span = keys.tokens_from("", after=False), keys.TOKENS_END
+        async with aclosing(self._session.engine.scan(*span, first=128)) as pages:
+            async for page in pages:
+                for key, value in page:
+                    if rows.decode(value, TokenRow).token.expired(now):
+                        found.append(keys.token_id(key))
+                        if len(found) == _REMOVALS:
+                            return found
+        return found
+
+    async def _row(self, token_id: str) -> TokenRow | None:
+        value = await self._session.engine.get(keys.token(token_id))
+        return rows.decode(value, TokenRow) if value else None
+
+    async def _finish(self, change: Coroutine[object, object, Result]) -> Result:
+        """Carry `change` through although its caller may go away: a token that was removed from
+        storage must not stay remembered, and one lock must cover the whole of it.
+        """
+        task = asyncio.ensure_future(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        return await asyncio.shield(task)

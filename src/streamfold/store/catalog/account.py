@@ -1,0 +1,153 @@
+"""What belongs to no basin: access tokens, and what the store was used for."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import TypeVar
+
+from streamfold.errors import BasinNotFoundError, InvalidError, StreamNotFoundError
+from streamfold.model import names
+from streamfold.model.access_tokens import (
+    AccessToken,
+    Secret,
+    parse_token_id,
+    parse_token_id_prefix,
+)
+from streamfold.model.grants import ROOT, Grant
+from streamfold.model.metrics import (
+    AccountMetrics,
+    BasinMetrics,
+    Interval,
+    Metric,
+    StreamMetrics,
+    parse_span,
+)
+from streamfold.model.resources import Page
+from streamfold.store.catalog.access_tokens import new_secret
+from streamfold.store.catalog.listing import LIST_MAX
+from streamfold.store.supervisor import Supervisor
+from streamfold.store.usage.recorder import ACCOUNT
+from streamfold.store.usage.report import UsageReport
+
+Choice = TypeVar("Choice", bound=enum.StrEnum)
+
+
+class Account:
+    """Access tokens and usage of a store. Get it from `StreamStore.account`."""
+
+    def __init__(self, supervisor: Supervisor, now: Callable[[], int]) -> None:
+        self._supervisor = supervisor
+        self._now = now
+
+    async def authenticate(self, secret: Secret) -> Grant:
+        """What the one who shows `secret` may do; UnauthenticatedError if that is nothing."""
+        opening = self._supervisor.current or await self._supervisor.opening()
+        return await opening.tokens.authenticate(secret)
+
+    async def grant_of(self, token_id: str) -> Grant:
+        """What the token of this id allows at this moment; NOBODY if there is none that is good."""
+        return await (await self._supervisor.opening()).tokens.grant_of(token_id)
+
+    async def issue_access_token(
+        self,
+        token: AccessToken,
+        issuer: Grant = ROOT,
+        *,
+        make_secret: Callable[[], Secret] = new_secret,
+    ) -> Secret:
+        """Make a token that allows no more than `issuer`; its secret is told here and never again.
+
+        `make_secret` is for tests.
+        """
+        parse_token_id(token.id)
+        tokens = (await self._supervisor.opening()).tokens
+        return await tokens.issue(token, issuer, make_secret=make_secret)
+
+    async def revoke_access_token(self, token_id: str) -> None:
+        """Make the token worthless; when this returns, nobody gets in with it."""
+        await (await self._supervisor.opening()).tokens.revoke(parse_token_id(token_id))
+
+    async def list_access_tokens(
+        self, *, prefix: str = "", start_after: str = "", limit: int = LIST_MAX
+    ) -> Page[AccessToken]:
+        """Tokens in byte order of their ids; a limit of 0 or more than 1000 means 1000."""
+        prefix, start_after = parse_token_id_prefix(prefix), parse_token_id_prefix(start_after)
+        return await (await self._supervisor.opening()).tokens.page(prefix, start_after, limit)
+
+    async def account_metrics(
+        self, metric_set: str, start: int | None, end: int | None, interval: Interval | None = None
+    ) -> tuple[Metric, ...]:
+        """Usage of the whole account from `start` to `end`, in Unix seconds."""
+        chosen = _choose(AccountMetrics, metric_set)
+        span = parse_span(start, end, self._seconds())
+        report = await self._report()
+        if chosen is AccountMetrics.ACTIVE_BASINS:
+            return await report.active_basins(span)
+        return await report.amounts(ACCOUNT, chosen, span, interval)
+
+    async def basin_metrics(
+        self,
+        basin: str,
+        metric_set: str,
+        start: int | None,
+        end: int | None,
+        interval: Interval | None = None,
+    ) -> tuple[Metric, ...]:
+        """Usage of a basin; storage is known by the hour only."""
+        name = names.parse_bucket_name(basin)
+        chosen = _choose(BasinMetrics, metric_set)
+        if chosen is BasinMetrics.STORAGE:
+            _check_interval("basin", interval, Interval.HOUR)
+        span = parse_span(start, end, self._seconds())
+        if await (await self._supervisor.opening()).session.basin(name) is None:
+            raise BasinNotFoundError(name)
+        report = await self._report()
+        if chosen is BasinMetrics.STORAGE:
+            return await report.basin_storage(name, span)
+        return await report.amounts(name, chosen, span, interval)
+
+    async def stream_metrics(
+        self,
+        basin: str,
+        stream: str,
+        metric_set: str,
+        start: int | None,
+        end: int | None,
+        interval: Interval | None = None,
+    ) -> tuple[Metric, ...]:
+        """Usage of a stream; storage is known by the minute only."""
+        place = names.parse_bucket_name(basin), names.parse_stream_name(stream)
+        _choose(StreamMetrics, metric_set)
+        _check_interval("stream", interval, Interval.MINUTE)
+        span = parse_span(start, end, self._seconds())
+        session = (await self._supervisor.opening()).session
+        if (row := await session.stream(*place)) is None:
+            if await session.basin(place[0]) is None:
+                raise BasinNotFoundError(place[0])
+            raise StreamNotFoundError(*place)
+        return await (await self._report()).stream_storage(row, span)
+
+    async def _report(self) -> UsageReport:
+        opening = await self._supervisor.opening()
+        return UsageReport(opening.session, opening.usage, self._seconds())
+
+    def _seconds(self) -> int:
+        return self._now() // 1000
+
+
+def _check_interval(owner: str, asked: Interval | None, known: Interval) -> None:
+    if asked not in (None, known):
+        raise InvalidError(
+            f"interval {str(asked)!r} is not kept for the storage of a {owner}: choose {known}, or "
+            "leave it out"
+        )
+
+
+def _choose(choices: type[Choice], text: str) -> Choice:
+    try:
+        return choices(text)
+    except ValueError:
+        raise InvalidError(
+            f"there is no set of metrics {text[:40]!r} here: choose from {', '.join(choices)}"
+        ) from None

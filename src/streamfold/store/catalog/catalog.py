@@ -1,0 +1,318 @@
+"""Basins and streams: what exists, and with which configuration.
+
+Every answer rests on durable rows: a change holds the name's lock until its commit is through, even
+if whoever asked for it has gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import msgspec
+
+from streamfold.errors import (
+    AlreadyExistsError,
+    BasinDeletingError,
+    BasinNotFoundError,
+    StreamDeletingError,
+    StreamNotFoundError,
+)
+from streamfold.model.configs import (
+    BasinConfig,
+    BasinReconfiguration,
+    StreamConfig,
+    StreamConfigLayer,
+    StreamReconfiguration,
+    reconfigure_basin,
+    reconfigure_stream,
+    resolve,
+)
+from streamfold.model.names import BasinName, StreamName
+from streamfold.model.resources import BasinInfo, Provision, StreamInfo
+from streamfold.store import keys, rows
+from streamfold.store.catalog.locks import NamedLocks
+from streamfold.store.engine.engine import Op
+from streamfold.store.log.stream_log import StreamLog
+from streamfold.store.mount import Session
+from streamfold.store.rows import BasinRow, CleanupRow, CounterRow, StreamRow
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Change = Callable[Concatenate["Catalog", P], Coroutine[Any, Any, R]]
+
+
+def _finished(change: Change[P, R]) -> Change[P, R]:
+    """Have `change` go on to its end when its caller is cancelled.
+
+    If it let go of the lock before its commit is through, the next one would judge by rows that are
+    about to change, and could put a second stream in the place of one that has records already.
+    """
+
+    @functools.wraps(change)
+    async def finish(self: Catalog, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await self.finish(change(self, *args, **kwargs))
+
+    return finish
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """Operations on basins and streams within one session."""
+
+    session: Session
+    locks: NamedLocks
+    now: Callable[[], int]
+    under_way: set[asyncio.Task[Any]] = field(default_factory=set)
+
+    async def finish(self, change: Coroutine[Any, Any, R]) -> R:
+        """Have `change` go on to its end when its caller is cancelled."""
+        task = asyncio.create_task(change)
+        self.under_way.add(task)
+        task.add_done_callback(self._leave)
+        return await asyncio.shield(task)
+
+    def _leave(self, task: asyncio.Task[Any]) -> None:
+        self.under_way.discard(task)
+        if not task.cancelled():
+            task.exception()  # marks it as seen: whoever asked may have gone
+
+    @_finished
+    async def create_basin(
+        self, name: BasinName, config: BasinConfig, token: str | None, location: str
+    ) -> tuple[BasinInfo, Provision]:
+        creation = _creation_hash(token, config)
+        async with self.locks.hold(name):
+            row = await self.session.basin(name)
+            if row is None:
+                row = BasinRow(self.now(), config, creation, location=location)
+                await self._write((keys.basin(name), rows.encode(row)))
+                return basin_info(name, row), Provision.CREATED
+            _check_basin_active(name, row)
+            if creation is None or creation != row.creation:
+                raise AlreadyExistsError("basin", name)
+            return basin_info(name, row), Provision.NOOP
+
+    @_finished
+    async def open_basin(self, name: BasinName, config: BasinConfig) -> None:
+        """Create the basin unless somebody else just did."""
+        async with self.locks.hold(name):
+            if await self.session.basin(name) is None:
+                row = BasinRow(created_at=self.now(), config=config)
+                await self._write((keys.basin(name), rows.encode(row)))
+
+    @_finished
+    async def ensure_basin(
+        self, name: BasinName, config: BasinConfig, location: str
+    ) -> tuple[BasinInfo, Provision]:
+        """Create the basin, or give it exactly this configuration; it stays where it is."""
+        async with self.locks.hold(name):
+            row = await self.session.basin(name)
+            if row is None:
+                row = BasinRow(self.now(), config, location=location)
+                result = Provision.CREATED
+            else:
+                _check_basin_active(name, row)
+                if row.config == config:
+                    return basin_info(name, row), Provision.NOOP
+                row, result = msgspec.structs.replace(row, config=config), Provision.UPDATED
+            await self._write((keys.basin(name), rows.encode(row)))
+            return basin_info(name, row), result
+
+    @_finished
+    async def reconfigure_basin(self, name: BasinName, change: BasinReconfiguration) -> BasinConfig:
+        async with self.locks.hold(name):
+            row = await self._basin_row(name)
+            _check_basin_active(name, row)
+            row = msgspec.structs.replace(row, config=reconfigure_basin(row.config, change))
+            await self._write((keys.basin(name), rows.encode(row)))
+            return row.config
+
+    async def basin_config(self, name: BasinName) -> BasinConfig:
+        return (await self._basin_row(name)).config
+
+    @_finished
+    async def delete_basin(self, name: BasinName) -> None:
+        """Mark the basin as going; its streams and then itself are removed in the background."""
+        async with self.locks.hold(name):
+            row = await self._basin_row(name)
+            if row.deleted_at is None:
+                row = msgspec.structs.replace(row, deleted_at=self.now())
+                await self._write((keys.basin(name), rows.encode(row)))
+
+    @_finished
+    async def create_stream(
+        self, basin: BasinName, name: StreamName, config: StreamConfigLayer, token: str | None
+    ) -> tuple[StreamInfo, Provision]:
+        creation = _creation_hash(token, config)
+        async with self.locks.hold(basin, name):
+            row = await self.session.stream(basin, name)
+            if row is None:
+                row = await self._insert_stream(basin, name, config, creation)
+                return stream_info(name, row), Provision.CREATED
+            _check_stream_active(basin, name, row)
+            if creation is None or creation != row.creation:
+                raise AlreadyExistsError("stream", name)
+            return stream_info(name, row), Provision.NOOP
+
+    @_finished
+    async def ensure_stream(
+        self, basin: BasinName, name: StreamName, config: StreamConfigLayer
+    ) -> tuple[StreamInfo, Provision]:
+        """Create the stream, or give it exactly this configuration over the basin's defaults."""
+        async with self.locks.hold(basin, name):
+            row = await self.session.stream(basin, name)
+            if row is None:
+                row = await self._insert_stream(basin, name, config, None)
+                return stream_info(name, row), Provision.CREATED
+            _check_stream_active(basin, name, row)
+            defaults = (await self._basin_row(basin)).config.default_stream_config
+            resolved = resolve(config, defaults)
+            if resolved == row.config:
+                return stream_info(name, row), Provision.NOOP
+            await self.replace_stream(basin, name, msgspec.structs.replace(row, config=resolved))
+            return stream_info(name, row), Provision.UPDATED
+
+    @_finished
+    async def open_stream(
+        self, basin: BasinName, name: StreamName, config: StreamConfigLayer
+    ) -> None:
+        """Create the stream unless somebody else just did."""
+        async with self.locks.hold(basin, name):
+            if await self.session.stream(basin, name) is None:
+                await self._insert_stream(basin, name, config, None)
+
+    async def stream_config(self, basin: BasinName, name: StreamName) -> StreamConfig:
+        row = await self._stream_row(basin, name)
+        _check_stream_active(basin, name, row)
+        return row.config
+
+    @_finished
+    async def reconfigure_stream(
+        self, basin: BasinName, name: StreamName, change: StreamReconfiguration
+    ) -> StreamConfig:
+        async with self.locks.hold(basin, name):
+            defaults = (await self._basin_row(basin)).config.default_stream_config
+            row = await self._stream_row(basin, name)
+            _check_stream_active(basin, name, row)
+            config = reconfigure_stream(row.config, change, defaults)
+            await self.replace_stream(basin, name, msgspec.structs.replace(row, config=config))
+            return config
+
+    @_finished
+    async def delete_stream(
+        self,
+        basin: BasinName,
+        name: StreamName,
+        *,
+        when: Callable[[StreamLog], bool] = lambda log: True,
+    ) -> None:
+        """Stop the stream now; its records are removed in the background, then the name is free.
+
+        `when` is asked in the same step: by then the name may be another stream's, or no longer empty.
+        """
+        async with self.locks.hold(basin, name), self.session.log(basin, name) as log:
+            if log.row.deleted_at is not None or not when(log):
+                return
+            row = msgspec.structs.replace(log.row, deleted_at=self.now())
+            log.deleting = True  # from here on the log refuses appends
+            await log.settled()  # what it accepted before is acknowledged before
+            purge = CleanupRow(basin, name, purge=True, ancestors=row.ancestors)
+            await self._write(
+                (keys.stream(basin, name), rows.encode(row)),
+                (keys.cleanup(row.id), rows.encode(purge)),
+            )
+            log.row = row
+            log.dismiss(StreamDeletingError(basin, name))
+
+    async def deletion(self, basin: str, name: str) -> None:
+        """Return once a deletion of the stream that is under way is durable."""
+        async with self.locks.hold(basin, name):
+            pass
+
+    async def _insert_stream(
+        self, basin: BasinName, name: StreamName, config: StreamConfigLayer, creation: bytes | None
+    ) -> StreamRow:
+        parent = await self._basin_row(basin)
+        _check_basin_active(basin, parent)
+        row = StreamRow(
+            id=self.session.new_stream_id(),
+            created_at=self.now(),
+            config=resolve(config, parent.config.default_stream_config),
+            cipher=parent.config.stream_cipher,
+            creation=creation,
+        )
+        await self.insert(basin, name, row)
+        return row
+
+    async def insert(self, basin: BasinName, name: StreamName, row: StreamRow, *ops: Op) -> None:
+        """Commit a stream with a new id, together with `ops`; the caller holds its lock."""
+        await self._write(
+            (keys.stream(basin, name), rows.encode(row)),
+            (keys.STREAM_IDS, rows.encode(CounterRow(row.id + 1))),
+            *ops,
+        )
+        if min_age := row.config.delete_on_empty_secs:
+            self.session.on_delete_on_empty(basin, name, row.created_at + min_age * 1000)
+
+    async def replace_stream(self, basin: BasinName, name: StreamName, row: StreamRow) -> None:
+        """Commit a changed row; the caller holds the stream's lock."""
+        await self._write((keys.stream(basin, name), rows.encode(row)))
+        if log := self.session.cached_log(basin, name):
+            log.replace_row(row)
+        if row.config.delete_on_empty_secs:
+            self.session.on_delete_on_empty(basin, name, self.now())
+
+    async def _basin_row(self, name: str) -> BasinRow:
+        row = await self.session.basin(name)
+        if row is None:
+            raise BasinNotFoundError(name)
+        return row
+
+    async def _stream_row(self, basin: str, name: str) -> StreamRow:
+        row = await self.session.stream(basin, name)
+        if row is None:
+            raise StreamNotFoundError(basin, name)
+        return row
+
+    async def _write(self, *ops: Op) -> None:
+        await self.session.committer.write(ops)
+
+
+def basin_info(name: str, row: BasinRow) -> BasinInfo:
+    return BasinInfo(BasinName(name), row.created_at, row.deleted_at, row.location)
+
+
+def stream_info(name: str, row: StreamRow) -> StreamInfo:
+    return StreamInfo(StreamName(name), row.created_at, row.deleted_at, row.cipher)
+
+
+def _check_basin_active(name: str, row: BasinRow) -> None:
+    if row.deleted_at is not None:
+        raise BasinDeletingError(name)
+
+
+def _check_stream_active(basin: str, name: str, row: StreamRow) -> None:
+    if row.deleted_at is not None:
+        raise StreamDeletingError(basin, name)
+
+
+def _mentioned(config: BasinConfig | StreamConfigLayer) -> dict[str, object]:
+    """The members of a request; those that are younger than stored hashes only where they are set."""
+    members: dict[str, object] = msgspec.to_builtins(config)
+    for layer in (members, members.get("default_stream_config")):
+        if isinstance(layer, dict) and layer.get("trim_on_snapshot", ...) is None:
+            del layer["trim_on_snapshot"]
+    return members
+
+
+def _creation_hash(token: str | None, config: BasinConfig | StreamConfigLayer) -> bytes | None:
+    """What a repeated creation must match to count as the same: token and requested configuration."""
+    if token is None:
+        return None
+    request = token.encode() + b"\x00" + msgspec.msgpack.encode(_mentioned(config))
+    return hashlib.blake2b(request, digest_size=16).digest()

@@ -1,0 +1,271 @@
+"""Streams that are created with traits and first content, in one commit; forks among them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import msgspec
+
+from streamfold.errors import (
+    AlreadyExistsError,
+    BasinDeletingError,
+    BasinNotFoundError,
+    ContentTypeMismatchError,
+    InvalidError,
+    PositionTrimmedError,
+    StreamForkedError,
+    StreamNotFoundError,
+)
+from streamfold.model.configs import INFINITE, StreamConfigLayer, resolve
+from streamfold.model.names import BasinName, StreamName
+from streamfold.model.positions import SeqNum, StreamPosition, Timestamp
+from streamfold.model.records import Record
+from streamfold.model.traits import OCTETS, Claim, Origin, StreamTraits, media_type
+from streamfold.records.batch import RecordBatch
+from streamfold.store import keys, rows
+from streamfold.store.catalog.catalog import Catalog
+from streamfold.store.catalog.fork_point import ForkPoint, find_fork_point
+from streamfold.store.engine.engine import Op, first_row
+from streamfold.store.log.lifetime import Lifetime
+from streamfold.store.log.sealing import SealingKey
+from streamfold.store.log.stream_log import StreamLog
+from streamfold.store.mount import Session
+from streamfold.store.read import lineage
+from streamfold.store.read.seek import apply_retention
+from streamfold.store.rows import CleanupRow, ForkRow, StateRow, StreamRow
+
+#: Makes content into batches for a stream of the content type that it is given.
+Content = Callable[[str], Awaitable[Sequence[RecordBatch]]]
+
+
+def prepared(batches: Sequence[RecordBatch]) -> Content:
+    """Content that is in batches already, whatever the content type."""
+
+    async def content(content_type: str) -> Sequence[RecordBatch]:
+        return batches
+
+    return content
+
+
+@dataclass(frozen=True, slots=True)
+class ForkWish:
+    """From where a new stream is to go on."""
+
+    source: StreamName
+    #: None = the tail of the source.
+    seq_num: int | None
+    #: Records, or bytes, of the append that follows.
+    sub_offset: int
+    in_records: Callable[[str], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A stream as somebody wants it to be."""
+
+    #: None = that of the source, or octets.
+    content_type: str | None
+    ttl: int | None
+    expires_at: int | None
+    #: None = as the store does by default.
+    trim_on_snapshot: bool | None
+    closed: bool
+    fork: ForkWish | None
+    content: Content
+    key: SealingKey | None
+
+
+@dataclass(frozen=True, slots=True)
+class Creator:
+    """Creates streams within one session."""
+
+    session: Session
+    catalog: Catalog
+
+    async def create(
+        self, basin: BasinName, name: StreamName, wish: Wish
+    ) -> tuple[StreamLog, bool]:
+        """The stream, and whether this created it; raises if it is there and is another."""
+        created = await self.catalog.finish(self._create(basin, name, wish))
+        log = await self.session.open_log(basin, name)
+        if created:
+            log.lifetime.renew(self.session.now())  # by itself it would live as long as its lease
+        return log, created
+
+    async def forked(self, stream_id: int) -> bool:
+        """Whether there are forks that need records of the stream."""
+        return await first_row(self.session.engine, *keys.forks_span(stream_id)) is not None
+
+    async def _create(self, basin: BasinName, name: StreamName, wish: Wish) -> bool:
+        async with self._locks(basin, name, wish.fork.source if wish.fork else name):
+            if await self.session.stream(basin, name) is None:
+                await self._insert(basin, name, wish, None)
+                return True
+            # The log of a stream that is replaced stays in memory until it is: nobody can load it
+            # again meanwhile, and keep it for the new one.
+            async with self.session.log(basin, name) as log:
+                if not log.over:
+                    await self._match(log, wish)
+                    return False
+                if await self.forked(log.id):
+                    raise StreamForkedError(basin, name)
+                await log.settled()
+                await self._insert(basin, name, wish, log.row)
+                self.session.forget(log)
+                return True
+
+    @asynccontextmanager
+    async def _locks(self, basin: BasinName, *names: StreamName) -> AsyncIterator[None]:
+        """Hold the locks of one or two streams, always in the same order."""
+        first, last = min(names), max(names)
+        async with self.catalog.locks.hold(basin, first):
+            if first == last:
+                yield
+                return
+            async with self.catalog.locks.hold(basin, last):
+                yield
+
+    async def _match(self, log: StreamLog, wish: Wish) -> None:
+        """Raise unless the stream is what was wished for; one without traits takes on the wish."""
+        if log.row.traits is None and not log.durable.seq_num and wish.fork is None:
+            traits = _traits(wish, None, log.row.created_at)
+            if traits.ttl is None and traits.expires_at is None and not wish.closed:
+                row = msgspec.structs.replace(log.row, traits=traits)
+                await self.catalog.replace_stream(BasinName(log.basin), StreamName(log.name), row)
+                log.terms.content_type = media_type(traits.content_type)
+                return
+        if not _agrees(log.row.traits or StreamTraits(), log.terms.closed, wish):
+            raise AlreadyExistsError("stream", log.name)
+
+    async def _insert(
+        self, basin: BasinName, name: StreamName, wish: Wish, former: StreamRow | None
+    ) -> None:
+        now = self.session.now()
+        parent = await self.session.basin(basin)
+        if parent is None:
+            raise BasinNotFoundError(basin)
+        if parent.deleted_at is not None:
+            raise BasinDeletingError(basin)
+        source = await self._source(basin, wish.fork, wish.content_type) if wish.fork else None
+        traits = _traits(wish, source, now)
+        point = ForkPoint(StreamPosition(SeqNum(0), Timestamp(0)), 0, None)
+        if source is not None and wish.fork is not None:
+            point = await self._fork_point(source, wish.fork, traits.content_type, wish.key)
+            origin = Origin(wish.fork.source, SeqNum(point.anchor), wish.fork.sub_offset)
+            traits = msgspec.structs.replace(traits, origin=origin)
+        content = list(await wish.content(traits.content_type))
+        row = StreamRow(
+            id=self.session.new_stream_id(),
+            created_at=now,
+            config=resolve(
+                StreamConfigLayer(retention=INFINITE, trim_on_snapshot=wish.trim_on_snapshot),
+                parent.config.default_stream_config,
+            ),
+            cipher=parent.config.stream_cipher,
+            traits=traits,
+            lineage=lineage.fork_at(source.row, point.end.seq_num) if source else (),
+            forked_from=source.id if source else None,
+        )
+        ops = self._seed(basin, name, row, source, point, content, wish)
+        fork = rows.encode(ForkRow(basin, name))
+        ops += [(keys.fork(ancestor, row.id), fork) for ancestor in row.ancestors]
+        if former is not None:
+            purge = CleanupRow(basin, name, purge=True, ancestors=former.ancestors)
+            ops.append((keys.cleanup(former.id), rows.encode(purge)))
+        await self.catalog.insert(basin, name, row, *ops)
+
+    async def _source(
+        self, basin: BasinName, fork: ForkWish, content_type: str | None
+    ) -> StreamLog:
+        log = await self.session.open_log(basin, fork.source)
+        if log.over:
+            if await self.forked(log.id):
+                raise StreamForkedError(basin, fork.source)
+            raise StreamNotFoundError(basin, fork.source)
+        if content_type is not None and media_type(content_type) != log.terms.content_type:
+            raise ContentTypeMismatchError(content_type, log.terms.content_type)
+        return log
+
+    async def _fork_point(
+        self, source: StreamLog, fork: ForkWish, content_type: str, key: SealingKey | None
+    ) -> ForkPoint:
+        tail = int(source.durable.seq_num)
+        anchor = tail if fork.seq_num is None else fork.seq_num
+        if anchor > tail:
+            raise InvalidError(
+                f"the fork begins at {anchor}, but stream {fork.source!r} ends at {tail}"
+            )
+        await apply_retention(self.session, source)
+        if anchor < source.retained_from:
+            raise PositionTrimmedError(anchor, source.retained_from)
+        in_records = fork.in_records(content_type)
+        return await find_fork_point(
+            self.session, source, anchor, fork.sub_offset, key, in_records=in_records
+        )
+
+    def _seed(
+        self,
+        basin: BasinName,
+        name: StreamName,
+        row: StreamRow,
+        source: StreamLog | None,
+        point: ForkPoint,
+        content: list[RecordBatch],
+        wish: Wish,
+    ) -> list[Op]:
+        """The rows of the stream's state and first content."""
+        now = row.created_at
+        state = StateRow(
+            trim_point=source.retained_from if source else 0,
+            bare_seq_num=point.end.seq_num,
+            bare_timestamp=point.end.timestamp,
+            bare_arrived_at=now,
+            lease_until=Lifetime.begin(row.traits or StreamTraits(), now).lease_until,
+        )
+        if point.part is not None:
+            content.insert(0, RecordBatch.of([Record(point.part)]))
+        draft = StreamLog(basin, name, row, state, point.end, now, self.session.now)
+        draft.check_key(wish.key)
+        draft.accept_claimed(content, Claim(close=wish.closed), wish.key, now)
+        draft.write_state()
+        return draft.take().ops
+
+
+def _traits(wish: Wish, source: StreamLog | None, now: int) -> StreamTraits:
+    """What the new stream is; what the wish leaves open, a fork has from its source."""
+    inherited = (source.row.traits if source else None) or StreamTraits()
+    ttl, expires_at = wish.ttl, wish.expires_at
+    if ttl is None and expires_at is None:
+        ttl, expires_at = inherited.ttl, inherited.expires_at
+    return StreamTraits(
+        content_type=wish.content_type or (inherited.content_type if source else OCTETS),
+        ttl=ttl,
+        expires_at=expires_at,
+        trim_on_snapshot=bool(wish.trim_on_snapshot),
+    )
+
+
+def _agrees(traits: StreamTraits, closed: bool, wish: Wish) -> bool:
+    """Whether a stream is what was wished for."""
+    fork = wish.fork
+    if fork is None:
+        return (
+            traits.origin is None
+            and media_type(traits.content_type) == media_type(wish.content_type or OCTETS)
+            and (traits.ttl, traits.expires_at) == (wish.ttl, wish.expires_at)
+            and traits.trim_on_snapshot == bool(wish.trim_on_snapshot)
+            and closed == wish.closed
+        )
+    wished = wish.content_type
+    lifetime = (wish.ttl, wish.expires_at)
+    return (
+        traits.origin is not None
+        and traits.origin.stream == fork.source
+        and fork.seq_num in (None, traits.origin.seq_num)
+        and traits.origin.sub_offset == fork.sub_offset
+        and (wished is None or media_type(wished) == media_type(traits.content_type))
+        and lifetime in ((None, None), (traits.ttl, traits.expires_at))
+        and closed == wish.closed
+    )

@@ -1,0 +1,76 @@
+"""Pages of basins, streams and access tokens, in byte order of their names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import TypeVar
+
+from streamfold.model.access_tokens import AccessToken
+from streamfold.model.resources import BasinInfo, Page, StreamInfo
+from streamfold.store import keys, rows
+from streamfold.store.catalog.catalog import basin_info, stream_info
+from streamfold.store.engine.engine import Engine
+from streamfold.store.rows import BasinRow, StreamRow, TokenRow
+
+#: Items on one page.
+LIST_MAX = 1000
+
+Item = TypeVar("Item")
+
+
+async def list_basins(engine: Engine, prefix: str, start_after: str, limit: int) -> Page[BasinInfo]:
+    after = start_after >= prefix and bool(start_after)
+    start = keys.basins_from(start_after if after else prefix, after=after)
+
+    def item(key: bytes, value: bytes) -> BasinInfo | None:
+        name = keys.basin_name(key)
+        return basin_info(name, rows.decode(value, BasinRow)) if name.startswith(prefix) else None
+
+    return await _page(engine, start, keys.BASINS_END, limit, item)
+
+
+async def list_streams(
+    engine: Engine, basin: str, prefix: str, start_after: str, limit: int
+) -> Page[StreamInfo]:
+    after = start_after.encode() >= prefix.encode() and bool(start_after)
+    start = keys.streams_from(basin, start_after if after else prefix, after=after)
+
+    def item(key: bytes, value: bytes) -> StreamInfo | None:
+        name = keys.stream_names(key)[1]
+        return stream_info(name, rows.decode(value, StreamRow)) if name.startswith(prefix) else None
+
+    return await _page(engine, start, keys.streams_end(basin), limit, item)
+
+
+async def list_access_tokens(
+    engine: Engine, prefix: str, start_after: str, limit: int
+) -> Page[AccessToken]:
+    after = start_after.encode() >= prefix.encode() and bool(start_after)
+    start = keys.tokens_from(start_after if after else prefix, after=after)
+
+    def item(key: bytes, value: bytes) -> AccessToken | None:
+        shown = keys.token_id(key).startswith(prefix)
+        return rows.decode(value, TokenRow).token if shown else None
+
+    return await _page(engine, start, keys.TOKENS_END, limit, item)
+
+
+async def _page(
+    engine: Engine,
+    start: bytes,
+    end: bytes,
+    limit: int,
+    item: Callable[[bytes, bytes], Item | None],
+) -> Page[Item]:
+    """Up to `limit` items from `start` on, until one is None: the prefix ends there."""
+    most = limit if 0 < limit <= LIST_MAX else LIST_MAX
+    items: list[Item] = []
+    async with aclosing(engine.scan(start, end, first=most + 1)) as pages:
+        async for page in pages:
+            for key, value in page:
+                found = item(key, value)
+                if found is None or len(items) == most:
+                    return Page(tuple(items), has_more=found is not None)
+                items.append(found)
+    return Page(tuple(items), has_more=False)

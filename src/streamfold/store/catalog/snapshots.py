@@ -1,0 +1,351 @@
+"""Snapshots of streams: what stands for everything before a position.
+
+The bytes of a snapshot are a blob, written first; its row in the store makes them a snapshot. A blob
+without a row is nobody's, and is collected unless somebody is writing or reading it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from streamfold.blob.blob_store import BlobStore
+from streamfold.errors import (
+    BlobUnavailableError,
+    DataCorruptError,
+    InvalidError,
+    PositionTrimmedError,
+    SnapshotConflictError,
+    SnapshotNotFoundError,
+    StorageFullError,
+)
+from streamfold.model.records import CONTINUED
+from streamfold.store import keys, rows
+from streamfold.store.catalog.catalog import Catalog
+from streamfold.store.engine.disk_space import DiskSpace, SpaceClaim, is_disk_full
+from streamfold.store.engine.engine import Op
+from streamfold.store.log.sealing import SealingKey
+from streamfold.store.log.stream_log import StreamLog
+from streamfold.store.mount import Session
+from streamfold.store.read.cursor import Cursor
+from streamfold.store.read.requests import Allowance
+from streamfold.store.read.seek import apply_retention
+from streamfold.store.rows import SnapshotRow
+
+#: Bytes of a snapshot that are read at once: each of its readers holds so much.
+READ_PIECE = 1 << 20
+#: Snapshots of one stream that are kept: the newest ones.
+SNAPSHOTS_KEPT = 16
+
+
+class Digest(Protocol):
+    """Tells snapshots apart by what is in them."""
+
+    def update(self, data: bytes) -> None: ...
+    def hexdigest(self) -> str: ...
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """A snapshot that is published; it never changes."""
+
+    #: The first record that it does not cover.
+    seq_num: int
+    content_type: str
+    digest: str
+    #: Bytes.
+    size: int
+    #: Milliseconds since the Unix epoch.
+    created_at: int
+    blob: str
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A snapshot as somebody publishes it."""
+
+    seq_num: int
+    content_type: str
+    pieces: AsyncIterator[bytes]
+    digest: Digest
+    #: The digest that the newest snapshot must have.
+    match: str | None
+    #: Whether it may only stand where an append ends.
+    whole_appends: bool
+    key: SealingKey | None
+    #: Whether to trim what it covers; None = as the stream is configured.
+    trim: bool | None = None
+    #: Bytes of all pieces, if that is known before they come.
+    size: int | None = None
+
+
+@dataclass(slots=True)
+class SnapshotBlobs:
+    """Where the bytes are, and who uses them now."""
+
+    store: BlobStore
+    _used: Counter[str] = field(default_factory=Counter)
+
+    @contextmanager
+    def using(self, blob: str) -> Iterator[None]:
+        """Keep a blob from being collected."""
+        self._used[blob] += 1
+        try:
+            yield
+        finally:
+            self._used[blob] -= 1
+            if not self._used[blob]:
+                del self._used[blob]
+
+    async def read(self, snapshot: Snapshot) -> AsyncGenerator[bytes]:
+        """Yield the snapshot in pieces of `READ_PIECE` bytes; no file or connection to storage is
+        open while the caller is busy with a piece.
+        """
+        with self.using(snapshot.blob):
+            for start in range(0, snapshot.size, READ_PIECE):
+                length = min(READ_PIECE, snapshot.size - start)
+                piece = await self.store.get_range(snapshot.blob, start, length)
+                if len(piece) < length:
+                    raise DataCorruptError(
+                        f"blob {snapshot.blob!r} of the snapshot at {snapshot.seq_num} ends at byte "
+                        f"{start + len(piece)} of {snapshot.size}: restore it from a backup"
+                    )
+                yield piece
+
+    async def idle(self, stream_id: int) -> list[str]:
+        """The stream's blobs that nobody is writing or reading."""
+        return [blob async for blob in self._blobs(_folder(stream_id)) if blob not in self._used]
+
+    async def delete(self, blobs: Iterable[str]) -> None:
+        """Delete those of `blobs` that nobody has begun to read."""
+        for blob in blobs:
+            if blob not in self._used:
+                await self.store.delete(blob)
+
+    async def streams(self) -> set[int]:
+        """Streams that have blobs."""
+        return {int(blob.partition("/")[0], 16) async for blob in self._blobs("")}
+
+    async def _blobs(self, prefix: str) -> AsyncIterator[str]:
+        async for meta in self.store.list(prefix):
+            yield meta.key
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotShelf:
+    """The snapshots of all streams within one session."""
+
+    session: Session
+    catalog: Catalog
+    blobs: SnapshotBlobs
+    #: Whether snapshots trim streams that nobody has configured.
+    trim_by_default: bool
+    #: Where the blobs are written.
+    space: DiskSpace
+
+    async def all(self, log: StreamLog) -> list[Snapshot]:
+        """Every snapshot from which the stream can be followed, oldest first."""
+        await apply_retention(self.session, log)
+        return await self._rows(log.id, log.retained_from)
+
+    async def newest(self, log: StreamLog) -> Snapshot | None:
+        found = await self.all(log)
+        return found[-1] if found else None
+
+    async def at(self, log: StreamLog, seq_num: int) -> Snapshot:
+        """The snapshot at that position; SnapshotNotFoundError if there is none."""
+        found = next((s for s in await self.all(log) if s.seq_num == seq_num), None)
+        if found is None:
+            raise SnapshotNotFoundError(
+                f"stream {log.name!r} has no snapshot at {seq_num}: list them to see which"
+            )
+        return found
+
+    async def publish(self, log: StreamLog, new: Publication) -> Snapshot:
+        """Store a snapshot; the same one again changes nothing."""
+        await self._check(log, new)
+        blob = f"{_folder(log.id)}{new.seq_num:020d}-{uuid.uuid4().hex}"
+        with self.blobs.using(blob):
+            counted = await self._upload(blob, new)
+            row = SnapshotRow(
+                new.content_type, new.digest.hexdigest(), counted.size, self.session.now(), blob
+            )
+            snapshot = await self.catalog.finish(self._commit(log, new, row))
+        await self.prune(log)
+        return snapshot
+
+    async def _upload(self, blob: str, new: Publication) -> _Counted:
+        """Write the blob; StorageFullError, and no blob, as soon as it would touch the reserve."""
+        with self.space.claim(new.size) as claim:
+            counted = _Counted(new.pieces, new.digest, claim)
+            try:
+                await self.blobs.store.put(blob, counted.pieces())
+            except BlobUnavailableError as error:
+                if isinstance(error.__cause__, OSError) and is_disk_full(error.__cause__):
+                    raise StorageFullError(
+                        "the disk became full while the snapshot was written: nothing was stored; free "
+                        "some space, or send it again later"
+                    ) from error
+                raise
+        return counted
+
+    async def retain(
+        self, log: StreamLog, seq_num: int, *, whole_appends: bool, key: SealingKey | None
+    ) -> None:
+        """Let go of the records before `seq_num`: a snapshot must stand for them."""
+        async with self.catalog.locks.hold(log.basin, log.name):
+            if seq_num < log.retained_from:
+                raise SnapshotConflictError(
+                    f"records before {log.retained_from} are gone already, {seq_num} would "
+                    "bring some back"
+                )
+            newest = await self.newest(log)
+            if newest is None or newest.seq_num < seq_num:
+                raise SnapshotConflictError(
+                    f"no snapshot of stream {log.name!r} covers the records before {seq_num}: "
+                    "publish one first"
+                )
+            if whole_appends:
+                await self._check_boundary(log, seq_num, key)
+            log.trim(seq_num)
+            self.session.committer.touch(log)
+            await self.session.committer.write([])
+
+    async def prune(self, log: StreamLog) -> None:
+        """Forget snapshots that nothing can be followed from, and the oldest of too many."""
+        known = await self._rows(log.id, 0)
+        usable = [s for s in known if s.seq_num >= log.retained_from]
+        kept = usable[-SNAPSHOTS_KEPT:]
+        gone = [s for s in known if s not in kept]
+        if gone:
+            ops: list[Op] = [(keys.snapshot(log.id, s.seq_num), None) for s in gone]
+            await self.session.committer.write(ops)
+            await self._collect(log.id)
+
+    async def forget(self, stream_id: int) -> None:
+        """Remove everything of a stream that is deleted."""
+        known = await self._rows(stream_id, 0)
+        if known:
+            ops: list[Op] = [(keys.snapshot(stream_id, s.seq_num), None) for s in known]
+            await self.session.committer.write(ops)
+            await self._collect(stream_id)
+
+    async def sweep(self) -> None:
+        """Delete blobs that a crash has left behind."""
+        for stream_id in await self.blobs.streams():
+            await self._collect(stream_id)
+
+    async def _collect(self, stream_id: int) -> None:
+        """Delete the stream's blobs that have no row.
+
+        In this order: whoever wrote a blob that is idle has committed its row by then, or has failed.
+        """
+        idle = await self.blobs.idle(stream_id)
+        kept = {snapshot.blob for snapshot in await self._rows(stream_id, 0)}
+        await self.blobs.delete(blob for blob in idle if blob not in kept)
+
+    async def _commit(self, log: StreamLog, new: Publication, row: SnapshotRow) -> Snapshot:
+        async with self.catalog.locks.hold(log.basin, log.name):
+            # Again, now that nobody else can publish: much may have happened during the upload.
+            log.check_alive()
+            await self._check(log, new)
+            newest = await self.newest(log)
+            if newest is not None and newest.seq_num == new.seq_num:
+                if newest.digest == row.digest:
+                    if self._trims(log, new):
+                        log.trim(new.seq_num)
+                        self.session.committer.touch(log)
+                        await self.session.committer.write([])
+                    return newest
+                raise SnapshotConflictError(
+                    f"stream {log.name!r} has another snapshot at {new.seq_num}, with digest "
+                    f"{newest.digest}: snapshots do not change, publish one at a later position"
+                )
+            if self._trims(log, new):
+                log.trim(new.seq_num)
+                self.session.committer.touch(log)
+            op = keys.snapshot(log.id, new.seq_num), rows.encode(row)
+            await self.session.committer.write([op])
+            return _snapshot(new.seq_num, row)
+
+    def _trims(self, log: StreamLog, new: Publication) -> bool:
+        """Whether `new` trims what it covers: as it says itself, else the stream, else the store."""
+        for choice in (new.trim, log.row.config.trim_on_snapshot):
+            if choice is not None:
+                return choice
+        traits = log.row.traits
+        return self.trim_by_default or (traits is not None and traits.trim_on_snapshot)
+
+    async def _check(self, log: StreamLog, new: Publication) -> None:
+        await apply_retention(self.session, log)
+        first, tail = log.retained_from, int(log.durable.seq_num)
+        if new.seq_num < first:
+            raise PositionTrimmedError(new.seq_num, first)
+        if new.seq_num > tail:
+            raise SnapshotConflictError(
+                f"stream {log.name!r} ends at {tail}: a snapshot cannot cover more, up to "
+                f"{new.seq_num}"
+            )
+        newest = await self.newest(log)
+        if new.match is not None and (newest is None or newest.digest != new.match):
+            there = "none" if newest is None else newest.digest
+            raise SnapshotConflictError(
+                f"the newest snapshot is {there}, not {new.match}: read it, then decide"
+            )
+        if newest is not None and new.seq_num < newest.seq_num:
+            raise SnapshotConflictError(
+                f"stream {log.name!r} has a newer snapshot, at {newest.seq_num}"
+            )
+        if new.whole_appends:
+            await self._check_boundary(log, new.seq_num, new.key)
+
+    async def _check_boundary(self, log: StreamLog, seq_num: int, key: SealingKey | None) -> None:
+        if seq_num in (log.retained_from, int(log.durable.seq_num)):
+            return
+        cursor = Cursor(self.session, log, seq_num - 1, Allowance(1, None, None), key)
+        try:
+            batch = await cursor.next(fill=True)
+        finally:
+            await cursor.close()
+        if batch is not None and CONTINUED in batch.records()[0].headers:
+            raise InvalidError(f"position {seq_num} lies within an append: give one where it ends")
+
+    async def _rows(self, stream_id: int, start: int) -> list[Snapshot]:
+        found = []
+        span = keys.snapshots_span(stream_id, start)
+        async with aclosing(self.session.engine.scan(*span, first=SNAPSHOTS_KEPT + 1)) as pages:
+            async for page in pages:
+                for key, value in page:
+                    row = rows.decode(value, SnapshotRow)
+                    found.append(_snapshot(keys.snapshot_seq_num(key), row))
+        return found
+
+
+class _Counted:
+    """Passes pieces on, counted and digested."""
+
+    def __init__(self, pieces: AsyncIterator[bytes], digest: Digest, claim: SpaceClaim) -> None:
+        self._pieces = pieces
+        self._digest = digest
+        self._claim = claim
+        self.size = 0
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        async for piece in self._pieces:
+            self._claim.add(len(piece))
+            self._digest.update(piece)
+            self.size += len(piece)
+            yield piece
+
+
+def _folder(stream_id: int) -> str:
+    return f"{stream_id:016x}/"
+
+
+def _snapshot(seq_num: int, row: SnapshotRow) -> Snapshot:
+    return Snapshot(seq_num, row.content_type, row.digest, row.size, row.created_at, row.blob)

@@ -1,0 +1,330 @@
+"""Streams with traits: created with their first content, closed for good, appended to by producers
+that may repeat themselves, forked, gone when their time is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+
+from streamfold.errors import (
+    BasinNotFoundError,
+    ConditionFailedError,
+    PositionTrimmedError,
+    StreamDeletingError,
+    StreamForkedError,
+    StreamNotFoundError,
+    TermsError,
+    TooLargeError,
+)
+from streamfold.model import names
+from streamfold.model.configs import BasinConfig
+from streamfold.model.names import BasinName, StreamName
+from streamfold.model.traits import Claim, StreamTraits
+from streamfold.store.catalog.creation import Content, Creator, ForkWish, Wish, prepared
+from streamfold.store.catalog.snapshots import Publication, Snapshot
+from streamfold.store.log.admission import Admission
+from streamfold.store.log.sealing import SealingKey
+from streamfold.store.log.stream_log import AppendAck, StreamLog
+from streamfold.store.read.cursor import Cursor
+from streamfold.store.read.requests import Allowance, ReadBatch
+from streamfold.store.read.seek import apply_retention
+from streamfold.store.rows import ProducerRow
+from streamfold.store.supervisor import Opening, Supervisor
+
+#: Metered bytes of one append. It must be less than the store lets be unacknowledged.
+APPEND_BYTES_MAX = 32 << 20
+
+__all__ = [
+    "Appended", "Content", "DurableStreams", "ForkWish", "Reading", "StreamStatus", "Wish", "prepared",
+]  # fmt: skip
+
+
+class StreamStatus(msgspec.Struct, frozen=True):
+    """What there is to know of a stream, all of it durable."""
+
+    id: int
+    traits: StreamTraits
+    #: First record that is kept, and the number that the next one gets.
+    first: int
+    tail: int
+    closed: bool
+
+
+class Appended(msgspec.Struct, frozen=True):
+    """An append that is durable."""
+
+    #: Nothing was written: it had been appended before.
+    repeated: bool
+    tail: int
+    closed: bool
+    #: How far the producer has come.
+    producer: ProducerRow | None
+
+
+@dataclass(frozen=True, slots=True)
+class DurableStreams:
+    """Operations on streams with traits. Streams without have the default ones."""
+
+    supervisor: Supervisor
+    now: Callable[[], int]
+
+    @property
+    def _admission(self) -> Admission:
+        return self.supervisor.admission
+
+    async def ensure_basin(self, basin: str) -> None:
+        """Create the basin unless it is there; whatever configuration it has, it keeps."""
+        name = names.parse_bucket_name(basin)
+        opening = await self.supervisor.opening()
+        if await opening.session.basin(name) is None:
+            await opening.catalog.open_basin(name, BasinConfig())
+
+    async def has_basin(self, basin: str) -> bool:
+        opening = await self.supervisor.opening()
+        return await opening.session.basin(names.parse_bucket_name(basin)) is not None
+
+    async def create(self, basin: str, stream: str, wish: Wish) -> tuple[StreamStatus, bool]:
+        """The stream, and whether this created it; AlreadyExistsError if it is another."""
+        place = _place(basin, stream)
+        self.supervisor.space.check()
+        opening = await self.supervisor.opening()
+        log, created = await _creator(opening).create(*place, wish)
+        begins = log.row.lineage[-1].end if log.row.lineage else 0
+        if created and log.durable.seq_num > begins:
+            self.supervisor.tell_listeners(basin, stream, begins, int(log.durable.seq_num))
+        return _status(log), created
+
+    async def status(self, basin: str, stream: str) -> StreamStatus:
+        """What there is to know; asking does not count as use."""
+        async with self._using(basin, stream) as (opening, log):
+            await apply_retention(opening.session, log)
+            return _status(log)
+
+    async def delete(self, basin: str, stream: str) -> None:
+        """Delete the stream; what forks need of it stays until they are gone."""
+        async with self._using(basin, stream) as (opening, log):
+            await opening.catalog.delete_stream(BasinName(log.basin), StreamName(log.name))
+            opening.upkeep.poke()
+
+    async def append(
+        self,
+        basin: str,
+        stream: str,
+        claim: Claim,
+        content: Content,
+        key: SealingKey | None = None,
+    ) -> Appended:
+        """Append what `content` makes for the stream's content type, all of it or nothing.
+
+        It is durable when this returns. Terms are judged before `content` is asked.
+        """
+        async with self._using(basin, stream) as (opening, log):
+            try:
+                repeated, ack = await self._accept(log, claim, content, key)
+            except (ConditionFailedError, TermsError):
+                await opening.session.settle(log)
+                raise
+            except StreamDeletingError:
+                await opening.catalog.deletion(log.basin, log.name)
+                raise
+            # As it is now: what others append meanwhile may not be durable when this is.
+            producer = log.terms.producer(claim.producer.id) if claim.producer else None
+            log.renew(self.now())
+            opening.session.committer.touch(log)
+            if ack is not None:
+                return Appended(False, int((await ack).end.seq_num), claim.close, producer)
+            # Only the terms changed, or nothing did: what that rests on may not be durable yet.
+            await opening.session.committer.write([])
+            return Appended(repeated, *_tail(log), producer)
+
+    async def _accept(
+        self, log: StreamLog, claim: Claim, content: Content, key: SealingKey | None
+    ) -> tuple[bool, asyncio.Future[AppendAck] | None]:
+        """Whether this repeats an append; if not, the future of its ack if it has records."""
+        if log.repeats(claim, key, self.now()):
+            return True, None
+        batches = await content(log.terms.content_type)
+        if not all(batch.only_trims for batch in batches):
+            self.supervisor.space.check()
+        metered = sum(batch.metered for batch in batches)
+        if metered > APPEND_BYTES_MAX:
+            raise TooLargeError(
+                f"an append of {metered} bytes is too large: send at most {APPEND_BYTES_MAX}"
+            )
+        await self._admission.acquire(metered)
+        try:
+            # Judged again: others may have come first while this was parsed and waited for room.
+            if log.repeats(claim, key, self.now()):
+                self._admission.release(metered)
+                return True, None
+            return False, log.accept_claimed(batches, claim, key, self.now())
+        except BaseException:
+            self._admission.release(metered)
+            raise
+
+    # Snapshots
+
+    async def publish(self, basin: str, stream: str, new: Publication) -> Snapshot:
+        """Store a snapshot; the same one again changes nothing."""
+        self.supervisor.space.check_upload(new.size or 0)
+        async with self._using(basin, stream) as (opening, log):
+            return await opening.snapshots.publish(log, new)
+
+    async def snapshots(self, basin: str, stream: str) -> list[Snapshot]:
+        """Every snapshot from which the stream can be followed, oldest first."""
+        async with self._using(basin, stream) as (opening, log):
+            return await opening.snapshots.all(log)
+
+    async def snapshot(self, basin: str, stream: str, seq_num: int | None) -> Snapshot | None:
+        """The snapshot at a position, which must be there; without one the newest, if any."""
+        async with self._using(basin, stream) as (opening, log):
+            if seq_num is None:
+                return await opening.snapshots.newest(log)
+            return await opening.snapshots.at(log, seq_num)
+
+    async def snapshot_pieces(self, snapshot: Snapshot) -> AsyncGenerator[bytes]:
+        """The bytes of a snapshot, in pieces; it stays whatever is published meanwhile."""
+        opening = await self.supervisor.opening()
+        async with aclosing(opening.snapshots.blobs.read(snapshot)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def retain(
+        self,
+        basin: str,
+        stream: str,
+        seq_num: int,
+        *,
+        whole_appends: bool,
+        key: SealingKey | None = None,
+    ) -> None:
+        """Let go of the records before `seq_num`, for which a snapshot must stand."""
+        async with self._using(basin, stream) as (opening, log):
+            await opening.snapshots.retain(log, seq_num, whole_appends=whole_appends, key=key)
+
+    @asynccontextmanager
+    async def reading(
+        self, basin: str, stream: str, seq_num: int | None, key: SealingKey | None = None
+    ) -> AsyncIterator[Reading]:
+        """A place in the stream to read from: before record `seq_num`, or at the tail."""
+        async with self._using(basin, stream) as (opening, log):
+            log.check_key(key)
+            if log.renew(self.now()):
+                opening.session.committer.touch(log)
+                await opening.session.committer.write([])  # else a crash now could end it early
+            start = int(log.durable.seq_num) if seq_num is None else seq_num
+            await apply_retention(opening.session, log)
+            if start < log.readable_from:
+                raise PositionTrimmedError(start, log.retained_from)
+            cursor = Cursor(opening.session, log, start, Allowance(None, None, None), key)
+            delivered = partial(self.supervisor.usage.record_delivery, basin)
+            try:
+                yield Reading(log, cursor, delivered)
+            finally:
+                await cursor.close()
+
+    @asynccontextmanager
+    async def _using(self, basin: str, stream: str) -> AsyncIterator[tuple[Opening, StreamLog]]:
+        """The log of a stream that is neither deleted nor over."""
+        opening = self.supervisor.current or await self.supervisor.opening()
+        log = opening.session.cached_log(basin, stream)
+        if log is None:
+            log = await _load(opening, *_place(basin, stream))
+        with log.in_use():
+            if log.failure is None and log.over:
+                await self._refuse(opening, log)
+            yield opening, log
+
+    async def _refuse(self, opening: Opening, log: StreamLog) -> None:
+        await opening.catalog.deletion(log.basin, log.name)
+        if await _creator(opening).forked(log.id):
+            raise StreamForkedError(log.basin, log.name)
+        raise StreamNotFoundError(log.basin, log.name)
+
+
+class Reading:
+    """Reads forward from a place in a stream; not from two tasks at once."""
+
+    def __init__(self, log: StreamLog, cursor: Cursor, delivered: Callable[[int], None]) -> None:
+        self._log = log
+        self._cursor = cursor
+        self._delivered = delivered
+        #: Awaited before a batch is made that this reader does not share with others.
+        self.before_own_batch: Callable[[], Awaitable[None]] | None = None
+
+    @property
+    def status(self) -> StreamStatus:
+        return _status(self._log)
+
+    @property
+    def seq_num(self) -> int:
+        """The number of the record that comes next."""
+        return max(self._cursor.seq_num, 0)
+
+    @property
+    def at_tail(self) -> bool:
+        return self._cursor.at_tail
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing comes any more: everything was read, and the stream is closed."""
+        return self._log.durable_closed and self.at_tail
+
+    @property
+    def resting(self) -> bool:
+        """Whether everything was read, and nothing is held for this reader."""
+        return self._cursor.resting
+
+    async def next(self) -> ReadBatch | None:
+        """The next batch, about 1 MiB at most; None at the tail.
+
+        PositionTrimmedError if what comes next was trimmed meanwhile: there would be a gap.
+        """
+        seq_num = self._cursor.seq_num
+        batch = self._cursor.live()
+        if batch is None:
+            if self.before_own_batch is not None and not self._cursor.resting:
+                await self.before_own_batch()
+            batch = await self._cursor.next(fill=False)
+        reached = self._cursor.seq_num if batch is None else batch.first_seq_num
+        if reached > seq_num:
+            raise PositionTrimmedError(seq_num, self._log.retained_from)
+        if batch is not None:
+            self._delivered(batch.metered)
+        return batch
+
+    async def wait(self, seconds: float) -> bool:
+        """Wait for more to read, or for the end; False when neither came in time."""
+        return await self._cursor.advanced(seconds)
+
+
+async def _load(opening: Opening, basin: BasinName, stream: StreamName) -> StreamLog:
+    try:
+        return await opening.session.open_log(basin, stream)
+    except StreamNotFoundError:
+        if await opening.session.basin(basin) is None:
+            raise BasinNotFoundError(basin) from None
+        raise
+
+
+def _creator(opening: Opening) -> Creator:
+    return Creator(opening.session, opening.catalog)
+
+
+def _status(log: StreamLog) -> StreamStatus:
+    first, (tail, closed) = log.retained_from, _tail(log)
+    return StreamStatus(log.id, log.row.traits or StreamTraits(), first, tail, closed)
+
+
+def _tail(log: StreamLog) -> tuple[int, bool]:
+    return int(log.durable.seq_num), log.durable_closed
+
+
+def _place(basin: str, stream: str) -> tuple[BasinName, StreamName]:
+    return names.parse_bucket_name(basin), names.parse_stream_name(stream)

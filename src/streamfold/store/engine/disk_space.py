@@ -1,0 +1,188 @@
+"""Keeps some local disk free, so that a full disk refuses appends before they are written.
+
+An append that meets a full disk halfway is of unknown outcome. One that is refused beforehand certainly
+did not happen, and what is kept free is there for the ways out: trims, deletions, and the tables that
+SlateDB writes from what is acknowledged already.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from streamfold.blob.local.store import WRITE_BUFFER
+from streamfold.errors import StorageFullError
+
+logger = logging.getLogger(__name__)
+
+#: Bytes kept free: SlateDB holds up to 128 MiB that it has yet to write as tables, commits up to 64 MiB
+#: are under way, and a compaction writes 64 MiB at a time.
+RESERVE_BYTES = 256 << 20
+#: But at most one part in so many of a small file system, unless a setting says otherwise.
+_RESERVE_PART = 4
+#: Seconds between looks while more than twice the reserve is free: far more than is written meanwhile.
+_LOOK_INTERVAL = 0.1
+
+#: What the system says when there is no room, no quota, or a limit on files is reached.
+_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+_OS_ERROR = re.compile(r"\(os error ([0-9]+)\)")
+
+
+class DiskUsage(NamedTuple):
+    """Bytes of a file system."""
+
+    total: int
+    free: int
+
+
+#: Tells the usage of the file system that a folder is on.
+UsageReader: TypeAlias = Callable[[Path], DiskUsage]
+
+
+def read_usage(folder: Path) -> DiskUsage:
+    usage = shutil.disk_usage(folder)
+    return DiskUsage(usage.total, usage.free)
+
+
+def is_disk_full(error: Exception) -> bool:
+    """Whether a write failed for want of room; SlateDB has the system's error in its text alone."""
+    if isinstance(error, OSError):
+        return error.errno in _FULL
+    return any(int(number) in _FULL for number in _OS_ERROR.findall(str(error)))
+
+
+class DiskSpace:
+    """Whether there is room for more records below `folder`; without one there always is."""
+
+    def __init__(
+        self, folder: Path | None, reserve: int | None, read: UsageReader = read_usage
+    ) -> None:
+        self._folder = folder
+        self._read = read
+        self._wanted = reserve
+        #: Bytes that are free, and how many of them are kept so.
+        self.free = 0
+        self.reserve = 0
+        self._full = False
+        self._next_look = 0.0
+        #: Bytes that uploads under way have yet to write.
+        self.claimed = 0
+
+    @property
+    def bounded(self) -> bool:
+        """Whether storage is a disk that can be full."""
+        return self._folder is not None
+
+    @property
+    def full(self) -> bool:
+        """Whether less than the reserve is free."""
+        if self._folder is not None and self._next_look <= (now := time.monotonic()):
+            self._look(self._folder, now)
+        return self._full
+
+    @property
+    def room(self) -> float:
+        """Bytes that may be written without touching the reserve; infinite if storage is."""
+        if not self.bounded:
+            return float("inf")
+        return 0 if self.full else max(0, self.free - self.reserve - self.claimed)
+
+    def check(self) -> None:
+        """Raise StorageFullError if there is no room for more records."""
+        if self.full:
+            raise StorageFullError(
+                f"the disk has {_mib(self.free)} free, and {_mib(self.reserve)} are kept for trims and "
+                "deletions: nothing was written; free some space, trim or delete streams, or set "
+                "another reserve"
+            )
+
+    def check_upload(self, size: int) -> None:
+        """Raise StorageFullError if the disk is full, or if `size` bytes more than those that uploads
+        under way have claimed do not fit.
+        """
+        self._next_look = 0.0  # uploads are fast enough to fill a small reserve between two looks
+        self.check()
+        if size and self.room < size:
+            raise StorageFullError(
+                f"an upload of {_mib(size)} does not fit: the disk has {_mib(self.free)} free, "
+                f"{_mib(self.reserve)} are kept for trims and deletions, and {_mib(self.claimed)} for "
+                "other uploads under way; nothing was stored; free some space, or send it again later"
+            )
+
+    @contextmanager
+    def claim(self, size: int | None) -> Iterator[SpaceClaim]:
+        """Account for an upload of `size` bytes, if that is known, until the context ends."""
+        claim = SpaceClaim(self, size or 0)
+        try:
+            yield claim
+        finally:
+            claim.release()
+
+    def _look(self, folder: Path, now: float) -> None:
+        try:
+            usage = self._read(folder)
+        except OSError as error:
+            # Whoever writes next gets the error itself, with more to say.
+            logger.warning("the free space of %s cannot be read: %s", folder, error)
+            return
+        self.free = usage.free
+        by_default = min(RESERVE_BYTES, usage.total // _RESERVE_PART)
+        self.reserve = by_default if self._wanted is None else self._wanted
+        full = usage.free < self.reserve
+        if full != self._full:
+            logger.warning(
+                "%s: %s free, %s are kept for trims and deletions; appends are %s",
+                folder,
+                _mib(self.free),
+                _mib(self.reserve),
+                "refused" if full else "taken again",
+            )
+        self._full = full
+        self._next_look = now + _LOOK_INTERVAL if usage.free > 2 * self.reserve else now
+
+
+class SpaceClaim:
+    """The room that one upload still needs: what it declared or brought, less what is on disk."""
+
+    def __init__(self, space: DiskSpace, declared: int) -> None:
+        self._space = space
+        self._declared = declared
+        self._came = 0
+        #: Bytes that the blob store holds in memory, and that it has written.
+        self._gathered = 0
+        self._written = 0
+        self._claimed = 0
+
+    def add(self, size: int) -> None:
+        """Count bytes before they are written; StorageFullError if they would touch the reserve.
+
+        The first ones claim all that was declared: a client that sends nothing claims nothing.
+        """
+        if self._gathered >= WRITE_BUFFER:  # it wrote them before it asked for more
+            self._written += self._gathered
+            self._claim(-self._gathered)
+            self._gathered = 0
+        self._gathered += size
+        self._came += size
+        more = max(self._declared, self._came) - self._written - self._claimed
+        self._space.check_upload(more)
+        self._claim(more)
+
+    def release(self) -> None:
+        """Leave the room to others."""
+        self._claim(-self._claimed)
+
+    def _claim(self, size: int) -> None:
+        self._claimed += size
+        self._space.claimed += size
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):.1f} MiB"

@@ -1,0 +1,132 @@
+"""Where a store lives: `memory:`, `file:///folder`, `s3://bucket/prefix`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from slatedb.uniffi._slatedb_uniffi import slatedb as binding
+
+from streamfold.blob import BlobStore, LocalBlobStore, open_blob_store
+from streamfold.errors import BlobUnavailableError, InvalidError, StorageError
+from streamfold.store.engine import foreign_data
+from streamfold.store.engine.s3_access import S3Access, find_access
+
+#: Folders below the location in which SlateDB keeps its files, and the store its snapshots.
+DATABASE, SNAPSHOTS = "db", "snapshots"
+#: Of folders on local disk: for this user alone, whatever files within allow.
+_PRIVATE = 0o700
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A parsed location; `store` is SlateDB's handle on it, and for `memory:` the data itself."""
+
+    url: str
+    #: Path of the database within the object store.
+    path: str
+    #: Folder of the database on local disk, if that is where it is.
+    folder: Path | None
+    store: Any = field(repr=False)
+    #: Where the bytes of snapshots are.
+    snapshots: BlobStore = field(repr=False)
+    #: The files of the database on object storage, to see how large they are.
+    files: BlobStore | None = field(repr=False, default=None)
+    #: How a bucket is reached, and the database's folder in it for one quick question.
+    access: S3Access | None = field(default=None, repr=False)
+    probe: BlobStore | None = field(default=None, repr=False)
+    #: Where the manifests of another program's database would be.
+    others: BlobStore | None = field(default=None, repr=False)
+
+    @property
+    def name(self) -> str:
+        """What clients call it: the kind of storage, not where exactly it is."""
+        kind = self.url.partition(":")[0]
+        return {"memory": "local:memory", "file": "local:disk"}.get(kind, f"{kind}:bucket")
+
+    async def check_access(self) -> None:
+        """Raise, within seconds, if the bucket cannot be used: no such bucket, region or rights, or
+        the data of another program where a new store would be.
+        """
+        if self.probe is None:
+            return
+        try:
+            async for _ in self.probe.list():
+                return
+            if self.others is not None:
+                await foreign_data.check_blobs(self.url, self.others)
+        except BlobUnavailableError as error:
+            raise StorageError(f"the store at {self.url} cannot be opened: {error}") from None
+
+    def close(self) -> None:
+        """Let go of what was needed to reach it."""
+        if self.access is not None:
+            self.access.close()
+
+
+def open_location(url: str, environment: Mapping[str, str] = os.environ) -> Location:
+    """Parse `url` and connect to it; nothing is read or written yet.
+
+    S3 takes endpoint, region and credentials from where AWS tools take them; `environment` has the
+    variables. That may read files and wait for a network.
+    """
+    parts = urlsplit(url)
+    if parts.scheme == "memory":
+        database = binding.ObjectStore.resolve("memory:///")
+        return Location(url, DATABASE, None, database, open_blob_store("memory:"))
+    if parts.scheme == "file":
+        return _local(url, Path(unquote(parts.path)))
+    if parts.scheme == "s3" and parts.netloc:
+        return _s3(url, parts.netloc, parts.path.strip("/"), environment)
+    raise InvalidError(
+        f"store location {url!r} is not understood: "
+        "give memory:, file:///folder or s3://bucket/prefix"
+    )
+
+
+def choose_location(asked: str | None, only: str) -> str:
+    """Where a basin is to be: a store has one location, by the name that clients give it."""
+    if asked not in (None, only):
+        raise InvalidError(f"location {asked!r} is unknown: choose from {only}, or leave it out")
+    return only
+
+
+def _local(url: str, folder: Path) -> Location:
+    if not folder.is_absolute():
+        raise InvalidError(f"store location {url!r} must name an absolute folder: file:///folder")
+    foreign_data.check_folder(url, folder)
+    try:
+        for private in (folder, folder / DATABASE, folder / SNAPSHOTS):
+            private.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidError(
+            f"the folder {str(folder)!r} of the store cannot be made ({error.strerror}): choose one "
+            "that this user may create and write to"
+        ) from None
+    builder = binding.ObjectStoreBuilder(binding.ObjectStoreType.LOCAL)
+    builder.with_config("local_path", str(folder))
+    snapshots = LocalBlobStore(folder / SNAPSHOTS)
+    return Location(url, DATABASE, folder / DATABASE, builder.build(), snapshots)
+
+
+def _s3(url: str, bucket: str, prefix: str, environment: Mapping[str, str]) -> Location:
+    access = find_access(environment)
+    path = f"{prefix}/{DATABASE}" if prefix else DATABASE
+    snapshots = "/".join(part for part in (f"s3://{bucket}", prefix, SNAPSHOTS) if part)
+    return Location(
+        url,
+        path,
+        None,
+        access.open_database(bucket),
+        access.open_blobs(snapshots),
+        access.open_blobs(f"s3://{bucket}/{path}"),
+        access,
+        access.open_probe(f"s3://{bucket}/{path}"),
+        access.open_probe(
+            "/".join(filter(None, (f"s3://{bucket}", prefix, foreign_data.MANIFESTS)))
+        ),
+    )

@@ -1,0 +1,419 @@
+"""The engine on SlateDB: group commits as write batches, flushed on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+from slatedb.uniffi._slatedb_uniffi import slatedb as binding
+
+from streamfold.errors import StorageError, StorageFullError, WriterFencedError
+from streamfold.store.engine import slatedb_binding
+from streamfold.store.engine.disk_space import is_disk_full
+from streamfold.store.engine.engine import DiskUse, Op, Row, Tables
+from streamfold.store.engine.local_disk import LocalDisk, forget_restore_point
+from streamfold.store.engine.location import Location
+from streamfold.store.engine.slatedb_clock import SlateClock, newest_time, system_time
+from streamfold.store.engine.slatedb_tables import REPLACED_SECONDS, SlateTables, sizes_of
+
+#: Bytes of one value from which the copy into SlateDB, 4 ms per MiB and without the interpreter's
+#: lock, is worth a thread. Many small values are not: their cost is Python. Very many are, for the sake
+#: of the event loop.
+_THREAD_FROM_BYTES = 64 << 10
+_THREAD_FROM_TOTAL = 1 << 20
+
+#: Bytes; memory that SlateDB may use for rows not yet in a sorted table, and the size of one.
+_TABLE_BYTES = 32 << 20
+_UNFLUSHED_BYTES = 128 << 20
+#: Tables not yet compacted at which writes wait for the compaction.
+_YOUNG_TABLES = 32
+#: Young tables from which SlateDB merges, and how many of the oldest become a run. A merge needs its
+#: sources and its result at the same time, so it must not cover most of what a small store holds; but
+#: with fewer at a time, merges would not keep up with fast writers.
+_MANY_YOUNG_TABLES, _MERGED_YOUNG_TABLES = 12, 6
+#: How often SlateDB looks whether tables are to be merged, and whether they are: on local disk, and
+#: where a look is a request that costs.
+_POLL_LOCAL, _POLL_REMOTE = "500ms", "1s"
+#: Bytes of a compacted table. A compaction holds one in memory, and there is one at a time.
+_COMPACTED_BYTES = 64 << 20
+#: Bytes of blocks kept for point reads; scans of records pass the cache by.
+_CACHE_BYTES = 32 << 20
+#: Bytes that a scan fetches ahead of each table, and those of an eager one, with so many fetches.
+_READ_AHEAD_BYTES = 1 << 20
+_EAGER_BYTES = 4 << 20
+_EAGER_TASKS = 2
+#: Rows and bytes of a page of a scan. SlateDB counts rows only, and the size of those that follow is
+#: not known: a page may have 32 MiB when rows of 1 MiB follow small ones; the next has fewer rows.
+_PAGE_ROWS = 32
+_PAGE_BYTES = 1 << 20
+
+#: How often SlateDB repeats a request that storage answered with an error, 0.1 to 0.8 s apart; then the
+#: request has failed. It would go on for ever, and the answer to an append would have to wait for it.
+#: Server errors (5xx), throttling and connections that are refused are retried below this, for minutes.
+_RETRIES = 4
+#: Seconds that a failed database gets to say why.
+_CAUSE_TIMEOUT = 1.0
+_CAUSE_PAUSE = 0.01
+#: In the message of an error that does not say what storage answered.
+_NO_CAUSE = "(object store error)"
+
+#: Seconds in which storage must answer once, or it is not opened.
+_ANSWER_PATIENCE = 15.0
+
+#: Collections after the last commit: SlateDB may merge young tables until then, and expired
+#: checkpoints may hold what was replaced.
+_IDLE_COLLECTIONS = 2
+#: A key that no row has: deleting it is something to write.
+_NO_ROW = b"\xff"
+
+_WAL = binding.FlushOptions(flush_type=binding.FlushType.WAL)
+#: One file ahead: further ones would be waited for in the background long after the last was read.
+_READ_WAL = binding.SlateDbWalReaderOptions(max_fetch_tasks=1)
+
+
+class SlateEngine:
+    """SlateDB as an Engine."""
+
+    def __init__(
+        self, db: Any, admin: Any, epoch: int, disk: LocalDisk | None, tables: SlateTables
+    ) -> None:
+        self._db = db
+        self._admin = admin
+        self._epoch = epoch
+        self._disk = disk
+        self._tables = tables
+        self._order = asyncio.Lock()
+        self._collecting = asyncio.Lock()
+        #: Collections in a row that found no commit since the one before and nothing to delete.
+        self._idle_collections = 0
+        self._committed = False
+        self._disk_use = DiskUse(0, 0)
+        self._closed = False
+
+    @classmethod
+    async def open(
+        cls,
+        location: Location,
+        disk: LocalDisk | None = None,
+        now: Callable[[], int] = system_time,
+    ) -> SlateEngine:
+        """Open the database at `location` and become its writer; a former writer is fenced.
+
+        With `disk`, a commit is synced to the device before it counts as durable. `now` is the time
+        (ms) from which SlateDB's clock starts, unless storage has seen a later one.
+        """
+        builder = binding.DbBuilder(location.path, location.store)
+        builder.with_settings(_settings(local=location.folder is not None))
+        builder.with_sst_block_size(binding.SstBlockSize.BLOCK64_KIB)
+        cache = binding.FoyerCacheOptions(max_capacity=_CACHE_BYTES, shards=4)
+        builder.with_db_cache(binding.DbCache.new_foyer_cache(cache), 0)
+        wal = binding.SlateDbWalReader.with_options(location.path, location.store, _READ_WAL)
+        try:
+            if disk is not None:
+                await disk.repair(wal)
+            elif location.folder is not None:
+                forget_restore_point(location.folder)
+            admin = open_admin(location)
+            await location.check_access()
+            manifest = await _check_answers(admin, location)
+            seen = await newest_time(manifest, admin, wal) if manifest is not None else 0
+            clock = await SlateClock.for_time(max(now(), seen), location.url)
+            admin = clock.start(lambda: open_admin(location))
+            db = await clock.open(builder.build)
+        except (binding.Error, OSError) as error:
+            raise _translated(error) from error
+        sizes, local = sizes_of(location.folder, location.files), location.folder is not None
+        tables = SlateTables(db, admin, sizes, local=local)
+        engine = cls(db, admin, 0, disk, tables)
+        try:
+            await engine._take_over()
+        except BaseException:
+            await engine.close(flush=False)
+            raise
+        return engine
+
+    async def _take_over(self) -> None:
+        try:
+            self._epoch = (await slatedb_binding.read_manifest(self._admin)).writer_epoch
+            if self._disk is not None:
+                await self._disk.take_over(self._admin)
+        except (binding.Error, OSError) as error:
+            raise _translated(error) from error
+
+    async def commit(self, ops: Sequence[Op]) -> None:
+        if not ops:
+            return  # SlateDB refuses an empty batch
+        try:
+            # The lock is first come, first served: rows enter SlateDB in the order of the calls.
+            async with self._order:
+                written = await self._db.write(await _batch_of(list(ops)))
+                self._tables.committed(written.seqnum(), _size_of(ops))
+                self._committed = True
+            await self._db.flush_with_options(_WAL)
+            if self._db.status().durable_seq < written.seqnum():
+                await written.await_durable()
+            if self._disk is not None:
+                await self._disk.sync_wal()
+        except binding.Error as error:
+            raise _translated(await self._cause(error)) from error
+        except OSError as error:
+            raise _translated(error) from error
+
+    async def _cause(self, error: Any) -> Any:
+        """What storage answered when a commit failed. SlateDB 0.17 first says only that its WAL
+        has failed, once or several times, and names the answer in a later call.
+        """
+        try:
+            async with asyncio.timeout(_CAUSE_TIMEOUT):
+                while not isinstance(error, binding.Error.Closed) and _NO_CAUSE in str(error):
+                    try:
+                        await self._db.flush_with_options(_WAL)
+                    except binding.Error as next_error:
+                        error = next_error
+                    await asyncio.sleep(_CAUSE_PAUSE)
+        except TimeoutError:
+            pass  # what it said at first is all there is to say
+        return error
+
+    async def get(self, key: bytes) -> bytes | None:
+        try:
+            try:
+                value: bytes | None = await self._db.get_with_options(key, _READ)
+            except binding.Error.Data:
+                # On storage that takes long to answer, a table may have been replaced meanwhile.
+                value = await self._db.get_with_options(key, _READ)
+        except binding.Error as error:
+            raise _translated(error) from error
+        return value
+
+    async def scan(
+        self,
+        start: bytes,
+        end: bytes,
+        *,
+        first: int = 2,
+        descending: bool = False,
+        eager: bool = False,
+    ) -> AsyncGenerator[list[Row]]:
+        options = _DESCENDING if descending else _EAGER if eager else _ASCENDING
+        resumed_at = None
+        while start < end:  # SlateDB refuses an empty range
+            try:
+                async with aclosing(self._scan(start, end, first, options)) as pages:
+                    async for page in pages:
+                        last = page[-1][0]
+                        if descending:
+                            end = last
+                        else:
+                            start = last + b"\x00"
+                        yield page
+                return
+            except binding.Error.Data as error:
+                # Tables that a merge replaced while the scan ran are deleted after a while: go on
+                # behind the last row with those that took their place. Unreadable data, however,
+                # fails again at the same row.
+                if resumed_at == (start, end):
+                    raise _translated(error) from error
+                resumed_at = (start, end)
+            except binding.Error as error:
+                raise _translated(error) from error
+
+    async def _scan(
+        self, start: bytes, end: bytes, first: int, options: Any
+    ) -> AsyncGenerator[list[Row]]:
+        span = binding.KeyRange(start=start, start_inclusive=True, end=end, end_inclusive=False)
+        most, ahead = first, None
+        try:
+            rows = await self._db.scan_with_options(span, options)
+            page = await slatedb_binding.next_rows(rows, most)
+            while page:
+                # From the second page on an eager scan fetches the next one while this one is used.
+                wanted = len(page) == most
+                if wanted and most != first and options is _EAGER:
+                    most = _page_rows(page)
+                    ahead = asyncio.ensure_future(slatedb_binding.next_rows(rows, most))
+                yield page
+                if not wanted:
+                    return
+                if ahead is None:
+                    most = _page_rows(page)
+                    page = await slatedb_binding.next_rows(rows, most)
+                else:
+                    page, ahead = await ahead, None
+        finally:
+            if ahead is not None:
+                ahead.cancel()
+
+    async def check(self) -> None:
+        try:
+            manifest = await slatedb_binding.read_manifest(self._admin)
+        except binding.Error as error:
+            raise _translated(error) from error
+        if manifest is None or manifest.writer_epoch != self._epoch:
+            raise WriterFencedError
+
+    async def tables(self) -> Tables:
+        try:
+            return await self._tables.read()
+        except binding.Error as error:
+            raise _translated(error) from error
+
+    async def flush(self) -> None:
+        """Write a young table, even if there is no row to write.
+
+        The collector spares all tables that are newer than the newest young one: this lets it pass.
+        """
+        try:
+            async with self._order:
+                await self._db.write(slatedb_binding.write_batch([(_NO_ROW, None)]))
+                self._committed = True
+            await self._tables.flush()
+        except binding.Error as error:
+            raise _translated(error) from error
+
+    async def merge(self, runs: Sequence[int], *, young: bool) -> bool:
+        try:
+            return await self._tables.merge(runs, young=young)
+        except binding.Error as error:
+            raise _translated(error) from error
+
+    async def collect(self) -> DiskUse:
+        """Delete files that are not needed; on local disk, a restore point is made first.
+
+        Costs nothing while nothing is committed.
+        """
+        try:
+            async with self._collecting:
+                idle = not self._committed and not self._disk_use.replaced
+                self._idle_collections = self._idle_collections + 1 if idle else 0
+                if self._idle_collections <= _IDLE_COLLECTIONS:
+                    self._committed = False
+                    await self._collect()
+                return self._disk_use
+        except (binding.Error, OSError) as error:
+            raise _translated(error) from error
+
+    async def _collect(self) -> None:
+        if self._disk is None:
+            await self._tables.collect(log=True)
+        else:
+            await self._disk.collect(self._admin, partial(self._tables.collect, log=False))
+        self._disk_use = await self._tables.disk_use()
+
+    async def close(self, *, flush: bool = True) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        layer = binding.FlushType.MEM_TABLE if flush else None
+        try:
+            await self._db.shutdown_with_options(binding.CloseOptions(flush_type=layer))
+        except binding.Error as error:
+            # A database that is already closed or fenced has nothing left to flush.
+            if not isinstance(error, binding.Error.Closed):
+                raise _translated(error) from error
+
+
+def open_admin(location: Location) -> Any:
+    return binding.AdminBuilder(location.path, location.store).build()
+
+
+async def _check_answers(admin: Any, location: Location) -> Any:
+    """The newest manifest, None if there is none; raises if storage does not answer.
+
+    SlateDB itself would try for ever, and not say why.
+    """
+    try:
+        async with asyncio.timeout(_ANSWER_PATIENCE):
+            return await slatedb_binding.read_manifest(admin)
+    except TimeoutError:
+        raise StorageError(
+            f"storage at {location.url} gave no good answer within {_ANSWER_PATIENCE} s: check that "
+            "it exists, its endpoint and the credentials"
+        ) from None
+
+
+def _page_rows(page: list[Row]) -> int:
+    """How many rows the page after `page` has: as many of its largest as make a page, and no more than
+    twice as many as before, because those that follow may be larger.
+    """
+    largest = max(len(value) for _, value in page) + 1
+    return max(1, min(2 * len(page), _PAGE_ROWS, _PAGE_BYTES // largest))
+
+
+def _size_of(ops: Sequence[Op]) -> int:
+    return sum(len(key) + len(value or b"") for key, value in ops)
+
+
+async def _batch_of(ops: list[Op]) -> Any:
+    largest = max((len(value) for _, value in ops if value is not None), default=0)
+    if largest >= _THREAD_FROM_BYTES or _size_of(ops) >= _THREAD_FROM_TOTAL:
+        return await asyncio.to_thread(slatedb_binding.write_batch, ops)
+    return slatedb_binding.write_batch(ops)
+
+
+def _settings(*, local: bool) -> Any:
+    settings = binding.Settings.default()
+    # `SlateTables.collect` calls the collector when there is something to delete, and on local disk
+    # after a restore point.
+    settings.set("garbage_collector_options", "null")
+    # No timer: a commit flushes when it is complete, so an ack waits for one write and no tick.
+    settings.set("flush_interval", "null")
+    settings.set("object_store_max_retries", str(_RETRIES))
+    settings.set("l0_sst_size_bytes", str(_TABLE_BYTES))
+    settings.set("max_unflushed_bytes", str(_UNFLUSHED_BYTES))
+    # A writer at full speed waits while there are too many young tables: look for work often.
+    settings.set("l0_max_ssts", str(_YOUNG_TABLES))
+    settings.set("l0_max_ssts_per_key", str(_YOUNG_TABLES))
+    for name in ("poll_interval", "worker.compactions_poll_interval", "commit_compacted_interval"):
+        settings.set(f"compactor_options.{name}", f'"{_POLL_LOCAL if local else _POLL_REMOTE}"')
+    # One for young tables, for which writers may have to wait, and one for merges on request.
+    settings.set("compactor_options.max_concurrent_compactions", "2")
+    settings.set("compactor_options.worker.max_concurrent_compactions", "2")
+    settings.set("compactor_options.checkpoint_lifetime", f'"{REPLACED_SECONDS}s"')
+    # No run is similar enough to another to be merged by SlateDB itself.
+    scheduler = {
+        "min_compaction_sources": str(_MANY_YOUNG_TABLES),
+        "max_compaction_sources": str(_MERGED_YOUNG_TABLES),
+        "include_size_threshold": "0",
+    }
+    settings.set("compactor_options.scheduler_options", json.dumps(scheduler))
+    settings.set("compactor_options.worker.max_subcompactions", "1")
+    settings.set("compactor_options.worker.max_sst_size", str(_COMPACTED_BYTES))
+    return settings
+
+
+def _scan_options(order: Any, read_ahead: int, tasks: int) -> Any:
+    return binding.ScanOptions(
+        durability_filter=binding.DurabilityLevel.REMOTE,
+        dirty=False,
+        read_ahead_bytes=read_ahead,
+        cache_blocks=False,
+        max_fetch_tasks=tasks,
+        order=order,
+    )
+
+
+_ASCENDING = _scan_options(binding.IterationOrder.ASCENDING, _READ_AHEAD_BYTES, 1)
+_EAGER = _scan_options(binding.IterationOrder.ASCENDING, _EAGER_BYTES, _EAGER_TASKS)
+_DESCENDING = _scan_options(binding.IterationOrder.DESCENDING, 1, 1)
+_READ = binding.ReadOptions(
+    durability_filter=binding.DurabilityLevel.REMOTE, dirty=False, cache_blocks=True
+)
+
+
+def _translated(error: Exception) -> Exception:
+    if isinstance(error, binding.Error.Closed) and error.reason == binding.CloseReason.FENCED:
+        return WriterFencedError()
+    text = getattr(error, "message", str(error))
+    if is_disk_full(error):
+        return StorageFullError(
+            f"the disk is full: {text}",
+            public_message="the disk is full: free some space, trim or delete streams",
+        )
+    if isinstance(error, OSError):
+        return StorageError(f"the disk failed: {text}")
+    return StorageError(f"SlateDB failed: {text}")

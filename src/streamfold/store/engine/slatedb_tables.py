@@ -1,0 +1,189 @@
+"""SlateDB's tables: how large they are, merging them on request, and deleting replaced ones.
+
+SlateDB merges young tables into a run by itself (`slatedb.py` sets when). Which runs are merged is
+decided in `reclaim.py` and carried out here: left to itself, SlateDB would rewrite most of the store at
+once, and would never drop deleted rows while nothing is written.
+
+A table that a merge has replaced stays for `REPLACED_SECONDS`, because scans that began before the
+merge still read it; a scan that takes longer starts again behind the last row that it returned.
+SlateDB's collector deletes it after that. The collector is safe at any age: it spares tables newer than
+the newest young one, tables of merges under way, and whatever a checkpoint names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from slatedb.uniffi._slatedb_uniffi import slatedb as binding
+
+from streamfold.blob import BlobStore
+from streamfold.store.engine.engine import DiskUse, Run, Tables
+from streamfold.store.engine.slatedb_binding import read_manifest
+
+#: Seconds for which the tables that a merge has replaced can be read.
+REPLACED_SECONDS: Final = 5
+#: Milliseconds below which the collector deletes no file, whatever it believes.
+_MIN_AGE_MS = 5_000
+#: Milliseconds for which manifests are kept: somebody who looked for the newest must find it. Longer on
+#: local disk, where nothing else keeps a process that was stopped meanwhile from writing the number of
+#: one that was deleted. That would be ignored, and its commits are refused by the log in any case.
+_MANIFEST_MIN_AGE_MS, _LOCAL_MANIFEST_MIN_AGE_MS = 60_000, 600_000
+#: Seconds between looks whether a merge is done.
+_MERGE_LOOK = 0.25
+#: Bytes of commits that are noted as one.
+_PENDING_STEP = 64 << 10
+_MEMTABLE = binding.FlushOptions(flush_type=binding.FlushType.MEM_TABLE)
+_ENDED = (binding.CompactionStatus.COMPLETED, binding.CompactionStatus.FAILED)
+
+
+class SlateTables:
+    """The tables of one open database; `sizes` tells the bytes of its files by name."""
+
+    def __init__(self, db: Any, admin: Any, sizes: Callable[[], Any], *, local: bool) -> None:
+        self._db = db
+        self._local = local
+        self._admin = admin
+        self._sizes = sizes
+        #: Sequence number and bytes of commits that no table may have yet.
+        self._pending: deque[list[int]] = deque()
+        self._written = 0
+        self._manifest: Any = None
+
+    def committed(self, seqnum: int, size: int) -> None:
+        """Note a commit of `size` bytes, the last of which has this sequence number."""
+        self._written += size
+        if self._pending and self._pending[-1][1] < _PENDING_STEP:
+            last = self._pending[-1]
+            last[0], last[1] = seqnum, last[1] + size
+        else:
+            self._pending.append([seqnum, size])
+
+    async def read(self) -> Tables:
+        return self._tables(await self._newest_manifest())
+
+    async def _newest_manifest(self) -> Any:
+        """The newest manifest that was read: of two reads at once, the later may get the older."""
+        manifest = await read_manifest(self._admin)
+        if self._manifest is None or manifest.id > self._manifest.id:
+            self._manifest = manifest
+        return self._manifest
+
+    def _tables(self, manifest: Any) -> Tables:
+        while self._pending and self._pending[0][0] <= manifest.last_l0_seq:
+            self._pending.popleft()
+        return Tables(
+            tuple(view.estimated_size_bytes for view in manifest.l0),
+            tuple(Run(run.id, run.estimated_size_bytes) for run in manifest.compacted),
+            sum(size for _, size in self._pending),
+            self._written,
+        )
+
+    async def flush(self) -> None:
+        """Write what is in memory as a young table."""
+        await self._db.flush_with_options(_MEMTABLE)
+
+    async def merge(self, runs: Sequence[int], *, young: bool) -> bool:
+        manifest = await self._newest_manifest()
+        present = [run.id for run in manifest.compacted]
+        sources = [binding.SourceId.SST_VIEW(view.id) for view in manifest.l0] if young else []
+        sources += [binding.SourceId.SORTED_RUN(run) for run in present if run in runs]
+        if not sources or not set(runs) <= set(present):
+            return False
+        destination = min(runs) if runs else max(present, default=-1) + 1
+        spec = binding.CompactionSpec.TIERED(b"", sources, destination)
+        try:
+            merge = await self._admin.submit_compaction(spec)
+        except binding.Error.Invalid:
+            # The clock of this handle may be a millisecond behind the database's.
+            await asyncio.sleep(_MERGE_LOOK)
+            merge = await self._admin.submit_compaction(spec)
+        while merge is not None and merge.status not in _ENDED:
+            await asyncio.sleep(_MERGE_LOOK)
+            merge = await self._admin.read_compaction(merge.id, None)
+        if merge is not None:
+            return bool(merge.status is binding.CompactionStatus.COMPLETED)
+        # It ended, and others after it: SlateDB does not tell how. Merged tables are replaced.
+        merged = list(manifest.l0) if young else []
+        merged += [view for run in manifest.compacted if run.id in runs for view in run.sst_views]
+        return not _files_of(merged) & _files_of(_views(await self._newest_manifest()))
+
+    async def collect(self, *, log: bool) -> None:
+        """Delete files that are not needed any more; with `log`, also files of the log."""
+        await self._admin.run_gc_once(_garbage(log=log, local=self._local))
+
+    async def disk_use(self) -> DiskUse:
+        sizes = await self._sizes()
+        manifest = await self._newest_manifest()
+        if sizes is None:
+            return DiskUse(self._tables(manifest).total, 0)
+        total, tables = sizes
+        needed = _files_of(_views(manifest))
+        return DiskUse(total, sum(size for name, size in tables.items() if name not in needed))
+
+
+def _views(manifest: Any) -> list[Any]:
+    """The tables that a manifest names."""
+    return [*manifest.l0, *(view for run in manifest.compacted for view in run.sst_views)]
+
+
+def _files_of(views: Iterable[Any]) -> set[str]:
+    return {f"{view.sst.id.value}.sst" for view in views}
+
+
+def _garbage(*, log: bool, local: bool) -> Any:
+    manifest_age = _LOCAL_MANIFEST_MIN_AGE_MS if local else _MANIFEST_MIN_AGE_MS
+
+    def older_than(age_ms: int) -> Any:
+        return binding.GarbageCollectorDirectoryOptions(
+            interval_ms=None, min_age_ms=age_ms, dry_run=False
+        )
+
+    return binding.GarbageCollectorOptions(
+        manifest_options=older_than(manifest_age),
+        compacted_options=older_than(_MIN_AGE_MS),
+        compactions_options=older_than(manifest_age),
+        wal_options=older_than(_MIN_AGE_MS) if log else None,
+        # The marks of new writers stay: without them, a writer that was replaced long ago could
+        # take itself for the only one.
+        wal_fence_options=None,
+        detach_options=None,
+        # SlateDB notes up to where it has deleted manifests by replacing a file, which it cannot do on
+        # local disk: from the second time on it would delete none.
+        disable_boundary_files=local,
+    )
+
+
+def sizes_of(folder: Path | None, files: BlobStore | None) -> Callable[[], Any]:
+    """Tells the bytes of all files, and of tables by name; None where nobody knows (in memory)."""
+
+    async def sizes() -> tuple[int, dict[str, int]] | None:
+        if folder is not None:
+            return await asyncio.to_thread(lambda: _summed(_local_files(folder)))
+        if files is not None:
+            return _summed([(meta.key, meta.size) async for meta in files.list()])
+        return None
+
+    return sizes
+
+
+def _summed(files: Iterable[tuple[str, int]]) -> tuple[int, dict[str, int]]:
+    total, tables = 0, {}
+    for name, size in files:
+        total += size
+        kind, _, rest = name.partition("/")
+        if kind == "compacted":
+            tables[rest] = size
+    return total, tables
+
+
+def _local_files(folder: Path) -> Iterable[tuple[str, int]]:
+    for path in folder.rglob("*"):
+        try:
+            if path.is_file():
+                yield path.relative_to(folder).as_posix(), path.stat().st_size
+        except FileNotFoundError:
+            continue  # deleted while we looked

@@ -1,0 +1,168 @@
+"""A chunk: the records that one commit gave to one stream, as storage holds them.
+
+    offset  size  field
+    0       1     format of the chunk (1)
+    1       1     how the payload is sealed: 0 not at all, 1 AEGIS-256, 2 AES-256-GCM
+    2       2     number of records (at most 1000)
+    4       4     metered bytes of the records (at most 1 MiB)
+    8       8     seq_num of the first record
+    16      8     timestamp of the first record
+    24      8     timestamp of the last record
+    32      8     time of arrival, ms since the Unix epoch: what retention counts from
+    40      -     payload: the records in protobuf form, as a read returns them
+
+A reader that wants the whole chunk copies the payload and decodes nothing; one that wants a part, or
+counts what it got, finds all it needs to decide that in the 40 bytes before it.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from streamfold.errors import DataCorruptError, FormatUnsupportedError, KeyRequiredError
+from streamfold.model.positions import SeqNum, StreamPosition, Timestamp
+from streamfold.model.records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
+from streamfold.records.payload import measure
+from streamfold.store.log.sealing import Sealing, SealingKey
+
+_HEADER = struct.Struct(">BBHIQQQQ")
+_FORMAT = 1
+
+
+class Chunk(msgspec.Struct, frozen=True, gc=False):
+    """Consecutive records of one stream. One is made for every append, hence a cheap kind."""
+
+    first_seq_num: int
+    records: int
+    metered: int
+    first_timestamp: int
+    last_timestamp: int
+    arrived_at: int
+    payload: bytes | memoryview
+    sealing: Sealing = Sealing.CLEAR
+
+    @property
+    def last_seq_num(self) -> int:
+        return self.first_seq_num + self.records - 1
+
+    @property
+    def start(self) -> StreamPosition:
+        """The position of the first record."""
+        return StreamPosition(SeqNum(self.first_seq_num), Timestamp(self.first_timestamp))
+
+    @property
+    def end(self) -> StreamPosition:
+        """The position after the last record, as acks and tails name it."""
+        return StreamPosition(
+            SeqNum(self.first_seq_num + self.records), Timestamp(self.last_timestamp)
+        )
+
+
+def _header(chunk: Chunk, sealing: Sealing) -> bytes:
+    return _HEADER.pack(
+        _FORMAT,
+        sealing,
+        chunk.records,
+        chunk.metered,
+        chunk.first_seq_num,
+        chunk.first_timestamp,
+        chunk.last_timestamp,
+        chunk.arrived_at,
+    )
+
+
+def encode(chunk: Chunk) -> bytes:
+    return _header(chunk, chunk.sealing) + chunk.payload
+
+
+def seal(chunk: Chunk, stream_id: int, sealing: Sealing, key: SealingKey) -> Chunk:
+    """`chunk` with its payload encrypted, and bound to its header and stream."""
+    context = _header(chunk, sealing) + stream_id.to_bytes(8, "big")
+    sealed = key.seal(sealing, chunk.payload, context)
+    return msgspec.structs.replace(chunk, payload=sealed, sealing=sealing)
+
+
+def unseal(chunk: Chunk, stream_id: int, key: SealingKey) -> Chunk:
+    """What `seal` was given; DecryptionFailedError if the key is another."""
+    context = _header(chunk, chunk.sealing) + stream_id.to_bytes(8, "big")
+    payload = key.unseal(chunk.sealing, chunk.payload, context)
+    return msgspec.structs.replace(chunk, payload=payload, sealing=Sealing.CLEAR)
+
+
+def clear(chunk: Chunk, stream_id: int, key: SealingKey | None) -> Chunk:
+    """`chunk` in the clear; DecryptionFailedError if it was sealed with another key."""
+    if chunk.sealing is Sealing.CLEAR:
+        return chunk
+    if key is None:
+        raise KeyRequiredError(chunk.sealing.name.lower().replace("_", "-"))
+    return unseal(chunk, stream_id, key)
+
+
+def below(chunk: Chunk, end: int) -> Chunk:
+    """The part of a clear `chunk` before the record `end`; there is at least one."""
+    if chunk.last_seq_num < end:
+        return chunk
+    index, count = measure(chunk.payload), end - chunk.first_seq_num
+    return Chunk(
+        chunk.first_seq_num,
+        count,
+        int(index.metered[count]),
+        chunk.first_timestamp,
+        int(index.timestamps[count - 1]),
+        chunk.arrived_at,
+        memoryview(chunk.payload)[: int(index.offsets[count])],
+    )
+
+
+def decode(value: bytes) -> Chunk:
+    """The chunk in `value`; its payload is a view into it, not a copy."""
+    if len(value) < _HEADER.size:
+        raise DataCorruptError(f"a stored chunk has {len(value)} bytes, less than its header")
+    form, sealing, count, metered, first, first_time, last_time, arrived = _HEADER.unpack_from(
+        value
+    )
+    if form != _FORMAT or sealing > max(Sealing):
+        raise FormatUnsupportedError(
+            f"a stored chunk has format {form} and sealing {sealing}, this version reads format "
+            f"{_FORMAT}: open the store with the version that wrote it, or a newer one"
+        )
+    payload = memoryview(value)[_HEADER.size :]
+    return Chunk(first, count, metered, first_time, last_time, arrived, payload, Sealing(sealing))
+
+
+def merge(parts: list[Chunk]) -> list[Chunk]:
+    """Join neighbours as long as the result is no larger than one batch may be."""
+    if len(parts) == 1:
+        return parts
+    merged: list[Chunk] = []
+    run: list[Chunk] = []
+    count = metered = 0
+    for part in parts:
+        if run and (
+            count + part.records > BATCH_RECORDS_MAX or metered + part.metered > BATCH_BYTES_MAX
+        ):
+            merged.append(_join(run, count, metered))
+            run, count, metered = [], 0, 0
+        run.append(part)
+        count += part.records
+        metered += part.metered
+    if run:
+        merged.append(_join(run, count, metered))
+    return merged
+
+
+def _join(run: list[Chunk], count: int, metered: int) -> Chunk:
+    if len(run) == 1:
+        return run[0]
+    first, last = run[0], run[-1]
+    return Chunk(
+        first.first_seq_num,
+        count,
+        metered,
+        first.first_timestamp,
+        last.last_timestamp,
+        last.arrived_at,
+        b"".join(part.payload for part in run),
+    )

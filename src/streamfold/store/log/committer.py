@@ -1,0 +1,222 @@
+"""Group commit: everything that arrives while a commit is under way goes out as the next one.
+
+accept ─▶ pending per stream ─▶ gather ─▶ engine.commit ─▶ settle ─▶ acks, followers
+                                  ▲            │ up to `commits_in_flight`, settled in order
+                                  └────────────┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Final, NamedTuple
+
+from streamfold.errors import (
+    DeviceFailedError,
+    OutcomeUnknownError,
+    RetryLaterError,
+    StoreRecoveringError,
+    StreamfoldError,
+    WriterFencedError,
+)
+from streamfold.store.engine.engine import Engine, Op
+from streamfold.store.log.admission import Admission
+from streamfold.store.log.stream_log import Share, StreamLog
+from streamfold.store.settings import StoreSettings
+
+#: Bytes that wait for storage from which to gather them takes milliseconds: 0.7 of them per MiB.
+_YIELD_FROM: Final = 4 << 20
+
+
+class CommitReport(NamedTuple):
+    """A commit that has become durable, measured."""
+
+    #: Seconds from its start until it was durable.
+    duration: float
+    #: Seconds from the start of the commit before it; None for the first.
+    interval: float | None
+    #: Bytes of keys and values.
+    size: int
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Rows other than records, to be committed in their turn."""
+
+    ops: Sequence[Op]
+    done: asyncio.Future[None]
+
+
+@dataclass(slots=True)
+class _Commit:
+    ops: list[Op] = field(default_factory=list)
+    shares: list[Share] = field(default_factory=list)
+    rows: list[_Rows] = field(default_factory=list)
+
+
+class Committer:
+    """Writes what streams have pending to the engine, and settles it once it is durable."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: StoreSettings,
+        admission: Admission,
+        on_durable: Callable[[Sequence[Share]], None],
+    ) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._admission = admission
+        self._on_durable = on_durable
+        #: Called for each commit that has become durable.
+        self.on_commit: Callable[[CommitReport], None] = lambda report: None
+        self._last_start: float | None = None
+        self._dirty: dict[int, StreamLog] = {}
+        self._rows: list[_Rows] = []
+        self._under_way: deque[tuple[_Commit, asyncio.Task[None]]] = deque()
+        self._wake = asyncio.Event()
+        self._started = asyncio.Event()
+        self._settled = asyncio.Event()
+        #: Why nothing is committed any more: what comes late must hear it, not wait for ever.
+        self._refusal: StreamfoldError | None = None
+
+    def touch(self, log: StreamLog) -> None:
+        """`log` has something pending."""
+        if self._refusal is not None:
+            self._admission.release(log.fail((), self._refusal, self._refusal))
+            return
+        self._dirty[log.id] = log
+        self._wake.set()
+
+    async def write(self, ops: Sequence[Op]) -> None:
+        """Commit `ops` after everything accepted before; durable when this returns."""
+        if self._refusal is not None:
+            raise self._refusal
+        done = asyncio.get_running_loop().create_future()
+        self._rows.append(_Rows(ops, done))
+        self._wake.set()
+        await done
+
+    async def run(self) -> None:
+        """Commit until cancelled, or until a commit fails: then raise why.
+
+        After it raised, what was under way is of unknown outcome and the engine must not be used.
+        """
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._start_commits(group))
+            group.create_task(self._settle_commits())
+
+    async def drain(self) -> None:
+        """Return once nothing is pending or under way."""
+        while self._dirty or self._rows or self._under_way:
+            self._settled.clear()
+            await self._settled.wait()
+
+    def fail(self, cause: StreamfoldError) -> None:
+        """Fail all that is outstanding, written as unknown, unwritten as not done; take no more."""
+        final = isinstance(cause, WriterFencedError | DeviceFailedError)
+        unknown = (
+            cause
+            if final
+            else OutcomeUnknownError(
+                f"storage failed while this was being written, it may or may not be there: {cause}"
+            )
+        )
+        known = final or isinstance(cause, RetryLaterError)
+        unsent = cause if known else StoreRecoveringError(str(cause))
+        self._refusal = self._refusal or unsent
+        logs = dict(self._dirty)
+        written: dict[int, list[Share]] = {}
+        for commit, _ in self._under_way:
+            for share in commit.shares:
+                logs[share.log.id] = share.log
+                written.setdefault(share.log.id, []).append(share)
+            for row in commit.rows:
+                _fail_rows(row, unknown)
+        for row in self._rows:
+            _fail_rows(row, unsent)
+        for log in logs.values():
+            batches = [batch for share in written.get(log.id, ()) for batch in share.batches]
+            self._admission.release(log.fail(batches, unknown, unsent))
+        self._dirty.clear()
+        self._rows.clear()
+        self._under_way.clear()
+        self._settled.set()
+
+    async def _start_commits(self, group: asyncio.TaskGroup) -> None:
+        loop = asyncio.get_running_loop()
+        next_start = 0.0
+        while True:
+            await self._wake.wait()
+            while len(self._under_way) >= self._settings.commits_in_flight:
+                self._settled.clear()
+                await self._settled.wait()
+            if (pause := next_start - loop.time()) > 0:
+                await asyncio.sleep(pause)
+            if self._admission.used >= _YIELD_FROM:
+                await asyncio.sleep(
+                    0
+                )  # between the step that accepted so much and the next long one
+            next_start = loop.time() + self._settings.commit_interval
+            commit = self._gather()
+            task = group.create_task(self._commit(commit))
+            self._under_way.append((commit, task))
+            self._started.set()
+
+    def _gather(self) -> _Commit:
+        """Everything pending. Records first: rows may rest on records accepted before them."""
+        commit = _Commit(rows=self._rows)
+        for log in self._dirty.values():
+            share = log.take()
+            commit.shares.append(share)
+            commit.ops += share.ops
+        for row in self._rows:
+            commit.ops += row.ops
+        self._dirty = {}
+        self._rows = []
+        self._wake.clear()
+        return commit
+
+    async def _commit(self, commit: _Commit) -> None:
+        start, before = perf_counter(), self._last_start  # the event loop's clock may be coarse
+        if commit.ops:
+            self._last_start = start
+        try:
+            async with asyncio.timeout(self._settings.commit_timeout):
+                await self._engine.commit(commit.ops)
+        except TimeoutError:
+            raise OutcomeUnknownError(
+                f"storage did not answer within {self._settings.commit_timeout} s"
+            ) from None
+        if commit.ops:
+            interval = None if before is None else start - before
+            size = sum(len(key) + len(value or b"") for key, value in commit.ops)
+            self.on_commit(CommitReport(perf_counter() - start, interval, size))
+
+    async def _settle_commits(self) -> None:
+        while True:
+            while not self._under_way:
+                self._started.clear()
+                await self._started.wait()
+            commit, task = self._under_way[0]
+            await task
+            self._under_way.popleft()
+            self._on_durable(commit.shares)
+            metered = 0
+            for share in commit.shares:
+                share.log.settle(share)
+                metered += share.metered
+            self._admission.release(metered)
+            for row in commit.rows:
+                if not row.done.done():
+                    row.done.set_result(None)
+            self._settled.set()
+
+
+def _fail_rows(row: _Rows, error: StreamfoldError) -> None:
+    if not row.done.done():
+        row.done.set_exception(error)
+        row.done.exception()

@@ -1,0 +1,122 @@
+"""The newest durable records of every stream, in memory, for readers at the tail."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import OrderedDict
+
+from streamfold.model.positions import StreamPosition
+from streamfold.model.records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
+from streamfold.store.log.chunks import Chunk
+from streamfold.store.log.sealing import Sealing
+from streamfold.store.read.requests import ReadBatch
+
+#: Bytes that a chunk costs beyond its payload, roughly: small chunks must not slip under the bound.
+_CHUNK_OVERHEAD = 200
+#: Bytes handed out at a time: a reader that stops holds on to no more than this.
+_HANDOUT_BYTES = 1 << 20
+#: Batches up to the tail that are kept of a stream: followers are at a few places, or far behind.
+_TO_TAIL_MAX = 16
+
+
+class _Stream:
+    """Consecutive chunks of one stream; the first `gone` places of the list are empty already."""
+
+    __slots__ = ("chunks", "gone", "to_tail")
+
+    def __init__(self) -> None:
+        self.chunks: list[Chunk] = []
+        self.gone = 0
+        #: By their first seq_num; of the chunks above and of nothing else.
+        self.to_tail: dict[int, ReadBatch | None] = {}
+
+    def append(self, chunk: Chunk) -> None:
+        if self.to_tail:
+            self.to_tail.clear()
+        self.chunks.append(chunk)
+
+    def pop_oldest(self) -> Chunk:
+        self.to_tail.clear()
+        chunk = self.chunks[self.gone]
+        self.gone += 1
+        if self.gone > 64 and self.gone * 2 > len(self.chunks):
+            del self.chunks[: self.gone]
+            self.gone = 0
+        return chunk
+
+
+class RecentChunks:
+    """At most `capacity` bytes; the streams that were written to longest ago are forgotten first."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._size = 0
+        self._streams: OrderedDict[int, _Stream] = OrderedDict()
+
+    def add(self, stream_id: int, chunk: Chunk) -> None:
+        """Remember the chunk that follows what is known of this stream."""
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            stream = self._streams[stream_id] = _Stream()
+        else:
+            self._streams.move_to_end(stream_id)
+        stream.append(chunk)
+        self._size += _cost(chunk)
+        while self._size > self._capacity:
+            self._forget_oldest()
+
+    def forget(self, stream_id: int) -> None:
+        if stream := self._streams.pop(stream_id, None):
+            self._size -= sum(_cost(chunk) for chunk in stream.chunks[stream.gone :])
+
+    def since(self, stream_id: int, seq_num: int) -> list[Chunk]:
+        """Some chunks from the one that holds `seq_num` on; empty if that one is not here."""
+        stream = self._streams.get(stream_id)
+        if stream is None or seq_num < stream.chunks[stream.gone].first_seq_num:
+            return []
+        first = bisect_left(
+            stream.chunks, seq_num, lo=stream.gone, key=lambda chunk: chunk.last_seq_num
+        )
+        found, size = [], 0
+        for index in range(first, len(stream.chunks)):
+            found.append(stream.chunks[index])
+            size += _cost(stream.chunks[index])
+            if size >= _HANDOUT_BYTES:
+                break
+        return found
+
+    def to_tail(self, stream_id: int, seq_num: int, tail: StreamPosition) -> ReadBatch | None:
+        """The records from `seq_num` to `tail` as one batch, the same one for all who ask.
+
+        None if not all of them are here, or they are sealed, or more than a batch may have.
+        """
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            return None
+        if seq_num not in stream.to_tail:
+            if len(stream.to_tail) >= _TO_TAIL_MAX:
+                stream.to_tail.clear()
+            stream.to_tail[seq_num] = _join(self.since(stream_id, seq_num), seq_num, tail)
+        return stream.to_tail[seq_num]
+
+    def _forget_oldest(self) -> None:
+        stream_id, stream = next(iter(self._streams.items()))
+        self._size -= _cost(stream.pop_oldest())
+        if stream.gone == len(stream.chunks):
+            del self._streams[stream_id]
+
+
+def _join(chunks: list[Chunk], seq_num: int, tail: StreamPosition) -> ReadBatch | None:
+    """The chunks as a batch, if they are exactly what leads from `seq_num` to `tail`."""
+    if not chunks or chunks[0].first_seq_num != seq_num or chunks[-1].end != tail:
+        return None
+    count, metered = tail.seq_num - seq_num, sum([chunk.metered for chunk in chunks])
+    if count > BATCH_RECORDS_MAX or metered > BATCH_BYTES_MAX:
+        return None
+    if any(chunk.sealing is not Sealing.CLEAR for chunk in chunks):
+        return None
+    return ReadBatch(tuple([chunk.payload for chunk in chunks]), seq_num, count, metered, tail)
+
+
+def _cost(chunk: Chunk) -> int:
+    return len(chunk.payload) + _CHUNK_OVERHEAD

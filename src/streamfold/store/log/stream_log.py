@@ -1,0 +1,479 @@
+"""One active stream: sequences its appends, and knows what of them is durable.
+
+Everything here is synchronous. An append is judged against the newest accepted state and joins the
+pending ones in the same step, so that no lock is needed and order is the order of the calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any
+
+import msgspec
+
+from streamfold.errors import (
+    FencingTokenMismatchError,
+    InvalidError,
+    KeyRequiredError,
+    SeqNumMismatchError,
+    StreamDeletingError,
+    StreamfoldError,
+    StreamNotFoundError,
+)
+from streamfold.model.configs import Cipher
+from streamfold.model.positions import U64_MAX, StreamPosition
+from streamfold.model.traits import Claim
+from streamfold.records.batch import Fence, RecordBatch
+from streamfold.records.sequencing import Place
+from streamfold.store import keys, rows
+from streamfold.store.engine.engine import Op
+from streamfold.store.log import chunks
+from streamfold.store.log.chunks import Chunk
+from streamfold.store.log.lifetime import Lifetime
+from streamfold.store.log.retention import Expiry, age_limit
+from streamfold.store.log.sealing import GCM_SEQ_NUM_MAX, SEALING_OF, SealingKey
+from streamfold.store.log.tail_waiters import Audience, Waiter
+from streamfold.store.log.terms import Terms
+from streamfold.store.log.trim_points import TrimPoints
+from streamfold.store.rows import CleanupRow, ProducerRow, StateRow, StreamRow
+
+
+class AppendAck(msgspec.Struct, frozen=True, gc=False):
+    """Where a batch went: its first record, the position after its last, and the durable tail."""
+
+    start: StreamPosition
+    end: StreamPosition
+    tail: StreamPosition
+
+
+# Seen by the collector, as Share is: a failed commit's error holds on to them, and they to the error.
+class Accepted(msgspec.Struct, frozen=True, eq=False):
+    """A batch that has its place in the stream but is not durable yet."""
+
+    chunk: Chunk
+    ack: asyncio.Future[AppendAck]
+    key: SealingKey | None
+
+
+class Share(msgspec.Struct, frozen=True, eq=False):
+    """What one commit carries for one stream."""
+
+    log: StreamLog
+    batches: list[Accepted]
+    chunks: list[Chunk]
+    trim_point: int
+    trim_point_at_once: int
+    trimmed: bool
+    closed: bool
+    ops: list[Op]
+    metered: int
+
+
+class StreamLog:
+    """The state of one stream; readers may see what lies from `readable_from` to `durable`."""
+
+    def __init__(
+        self,
+        basin: str,
+        name: str,
+        row: StreamRow,
+        state: StateRow,
+        tail: StreamPosition,
+        arrived_at: int,
+        now: Callable[[], int],
+        producers: dict[str, ProducerRow] | None = None,
+        trim_grace: int = 0,
+    ) -> None:
+        self.basin = basin
+        self.name = name
+        self.id = row.id
+        self.row = row
+        self._seq_num_max = GCM_SEQ_NUM_MAX if row.cipher is Cipher.AES_256_GCM else U64_MAX
+        self.durable = tail
+        #: `trim_grace` in ms.
+        self.trims = TrimPoints(state.trim_point, trim_grace, now)
+        #: Milliseconds after its arrival for which a record is kept; None = for ever.
+        self.age_limit = age_limit(row.config)
+        # Nothing that a stream wrote itself arrived before it was created.
+        self._expiry = Expiry(self.age_limit or 0, 0, 0 if row.lineage else row.created_at)
+        #: Every record below is too old, as far as is known: up to `_expiry_holds_until`.
+        self._expired = 0
+        self._expiry_holds_until = self._expiry.holds_until(self.age_limit)
+        #: When the last record arrived, or the stream was created; ms since the Unix epoch.
+        self.arrived_at = arrived_at
+        self.deleting = row.deleted_at is not None
+        #: Whether readers may be told that nothing follows.
+        self.durable_closed = state.closed
+        self.terms = Terms(name, row.traits, state, producers or {})
+        self.lifetime = Lifetime(row.traits, state.lease_until)
+        self._now = now
+        #: Calls that hold on to this object; it stays in memory while there are any.
+        self.users = 0
+        #: Set once this object no longer speaks for the stream.
+        self.failure: StreamfoldError | None = None
+        self._next_seq_num = int(tail.seq_num)
+        self._last_timestamp = int(tail.timestamp)
+        #: Of the last record that was accepted. A clock that goes back must not make records look old:
+        #: retention would remove them, and all before them.
+        self._last_arrival = arrived_at
+        self._fencing_token = state.fencing_token
+        #: The tail as storage has it written down, for when no chunk tells it.
+        self._bare = state.bare_tail
+        self._state_changed = False
+        self._trim_changed = False
+        self._cleaned_up = False
+        # Asked for once: to ask is a system call in Python 3.11.
+        self._loop = asyncio.get_running_loop()
+        self._pending: list[Accepted] = []
+        self._unsettled = 0
+        self._settlers: list[asyncio.Future[None]] = []
+        self._audience = Audience(self._loop)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody would notice if this object were dropped and read from storage again."""
+        busy = self.users or self._unsettled or self._state_changed or len(self._audience)
+        return not busy and self.trims.due_at is None
+
+    @property
+    def empty(self) -> bool:
+        """Whether the stream holds no record that a reader could get, and none is on its way."""
+        return self.readable_from >= self._next_seq_num
+
+    @property
+    def readable_from(self) -> int:
+        """The first record that a reader may get: neither trimmed nor, when last looked, too old."""
+        effective = self.trims.effective
+        return effective if effective > self._expired else self._expired
+
+    @property
+    def retained_from(self) -> int:
+        """The first record that is kept: readers may get some before it, but not for long."""
+        return max(self.trims.durable, self._expired)
+
+    @property
+    def retention_due(self) -> bool:
+        """Whether records may have become too old since `expire` was told which are."""
+        return self._now() > self._expiry_holds_until
+
+    def replace_row(self, row: StreamRow) -> None:
+        """Go by a changed row, which is durable."""
+        self.row = row
+        self.age_limit = age_limit(row.config)
+        self._apply_expiry()
+
+    @property
+    def oldest_arrival(self) -> int:
+        """No record from `readable_from` on arrived before this; ms since the Unix epoch."""
+        return self._expiry.oldest
+
+    def expire(self, expiry: Expiry) -> None:
+        """Leave out records that are too old; they stay in storage until they are trimmed."""
+        if expiry.limit != self._expiry.limit or expiry.seq_num >= self._expiry.seq_num:
+            self._expiry = expiry
+            self._apply_expiry()
+
+    def _apply_expiry(self) -> None:
+        """Worked out here once, as every batch of every follower asks."""
+        self._expiry_holds_until = self._expiry.holds_until(self.age_limit)
+        self._expired = self._expiry.seq_num if self._expiry.limit == self.age_limit else 0
+
+    def in_use(self) -> _Hold:
+        """Keep this object in memory; there must never be two of one stream."""
+        return _Hold(self)
+
+    def accept(
+        self,
+        batch: RecordBatch,
+        match_seq_num: int | None,
+        fencing_token: str | None,
+        key: SealingKey | None,
+        now: int,
+    ) -> asyncio.Future[AppendAck]:
+        """Give `batch` its place in the stream, or raise and change nothing.
+
+        The future resolves when the batch is durable. A refusal may rest on state that is not durable
+        yet: wait for `settled` before passing it on.
+        """
+        self.check_alive()
+        if self.row.cipher is not None:
+            self.check_key(key)
+        if self.terms.closed:
+            self.terms.check_open()
+        if fencing_token is not None and fencing_token != self._fencing_token:
+            raise FencingTokenMismatchError(fencing_token, self._fencing_token)
+        first = self._next_seq_num
+        if match_seq_num is not None and match_seq_num != first:
+            raise SeqNumMismatchError(match_seq_num, first)
+        self._check_numbers_left(batch.count)
+        return self._place(batch, key, now)
+
+    def repeats(self, claim: Claim, key: SealingKey | None, now: int) -> bool:
+        """Whether an append on the terms of `claim` was accepted before; raises if it may not be."""
+        self.check_alive()
+        self.check_key(key)
+        return self.terms.repeats(claim, now)
+
+    def accept_claimed(
+        self, batches: Sequence[RecordBatch], claim: Claim, key: SealingKey | None, now: int
+    ) -> asyncio.Future[AppendAck] | None:
+        """Give `batches` their place, as one append that `repeats` has judged in the same step.
+
+        They become durable together; without any, only the terms change, with the next commit.
+        """
+        self._check_numbers_left(sum(batch.count for batch in batches))
+        ack = None
+        for batch in batches:
+            ack = self._place(batch, key, now)
+        first_producer = claim.producer is not None and not self.terms.has_producers
+        if claim.close or claim.stream_seq is not None or first_producer:
+            self._state_changed = True
+        self.terms.apply(claim, now)
+        return ack
+
+    def write_state(self) -> None:
+        """Have the next commit write down the state, whether or not it changed."""
+        self._state_changed = True
+
+    def renew(self, now: int) -> bool:
+        """The stream is used: it lives on. True when a commit is to write that down."""
+        if self.lifetime.deadline is None or not self.lifetime.renew(now):
+            return False
+        self._state_changed = True
+        return True
+
+    def _place(
+        self, batch: RecordBatch, key: SealingKey | None, now: int
+    ) -> asyncio.Future[AppendAck]:
+        first = self._next_seq_num
+        config = self.row.config
+        place = Place(
+            first, config.timestamp_mode, config.timestamp_uncapped, now, self._last_timestamp
+        )
+        payload, first_timestamp, last_timestamp = batch.sequence(place)
+        # Nothing below can fail.
+        if batch.commands:
+            self._obey(batch, first)
+        self._next_seq_num = first + batch.count
+        self._last_timestamp = last_timestamp
+        self._last_arrival = arrived_at = max(now, self._last_arrival)
+        chunk = Chunk(
+            first, batch.count, batch.metered, first_timestamp, last_timestamp, arrived_at, payload
+        )
+        ack: asyncio.Future[AppendAck] = self._loop.create_future()
+        self._pending.append(Accepted(chunk, ack, key if self.row.cipher else None))
+        self._unsettled += 1
+        return ack
+
+    def check_key(self, key: SealingKey | None) -> None:
+        """Raise if the stream is encrypted and there is no key."""
+        if self.row.cipher is not None and key is None:
+            raise KeyRequiredError(self.row.cipher)
+
+    def _check_numbers_left(self, count: int) -> None:
+        if self._next_seq_num + count > self._seq_num_max:
+            raise InvalidError(
+                f"stream {self.name!r} has no sequence numbers left: {self._seq_num_max} is the "
+                "last that it can give"
+            )
+
+    def _obey(self, batch: RecordBatch, first: int) -> None:
+        for command in batch.commands:
+            if isinstance(command, Fence):
+                self._fencing_token = command.token
+                self._state_changed = True
+            else:
+                self._trim(min(command.seq_num, first + command.index + 1), at_once=False)
+
+    def trim(self, seq_num: int) -> None:
+        """Let go of everything below `seq_num`; readers see it with the next commit."""
+        self._trim(seq_num, at_once=True)
+
+    def _trim(self, seq_num: int, *, at_once: bool) -> None:
+        if self.trims.accept(seq_num, at_once=at_once):
+            self._state_changed = self._trim_changed = True
+
+    def remember_tail(self) -> None:
+        """Have the next commit write down the durable tail: chunks that told it may be deleted."""
+        if self._bare != self.durable:
+            self._bare = self.durable
+            self._state_changed = True
+
+    def clean_up_done(self) -> None:
+        """Have the next commit remove the clean-up row, unless it carries another trim."""
+        self._cleaned_up = True
+
+    @property
+    def over(self) -> bool:
+        """Whether the stream is deleted, or its time is over."""
+        deadline = self.lifetime.deadline
+        return self.deleting or (deadline is not None and deadline <= self._now())
+
+    def check_alive(self) -> None:
+        """Raise unless this object speaks for a stream that takes appends and reads."""
+        if self.failure is not None:
+            raise self.failure
+        if self.deleting:
+            raise StreamDeletingError(self.basin, self.name)
+        if self.lifetime.deadline is not None and self.over:
+            raise StreamNotFoundError(self.basin, self.name)
+
+    async def settled(self) -> None:
+        """Return once everything accepted so far is durable; raise if that failed."""
+        if self._unsettled:
+            settler: asyncio.Future[None] = self._loop.create_future()
+            self._settlers.append(settler)
+            await settler
+
+    def waiter(self) -> Waiter:
+        """A seat for one who is going to call `advanced`; close it afterwards."""
+        return Waiter(self._audience, self._loop)
+
+    async def advanced(self, seq_num: int, waiter: Waiter, patience: float | None) -> bool:
+        """Wait until there are durable records at or after `seq_num`; False when time ran out.
+
+        Of a closed stream nothing more can come: this returns True at once, as when it is closed.
+        """
+        self.check_alive()
+        while self.durable.seq_num <= seq_num and not self.durable_closed:
+            try:
+                if not await waiter.sit(patience):
+                    return False
+            finally:
+                waiter.leave()
+        return True
+
+    # What follows is for the committer.
+
+    def take(self) -> Share:
+        """Hand over everything that is pending, as chunks and rows, to be one part of a commit."""
+        taken, self._pending = self._pending, []
+        merged = self._seal(taken) if self.row.cipher else chunks.merge([a.chunk for a in taken])
+        ops: list[Op] = []
+        metered = 0
+        for chunk in merged:
+            ops.append((keys.chunk(self.id, chunk.last_seq_num), chunks.encode(chunk)))
+            metered += chunk.metered
+        if self._state_changed:
+            ops.append((keys.state(self.id), rows.encode(self._state_row())))
+        if self.terms.changed:
+            ops += self.terms.take_changes(self.id)
+        if self._trim_changed:
+            ops.append((keys.cleanup(self.id), rows.encode(CleanupRow(self.basin, self.name))))
+        elif self._cleaned_up:
+            ops.append((keys.cleanup(self.id), None))
+        share = Share(
+            self,
+            taken,
+            merged,
+            self.trims.accepted,
+            self.trims.accepted_at_once,
+            self._trim_changed,
+            self.terms.closed,
+            ops,
+            metered,
+        )
+        self._state_changed = self._trim_changed = self._cleaned_up = False
+        return share
+
+    def _seal(self, taken: list[Accepted]) -> list[Chunk]:
+        """Chunks of neighbours that have the same key, sealed with it."""
+        sealed: list[Chunk] = []
+        for key, group in groupby(taken, lambda accepted: accepted.key):
+            merged = chunks.merge([accepted.chunk for accepted in group])
+            sealed += [self._sealed(chunk, key) for chunk in merged]
+        return sealed
+
+    def _sealed(self, chunk: Chunk, key: SealingKey | None) -> Chunk:
+        if key is None or self.row.cipher is None:
+            return chunk
+        return chunks.seal(chunk, self.id, SEALING_OF[self.row.cipher], key)
+
+    def _state_row(self) -> StateRow:
+        return StateRow(
+            fencing_token=self._fencing_token,
+            trim_point=self.trims.accepted,
+            bare_seq_num=self._bare.seq_num,
+            bare_timestamp=self._bare.timestamp,
+            bare_arrived_at=self.arrived_at,
+            closed=self.terms.closed,
+            closed_by=self.terms.closed_by,
+            stream_seq=self.terms.stream_seq,
+            producers=self.terms.has_producers,
+            lease_until=self.lifetime.lease_until,
+        )
+
+    def settle(self, share: Share) -> None:
+        """Acknowledge what `share` carried: it is durable now."""
+        if share.chunks:
+            newest = share.chunks[-1]
+            self.durable = newest.end
+            self.arrived_at = newest.arrived_at
+        if share.trimmed:
+            self.trims.settle(share.trim_point, share.trim_point_at_once)
+        self._unsettled -= len(share.batches)
+        tail = self.durable
+        for accepted in share.batches:
+            if not accepted.ack.done():
+                chunk = accepted.chunk
+                end = tail if accepted is share.batches[-1] else chunk.end
+                accepted.ack.set_result(AppendAck(chunk.start, end, tail))
+        if self._settlers and not self._unsettled:
+            _resolve(self._settlers)
+        if share.chunks or (share.closed and not self.durable_closed):
+            self.durable_closed = share.closed
+            self._audience.tell()
+
+    def fail(
+        self, written: Sequence[Accepted], unknown: StreamfoldError, unsent: StreamfoldError
+    ) -> int:
+        """Give up: `written` may or may not be durable, what is pending certainly is not.
+
+        Returns the metered bytes that are no longer on their way.
+        """
+        self.failure = unsent
+        given_up = sum(accepted.chunk.metered for accepted in (*written, *self._pending))
+        for accepted in written:
+            _reject(accepted.ack, unknown)
+        for accepted in self._pending:
+            _reject(accepted.ack, unsent)
+        self._pending.clear()
+        for waiter in self._settlers:
+            _reject(waiter, unknown)
+        self._settlers.clear()
+        self.dismiss(unsent)
+        return given_up
+
+    def dismiss(self, error: StreamfoldError) -> None:
+        """Let go of those who follow the stream: nothing more will come."""
+        self._audience.dismiss(error)
+
+
+class _Hold:
+    """Counts as a user of a log while the context lasts."""
+
+    __slots__ = ("_log",)
+
+    def __init__(self, log: StreamLog) -> None:
+        self._log = log
+
+    def __enter__(self) -> None:
+        self._log.users += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._log.users -= 1
+
+
+def _resolve(waiters: list[asyncio.Future[None]]) -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_result(None)
+    waiters.clear()
+
+
+def _reject(waiter: asyncio.Future[Any], error: Exception) -> None:
+    if not waiter.done():
+        waiter.set_exception(error)
+        waiter.exception()  # marks it as seen: whoever asked may have gone

@@ -1,0 +1,140 @@
+"""The terms of a stream: whether it is closed, and how far its producers have come.
+
+An append is judged by the newest accepted terms, durable or not, and changes them in the same step.
+"""
+
+from __future__ import annotations
+
+from streamfold.errors import (
+    ContentTypeMismatchError,
+    InvalidError,
+    ProducerGapError,
+    ProducersExhaustedError,
+    ProducerStaleError,
+    StreamClosedError,
+    StreamSeqError,
+)
+from streamfold.model.traits import OCTETS, Claim, Producer, StreamTraits, media_type
+from streamfold.store import keys, rows
+from streamfold.store.engine.engine import Op
+from streamfold.store.rows import ProducerRow, StateRow
+
+#: Producers that a stream remembers: of more than that, those go that were silent longest.
+PRODUCERS_MAX = 4096
+#: Milliseconds of silence after which a producer may be forgotten: 7 days.
+PRODUCER_IDLE = 7 * 24 * 3600 * 1000
+
+
+class Terms:
+    """What the next append to a stream has to keep."""
+
+    def __init__(
+        self,
+        stream: str,
+        traits: StreamTraits | None,
+        state: StateRow,
+        producers: dict[str, ProducerRow],
+    ) -> None:
+        self.closed = state.closed
+        self.closed_by = state.closed_by
+        self.stream_seq = state.stream_seq
+        self.content_type = media_type(traits.content_type) if traits else OCTETS
+        self._stream = stream
+        self._producers = producers
+        self._changed: set[str] = set()
+
+    @property
+    def changed(self) -> bool:
+        """Whether there are rows to be taken."""
+        return bool(self._changed)
+
+    @property
+    def has_producers(self) -> bool:
+        return bool(self._producers)
+
+    def producer(self, producer_id: str) -> ProducerRow | None:
+        """The newest epoch of a producer, and the last number that it sent."""
+        return self._producers.get(producer_id)
+
+    def check_open(self) -> None:
+        """Raise if no record may follow."""
+        if self.closed:
+            raise StreamClosedError(self._stream)
+
+    def repeats(self, claim: Claim, now: int) -> bool:
+        """Whether this was appended before; raises if it was not, and may not be."""
+        if self.closed:
+            if self._repeats_close(claim):
+                return True
+            raise StreamClosedError(self._stream)
+        if claim.content_type is not None and claim.content_type != self.content_type:
+            raise ContentTypeMismatchError(claim.content_type, self.content_type)
+        if claim.producer is not None and self._repeats(claim.producer, now):
+            return True
+        if claim.stream_seq is not None and not _follows(claim.stream_seq, self.stream_seq):
+            raise StreamSeqError(claim.stream_seq, self.stream_seq or "")
+        return False
+
+    def apply(self, claim: Claim, now: int) -> None:
+        """Take over what an accepted append changes."""
+        if producer := claim.producer:
+            self._producers[producer.id] = ProducerRow(producer.epoch, producer.seq, now)
+            self._changed.add(producer.id)
+        if claim.stream_seq is not None:
+            self.stream_seq = claim.stream_seq
+        if claim.close:
+            self.closed = True
+            if producer:
+                self.closed_by = producer.id, producer.epoch, producer.seq
+
+    def take_changes(self, stream_id: int) -> list[Op]:
+        """Rows of the producers that changed since the last call."""
+        ops: list[Op] = []
+        for producer_id in self._changed:
+            row = self._producers.get(producer_id)
+            ops.append((keys.producer(stream_id, producer_id), rows.encode(row) if row else None))
+        self._changed.clear()
+        return ops
+
+    def _repeats_close(self, claim: Claim) -> bool:
+        if producer := claim.producer:
+            return self.closed_by == (producer.id, producer.epoch, producer.seq)
+        return claim.close and claim.content_type is None
+
+    def _repeats(self, producer: Producer, now: int) -> bool:
+        known = self._producers.get(producer.id)
+        if known is None:
+            if producer.seq:
+                raise ProducerGapError(producer.id, 0, producer.seq)
+            self._make_room(now)
+            return False
+        if producer.epoch < known.epoch:
+            raise ProducerStaleError(producer.id, producer.epoch, known.epoch)
+        if producer.epoch > known.epoch:
+            if producer.seq:
+                raise InvalidError(
+                    f"producer {producer.id!r} begins epoch {producer.epoch} with {producer.seq}: "
+                    "a new epoch begins with 0"
+                )
+            return False
+        if producer.seq > known.seq + 1:
+            raise ProducerGapError(producer.id, known.seq + 1, producer.seq)
+        return producer.seq <= known.seq
+
+    def _make_room(self, now: int) -> None:
+        if len(self._producers) < PRODUCERS_MAX:
+            return
+        idle = [key for key, row in self._producers.items() if row.at < now - PRODUCER_IDLE]
+        if not idle:
+            raise ProducersExhaustedError(
+                f"stream {self._stream!r} has {PRODUCERS_MAX} producers that were active within 7 "
+                "days: use their ids again instead of new ones"
+            )
+        for producer_id in idle:
+            del self._producers[producer_id]
+        self._changed.update(idle)
+
+
+def _follows(given: str, last: str | None) -> bool:
+    """By bytes, not by characters."""
+    return last is None or given.encode() > last.encode()

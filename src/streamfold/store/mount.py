@@ -1,0 +1,206 @@
+"""One opening of the storage: the engine, its committer, and the streams in memory.
+
+After a failure the whole session is given up and another is opened, so nothing that was believed
+before the failure can outlive it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+
+from streamfold.errors import StoreClosingError, StreamfoldError, StreamNotFoundError
+from streamfold.store import keys, rows
+from streamfold.store.engine.engine import Engine, first_row
+from streamfold.store.log import chunks
+from streamfold.store.log.admission import Admission
+from streamfold.store.log.committer import Committer
+from streamfold.store.log.recent_chunks import RecentChunks
+from streamfold.store.log.stream_log import Share, StreamLog
+from streamfold.store.read.open_scans import OpenScans
+from streamfold.store.rows import (
+    BasinRow,
+    CounterRow,
+    ProducerRow,
+    SpaceRow,
+    StateRow,
+    StreamRow,
+)
+from streamfold.store.settings import StoreSettings
+from streamfold.store.upkeep.live_bytes import LiveBytes
+
+#: Seconds, far more than a hand-over takes, for which a log is kept for those who asked for it.
+_HAND_OVER_SECONDS = 1.0
+
+
+class Session:
+    """Everything that is known of the storage since it was opened."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: StoreSettings,
+        admission: Admission,
+        now: Callable[[], int],
+        next_stream_id: int,
+        live: LiveBytes,
+    ) -> None:
+        self.engine = engine
+        self.now = now
+        self.recent = RecentChunks(settings.recent_bytes)
+        self.scans = OpenScans()
+        self.live = live
+        self.committer = Committer(engine, settings, admission, self._on_durable)
+        #: Called when a trim has become durable: there is something to delete, now or when its
+        #: grace is over (ms since the Unix epoch).
+        self.on_trimmed: Callable[[StreamLog, int], None] = lambda log, at: None
+        #: Called when a stream that is deleted when empty has been configured so: look at it then.
+        self.on_delete_on_empty: Callable[[str, str, int], None] = lambda basin, stream, at: None
+        #: Called when records have become durable, before anybody is told.
+        self.on_appended: Callable[[Sequence[Share]], None] = lambda shares: None
+        self._settings = settings
+        #: Milliseconds.
+        self._trim_grace = round(settings.trim_grace * 1000)
+        self._next_stream_id = next_stream_id
+        self._logs: OrderedDict[tuple[str, str], StreamLog] = OrderedDict()
+        self._loading: dict[tuple[str, str], asyncio.Task[StreamLog]] = {}
+
+    @classmethod
+    async def start(
+        cls,
+        engine: Engine,
+        settings: StoreSettings,
+        admission: Admission,
+        now: Callable[[], int],
+    ) -> Session:
+        """Take up what `engine` holds; it was opened for this session alone."""
+        counter = await engine.get(keys.STREAM_IDS)
+        following = rows.decode(counter, CounterRow).following if counter else 1
+        space = await engine.get(keys.SPACE)
+        # A store without a stream holds nothing; one of an earlier version was never counted.
+        if space:
+            known = rows.decode(space, SpaceRow)
+            live = LiveBytes(known.live, known.deleted)
+        else:
+            live = LiveBytes(None) if counter else LiveBytes(0, 0)
+        return cls(engine, settings, admission, now, following, live)
+
+    def new_stream_id(self) -> int:
+        """An id that no stream has had; commit `CounterRow(id + 1)` together with its first use."""
+        self._next_stream_id += 1
+        return self._next_stream_id - 1
+
+    async def basin(self, name: str) -> BasinRow | None:
+        value = await self.engine.get(keys.basin(name))
+        return rows.decode(value, BasinRow) if value else None
+
+    async def stream(self, basin: str, name: str) -> StreamRow | None:
+        value = await self.engine.get(keys.stream(basin, name))
+        return rows.decode(value, StreamRow) if value else None
+
+    async def open_log(self, basin: str, name: str) -> StreamLog:
+        """The stream's log; StreamNotFoundError if there is no such stream."""
+        return self.cached_log(basin, name) or await self._load(basin, name)
+
+    @asynccontextmanager
+    async def log(self, basin: str, name: str) -> AsyncIterator[StreamLog]:
+        """The stream's log, which stays in memory while it is used."""
+        log = await self.open_log(basin, name)
+        with log.in_use():
+            yield log
+
+    def cached_log(self, basin: str, name: str) -> StreamLog | None:
+        place = (basin, name)
+        log = self._logs.get(place)
+        if log is not None:
+            self._logs.move_to_end(place)
+        return log
+
+    def forget(self, log: StreamLog) -> None:
+        """The stream is gone from storage."""
+        self._logs.pop((log.basin, log.name), None)
+        self.recent.forget(log.id)
+        log.failure = StreamNotFoundError(log.basin, log.name)
+
+    async def settle(self, log: StreamLog) -> None:
+        """Return once the state that a refusal rests on is durable: it must not be told and lost."""
+        await log.settled()
+        if log.terms.closed and not log.durable_closed:
+            await self.committer.write([])  # closed without a record: nothing else tells
+
+    async def drain(self) -> None:
+        """Wait until nothing is pending; then let go of those who follow streams."""
+        await self.committer.drain()
+        for log in self._logs.values():
+            log.dismiss(StoreClosingError())
+
+    def abandon(self, cause: StreamfoldError) -> None:
+        """Fail everything outstanding; nothing may use this session any more."""
+        self.committer.fail(cause)
+        for log in self._logs.values():
+            if log.failure is None:
+                log.fail((), cause, cause)
+
+    async def _load(self, basin: str, name: str) -> StreamLog:
+        """Read the stream's state once, however many ask for it at the same time."""
+        place = (basin, name)
+        task = self._loading.get(place)
+        if task is None:
+            task = asyncio.create_task(self._read_log(basin, name))
+            self._loading[place] = task
+            task.add_done_callback(lambda _: self._loading.pop(place, None))
+        return await asyncio.shield(task)
+
+    async def _read_log(self, basin: str, name: str) -> StreamLog:
+        row = await self.stream(basin, name)
+        if row is None:
+            raise StreamNotFoundError(basin, name)
+        value = await self.engine.get(keys.state(row.id))
+        state = rows.decode(value, StateRow) if value else StateRow()
+        tail = state.bare_tail
+        arrived_at = max(row.created_at, state.bare_arrived_at)
+        span = keys.chunks_start(row.id), keys.chunks_end(row.id)
+        if found := await first_row(self.engine, *span, descending=True):
+            last = chunks.decode(found[1])
+            tail, arrived_at = last.end, last.arrived_at
+        producers = await self._producers(row.id) if state.producers else None
+        grace = self._trim_grace
+        log = StreamLog(basin, name, row, state, tail, arrived_at, self.now, producers, grace)
+        # There must never be two logs of one stream. Those who asked for this one take hold of it
+        # some turns of the event loop later: until then it must not be dropped.
+        hold = log.in_use()
+        hold.__enter__()
+        asyncio.get_running_loop().call_later(_HAND_OVER_SECONDS, hold.__exit__, None, None, None)
+        self._logs[(basin, name)] = log
+        self._shrink()
+        return log
+
+    async def _producers(self, stream_id: int) -> dict[str, ProducerRow]:
+        found = {}
+        async with aclosing(self.engine.scan(*keys.producers_span(stream_id), first=100)) as pages:
+            async for page in pages:
+                for key, value in page:
+                    found[keys.producer_id(key)] = rows.decode(value, ProducerRow)
+        return found
+
+    def _shrink(self) -> None:
+        """Drop the streams that were used longest ago and that nobody uses now."""
+        surplus = len(self._logs) - self._settings.idle_streams
+        if surplus <= 0:
+            return
+        idle = [place for place, log in self._logs.items() if log.idle]
+        for place in idle[:surplus]:
+            self.recent.forget(self._logs.pop(place).id)
+
+    def _on_durable(self, shares: Sequence[Share]) -> None:
+        self.live.commits += 1
+        for share in shares:
+            for chunk in share.chunks:
+                self.recent.add(share.log.id, chunk)
+                self.live.add(len(chunk.payload))
+            if share.trimmed:
+                at_once = share.trim_point_at_once > share.log.trims.effective
+                self.on_trimmed(share.log, self.now() + (0 if at_once else self._trim_grace))
+        self.on_appended(shares)

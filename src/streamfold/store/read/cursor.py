@@ -1,0 +1,263 @@
+"""Reads forward through one stream: from memory at the tail, from storage behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Coroutine
+
+from streamfold.errors import DataCorruptError
+from streamfold.records import payload as payloads
+from streamfold.store import keys
+from streamfold.store.engine.engine import Row
+from streamfold.store.log import chunks
+from streamfold.store.log.chunks import Chunk
+from streamfold.store.log.sealing import SealingKey
+from streamfold.store.log.stream_log import StreamLog
+from streamfold.store.mount import Session
+from streamfold.store.read import lineage
+from streamfold.store.read.requests import Allowance, ReadBatch
+from streamfold.store.read.seek import apply_retention
+from streamfold.store.rows import Segment
+
+#: Bytes after which a reader is taken for one that reads much: storage then fetches ahead for it.
+_EAGER_FROM = 8 << 20
+
+
+class Cursor:
+    """A position in a stream, with about 1 MiB of what follows read ahead.
+
+    It holds no more than that however slow its user is, and nothing while many others read: what the
+    stream gets meanwhile is found in memory if it is recent, and in storage if it is not.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        log: StreamLog,
+        seq_num: int,
+        allowance: Allowance,
+        key: SealingKey | None,
+    ) -> None:
+        self.seq_num = seq_num
+        #: No more will come: the allowance is spent, or `until` was reached.
+        self.ended = allowance.spent
+        self._session = session
+        self._log = log
+        self._allowance = allowance
+        self._key = key
+        self._waiter = log.waiter()
+        self._unlimited = allowance.unlimited
+        self._ahead: deque[Chunk] = deque()
+        self._scan: AsyncGenerator[list[Row]] | None = None
+        #: What `_scan` reads of, if it is not the stream itself.
+        self._segment: Segment | None = None
+        self._eager = False
+        #: Bytes that were read from storage.
+        self._fetched = 0
+        #: Keeps a scan that is given up until it is closed.
+        self._closing: asyncio.Future[None] | None = None
+
+    @property
+    def at_tail(self) -> bool:
+        return self.seq_num >= self._log.durable.seq_num
+
+    async def next(self, *, fill: bool) -> ReadBatch | None:
+        """The next batch, None when at the tail or ended.
+
+        Without `fill` a batch ends where stored chunks end, so that nothing is decoded; with it, the
+        batch has as many records as it may.
+        """
+        if self.resting:
+            self._log.check_alive()
+            return None
+        if batch := self.live():
+            return batch
+        gathering = _Gathering(*self._allowance.of_one_batch())
+        while not self.ended and gathering.has_room:
+            if gathering.parts and not fill and not self._ahead:
+                break  # there is something to deliver: do not wait for storage
+            chunk = await self._peek()
+            if chunk is None:
+                break
+            if self._fits(chunk, gathering):
+                gathering.add(chunk.payload, chunk.first_seq_num, chunk.records, chunk.metered)
+                self.seq_num = chunk.last_seq_num + 1
+            elif (gathering.parts and not fill) or not self._take_part(chunk, gathering):
+                break
+        batch = gathering.batch()
+        if batch is not None:
+            self._allowance.spend(batch)
+            self.ended = self.ended or self._allowance.spent
+        return batch
+
+    def advanced(self, patience: float | None) -> Coroutine[None, None, bool]:
+        """Wait for something to read, or for the end; False when neither came in time."""
+        return self._log.advanced(self.seq_num, self._waiter, patience)
+
+    @property
+    def resting(self) -> bool:
+        """Whether there is nothing to read, and nothing to put away."""
+        return self._scan is None and not self._ahead and self.at_tail
+
+    def live(self) -> ReadBatch | None:
+        """All that there is up to the tail, which is what a follower wants: the same for everybody.
+
+        A stream whose records are sealed has no such batch: each opens them with a key of its own.
+        """
+        log, seq_num = self._log, self.seq_num
+        tail = log.durable
+        if seq_num >= tail.seq_num or self._ahead or not self._unlimited:
+            return None
+        if seq_num < log.readable_from or log.retention_due:
+            return None
+        batch = self._session.recent.to_tail(log.id, seq_num, tail)
+        if batch is not None:
+            log.check_alive()
+            self.seq_num += batch.count
+        return batch
+
+    async def close(self) -> None:
+        self._waiter.close()
+        self._ahead.clear()
+        await self._end_scan()
+        if self._closing is not None:
+            await self._closing
+
+    def give_up(self) -> None:
+        """Keep only the position: other readers need the memory."""
+        self._ahead.clear()
+        if self._scan is not None:
+            self._closing = asyncio.ensure_future(self._scan.aclose())
+            self._scan = None
+
+    async def _end_scan(self) -> None:
+        self._session.scans.release(self)
+        if self._scan is not None:
+            await self._scan.aclose()
+            self._scan = None
+
+    def _fits(self, chunk: Chunk, gathering: _Gathering) -> bool:
+        until = self._allowance.until
+        return (
+            chunk.first_seq_num >= self.seq_num
+            and chunk.records <= gathering.count_left
+            and chunk.metered <= gathering.metered_left
+            and (until is None or chunk.last_timestamp < until)
+        )
+
+    def _take_part(self, chunk: Chunk, gathering: _Gathering) -> bool:
+        """Add what may be had of `chunk`; False when that was not all the rest of it."""
+        index = payloads.measure(chunk.payload)
+        first = max(0, self.seq_num - chunk.first_seq_num)
+        until = self._allowance.until
+        cut = index.cut(
+            first, count=gathering.count_left, metered=gathering.metered_left, until=until
+        )
+        if cut.end_index > first:
+            part = memoryview(chunk.payload)[cut.byte_start : cut.byte_end]
+            taken = cut.end_index - first
+            gathering.add(part, chunk.first_seq_num + first, taken, cut.metered)
+            self.seq_num = chunk.first_seq_num + cut.end_index
+        if cut.end_index == index.count:
+            return True
+        if until is not None and index.timestamps[cut.end_index] >= until:
+            self.ended = True
+        elif not gathering.parts:
+            self.ended = True  # the next record alone is more than the read may still return
+        return False
+
+    async def _peek(self) -> Chunk | None:
+        """The chunk that holds the next record; None at the tail."""
+        while True:
+            self._log.check_alive()
+            if self._log.retention_due:
+                await apply_retention(self._session, self._log)
+            self.seq_num = max(self.seq_num, self._log.readable_from)
+            while self._ahead and self._ahead[0].last_seq_num < self.seq_num:
+                self._ahead.popleft()
+            if self._ahead:
+                self._check_no_hole(self._ahead[0])
+                self._ahead[0] = lineage.own(self._ahead[0], self._log.row, self._key)
+                return self._ahead[0]
+            if self.at_tail:
+                await self._end_scan()
+                return None
+            await self._read_ahead()
+
+    def _check_no_hole(self, chunk: Chunk) -> None:
+        """What is missing before `chunk` must be trimmed: records do not vanish otherwise."""
+        if chunk.first_seq_num > self.seq_num:
+            raise self._missing(chunk.first_seq_num)
+
+    def _missing(self, end: int) -> DataCorruptError:
+        return DataCorruptError(
+            f"records {self.seq_num} to {end - 1} of stream {self._log.name!r} in basin "
+            f"{self._log.basin!r} are not trimmed, yet storage does not have them"
+        )
+
+    async def _read_ahead(self) -> None:
+        if recent := self._session.recent.since(self._log.id, self.seq_num):
+            await self._end_scan()
+            self._ahead.extend(recent)
+            return
+        async with self._session.scans.fetching:
+            self._session.scans.release(self)  # from here on nobody else closes the scan
+            await self._fetch()
+            if self._scan is not None:
+                size = sum(len(chunk.payload) for chunk in self._ahead)
+                self._session.scans.hold(self, self._eager, size)
+
+    async def _fetch(self) -> None:
+        """Get the next page from storage."""
+        segment = lineage.segment_of(self._log.row, self.seq_num)
+        eager = self._eager or (self._fetched >= _EAGER_FROM and self._session.scans.room_for_eager)
+        if segment is not self._segment or eager is not self._eager:
+            await self._end_scan()
+            self._segment, self._eager = segment, eager
+        fresh = self._scan is None
+        durable = self._log.durable.seq_num
+        if self._scan is None:
+            start, end = lineage.span_from(self._log.row, self.seq_num)
+            if segment is None:
+                end = keys.chunk(self._log.id, durable)
+            self._eager = eager = self._eager and self._session.scans.room_for_eager
+            self._scan = self._session.engine.scan(start, end, eager=eager)
+        page = await anext(self._scan, None)
+        if page is not None:
+            parts = [chunks.decode(value) for _, value in page]
+            limit = durable if segment is None else segment.end
+            self._ahead.extend(part for part in parts if part.first_seq_num < limit)
+            self._fetched += sum(len(value) for _, value in page)
+            return
+        await self._end_scan()
+        if fresh and self.seq_num >= self._log.readable_from:
+            raise self._missing(int(durable))
+
+
+class _Gathering:
+    """A batch that is being put together."""
+
+    def __init__(self, count_left: int, metered_left: int) -> None:
+        self.count_left = count_left
+        self.metered_left = metered_left
+        self.parts: list[bytes | memoryview] = []
+        self._first = self._count = self._metered = 0
+
+    @property
+    def has_room(self) -> bool:
+        return self.count_left > 0 and self.metered_left > 0
+
+    def add(self, part: bytes | memoryview, first: int, count: int, metered: int) -> None:
+        if not self.parts:
+            self._first = first
+        self.parts.append(part)
+        self._count += count
+        self._metered += metered
+        self.count_left -= count
+        self.metered_left -= metered
+
+    def batch(self) -> ReadBatch | None:
+        if not self.parts:
+            return None
+        return ReadBatch(tuple(self.parts), self._first, self._count, self._metered, None)

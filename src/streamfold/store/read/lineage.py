@@ -1,0 +1,52 @@
+"""What a fork has from the streams it came from: their chunks are read in their place, not copied."""
+
+from __future__ import annotations
+
+from streamfold.store import keys
+from streamfold.store.log import chunks
+from streamfold.store.log.chunks import Chunk
+from streamfold.store.log.sealing import SealingKey
+from streamfold.store.rows import Segment, StreamRow
+
+
+def segment_of(row: StreamRow, seq_num: int) -> Segment | None:
+    """Where the record of that number is, if the stream has not written it itself."""
+    for segment in row.lineage:
+        if seq_num < segment.end:
+            return segment
+    return None
+
+
+def ends_at(row: StreamRow, seq_num: int) -> bool:
+    """Whether what a fork has from another stream ends there."""
+    return any(segment.end == seq_num for segment in row.lineage)
+
+
+def fork_at(row: StreamRow, end: int) -> tuple[Segment, ...]:
+    """The lineage of a fork that has everything of `row`'s stream below `end`."""
+    lineage = [segment for segment in row.lineage if segment.end < end]
+    following = next((s for s in row.lineage if s.end >= end), None)
+    holder = row.id if following is None else following.stream_id
+    return (*lineage, Segment(holder, end)) if end else ()
+
+
+def span_from(row: StreamRow, seq_num: int) -> tuple[bytes, bytes]:
+    """Keys of the chunks from the one that holds `seq_num` on, in the stream that wrote it."""
+    segment = segment_of(row, seq_num)
+    holder = row.id if segment is None else segment.stream_id
+    return keys.chunk(holder, seq_num), keys.chunks_end(holder)
+
+
+def after(chunk: Chunk, row: StreamRow, seq_num: int) -> int:
+    """The record that follows what the stream has of `chunk`, which holds its record `seq_num`."""
+    segment = segment_of(row, seq_num)
+    end = chunk.last_seq_num + 1
+    return end if segment is None else min(end, segment.end)
+
+
+def own(chunk: Chunk, row: StreamRow, key: SealingKey | None) -> Chunk:
+    """`chunk` in the clear, and no more of it than belongs to the stream."""
+    segment = segment_of(row, chunk.first_seq_num)
+    if segment is None:
+        return chunks.clear(chunk, row.id, key)
+    return chunks.below(chunks.clear(chunk, segment.stream_id, key), segment.end)

@@ -1,0 +1,144 @@
+"""What a read asks for, and what it gets."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import msgspec
+
+from streamfold.errors import InvalidError
+from streamfold.model.positions import U64_MAX, StreamPosition
+from streamfold.model.records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, SequencedRecord
+from streamfold.records import payload as payloads
+
+#: Seconds that a single read may wait at the tail.
+WAIT_MAX = 60.0
+
+
+class StartKind(enum.Enum):
+    SEQ_NUM = "seq_num"
+    TIMESTAMP = "timestamp"
+    TAIL_OFFSET = "tail_offset"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadStart:
+    """Where a read begins: a seq_num, the first record of a time, or so many before the tail."""
+
+    kind: StartKind
+    value: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.value <= U64_MAX:
+            raise InvalidError(f"{self.kind.value} {self.value} is not a 64-bit unsigned number")
+
+
+def from_seq_num(seq_num: int) -> ReadStart:
+    return ReadStart(StartKind.SEQ_NUM, seq_num)
+
+
+def from_timestamp(timestamp: int) -> ReadStart:
+    return ReadStart(StartKind.TIMESTAMP, timestamp)
+
+
+def from_tail(offset: int = 0) -> ReadStart:
+    return ReadStart(StartKind.TAIL_OFFSET, offset)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """A read; limits of None are none for a session, and those of one batch for a single read."""
+
+    start: ReadStart
+    count: int | None = None
+    #: Metered bytes.
+    bytes: int | None = None
+    #: Timestamp of the first record not to return.
+    until: int | None = None
+    #: Start at the tail instead of failing when the start lies beyond it.
+    clamp: bool = False
+    #: Seconds to wait at the tail for records; None = for ever in a session without limits, else 0.
+    wait: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("count", "bytes", "until", "wait"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise InvalidError(f"{name} {value} of a read must not be negative")
+        start = self.start
+        if (
+            self.until is not None
+            and start.kind is StartKind.TIMESTAMP
+            and start.value >= self.until
+        ):
+            raise InvalidError(
+                f"a read from timestamp {start.value} until {self.until} cannot return anything: "
+                "until must be larger"
+            )
+
+    @property
+    def bounded(self) -> bool:
+        return not (self.count is None and self.bytes is None and self.until is None)
+
+    @property
+    def may_follow(self) -> bool:
+        """Whether the read may stay at the tail for records to come."""
+        return not self.bounded or bool(self.wait)
+
+
+class ReadBatch(msgspec.Struct, frozen=True):
+    """Consecutive records in the bytes in which storage holds them; without any, a heartbeat."""
+
+    parts: tuple[bytes | memoryview, ...]
+    first_seq_num: int
+    count: int
+    metered: int
+    #: The durable tail, when the batch ends there.
+    tail: StreamPosition | None
+
+    @property
+    def end_seq_num(self) -> int:
+        return self.first_seq_num + self.count
+
+    @property
+    def identity(self) -> tuple[int, int, int, StreamPosition | None]:
+        """Equal for batches of the same records in the same place of memory, while both exist."""
+        first = id(self.parts[0]) if self.parts else 0
+        return first, self.first_seq_num, self.count, self.tail
+
+    def payload(self) -> bytes:
+        """The records in protobuf form: field 1 of S2's ReadBatch, repeated."""
+        return b"".join(self.parts)
+
+    def records(self) -> list[SequencedRecord]:
+        return payloads.decode(self.payload())
+
+
+@dataclass(slots=True)
+class Allowance:
+    """What a read may still return."""
+
+    count: int | None
+    bytes: int | None
+    until: int | None
+
+    @property
+    def unlimited(self) -> bool:
+        return self.count is None and self.bytes is None and self.until is None
+
+    @property
+    def spent(self) -> bool:
+        return self.count == 0 or self.bytes == 0
+
+    def of_one_batch(self) -> tuple[int, int]:
+        """Records and metered bytes that the next batch may have."""
+        count = BATCH_RECORDS_MAX if self.count is None else min(self.count, BATCH_RECORDS_MAX)
+        size = BATCH_BYTES_MAX if self.bytes is None else min(self.bytes, BATCH_BYTES_MAX)
+        return count, size
+
+    def spend(self, batch: ReadBatch) -> None:
+        if self.count is not None:
+            self.count -= batch.count
+        if self.bytes is not None:
+            self.bytes -= batch.metered

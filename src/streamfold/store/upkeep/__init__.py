@@ -1,0 +1,1 @@
+"""Background work: retention, deletion, and reclaiming the space of what was deleted."""

@@ -1,0 +1,356 @@
+"""Background work: retention, deletion of what is trimmed, of streams and of basins, bookkeeping.
+
+All of it can stop anywhere and be taken up again: what is to be done is told by rows in storage, and
+every step is repeated harmlessly. It works in small commits, so that appends are never held up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
+
+from streamfold.errors import (
+    DataCorruptError,
+    DeviceFailedError,
+    StorageError,
+    StorageFullError,
+    StreamNotFoundError,
+)
+from streamfold.model.names import BasinName, StreamName
+from streamfold.store import keys, rows
+from streamfold.store.catalog.access_tokens import AccessTokens
+from streamfold.store.catalog.catalog import Catalog
+from streamfold.store.catalog.snapshots import SnapshotShelf
+from streamfold.store.engine.engine import Op, first_row
+from streamfold.store.log.retention import age_limit
+from streamfold.store.log.stream_log import StreamLog
+from streamfold.store.mount import Session
+from streamfold.store.read.seek import apply_retention
+from streamfold.store.rows import BasinRow, CleanupRow, StateRow, StreamRow
+from streamfold.store.upkeep.due_times import DueTimes
+from streamfold.store.usage.storage import UsageKeeper
+
+logger = logging.getLogger(__name__)
+
+#: Streams whose oldest record's arrival is remembered, so that they are not read in vain.
+_KNOWN_STREAMS = 100_000
+
+
+@dataclass(slots=True)
+class Upkeep:
+    """The background work of one session."""
+
+    session: Session
+    catalog: Catalog
+    tokens: AccessTokens
+    usage: UsageKeeper
+    snapshots: SnapshotShelf
+    now: Callable[[], int]
+    #: Seconds from one whole pass to the next.
+    interval: float
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    #: One pass at a time, whoever asks for it.
+    _busy: asyncio.Lock = field(default_factory=asyncio.Lock)
+    #: Stream id to the time (ms) before which none of its records arrived.
+    _oldest: dict[int, int] = field(default_factory=dict)
+    _due: DueTimes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._due = DueTimes(self.now, self.poke)
+
+    def poke(self) -> None:
+        """There is something to clean up: do not wait for the next pass."""
+        self._wake.set()
+
+    def on_trimmed(self, log: StreamLog, at: int) -> None:
+        """Records of `log` are to be deleted from the time `at` on."""
+        if at <= self.now():
+            self.poke()
+        else:
+            self._look_at(log.basin, log.name, at)
+
+    def on_delete_on_empty(self, basin: str, stream: str, at: int) -> None:
+        """A stream that is deleted when empty was created or reconfigured; it may be due at `at`."""
+        self._look_at(basin, stream, at)
+
+    def _look_at(self, basin: str, stream: str, at: int) -> None:
+        """Have the stream looked at when `at` has come; the next pass looks at it anyway."""
+        if at - self.now() <= self.interval * 1000:
+            self._due.add(at, basin, stream)
+
+    async def run(self) -> None:
+        """Work until cancelled: everything every `interval` seconds, each stream when it is due."""
+        try:
+            with _going_on():
+                await self.snapshots.sweep()
+            with _going_on():
+                await self._pass()  # usage is to gather for an interval before it is written
+            while True:
+                deadline = asyncio.get_running_loop().time() + self.interval
+                while await self._poked_before(deadline):
+                    async with self._busy:
+                        with _going_on():
+                            await self._sweep_due()
+                            await self._delete_basins()
+                            await self._clean_up()
+                with _going_on():
+                    await self.run_once()
+        finally:
+            self._due.close()
+
+    async def run_once(self) -> None:
+        """One whole pass; usage is durable after it."""
+        await self._pass()
+        async with self._busy:
+            await self.usage.write()
+
+    async def _pass(self) -> None:
+        async with self._busy:
+            self._wake.clear()
+            await self.session.engine.check()
+            await self._delete_basins()
+            await self._sweep_streams()
+            await self._clean_up()
+            await self.tokens.remove_expired()
+            await self.session.engine.collect()
+
+    async def _poked_before(self, deadline: float) -> bool:
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._wake.wait()
+        except TimeoutError:
+            return False
+        self._wake.clear()
+        return True
+
+    async def _delete_basins(self) -> None:
+        """Delete the streams of basins that are going, and each basin after its last stream."""
+        span = keys.basins_from("", after=False), keys.BASINS_END
+        async with aclosing(self.session.engine.scan(*span, first=100)) as pages:
+            async for page in pages:
+                for key, value in page:
+                    if rows.decode(value, BasinRow).deleted_at is not None:
+                        await self._delete_basin(BasinName(keys.basin_name(key)))
+
+    async def _delete_basin(self, basin: BasinName) -> None:
+        left = 0
+        span = keys.streams_from(basin, "", after=False), keys.streams_end(basin)
+        async with aclosing(self.session.engine.scan(*span, first=100)) as pages:
+            async for page in pages:
+                for key, _ in page:
+                    left += 1
+                    stream = StreamName(keys.stream_names(key)[1])
+                    await self._delete_stream(basin, stream)
+        if not left:
+            async with self.catalog.locks.hold(basin):
+                usage = await self.usage.forget_basin(basin)
+                await self.session.committer.write([(keys.basin(basin), None), *usage])
+        else:
+            self.poke()  # once the streams are gone, the basin goes
+
+    async def _delete_stream(
+        self,
+        basin: BasinName,
+        stream: StreamName,
+        when: Callable[[StreamLog], bool] = lambda log: True,
+    ) -> None:
+        with _skipping(basin, stream):
+            await self.catalog.delete_stream(basin, stream, when=when)
+            self.poke()
+
+    async def _sweep_streams(self) -> None:
+        """Apply retention and delete-on-empty to every stream, and look at what each holds."""
+        self.usage.begin_round()
+        span = keys.STREAMS_START, keys.STREAMS_END
+        async with aclosing(self.session.engine.scan(*span, first=128)) as pages:
+            async for page in pages:
+                for key, value in page:
+                    row = rows.decode(value, StreamRow)
+                    basin, stream = keys.stream_names(key)
+                    with _skipping(basin, stream):
+                        if row.deleted_at is None:
+                            await self._sweep(BasinName(basin), StreamName(stream), row)
+                        await self.usage.visit(basin, row.id)
+        self.usage.end_round()
+
+    async def _sweep_due(self) -> None:
+        """Apply retention and delete-on-empty to the streams whose time has come."""
+        for basin, stream in self._due.take():
+            row = await self.session.stream(basin, stream)
+            if row is not None and row.deleted_at is None:
+                with _skipping(basin, stream):
+                    await self._sweep(BasinName(basin), StreamName(stream), row)
+
+    async def _sweep(self, basin: BasinName, stream: StreamName, row: StreamRow) -> None:
+        config = row.config
+        traits = row.traits
+        if traits is not None and (traits.ttl is not None or traits.expires_at is not None):
+            await self._delete_if_over(basin, stream)
+        limit = age_limit(config)
+        if limit is not None and self._oldest.get(row.id, 0) < self.now() - limit:
+            await self._expire(basin, stream)
+        if config.delete_on_empty_secs:
+            await self._delete_if_empty(basin, stream)
+
+    async def _expire(self, basin: BasinName, stream: StreamName) -> None:
+        """Trim the records of `stream` that are too old: readers do not get them any more."""
+        async with self.catalog.locks.hold(basin, stream), self.session.log(basin, stream) as log:
+            if log.deleting:
+                return
+            await apply_retention(self.session, log)
+            if len(self._oldest) >= _KNOWN_STREAMS:
+                self._oldest.clear()
+            self._oldest[log.id] = log.oldest_arrival
+            if log.readable_from > log.trims.effective:
+                log.trim(log.readable_from)
+                await self._commit(log)
+
+    async def _delete_if_empty(self, basin: BasinName, stream: StreamName) -> None:
+        async with self.session.log(basin, stream) as log:
+            empty = self._has_been_empty(log)
+            if not empty:
+                self._look_when_empty(log)
+        if empty:
+            await self._delete_stream(basin, stream, self._has_been_empty)
+
+    def _has_been_empty(self, log: StreamLog) -> bool:
+        """Whether the stream is empty, and its last record came long enough ago."""
+        min_age = log.row.config.delete_on_empty_secs * 1000
+        return bool(min_age) and log.empty and log.arrived_at + min_age <= self.now()
+
+    def _look_when_empty(self, log: StreamLog) -> None:
+        """Have the stream looked at when it may be deleted as empty, if that can be told."""
+        min_age = log.row.config.delete_on_empty_secs * 1000
+        limit, due_at = log.age_limit, log.trims.due_at
+        if not min_age or not (log.empty or limit or due_at):
+            return
+        at = log.arrived_at + min_age
+        if not log.empty:
+            emptied = [due_at] if due_at else []
+            emptied += [log.arrived_at + limit + 1] if limit else []
+            at = max(at, min(emptied))
+        self._look_at(log.basin, log.name, at)
+
+    async def _delete_if_over(self, basin: BasinName, stream: StreamName) -> None:
+        async with self.session.log(basin, stream) as log:
+            over = log.over
+        if over:
+            await self._delete_stream(basin, stream, lambda log: log.over)
+
+    async def _clean_up(self) -> None:
+        """Delete trimmed chunks and purge deleted streams, as the clean-up rows say."""
+        span = keys.CLEANUPS_START, keys.CLEANUPS_END
+        async with aclosing(self.session.engine.scan(*span, first=100)) as pages:
+            async for page in pages:
+                for key, value in page:
+                    row = rows.decode(value, CleanupRow)
+                    with _skipping(row.basin, row.stream):
+                        if row.purge:
+                            await self._purge(keys.cleanup_stream_id(key), row)
+                        else:
+                            await self._delete_trimmed(row.basin, row.stream)
+
+    async def _purge(self, stream_id: int, cleanup: CleanupRow) -> None:
+        """Remove all that is left of a deleted stream, its name last; not while forks need it."""
+        basin, stream = cleanup.basin, cleanup.stream
+        if await first_row(self.session.engine, *keys.forks_span(stream_id)) is not None:
+            return
+        await self._delete_chunks(basin, stream_id, keys.chunks_end(stream_id))
+        await self.snapshots.forget(stream_id)
+        async with self.catalog.locks.hold(basin, stream):
+            # Another stream may have the name by now.
+            row = await self.session.stream(basin, stream)
+            named = row is not None and row.id == stream_id
+            await self.session.committer.write(
+                [
+                    (keys.state(stream_id), None),
+                    (keys.cleanup(stream_id), None),
+                    *([(keys.stream(basin, stream), None)] if named else []),
+                    *[(keys.fork(ancestor, stream_id), None) for ancestor in cleanup.ancestors],
+                    *await self._producers_of(stream_id),
+                    *await self.usage.forget_stream(stream_id),
+                ]
+            )
+            log = self.session.cached_log(basin, stream)
+            if log is not None and log.id == stream_id:
+                self.session.forget(log)
+        if cleanup.ancestors:
+            self.poke()  # those it came from may go now
+
+    async def _producers_of(self, stream_id: int) -> list[Op]:
+        ops: list[Op] = []
+        span = keys.producers_span(stream_id)
+        async with aclosing(self.session.engine.scan(*span, first=100)) as pages:
+            async for page in pages:
+                ops += [(key, None) for key, _ in page]
+        return ops
+
+    async def _needed_from(self, stream_id: int, trim_point: int) -> int:
+        """The first record below `trim_point` that a fork still needs, or `trim_point`."""
+        span = keys.forks_span(stream_id)
+        async with aclosing(self.session.engine.scan(*span, first=100)) as pages:
+            async for page in pages:
+                for key, _ in page:
+                    value = await self.session.engine.get(keys.state(keys.fork_id(key)))
+                    state = rows.decode(value, StateRow) if value else StateRow()
+                    trim_point = min(trim_point, state.trim_point)
+        return trim_point
+
+    async def _delete_trimmed(self, basin: str, stream: str) -> None:
+        """Remove the chunks that lie wholly below the trim point, and write down the tail first."""
+        async with self.catalog.locks.hold(basin, stream), self.session.log(basin, stream) as log:
+            if log.deleting:
+                return  # a purge has taken the place of this row
+            trims = log.trims
+            effective, due_at = trims.effective, trims.due_at
+            if due_at is not None:  # readers still get what the later trims are to take
+                self._look_at(basin, stream, due_at)
+                if effective <= trims.collected:
+                    return
+            needed = await self._needed_from(log.id, effective)
+            log.remember_tail()
+            await self._commit(log)
+            await self._delete_chunks(basin, log.id, keys.chunk(log.id, needed))
+            await self.snapshots.prune(log)
+            trims.collected = effective
+            if needed == trims.accepted:
+                log.clean_up_done()
+                await self._commit(log)
+            self._look_when_empty(log)
+
+    async def _delete_chunks(self, basin: str, stream_id: int, end: bytes) -> None:
+        await self.usage.held.settle(basin, stream_id)
+        span = keys.chunks_start(stream_id), end
+        async with aclosing(self.session.engine.scan(*span)) as pages:
+            async for page in pages:
+                await self.usage.held.delete(basin, stream_id, page)
+
+    async def _commit(self, log: StreamLog) -> None:
+        """Make the changed state of `log` durable."""
+        self.session.committer.touch(log)
+        await self.session.committer.write([])
+
+
+@contextmanager
+def _going_on() -> Iterator[None]:
+    """Storage that cannot be read now may be readable at the next pass: appends need not wait."""
+    try:
+        yield
+    except DeviceFailedError:
+        raise
+    except (StorageError, StorageFullError) as error:
+        logger.error("upkeep failed, to be tried again at the next pass: %s", error)
+
+
+@contextmanager
+def _skipping(basin: str, stream: str) -> Iterator[None]:
+    """Leave a stream alone that went away meanwhile, or that cannot be read: others come next."""
+    try:
+        yield
+    except StreamNotFoundError:
+        logger.debug("stream %r in basin %r went away", stream, basin)
+    except DataCorruptError as error:
+        logger.error("no upkeep for stream %r in basin %r: %s", stream, basin, error)

@@ -1,0 +1,96 @@
+"""Bytes of rows that can be read: counted as chunks of records come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from streamfold.store import keys, rows
+from streamfold.store.engine.engine import Op, Row
+from streamfold.store.rows import SpaceRow
+
+#: Bytes of a chunk besides its value: the key, and what a table keeps of a row.
+_ROW_BYTES = 17 + 16
+#: Bytes of a chunk's header, which is part of the value.
+_HEADER_BYTES = 40
+
+
+def stored_size(page: Sequence[Row]) -> int:
+    """Bytes that the chunks of `page` take in a table."""
+    return sum(len(value) + _ROW_BYTES for _, value in page)
+
+
+@dataclass(slots=True)
+class LiveBytes:
+    """Bytes that the chunks of a store take in its tables.
+
+    Other rows are few and small. `Reclaimer` sets the total right when a merge of all tables has
+    shown what is there.
+    """
+
+    #: None as long as nobody knows; below zero if too little was counted before.
+    total: int | None
+    #: Bytes deleted that are still in tables; None as long as nobody knows. The total is exact only to
+    #: a percent or so: without this, its error would pass for deleted rows.
+    deleted: int | None = None
+    #: Bytes written and bytes deleted since the store was opened.
+    added: int = 0
+    removed: int = 0
+    #: Commits since then, of whatever rows.
+    commits: int = 0
+
+    @property
+    def balance(self) -> int:
+        """Bytes written since the store was opened, less those deleted."""
+        return self.added - self.removed
+
+    @property
+    def changed(self) -> int:
+        """Grows with everything that is written or deleted."""
+        return self.added + self.removed
+
+    def add(self, payload_bytes: int) -> None:
+        """A chunk with so many bytes of payload has become durable."""
+        size = payload_bytes + _HEADER_BYTES + _ROW_BYTES
+        self.added += size
+        if self.total is not None:
+            self.total += size
+
+    def remove(self, size: int) -> None:
+        """Chunks of `size` bytes, by `stored_size`, were deleted."""
+        self.removed += size
+        if self.total is not None:
+            self.total -= size
+        if self.deleted is not None:
+            self.deleted += size
+
+    def drop(self, size: int) -> None:
+        """Merges have dropped `size` bytes of deleted rows."""
+        if self.deleted is not None:
+            self.deleted = max(0, self.deleted - size)
+
+    def dead_of(self, stored: int) -> int:
+        """Bytes of dead rows in tables that hold `stored` bytes in all."""
+        if self.total is None:
+            return 0
+        return min(stored, stored - self.total if self.deleted is None else self.deleted)
+
+    @property
+    def row(self) -> Op | None:
+        """What to commit so that a restart begins with these counts."""
+        return self._row(0)
+
+    def row_without(self, size: int) -> list[Op]:
+        """What to commit together with the deletion of so many bytes.
+
+        Without it, a crash after the deletion would leave a total that hides the deleted bytes. One
+        that lacks what was appended does no harm: at worst a merge finds nothing to drop.
+        """
+        row = self._row(size)
+        return [] if row is None else [row]
+
+    def _row(self, removed: int) -> Op | None:
+        if self.total is None:
+            return None
+        deleted = None if self.deleted is None else self.deleted + removed
+        return keys.SPACE, rows.encode(SpaceRow(max(0, self.total - removed), deleted))

@@ -1,0 +1,368 @@
+"""Keeps the space that a store takes close to what it holds.
+
+Three things take space beyond the live rows, and each is dealt with here:
+
+- Runs of tables. SlateDB writes young tables and merges six of them into a run. Runs of similar size
+  are merged further, four to eight at a time, as long as the result is at most half of the store: a
+  merge needs its sources and its result at the same time.
+- Dead rows: trimmed, expired or deleted, but still in a table. Rows are deleted by writing deletions,
+  and both go only when a merge meets them. Dead bytes are counted as rows are deleted and as merges
+  make the tables smaller (`LiveBytes`). After a while, `wait_for`, the newest runs are merged that
+  probably hold them, and more of the older ones if that freed little.
+- Replaced files: tables that a merge has replaced, and the log of what tables hold. They are collected
+  after so many bytes written, and as long as there are any.
+
+One merge runs at a time beside that of young tables, and after one that was to drop dead rows comes a
+pause of its length, so that the work never takes more than half of the time. Dropping few bytes from a
+large store costs a rewrite of the store: after a merge that freed little, the pause is so long that
+`reclaim_rate` bytes per second are read on average.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NoReturn
+
+from streamfold.errors import DeviceFailedError, StreamfoldError, WriterFencedError
+from streamfold.store.engine.engine import DiskUse, Engine, Run, Tables
+from streamfold.store.log.committer import Committer
+from streamfold.store.upkeep.live_bytes import LiveBytes
+
+logger = logging.getLogger(__name__)
+
+#: Runs that are merged at once, and how often the largest may be as large as the smallest.
+_MERGE_MIN, _MERGE_MAX, _SIMILAR = 4, 8, 4
+#: Bytes that are merged even if they are more than half of the store.
+_SMALL_MERGE = 128 << 20
+#: Part of the live bytes from which dead bytes are worth a rewrite of the store, and the seconds that
+#: so many wait.
+_WORTHWHILE, _SOON = 0.2, 30.0
+#: Part of the live bytes, and bytes, from which dead bytes wait only so many seconds, unless a large
+#: deletion is under way: the store takes much more space than it needs.
+_PRESSING, _PRESSING_BYTES, _PRESSING_WAIT = 0.5, 256 << 20, 2.0
+#: Bytes deleted between two checks that make a large deletion.
+_BULK = 1 << 20
+#: Part of what a merge reads that it must free, or it counts towards `reclaim_rate`.
+_CHEAP = 0.25
+#: Bytes below which dead rows are left alone: rows of bookkeeping are replaced all the time.
+_FLOOR = 64 << 10
+#: How many times the dead bytes the first merge covers, and how much more the next if it freed little.
+_FIRST_REACH, _FURTHER = 3.0, 4.0
+#: Bytes per second that a merge handles on a slow machine, and bytes of a merge that shows its speed.
+_MERGE_SPEED, _LARGE_MERGE = 50 << 20, 64 << 20
+#: Bytes of young tables that may gather during a merge that includes the young ones: SlateDB merges no
+#: others meanwhile, and writers wait once there are 32 of 32 MiB.
+_YOUNG_ROOM = 512 << 20
+#: Seconds until the next try when the disk has no room for a merge.
+_NO_ROOM_PAUSE = 60.0
+#: Seconds without a commit after which the store counts as resting.
+_REST = 10.0
+#: Bytes in the log that a resting store writes as a table, so that the log can be deleted.
+_LOG_REST = 1 << 20
+#: Seconds between checks whether there is work, and bytes or seconds after which the tables are read.
+_TICK, _READ_BYTES, _READ_SECONDS = 2.0, 8 << 20, 30.0
+#: Bytes or seconds after which files are collected, and seconds between two collections at least.
+_COLLECT_BYTES, _COLLECT_SECONDS, _COLLECT_PAUSE = 64 << 20, 60.0, 3.0
+#: Collections that deleted nothing after which the pauses double, and the longest pause in seconds.
+_COLLECT_RETRIES, _COLLECT_LONGEST_PAUSE = 5, 600.0
+#: Bytes by which the live bytes change before they are stored.
+_NOTE_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StorageUse:
+    """Bytes of a store: of rows that can be read, of rows that cannot any more, and of its files."""
+
+    live: int
+    dead: int
+    disk: int
+
+
+def similar_runs(found: tuple[Run, ...], room: float = float("inf")) -> tuple[int, ...] | None:
+    """Ids of the newest neighbouring runs that should be merged because of their size.
+
+    There must be `room` bytes for the result.
+    """
+    most = min(room, max(_SMALL_MERGE, sum(run.size for run in found) // 2))
+    for first in range(len(found)):
+        chosen: list[Run] = []
+        for run in found[first : first + _MERGE_MAX]:
+            sizes = [run.size, *(other.size for other in chosen)]
+            if max(sizes) > _SIMILAR * min(sizes) or sum(sizes) > most:
+                break
+            chosen.append(run)
+        if len(chosen) >= _MERGE_MIN:
+            return tuple(run.id for run in chosen)
+    return None
+
+
+def newest_runs(found: tuple[Run, ...], size: float) -> tuple[Run, ...]:
+    """The newest runs that have `size` bytes together, or all."""
+    covered = 0
+    for number, run in enumerate(found, start=1):
+        covered += run.size
+        if covered >= size:
+            return found[:number]
+    return found
+
+
+def wait_for(dead: int, live: int, reclaim_after: float) -> float:
+    """Seconds after which the store begins to drop so many dead bytes."""
+    if dead <= _FLOOR:
+        return float("inf")
+    if dead >= max(_PRESSING * live, _PRESSING_BYTES):
+        return min(reclaim_after, _PRESSING_WAIT)
+    return min(reclaim_after, _SOON * max(1.0, _WORTHWHILE * live / dead))
+
+
+def pause_after(size: int, freed: int, taken: float, rate: float) -> float:
+    """Seconds without a merge after one that took `taken`, read `size` bytes and freed so many."""
+    return taken if freed >= _CHEAP * size else max(taken, size / rate - taken)
+
+
+@dataclass(slots=True)
+class Reclaimer:
+    """The space of one session's store."""
+
+    engine: Engine
+    committer: Committer
+    live: LiveBytes
+    reclaim_after: float
+    #: Bytes per second.
+    reclaim_rate: float
+    #: Bytes of records by basin once they are known: for stores that were never counted.
+    held: Callable[[], dict[str, int] | None]
+    #: Bytes that a merge may write before the disk counts as full.
+    room: Callable[[], float] = lambda: float("inf")
+    clock: Callable[[], float] = lambda: asyncio.get_running_loop().time()
+    _disk: DiskUse | None = None
+    #: The tables, and the bytes of dead rows, when the tables were last read.
+    _tables: Tables | None = None
+    _dead: int = 0
+    #: How much of the wait for the dead bytes is over, from 0 to 1, and when that was computed.
+    _waited: float = 0.0
+    _waited_at: float | None = None
+    #: How many times the dead bytes the next merge covers.
+    _reach: float = _FIRST_REACH
+    #: Bytes deleted until the last merge for dead bytes.
+    _removed: int = 0
+    #: No dead rows are dropped before this time.
+    _pause_until: float = 0.0
+    #: Whether a merge has replaced files since the last collection.
+    _replaced: bool = False
+    #: Live bytes as they are stored.
+    _noted: int | None = None
+    #: Bytes written per second, of late, and what had been written then.
+    _write_rate: float = 0.0
+    _added: int = 0
+    #: Whether much more is being deleted than written, and what had been deleted then.
+    _deleting: bool = False
+    _seen_removed: int = 0
+    #: Bytes per second that merges have handled.
+    _speed: float = _MERGE_SPEED
+    #: Commits that were seen, and when; then the same for the last time that the tables were read.
+    _commits: int = 0
+    _committed_at: float = 0.0
+    _read_commits: int = -1
+    _read_bytes: int = 0
+    _read_at: float = 0.0
+
+    @property
+    def use(self) -> StorageUse | None:
+        """What is known now; None before the tables were read once."""
+        if self._tables is None:
+            return None
+        stored = self._tables.total
+        live = stored if self.live.total is None else max(0, self.live.total)
+        return StorageUse(live, self._dead, self._disk.total if self._disk else stored)
+
+    async def run(self) -> NoReturn:
+        """Work until cancelled, or until storage fails for good."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._merge_forever())
+            group.create_task(self._collect_forever())
+        raise AssertionError("both work until they are cancelled or fail")
+
+    async def _merge_forever(self) -> NoReturn:
+        while True:
+            self.observe_changes()
+            if self._tables_changed() or self._is_due():
+                with _retried_later():
+                    await self.step()
+            await asyncio.sleep(min(_TICK, self.reclaim_after))
+
+    async def _collect_forever(self) -> NoReturn:
+        pause = min(_COLLECT_PAUSE, self.reclaim_after)
+        collected_at, collected, retries = self.clock(), self.live.changed, 0
+        while True:
+            await asyncio.sleep(pause)
+            written, waited = self.live.changed - collected, self.clock() - collected_at
+            replaced = self._disk is None or self._disk.replaced > 0 or self._replaced
+            interval = min(_COLLECT_LONGEST_PAUSE, pause * 2 ** max(0, retries - _COLLECT_RETRIES))
+            if not (
+                written >= _COLLECT_BYTES
+                or (written and waited >= _COLLECT_SECONDS)
+                or (replaced and waited >= interval)
+            ):
+                continue
+            collected_at, collected, self._replaced = self.clock(), self.live.changed, False
+            before = self._disk.replaced if self._disk else 0
+            with _retried_later():
+                await self.collect()
+            progress = written or self._disk is None or self._disk.replaced != before
+            retries = 0 if progress else retries + 1
+            if retries == _COLLECT_RETRIES:
+                # The files may be newer than the newest young table: write a newer one.
+                with _retried_later():
+                    await self.engine.flush()
+
+    async def collect(self) -> None:
+        """Delete files that are not needed, and measure what is left."""
+        self._disk = await self.engine.collect()
+
+    async def step(self) -> None:
+        """Read the tables, and merge what is to be merged now."""
+        self._read_commits, self._read_at = self._commits, self.clock()
+        self._read_bytes = self.live.changed
+        tables = await self.engine.tables()
+        if self._resting() and tables.pending >= _LOG_REST:
+            await self.engine.flush()
+            tables = await self.engine.tables()
+        self._observe(tables)
+        await self._note()
+        if (merge := similar_runs(tables.runs, self.room())) is not None:
+            self._replaced |= await self.engine.merge(merge, young=False)
+            self._read_commits = -1  # there may be more to merge
+        elif self._is_due():
+            await self._reclaim(tables)
+
+    def observe_changes(self) -> None:
+        """Note what was written and deleted since the last time, `_TICK` seconds ago."""
+        added, removed = self.live.added - self._added, self.live.removed - self._seen_removed
+        self._added, self._seen_removed = self.live.added, self.live.removed
+        self._write_rate = (self._write_rate + added / _TICK) / 2
+        self._deleting = removed > max(_BULK, 2 * added)
+        if self.live.commits != self._commits:
+            self._commits, self._committed_at = self.live.commits, self.clock()
+
+    def _resting(self) -> bool:
+        return self.clock() - self._committed_at >= min(_REST, self.reclaim_after)
+
+    def _tables_changed(self) -> bool:
+        """Whether it is time to read the tables because of what was committed since the last time."""
+        if self._commits == self._read_commits:
+            # Once more when the store has come to rest.
+            rested_at = self._committed_at + min(_REST, self.reclaim_after)
+            return self._read_at < rested_at <= self.clock()
+        waited = self.clock() - self._read_at
+        return (
+            self._read_commits < 0
+            or self.live.changed - self._read_bytes >= _READ_BYTES
+            or waited >= min(_READ_SECONDS, self.reclaim_after)
+        )
+
+    def _observe(self, tables: Tables) -> None:
+        if self.live.total is None and (held := self.held()) is not None:
+            self.live.total = sum(held.values())
+        if self._tables is not None:
+            # The tables hold what they held and what was written since, or rows were dropped.
+            self.live.drop(max(0, _dropped(self._tables, tables)))
+        if self.live.total is not None:
+            # Less than nothing or more than there is cannot be live: the count was wrong.
+            self.live.total = min(max(0, self.live.total), tables.total)
+        self._tables, self._dead = tables, self.live.dead_of(tables.total)
+        if self._dead <= _FLOOR:
+            self._reach = _FIRST_REACH
+
+    def _is_due(self) -> bool:
+        """Whether the dead bytes, which may have become more meanwhile, have waited long enough."""
+        now = self.clock()
+        passed = now - (now if self._waited_at is None else self._waited_at)
+        self._waited_at = now
+        if self._dead <= _FLOOR:
+            self._waited = 0.0
+        else:
+            wait = wait_for(self._dead, self.live.total or 0, self.reclaim_after)
+            if self._deleting:  # what is about to be deleted should not be rewritten before
+                wait = max(wait, min(_SOON, self.reclaim_after))
+            self._waited += passed / wait
+        return self._waited >= 1.0 and now >= self._pause_until
+
+    async def _reclaim(self, tables: Tables) -> None:
+        """Merge the newest runs that probably hold the dead rows."""
+        began, dead = self.clock(), self._dead
+        chosen = newest_runs(tables.runs, self._reach * dead)
+        size = sum(run.size for run in chosen) + sum(tables.young)
+        if size - dead > self.room():
+            logger.warning(
+                "%.1f MiB of deleted rows stay: dropping them takes %.1f MiB of disk for a while",
+                dead / (1 << 20),
+                (size - dead) / (1 << 20),
+            )
+            self._pause_until = began + min(_NO_ROOM_PAUSE, self.reclaim_after)
+            return
+        young = self._write_rate * size / self._speed <= _YOUNG_ROOM
+        balance, removed = self.live.balance, self.live.removed
+        if young:
+            await self.engine.flush()
+        if not await self.engine.merge(tuple(run.id for run in chosen), young=young):
+            return  # young tables are being merged: tried again at the next tick
+        self._replaced, self._waited = True, 0.0
+        taken = self.clock() - began
+        if size >= _LARGE_MERGE:
+            self._speed = (self._speed + size / max(taken, _TICK)) / 2
+        after = await self.engine.tables()
+        self._observe(after)
+        freed = max(0, _dropped(tables, after))
+        everything = len(chosen) == len(tables.runs)
+        if everything and young:
+            # What is left of them is live, but for what came and went meanwhile.
+            merged = after.runs[-1].size if after.runs else 0
+            self.live.total = merged + self.live.balance - balance
+            self.live.deleted = self.live.removed - removed
+        elif everything and 2 * freed < dead and removed == self._removed:
+            # Nothing was deleted since the merge before: counted wrongly, probably.
+            self.live.total = (self.live.total or 0) + dead // 2
+            self.live.drop(dead // 2)
+        self._dead = self.live.dead_of(after.total)
+        self._reach = self._reach * _FURTHER if 2 * freed < dead else _FIRST_REACH
+        self._removed = removed
+        await self._note(always=True)
+        self._pause_until = self.clock() + pause_after(size, freed, taken, self.reclaim_rate)
+        logger.info(
+            "merged %d runs of %d in %.1f s: %.1f of %.1f MiB of deleted rows are gone",
+            len(chosen),
+            len(tables.runs),
+            taken,
+            freed / (1 << 20),
+            dead / (1 << 20),
+        )
+
+    async def _note(self, *, always: bool = False) -> None:
+        """Write the live bytes down when they have changed by much: a restart begins with them."""
+        total, row = self.live.total, self.live.row
+        if total is None or row is None:
+            return
+        if always or abs(total - (self._noted or 0)) >= _NOTE_BYTES:
+            await self.committer.write([row])
+            self._noted = total
+
+
+def _dropped(before: Tables, after: Tables) -> int:
+    """Bytes of rows that merges have dropped meanwhile; below zero where tables take more than rows."""
+    return before.total + after.written - before.written - after.total
+
+
+@contextmanager
+def _retried_later() -> Iterator[None]:
+    """Log a failure of storage instead of raising it: what failed is tried again soon."""
+    try:
+        yield
+    except (DeviceFailedError, WriterFencedError):
+        raise
+    except StreamfoldError as error:
+        logger.error("space could not be reclaimed, trying again soon: %s", error)

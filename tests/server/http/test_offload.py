@@ -1,0 +1,134 @@
+"""Heavy work in threads: shared fairly, never more of one connection than its share, in order."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+
+from streamfold.server.http.offload import Workers
+from streamfold.server.streams.arrival_order import ArrivalOrder
+
+
+@pytest.fixture
+async def workers() -> AsyncIterator[Workers]:
+    found = Workers(threads=2)
+    yield found
+    found.close()
+
+
+class Held:
+    """Work that goes on until it is let go."""
+
+    def __init__(self) -> None:
+        self.begun, self._go = threading.Event(), threading.Event()
+
+    def __call__(self) -> str:
+        self.begun.set()
+        assert self._go.wait(60)
+        return "done"
+
+    def let_go(self) -> None:
+        self._go.set()
+
+    async def has_begun(self) -> None:
+        assert await asyncio.to_thread(self.begun.wait, 60)
+
+
+async def test_one_owner_never_keeps_all_threads(workers: Workers) -> None:
+    held = [Held() for _ in range(5)]
+    running = [asyncio.ensure_future(workers.run("greedy", work)) for work in held]
+    await held[0].has_begun()
+    assert await asyncio.wait_for(workers.run("modest", lambda: "mine"), 60) == "mine"
+    assert not held[1].begun.is_set()
+    for work in held:
+        work.let_go()
+    assert await asyncio.gather(*running) == ["done"] * 5
+
+
+async def test_owners_take_turns() -> None:
+    workers, order = Workers(threads=1), list[str]()
+    first = Held()
+    running = asyncio.ensure_future(workers.run("a", first))
+    await first.has_begun()
+    owners = ("a", "a", "b", "c", "b")
+    waiting = [asyncio.ensure_future(workers.run(owner, order.append, owner)) for owner in owners]
+    await asyncio.sleep(0)
+    first.let_go()
+    await asyncio.gather(running, *waiting)
+    assert order == ["a", "b", "c", "a", "b"]
+    workers.close()
+
+
+async def test_a_caller_that_gives_up_frees_its_thread_only_when_the_work_ends(
+    workers: Workers,
+) -> None:
+    held, waiting = Held(), Held()
+    given_up = asyncio.ensure_future(workers.run("a", held))
+    await held.has_begun()
+    queued = asyncio.ensure_future(workers.run("a", waiting))
+    given_up.cancel()
+    await asyncio.gather(given_up, return_exceptions=True)
+    assert not waiting.begun.is_set()
+    held.let_go()
+    await waiting.has_begun()
+    waiting.let_go()
+    assert await queued == "done"
+
+
+async def test_who_stops_waiting_takes_nobody_elses_turn(workers: Workers) -> None:
+    held = Held()
+    running = asyncio.ensure_future(workers.run("a", held))
+    await held.has_begun()
+    gone = asyncio.ensure_future(workers.run("a", lambda: "never"))
+    last = asyncio.ensure_future(workers.run("a", lambda: "last"))
+    await asyncio.sleep(0)
+    gone.cancel()
+    held.let_go()
+    assert (await running, await last) == ("done", "last")
+    assert await workers.run("a", lambda: "again") == "again"
+
+
+async def test_errors_come_back_without_what_they_were_made_of(workers: Workers) -> None:
+    def fail() -> None:
+        large = [object()]
+        raise ValueError(len(large))
+
+    with pytest.raises(ValueError, match="1") as caught:
+        await workers.run("a", fail)
+    assert all("large" not in entry.frame.f_locals for entry in caught.traceback)
+
+
+async def test_what_arrives_later_waits_for_what_takes_long() -> None:
+    order, placed = ArrivalOrder(), list[str]()
+    parsed = asyncio.Event()
+
+    async def heavy(name: str) -> None:
+        async with order.turn("stream"):
+            await parsed.wait()
+            placed.append(name)
+
+    async def light(name: str, key: str = "stream") -> None:
+        await order.reached(key)
+        placed.append(name)
+
+    running = [
+        asyncio.ensure_future(work)
+        for work in (heavy("1"), light("2"), heavy("3"), light("4"), light("other", "elsewhere"))
+    ]
+    while "other" not in placed:  # noqa: ASYNC110 - nothing announces it
+        await asyncio.sleep(0)
+    assert placed == ["other"]
+    parsed.set()
+    await asyncio.gather(*running)
+    assert placed == ["other", "1", "2", "3", "4"]
+
+
+async def test_a_turn_that_fails_lets_the_next_one_come() -> None:
+    order = ArrivalOrder()
+    with pytest.raises(ValueError, match="bad"):
+        async with order.turn("stream"):
+            raise ValueError("bad")
+    await asyncio.wait_for(order.reached("stream"), 60)

@@ -1,0 +1,55 @@
+"""A writer that runs beside a test, with its HTTP side."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from streamfold.archive.events import Backoff
+from streamfold.snapshotter.spark.job import TableJob
+from streamfold.snapshotter.spark.service import SnapshotWriter
+from streamfold.snapshotter.status import State, StatusServer, TableStatus
+from tests.spark.snapshotter.waiting import wait_for
+
+
+class Running:
+    """A writer and its HTTP side."""
+
+    def __init__(self, writer: SnapshotWriter, port: int) -> None:
+        self.writer = writer
+        self._port = port
+
+    def ask(self, method: str, path: str) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
+        try:
+            connection.request(method, path)
+            response = connection.getresponse()
+            body = response.read()
+            kind = response.headers["Content-Type"]
+            return response.status, json.loads(body) if "json" in kind else body.decode()
+        finally:
+            connection.close()
+
+    def status(self, table: str) -> TableStatus:
+        return self.writer.statuses()[table]
+
+    def wait_for_head(self, table: str, position: int) -> TableStatus:
+        return wait_for(
+            lambda: self.status(table), lambda found: found.manifest_head == str(position)
+        )
+
+    def wait_for_state(self, table: str, state: State) -> TableStatus:
+        return wait_for(lambda: self.status(table), lambda found: found.state is state)
+
+
+@contextmanager
+def running(spark: SparkSession, scratch: Path, *jobs: TableJob) -> Iterator[Running]:
+    writer = SnapshotWriter(jobs, scratch=scratch, backoff=Backoff(0.2, 1.0))
+    with writer, StatusServer(writer, "127.0.0.1", 0) as served, writer.publishing(spark):
+        yield Running(writer, served.port)

@@ -1,0 +1,457 @@
+"""What tasks and driver do, without Spark: errors on their way, lag, jobs, status over HTTP."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+from streamfold.archive import SchemaIncompatibleError, TableSchema
+from streamfold.cli.exit_status import VerbFailedError
+from streamfold.cli.servers.snapshotter import snapshotter
+from streamfold.errors import (
+    BlobUnavailableError,
+    ConflictError,
+    InvalidError,
+    NotFoundError,
+    StreamfoldError,
+)
+from streamfold.snapshotter.config import read_configuration
+from streamfold.snapshotter.decoding import EnvelopeDecoder
+from streamfold.snapshotter.errors import AddressUnavailableError
+from streamfold.snapshotter.pipeline.net_changes import net_schema
+from streamfold.snapshotter.pipeline.transactions import CLOSED
+from streamfold.snapshotter.spark import DeadLetterStream, Place, SnapshotWriter, table_jobs
+from streamfold.snapshotter.spark.errors_from_spark import QueryFailedError, may_pass, told_by
+from streamfold.snapshotter.spark.lag import lag_of
+from streamfold.snapshotter.spark.snapshot_requests import Request, SnapshotRequests
+from streamfold.snapshotter.spark.table.commit_log import CommitLog
+from streamfold.snapshotter.spark.tasks.decode import DecodeReport, DecodeStep, decode
+from streamfold.snapshotter.spark.tasks.results import (
+    REPORT,
+    Batches,
+    Parcel,
+    parcels_of,
+    raise_failures,
+    task,
+)
+from streamfold.snapshotter.spark.tasks.unsent_columns import fill_unsent, has_unsent
+from streamfold.snapshotter.status import (
+    ArtifactStatus,
+    Counts,
+    Failure,
+    State,
+    StatusServer,
+    TableStatus,
+    render_metrics,
+)
+from streamfold.spark import DataLossError
+from streamfold.testing.change_decoder_kit import records
+from tests.ports import free_port
+from tests.spark.server import Server
+from tests.spark.snapshotter.feeding import envelope
+from tests.spark.snapshotter.tables import table_job, table_schema
+from tests.spark.snapshotter.waiting import wait_for
+
+
+@task
+def _failing(batches: Batches, error: StreamfoldError) -> Iterator[Parcel]:
+    yield from parcels_of(batches)
+    raise error
+
+
+@pytest.mark.parametrize(
+    "error", [SchemaIncompatibleError("price", "int64", "string"), BlobUnavailableError("away")]
+)
+def test_an_error_of_a_task_reaches_the_driver_whole(error: StreamfoldError) -> None:
+    class Row:
+        def __init__(self, batch: pa.RecordBatch) -> None:
+            self.bucket = batch["bucket"][0].as_py()
+            self.payload = batch["payload"][0].as_py()
+
+    rows = [Row(batch) for batch in _failing([], error=error)]
+    with pytest.raises(type(error)) as raised:
+        raise_failures(rows)
+    assert (raised.value.message, raised.value.__dict__) == (error.message, error.__dict__)
+
+
+def test_errors_that_spark_made_text_of_are_found_again() -> None:
+    text = f"""An exception was thrown from the Python worker:
+    raise found
+streamfold.spark.errors.DataLossError: {DataLossError("s", 1, 5, 9).message}
+SQLSTATE: 38000"""
+    found = told_by(RuntimeError(text))
+    assert isinstance(found, DataLossError)
+    assert found.message == DataLossError("s", 1, 5, 9).message
+    assert not may_pass(found)
+    other = told_by(RuntimeError("Job aborted"))
+    assert isinstance(other, QueryFailedError)
+    assert may_pass(other)
+
+
+def test_the_lag_is_what_lies_between_two_offsets() -> None:
+    assert lag_of('{"s": 5}', '{"s": 12}') == 7
+    assert lag_of('{"s": 5}', '{"s": 5}') == 0
+    assert lag_of(None, '{"s": 5}') == lag_of("null", "null") == 0
+
+
+def test_columns_that_were_not_sent_come_from_the_table_as_it_was() -> None:
+    fields = [("id", pa.int64()), ("photo", pa.list_(pa.string())), ("name", pa.string())]
+    schema = TableSchema.of(pa.schema(fields), ["id"])
+    state = [{"id": n, "photo": [str(n)], "name": "old"} for n in range(5)]
+    wanted = [(2, ["photo"]), (3, []), (4, ["name", "photo"]), (9, ["photo"])]
+    net = pa.Table.from_pylist(
+        [
+            {
+                "action": "UPDATE",
+                "key": {"id": key},
+                "before": None,
+                "after": {"id": key, "photo": None, "name": "new"},
+                "unchanged": unchanged,
+            }
+            for key, unchanged in wanted
+        ],
+        schema=net_schema(schema),
+    )
+    assert has_unsent(net)
+    batches = [pa.RecordBatch.from_pylist([row], schema=schema.arrow) for row in state]
+    rows = fill_unsent(net, batches, schema)["after"].to_pylist()
+    assert [(row["photo"], row["name"]) for row in rows] == [
+        (["2"], "new"),
+        (None, "new"),
+        (["4"], "old"),
+        (None, "new"),
+    ]
+
+
+def _decoded(bodies: list[bytes], **changed: Any) -> tuple[list[DecodeReport], list[int], Any]:
+    """Reports and first records of parcels of one batch, and the letters that were written."""
+    letters = _Letters()
+    step = DecodeStep(EnvelopeDecoder(("id",)), table_schema(), 1, -1, letters)
+    rows = [
+        batch.to_pylist()[0]
+        for records_batch in records(bodies).to_batches()
+        for batch in decode([records_batch], step=replace(step, **changed))
+    ]
+    reports = [row["payload"] for row in rows if row["bucket"] == REPORT]
+    told = [msgspec.json.decode(payload, type=DecodeReport) for payload in reports]
+    return told, [row["seq_num"] for row in rows if row["bucket"] >= 0], letters.written
+
+
+class _Letters:
+    """Keeps letters here."""
+
+    def __init__(self) -> None:
+        self.written: list[int] = []
+
+    def write(self, letters: pa.Table) -> None:
+        self.written += letters["seq_num"].to_pylist()
+
+
+def test_a_batch_is_split_where_the_transaction_begins_that_it_ends_in() -> None:
+    bodies = [
+        envelope("c", after={"id": 0}),
+        b"junk",
+        envelope("t"),
+        envelope("c", after={"id": 1}, txn="a"),
+        envelope("e", txn="a"),
+        envelope("c", after={"id": 2}, txn="b"),
+        b"junk",
+        envelope("t", txn="b"),
+        envelope("c", after={"id": 3}, txn="b"),
+    ]
+    (before, inside), parcels, written = _decoded(bodies)
+    assert (before.first, before.last, before.records) == (0, 4, 5)
+    assert (before.changes, before.dead, before.ignored, before.truncated_at) == (3, 1, 1, 2)
+    assert (inside.first, inside.last, inside.records) == (5, 8, 4)
+    assert (inside.changes, inside.dead, inside.ignored, inside.truncated_at) == (3, 1, 0, 7)
+    assert (before.tail, inside.tail.id, inside.tail.since) == (CLOSED, "b", 5)
+    assert parcels == [0, 5]
+    assert written == [1, 6]
+    # Read a second time, after the first six were looked at: their letters are there already.
+    assert _decoded(bodies, lettered=5)[2] == [6]
+    (whole,), parcels, _ = _decoded(bodies[5:])
+    assert (whole.first, whole.records, whole.tail.joins, parcels) == (0, 4, True, [0])
+
+
+def test_jobs_follow_the_configuration_and_show_no_secret(tmp_path: Path) -> None:
+    secret = "wHiSpEr-42"
+    source = {"server": "http://127.0.0.1:1", "basin": "some-basin", "table": "orders"}
+    configuration = read_configuration(
+        {
+            "source": {**source, "stream": "changes"},
+            "destinations": [{"type": "local", "path": str(tmp_path)}],
+            "dead_letters": {"stream": "dead"},
+            "events": [{"type": "webhook", "url": "http://127.0.0.1:2/hook"}],
+            "formats": {"snapshot": ["parquet"], "diff": ["jsonl.zst"]},
+            "transactions": {"max_records": 5},
+        }
+    )
+    [job] = table_jobs(configuration, {"S2_ACCESS_TOKEN": secret})
+    assert (job.table, job.stream, job.source["accessToken"]) == ("orders", "changes", secret)
+    assert secret not in repr(job)
+    assert isinstance(job.dead_letters, DeadLetterStream)
+    assert job.places[0].url == (tmp_path / "orders").as_uri()
+    assert [form.extension for form in job.diff_formats] == [".jsonl.zst"]
+    assert job.transactions.max_records == 5
+    [again] = table_jobs(configuration, {})
+    assert list(again.events) == list(job.events)
+    with pytest.raises(InvalidError, match="memory"):
+        Place("memory:")
+
+
+def test_validate_says_what_is_in_effect_and_what_is_wrong(tmp_path: Path) -> None:
+    file = tmp_path / "writer.toml"
+    file.write_text(
+        'source = {server = "http://127.0.0.1:1", table = "t"}\n'
+        f'destinations = [{{type = "local", path = "{tmp_path}"}}]\n'
+    )
+    done = CliRunner().invoke(snapshotter, ["validate", "--config", str(file)])
+    assert done.exit_code == 0
+    assert "diff.interval" in done.output
+    given = ["validate", "--config", str(file), "--set", "diff.interval=never"]
+    failed = CliRunner().invoke(snapshotter, given)
+    assert isinstance(failed.exception, VerbFailedError)
+    assert failed.output.startswith("diff.interval: never must be")
+
+
+class _Tables:
+    """Two tables in known states."""
+
+    def statuses(self) -> dict[str, TableStatus]:
+        failure = Failure("schema_incompatible", "column 'a'", "2026-06-03T12:00:00Z")
+        counts = Counts(bases=1, diffs=2, destination_errors={"s3://b/": 3})
+        fine = TableStatus(table="a", stream="s", state=State.RUNNING, ready=True, counts=counts)
+        stopped = TableStatus(table="b", stream="t", state=State.STOPPED, last_error=failure)
+        return {"a": fine, "b": stopped}
+
+    def __init__(self) -> None:
+        self.requests = SnapshotRequests()
+
+    def request_snapshot(self, table: str) -> Request:
+        if table not in self.statuses():
+            raise NotFoundError("no such table")
+        if table == "b":
+            raise ConflictError("it stopped")
+        return self.requests.add()
+
+
+BASE = ArtifactStatus("99", "2026-06-03T12:00:00Z", 2, 1234, 100, "requested")
+
+
+def test_the_status_of_every_table_is_served() -> None:
+    with StatusServer(_Tables(), "127.0.0.1", 0) as served:
+
+        def ask(method: str, path: str) -> tuple[int, bytes]:
+            connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=10)
+            connection.request(method, path, body=b"ignored" if method == "POST" else None)
+            answer = connection.getresponse()
+            found = answer.status, answer.read()
+            connection.close()
+            return found
+
+        status, body = ask("GET", "/status")
+        shown = json.loads(body)["tables"]
+        assert (status, shown["b"]["last_error"]["code"]) == (200, "schema_incompatible")
+        assert ask("GET", "/health/live")[0] == 200
+        assert ask("GET", "/health/ready")[0] == 503
+        posts = {
+            path: ask("POST", f"/snapshot{path}")[0]
+            for path in ("?table=a", "?table=b", "?table=c", "")
+        }
+        assert posts == {"?table=a": 202, "?table=b": 409, "?table=c": 404, "": 202}
+        assert ask("POST", "/status")[0] == ask("GET", "/snapshot")[0] == 404
+        metrics = ask("GET", "/metrics")[1].decode()
+    assert 'snapshotter_artifacts_written_total{kind="diff",table="a"} 2.0' in metrics
+    assert 'snapshotter_destination_errors_total{dest="s3://b/",table="a"} 3.0' in metrics
+    assert 'snapshotter_up{table="b"} 0.0' in metrics
+
+
+def test_two_writers_on_one_machine_are_told_apart() -> None:
+    source = {"server": "h:1", "table": "t", "schema": "public"}
+    places = [{"type": "local", "path": "/archive"}]
+    named = {"source": source | {"client_id": "archive-1"}, "destinations": places}
+    unnamed = {"source": source, "destinations": places}
+    ids = [table_jobs(read_configuration(raw), {})[0].writer_id for raw in (named, named, unnamed)]
+    assert len(set(ids)) == 3
+    assert all(f"{socket.gethostname()}/{os.getpid()}-" in name for name in ids)
+    assert ids[0].startswith("archive-1@")
+
+
+def test_a_table_keeps_its_archive_though_its_name_has_its_schema_now() -> None:
+    source = {"server": "h:1", "table": "t", "schema": "public"}
+    raw = {"source": source, "destinations": [{"type": "local", "path": "/archive"}]}
+    [job] = table_jobs(read_configuration(raw), {})
+    assert (job.table, job.former_names, job.places[0].url) == (
+        "public.t",
+        ("t",),
+        "file:///archive/t",
+    )
+
+
+def post(port: int, path: str) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.request("POST", path)
+    answer = connection.getresponse()
+    found = answer.status, json.loads(answer.read())
+    connection.close()
+    return found
+
+
+def test_a_snapshot_is_asked_for_all_tables_and_those_that_refuse_are_named() -> None:
+    with StatusServer(_Tables(), "127.0.0.1", 0) as served:
+        assert post(served.port, "/snapshot") == (
+            202,
+            {
+                "accepted": True,
+                "tables": ["a"],
+                "table": "a",
+                "refused": {"b": {"code": "conflict", "message": "it stopped"}},
+            },
+        )
+
+
+def test_a_request_for_a_snapshot_waits_for_its_commit() -> None:
+    tables = _Tables()
+    with StatusServer(tables, "127.0.0.1", 0) as served, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(post, served.port, "/snapshot?table=a&wait=60s")
+        wait_for(tables.requests.begin, bool)
+        tables.requests.answer(BASE)
+        status, answer = waiting.result(60)
+        assert (status, answer["committed"], answer["bases"]["a"]["epoch"]) == (200, True, 2)
+        late, answer = post(served.port, "/snapshot?table=a&wait=10ms")
+        assert (late, answer["code"], answer["waiting"]) == (504, "snapshot_timeout", ["a"])
+        waiting = pool.submit(post, served.port, "/snapshot?table=a&wait=60")
+        tables.requests.close(ConflictError("it stopped meanwhile"))
+        status, answer = waiting.result(60)
+        assert (status, answer["message"]) == (409, "it stopped meanwhile")
+
+
+@pytest.mark.parametrize("query", ["wait=soon", "wait=0", "wait=1d", "wait=1s&wait=2s", "tabel=a"])
+def test_a_request_for_a_snapshot_that_cannot_be_understood_is_refused(query: str) -> None:
+    with StatusServer(_Tables(), "127.0.0.1", 0) as served:
+        status, answer = post(served.port, f"/snapshot?{query}")
+    assert (status, answer["code"]) == (400, "invalid")
+
+
+def test_requests_share_a_base_that_has_not_begun_and_never_one_that_has() -> None:
+    requests = SnapshotRequests()
+    first = requests.add()
+    assert requests.add() is first
+    assert requests.begin()
+    second = requests.add()
+    assert second is not first
+    requests.give_up()  # the try failed: both wait for the next
+    assert requests.begin()
+    requests.answer(BASE)
+    assert first.result(0) == second.result(0) == BASE
+    assert not requests.begin()
+    requests.close(ConflictError("closed"))
+    with pytest.raises(ConflictError, match="closed"):
+        requests.add()
+
+
+def test_a_port_that_is_taken_is_told_in_the_words_of_the_configuration() -> None:
+    with (
+        StatusServer(_Tables(), "127.0.0.1", 0) as served,
+        pytest.raises(AddressUnavailableError, match=f"http.port {served.port} on 127.0.0.1"),
+    ):
+        StatusServer(_Tables(), "127.0.0.1", served.port)
+
+
+def test_an_error_of_a_task_says_which_destination_failed(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    place = Place((tmp_path / "taken").as_uri())
+
+    @task
+    def opening(batches: Batches) -> Iterator[Parcel]:
+        place.open()
+        yield from parcels_of(batches)
+
+    class Row:
+        bucket, payload = -2, next(opening([]))["payload"][0].as_py()
+
+    with pytest.raises(BlobUnavailableError, match="is a file") as failure:
+        raise_failures([Row()])
+    assert failure.value.destination == place.uri
+
+
+def test_every_error_series_is_there_from_the_start(tmp_path: Path) -> None:
+    [job] = table_jobs(
+        read_configuration(
+            {
+                "source": {"server": "h:1", "table": "t"},
+                "destinations": [
+                    {"type": "local", "path": str(tmp_path)},
+                    {"type": "s3", "bucket": "archive"},
+                ],
+                "events": [{"type": "webhook", "url": "http://127.0.0.1:1/hook"}],
+                "dead_letters": {"folder": str(tmp_path / "letters")},
+            }
+        ),
+        {},
+    )
+    with SnapshotWriter([job], scratch=tmp_path / "scratch") as writer:
+        metrics = render_metrics(writer).decode()
+    for uri in ("s3://archive/t/", f"{tmp_path.as_uri()}/t/", f"{tmp_path.as_uri()}/letters/t/"):
+        assert f'destination_errors_total{{dest="{uri}",table="t"}} 0.0' in metrics
+    [sink] = job.events
+    assert f'event_errors_total{{sink="{sink}",table="t"}} 0.0' in metrics
+    assert 'snapshotter_failures_total{table="t"} 0.0' in metrics
+
+
+def test_destinations_and_servers_are_checked_without_spark_and_the_others_go_on(
+    server: Server, fresh: Callable[[], str], tmp_path: Path
+) -> None:
+    stream, nobody = fresh(), f"http://127.0.0.1:{free_port()}"
+    away = {**server.options, "endpoint": nobody}
+    jobs = [
+        table_job(server, stream, tmp_path / "good", table="good"),
+        table_job(server, stream, Path("/dev/null/x"), table="bad"),
+        table_job(server, stream, tmp_path / "lost", table="lost", source=away),
+    ]
+    with SnapshotWriter(jobs, scratch=tmp_path / "scratch") as writer:
+        writer.check()
+        good, bad, lost = (writer.statuses()[name] for name in ("good", "bad", "lost"))
+    assert (good.state, good.last_error) == (State.STARTING, None)
+    assert (bad.state, lost.state) == (State.RETRYING, State.RETRYING)
+    assert bad.last_error is not None
+    assert bad.last_error.message.startswith("folder /dev/null/x cannot be used (Not a directory)")
+    assert bad.counts.destination_errors == {"file:///dev/null/x/": 1}
+    assert lost.last_error is not None
+    assert lost.last_error.message.startswith(f"source.server {nobody} cannot be reached")
+    assert set(lost.counts.destination_errors.values()) == {0}
+
+
+def test_a_failure_of_spark_is_a_sentence() -> None:
+    error = told_by(RuntimeError("Job aborted.\n  at org.apache.spark\n  at java.base"))
+    assert isinstance(error, QueryFailedError)
+    assert error.message == (
+        "a query or a job of Spark failed with RuntimeError: Job aborted; run with --verbose to see "
+        "all of it"
+    )
+
+
+def test_the_way_through_a_backlog_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "streamfold")
+    log = CommitLog("t")
+    log.follows("s", 100, 1100)
+    log.took(599, 50.0)
+    log.took(1099, 50.0)  # what comes from now on is no backlog
+    log.took(1200, 50.0)
+    assert [record.getMessage() for record in caplog.records] == [
+        "table t: follows stream s from record 100 on, 1000 records behind",
+        "table t: 500 of 1000 records of the backlog taken in (50 %), 50 records/s, about 10 s left",
+    ]

@@ -1,0 +1,180 @@
+"""Batches into an archive, one by one, as the driver of a table leads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from streamfold.archive import Thresholds
+from streamfold.snapshotter.decoding import DebeziumDecoder
+from streamfold.snapshotter.spark.driver_loop import DriverLoop
+from streamfold.snapshotter.spark.table.archive import PublishedTable
+from streamfold.snapshotter.spark.table.pipeline import TablePipeline
+from tests.spark.server import Server
+from tests.spark.snapshotter.feeding import Feed, envelope, feed
+from tests.spark.snapshotter.tables import check_every_boundary, manifest_of, state_of, table_job
+
+
+@pytest.fixture
+def loop() -> Iterator[DriverLoop]:
+    with DriverLoop() as running:
+        yield running
+
+
+def open_pipeline(spark: SparkSession, loop: DriverLoop, job: Any) -> TablePipeline:
+    published = PublishedTable(job, loop)
+    published.open()
+    return TablePipeline(spark, job, published)
+
+
+def records(spark: SparkSession, server: Server, stream: str, start: int, end: int) -> DataFrame:
+    offsets = {
+        "startingOffsets": json.dumps({stream: start}),
+        "endingOffsets": json.dumps({stream: end}),
+    }
+    return (
+        spark.read.format("streamfold").options(stream=stream, **server.options, **offsets).load()
+    )
+
+
+def test_every_artifact_equals_a_replay_and_a_repeated_batch_changes_nothing(
+    spark: SparkSession, server: Server, fresh: Callable[[], str], tmp_path: Path, loop: DriverLoop
+) -> None:
+    stream, bodies = fresh(), list(Feed(7).changes(1200))
+    feed(server, stream, bodies)
+    pipeline = open_pipeline(spark, loop, table_job(server, stream, tmp_path))
+    for start in range(0, 1200, 200):
+        assert pipeline.process(records(spark, server, stream, start, start + 200))
+    before = (tmp_path / "manifest.json").read_bytes()
+    assert pipeline.process(records(spark, server, stream, 1000, 1200)) is None
+    assert (tmp_path / "manifest.json").read_bytes() == before
+    kinds = [artifact.kind for artifact in manifest_of(tmp_path).artifacts]
+    assert kinds == ["snapshot", "diff", "diff", "diff", "diff", "snapshot", "diff"]
+    assert check_every_boundary(tmp_path, bodies) == 6
+
+
+def test_what_records_may_say_is_in_every_artifact(
+    spark: SparkSession, server: Server, fresh: Callable[[], str], tmp_path: Path, loop: DriverLoop
+) -> None:
+    """Truncates, changed keys, columns that were not sent, new columns, what cannot be decoded."""
+    stream, folder = fresh(), tmp_path / "archive"
+    rows = [{"id": n, "name": f"n{n}", "photo": "x" * n} for n in range(40)]
+    groups = [
+        [b"not json"] + [envelope("c", after=row) for row in rows],
+        # Not sent: kept from the base, from a diff, and for a row that is not there.
+        [
+            envelope("u", {"id": n}, {"id": n, "name": "kept"}, unchanged=["photo"])
+            for n in (1, 2, 39)
+        ]
+        + [envelope("u", {"id": 5}, {"id": 5, "name": "seen", "photo": "new"})],
+        [envelope("u", {"id": 5}, {"id": 5, "name": "again"}, unchanged=["photo"])],
+        # A key changes, and another row takes the old one.
+        [envelope("u", {"id": 7}, {"id": 107, "name": "moved"}), b'{"op": "x"}', b""],
+        [envelope("c", after={"id": 7, "name": "second", "size": 12})],
+        [envelope("d", {"id": 8}), envelope("t"), envelope("c", after={"id": 3, "name": "left"})],
+        [envelope("u", {"id": 3}, {"id": 3, "size": 1 << 40}), envelope("d", {"id": 999})],
+        [envelope("t")],
+        [envelope("c", after={"id": 4, "name": "last"})],
+    ]
+    job = table_job(server, stream, folder, schema=None, buckets=4)
+    pipeline = open_pipeline(spark, loop, job)
+    bodies: list[bytes] = []
+    for group in groups:
+        feed(server, stream, group)
+        start, bodies = len(bodies), bodies + group
+        assert pipeline.process(records(spark, server, stream, start, len(bodies)))
+    assert check_every_boundary(folder, bodies) == len(groups)
+    found = manifest_of(folder)
+    assert {a.rebase_reason for a in found.artifacts if a.is_base} == {"first", "max_chain_diffs"}
+    assert "size" in [column["Name"] for column in found.columns or []]
+    assert len(found.base.formats["parquet"].parts) == 4
+    letters = [
+        json.loads(line)
+        for file in sorted((folder / "dead-letters").iterdir())
+        for line in file.read_text().splitlines()
+    ]
+    dead = [
+        number for number, body in enumerate(bodies) if body in (b"not json", b'{"op": "x"}', b"")
+    ]
+    assert [letter["seq_num"] for letter in letters] == dead
+    assert all(letter["reason"] and letter["stream"] == stream for letter in letters)
+
+
+def test_a_transaction_over_several_batches_is_published_whole(
+    spark: SparkSession, server: Server, fresh: Callable[[], str], tmp_path: Path, loop: DriverLoop
+) -> None:
+    """As Debezium marks it, with a truncate and a record that cannot be decoded inside."""
+    stream, folder = fresh(), tmp_path / "archive"
+    groups = [
+        [debezium("c", 1), marker("BEGIN", "5"), debezium("c", 2, "5")],  # 0 to 2
+        [debezium("t", txn="5"), b"junk", debezium("c", 3, "5"), b""],  # 3 to 6
+        [debezium("c", 4, "5"), marker("END", "5"), marker("BEGIN", "6"), debezium("c", 5, "6")],
+        [debezium("c", 6, "6")],  # 11
+    ]
+    job = table_job(server, stream, folder, decoder=DebeziumDecoder(("id",)), buckets=4)
+    pipeline = open_pipeline(spark, loop, job)
+    feed(server, stream, [body for group in groups for body in group])
+    seen, start = [], 0
+    for group in groups:
+        batch = pipeline.process(records(spark, server, stream, start, start + len(group)))
+        start += len(group)
+        assert batch is not None
+        seen.append((manifest_of(folder).head_position, pipeline.held_from, batch.records))
+    assert seen == [("0", 1, 1), ("0", 1, 0), ("8", 9, 8), ("8", 9, 0)]
+    assert [set(state_of(folder, position)) for position in ("0", "8")] == [{1}, {3, 4}]
+    assert len(list((folder / "dead-letters").iterdir())) == 1  # though it was read twice
+    # A process that begins anew finds the open transaction again, and can be told to wait no longer.
+    again = open_pipeline(spark, loop, job)
+    assert again.process(records(spark, server, stream, 9, 12))
+    assert (again.held_from, manifest_of(folder).head_position) == (9, "8")
+    released = again.release()
+    assert released is not None
+    assert (released.cut, again.held_from, manifest_of(folder).head_position) == (True, None, "11")
+    assert set(state_of(folder)) == {3, 4, 5, 6}
+
+
+def debezium(op: str, key: int | None = None, txn: str | None = None) -> bytes:
+    row = None if key is None else {"id": key, "name": f"n{key}"}
+    transaction = None if txn is None else {"id": txn, "total_order": 1}
+    told = {"op": op, "before": None, "after": row, "transaction": transaction}
+    return json.dumps(told).encode()
+
+
+def marker(status: str, txn: str) -> bytes:
+    return json.dumps({"status": status, "id": txn, "event_count": None}).encode()
+
+
+def test_a_new_base_uses_buckets_without_changes_again_and_grows_with_the_table(
+    spark: SparkSession, server: Server, fresh: Callable[[], str], tmp_path: Path, loop: DriverLoop
+) -> None:
+    stream, folder = fresh(), tmp_path / "archive"
+    rows = [{"id": n, "name": f"a name of number {n}", "price": 1.0} for n in range(2000)]
+    bodies = [envelope("c", after=row) for row in rows]
+    bodies += [envelope("u", {"id": 5}, {"id": 5, "name": "changed"}) for _ in range(50)]
+    feed(server, stream, bodies)
+    job = table_job(server, stream, folder, buckets=8, thresholds=Thresholds(max_chain_diffs=1))
+    pipeline = open_pipeline(spark, loop, job)
+    pipeline.process(records(spark, server, stream, 0, 2000))
+    before = bucket_files(folder)
+    pipeline.process(records(spark, server, stream, 2000, 2050))
+    after = bucket_files(folder)
+    changed = [bucket for bucket in before if before[bucket] != after[bucket]]
+    assert (len(before), len(changed)) == (8, 1)
+    written = sum(size for bucket, (_, size) in after.items() if bucket in changed)
+    assert written < sum(size for _, size in after.values()) / 4
+    # The same table, as large as several buckets may be: each of the old ones is split.
+    open_pipeline(spark, loop, replace(job, bucket_bytes=1024)).rebase("grown")
+    assert len(bucket_files(folder)) == 16
+    assert check_every_boundary(folder, bodies) == 2
+
+
+def bucket_files(folder: Path) -> dict[int, tuple[str, int]]:
+    """The files of the newest base: path and size by bucket."""
+    parts = manifest_of(folder).base.formats["parquet"].parts
+    return {part.bucket or 0: (part.path, part.size_bytes) for part in parts}

@@ -1,0 +1,283 @@
+"""Tables that follow their streams: on their own, on request, side by side, and to the end."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from streamfold.archive import Thresholds
+from streamfold.snapshotter.decoding import DEAD_LETTER, EnvelopeDecoder
+from streamfold.snapshotter.spark.destinations import Place
+from streamfold.snapshotter.spark.job import TableJob
+from streamfold.snapshotter.status import State
+from tests.spark.server import Server
+from tests.spark.snapshotter.feeding import Feed, envelope, feed
+from tests.spark.snapshotter.hook import Hook
+from tests.spark.snapshotter.live import Running, running
+from tests.spark.snapshotter.s3 import RestartableS3
+from tests.spark.snapshotter.tables import (
+    check_every_boundary,
+    manifest_of,
+    place_manifest,
+    state_of,
+    table_job,
+)
+from tests.spark.snapshotter.waiting import wait_for
+
+#: Options of storage that give up after seconds, not minutes.
+IMPATIENT = {"attempts": "2", "request_timeout": "5", "connect_timeout": "2"}
+#: Failed tries of an outage.
+RETRIES = 4
+
+
+@pytest.fixture
+def hook() -> Iterator[Hook]:
+    with Hook() as listening:
+        yield listening
+
+
+def test_a_table_is_published_as_it_changes_and_says_how_it_is(
+    spark: SparkSession, server: Server, fresh: Callable[[], str], tmp_path: Path, hook: Hook
+) -> None:
+    stream, bodies = fresh(), list(Feed(11).changes(900))
+    folder = tmp_path / "archive"
+    job = table_job(server, stream, folder, events={"hook": {"type": "webhook", "url": hook.url}})
+    with running(spark, tmp_path / "scratch", job) as live:
+        wait_for(lambda: live.ask("GET", "/health/ready")[0], lambda status: status == 200)
+        assert manifest_of(folder).head_position == "-1"
+        for start in range(0, 800, 200):
+            feed(server, stream, bodies[start : start + 200])
+            live.wait_for_head(job.table, start + 199)
+        assert live.ask("POST", "/snapshot?table=nobodys")[0] == 404
+        epoch = manifest_of(folder).epoch
+        assert live.ask("POST", f"/snapshot?table={job.table}")[0] == 202
+        wait_for(lambda: manifest_of(folder).epoch, lambda found: found == epoch + 1)
+        assert manifest_of(folder).base.rebase_reason == "requested"
+        status, shown = live.ask("GET", "/status")
+        assert (status, shown["tables"][job.table]["state"]) == (200, "running")
+        metrics = live.ask("GET", "/metrics")[1]
+        assert f'snapshotter_manifest_head_position{{table="{job.table}"}} 799.0' in metrics
+        assert f'artifacts_written_total{{kind="diff",table="{job.table}"}}' in metrics
+        assert live.ask("GET", "/health/live")[0] == 200
+        assert live.ask("GET", "/nothing")[0] == 404
+        announced = [
+            (artifact.kind, artifact.to_position) for artifact in manifest_of(folder).artifacts
+        ]
+        wait_for(lambda: hook.told, lambda told: told[: len(announced)] == announced)
+        feed(server, stream, bodies[800:])
+    assert live.writer.is_whole
+    assert manifest_of(folder).head_position == "899"
+    assert check_every_boundary(folder, bodies) >= 6
+
+
+def test_a_table_that_fails_stops_alone_and_says_why(
+    spark: SparkSession, server: Server, fresh: Callable[[], str], tmp_path: Path
+) -> None:
+    good, bad, scratch = fresh(), fresh(), tmp_path / "scratch"
+    bodies = list(Feed(3).changes(100))
+    fine = table_job(server, good, tmp_path / "good", table="good")
+    broken = table_job(server, bad, tmp_path / "bad", table="bad", schema=None)
+    with running(spark, scratch, fine, broken) as live:
+        feed(server, bad, [envelope("c", after={"id": 1, "name": "one"})])
+        live.wait_for_head("bad", 0)
+        feed(server, bad, [envelope("c", after={"id": 2, "name": ["no", "text"]})])
+        stopped = live.wait_for_state("bad", State.STOPPED)
+        assert stopped.last_error is not None
+        assert stopped.last_error.code == "schema_incompatible"
+        assert "name" in stopped.last_error.message
+        assert live.ask("POST", "/snapshot?table=bad")[0] == 409
+        assert live.ask("GET", "/health/ready")[0] == 503
+        feed(server, good, bodies)
+        live.wait_for_head("good", 99)
+    assert state_of(tmp_path / "bad") == {1: {"id": 1, "name": "one"}}
+    assert check_every_boundary(tmp_path / "good", bodies)
+    assert not live.writer.is_whole
+    # Nothing was lost: a decoder that keeps such records apart goes on from there.
+    tolerant = replace(broken, decoder=EnvelopeDecoder(("id",), DEAD_LETTER))
+    with running(spark, scratch, tolerant) as live:
+        live.wait_for_state("bad", State.RUNNING)
+        feed(server, bad, [envelope("c", after={"id": 3, "name": "three"})])
+        live.wait_for_head("bad", 2)
+    assert set(state_of(tmp_path / "bad")) == {1, 3}
+    assert list((tmp_path / "bad" / "dead-letters").iterdir())
+
+
+def test_a_destination_goes_away_and_comes_back_and_a_second_writer_takes_over(
+    spark: SparkSession, server: Server, fresh: Callable[[], str], tmp_path: Path
+) -> None:
+    stream, bodies = fresh(), list(Feed(5).changes(300))
+    mirror, copied = tmp_path / "mirror", tmp_path / "copied"
+    with RestartableS3() as s3:
+        far, farther = (Place(s3.url(name), {**s3.options, **IMPATIENT}) for name in ("a", "b"))
+        job = table_job(server, stream, mirror, places=(far, Place(mirror.as_uri())))
+        # For this one it is the second destination that goes away.
+        other = table_job(
+            server, stream, copied, table="copied", places=(Place(copied.as_uri()), farther)
+        )
+        feed(server, stream, bodies[:100])
+        with running(spark, tmp_path / "first", job, other) as first:
+            for table in (job.table, "copied"):
+                first.wait_for_head(table, 99)
+            s3.stop()
+            feed(server, stream, bodies[100:200])
+            for table, place in ((job.table, far), ("copied", farther)):
+                failed = first.wait_for_state(table, State.RETRYING)
+                assert failed.last_error is not None
+                assert failed.last_error.code in ("blob_unavailable", "blob_outcome_unknown")
+                errors = failed.counts.destination_errors
+                assert [uri for uri, count in errors.items() if count] == [place.uri]
+                assert len(errors) == 2
+            for table, folder in ((job.table, mirror), ("copied", copied)):
+                wait_for(
+                    partial(first.status, table), lambda found: found.counts.failures >= RETRIES
+                )
+                assert len(list(folder.glob("epoch=1/diff-*"))) == 1  # tried again, written once
+            s3.start()
+            for table in (job.table, "copied"):
+                first.wait_for_head(table, 199)
+                assert first.wait_for_state(table, State.RUNNING).last_error is None
+            for folder in (mirror, copied):
+                assert len(list(folder.glob("epoch=1/diff-*"))) == 1
+            _take_over(spark, server, first, job, bodies[200:], tmp_path / "second")
+            first.wait_for_head("copied", 299)
+        assert place_manifest(farther).commit_id == manifest_of(copied).commit_id
+    # The second destination was brought forward with the first one, commit by commit.
+    assert check_every_boundary(mirror, bodies) >= 3
+    assert check_every_boundary(copied, bodies) >= 3
+
+
+def _take_over(
+    spark: SparkSession,
+    server: Server,
+    first: Running,
+    job: TableJob,
+    bodies: list[bytes],
+    scratch: Path,
+) -> None:
+    with running(spark, scratch, replace(job, writer_id="writer-2")) as second:
+        second.wait_for_state(job.table, State.RUNNING)
+        feed(server, job.stream, bodies)
+        second.wait_for_head(job.table, 299)
+        fenced = first.wait_for_state(job.table, State.FENCED)
+        assert fenced.last_error is not None
+        assert fenced.last_error.code == "writer_fenced_out"
+        assert "writer-2" in fenced.last_error.message
+
+
+def test_a_server_that_is_down_is_waited_for_and_lost_records_stop_their_table_alone(
+    spark: SparkSession, own_server: Server, tmp_path: Path
+) -> None:
+    stream, folder, bodies = "orders", tmp_path / "archive", list(Feed(9).changes(60))
+    own_server.create(stream, "others")
+    for name in (stream, "others"):
+        feed(own_server, name, bodies[:20])
+    options = {**own_server.options, "retryTimeout": "1"}
+    job = table_job(own_server, stream, folder, source=options)
+    other = table_job(own_server, "others", tmp_path / "o", table="others", source=options)
+    own_server.kill()
+    with running(spark, tmp_path / "first", job) as live:
+        down = live.wait_for_state(job.table, State.RETRYING)
+        assert down.last_error is not None
+        assert down.last_error.code == "endpoint_unavailable"
+        own_server.start()
+        live.wait_for_head(job.table, 19)
+        own_server.kill()  # and once more, in the middle
+        live.wait_for_state(job.table, State.RETRYING)
+        own_server.start()
+        live.wait_for_state(job.table, State.RUNNING)
+    feed(own_server, stream, bodies[20:40])
+    own_server.trim(stream, 30)
+    with running(spark, tmp_path / "second", job, other) as live:
+        lost = live.wait_for_state(job.table, State.STOPPED)
+        assert lost.last_error is not None
+        assert lost.last_error.code == "data_loss"
+        assert "20" in lost.last_error.message
+        feed(own_server, "others", bodies[20:])
+        live.wait_for_head("others", 59)
+    assert manifest_of(folder).head_position == "19"
+    assert check_every_boundary(folder, bodies) == 1
+    assert check_every_boundary(tmp_path / "o", bodies)
+
+
+def test_e26_status_says_all_a_snapshot_needs_no_table_and_a_stop_writes_the_last_diff(
+    spark: SparkSession,
+    server: Server,
+    fresh: Callable[[], str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "streamfold")
+    stream, folder = fresh(), tmp_path / "archive"
+    bodies = [envelope("c", after={"id": f"k{n}", "n": n, "note": None}) for n in range(25)]
+    # Columns are not declared, and a learned base must come from records.
+    job = table_job(
+        server, stream, folder, schema=None, thresholds=Thresholds(max_churn_records=99)
+    )
+    with running(spark, tmp_path / "scratch", job) as live:
+        wait_for(lambda: live.ask("GET", "/health/ready")[0], lambda status: status == 200)
+        empty = manifest_of(folder)
+        assert (empty.head_position, empty.base.row_count or 0) == ("-1", 0)
+        assert state_of(folder) == {}
+        feed(server, stream, bodies[:20])
+        live.wait_for_head(job.table, 19)
+        shown = live.ask("GET", "/status")[1]["tables"][job.table]
+        assert (shown["position"], shown["manifest_head"], shown["epoch"]) == (19, "19", 1)
+        assert (shown["last_base"]["position"], shown["last_diff"]["position"]) == ("-1", "19")
+        assert shown["buffer_depth"] == 0
+        assert live.ask("POST", "/snapshot")[0] == 202
+        wait_for(lambda: manifest_of(folder).epoch, lambda epoch: epoch == 2)
+        status, answer = live.ask("POST", "/snapshot?wait=200s")
+        assert (status, answer["bases"][job.table]["epoch"]) == (200, 3)
+        assert manifest_of(folder).epoch == 3
+        feed(server, stream, bodies[20:])
+    assert live.writer.is_whole
+    assert manifest_of(folder).head_position == "24"
+    found = sorted(state_of(folder).values(), key=lambda row: row["n"])
+    assert found == [{"id": f"k{n}", "n": n, "note": None} for n in range(25)]
+    lines = [r.getMessage() for r in caplog.records if "committed" in r.getMessage()]
+    line = re.compile(
+        r"table public.items: committed (base at|diff \(-?\d+,) -?\d+\]? of epoch \d: \d+ rows, "
+        r"\d+ bytes, \d+\.\d\d s, reason \w+"
+    )
+    assert [text for text in lines if not line.fullmatch(text)] == []
+    assert "base at -1 of epoch 1: 0 rows" in lines[0]
+    assert "diff (-1, 19] of epoch 1: 20 rows" in lines[1]
+    assert lines[2].endswith("reason requested")
+    assert "diff (19, 24] of epoch 3: 5 rows" in lines[-1]
+
+
+def test_a_folder_that_becomes_a_file_holds_up_its_table_alone_until_it_is_one_again(
+    spark: SparkSession, server: Server, fresh: Callable[[], str], tmp_path: Path
+) -> None:
+    stream, bodies = fresh(), list(Feed(17).changes(60))
+    first, second = (Place((tmp_path / name).as_uri()) for name in ("first", "second"))
+    job = table_job(server, stream, tmp_path / "first", places=(first, second))
+    other = table_job(server, stream, tmp_path / "other", table="other")
+    with running(spark, tmp_path / "scratch", job, other) as live:
+        feed(server, stream, bodies[:20])
+        for table in (job.table, "other"):
+            live.wait_for_head(table, 19)
+        (tmp_path / "second").rename(tmp_path / "aside")
+        (tmp_path / "second").write_text("in the way")
+        feed(server, stream, bodies[20:40])
+        failed = live.wait_for_state(job.table, State.RETRYING)
+        assert failed.last_error is not None
+        assert failed.last_error.message.startswith(f"{tmp_path / 'second'} is a file")
+        assert failed.counts.destination_errors[first.uri] == 0
+        assert failed.counts.destination_errors[second.uri] > 0
+        assert live.wait_for_head("other", 39).last_error is None
+        (tmp_path / "second").unlink()
+        (tmp_path / "aside").rename(tmp_path / "second")
+        live.wait_for_head(job.table, 39)
+        assert live.wait_for_state(job.table, State.RUNNING).last_error is None
+        feed(server, stream, bodies[40:])
+    assert live.writer.is_whole
+    for folder in ("first", "second", "other"):
+        assert check_every_boundary(tmp_path / folder, bodies) >= 3

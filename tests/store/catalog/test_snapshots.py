@@ -1,0 +1,326 @@
+"""Snapshots at the store: a row makes a blob a snapshot; without one it is nobody's, and collected."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from streamfold.blob import BlobMeta, BlobStore, LocalBlobStore
+from streamfold.errors import (
+    BlobOutcomeUnknownError,
+    BlobUnavailableError,
+    DataCorruptError,
+    InvalidError,
+    OutcomeUnknownError,
+    PositionTrimmedError,
+    SnapshotConflictError,
+    SnapshotNotFoundError,
+    StreamNotFoundError,
+)
+from streamfold.store.catalog.snapshots import READ_PIECE, SNAPSHOTS_KEPT, Publication, Snapshot
+from streamfold.store.engine.location import open_location
+from streamfold.store.store import StreamStore, open_store
+from streamfold.testing.blob_faults import (
+    Fault,
+    FaultKind,
+    FaultyBlobStore,
+    Operation,
+    ScriptedFaults,
+)
+from streamfold.testing.engine_faults import CommitFault
+from tests.store.conftest import BASIN, Bench
+from tests.store.durable_streams import append, create, fork_of
+
+#: Bytes that arrive at once.
+_PIECE = 1 << 16
+
+
+async def pieces_of(blob: bytes) -> AsyncIterator[bytes]:
+    for at in range(0, len(blob), _PIECE):
+        yield blob[at : at + _PIECE]
+
+
+def publication(seq_num: int, blob: bytes = b"state", **changes: Any) -> Publication:
+    pieces = pieces_of(blob)
+    new = Publication(seq_num, "a/b", pieces, hashlib.blake2b(), None, False, None)
+    return replace(new, **changes)
+
+
+async def publish(store: StreamStore, seq_num: int, blob: bytes = b"state") -> Snapshot:
+    return await store.durable.publish(BASIN, "s", publication(seq_num, blob))
+
+
+async def content_of(store: StreamStore, seq_num: int) -> bytes:
+    snapshot = await store.durable.snapshot(BASIN, "s", seq_num)
+    assert snapshot is not None
+    async with aclosing(store.durable.snapshot_pieces(snapshot)) as pieces:
+        return b"".join([piece async for piece in pieces])
+
+
+async def blobs_of(bench: Bench) -> list[str]:
+    return [meta.key async for meta in bench.location.snapshots.list()]
+
+
+async def prepared(store: StreamStore, records: int = 10) -> None:
+    await store.create_basin(BASIN)
+    await create(store, "s")
+    for number in range(records):
+        await append(store, "s", b"%d" % number)
+
+
+async def test_a_snapshot_survives_a_restart(bench: Bench) -> None:
+    async with bench.store() as store:
+        await prepared(store)
+        published = await publish(store, 4, b"x" * 5000)
+        assert published.size == 5000
+    async with bench.store() as store:
+        assert await store.durable.snapshots(BASIN, "s") == [published]
+        assert await content_of(store, 4) == b"x" * 5000
+
+
+async def test_no_file_is_open_between_two_pieces_of_a_snapshot(tmp_path: Path) -> None:
+    blob = bytes(range(256)) * (READ_PIECE // 128) + b"end"
+    async with open_store(tmp_path.as_uri()) as store:
+        await prepared(store)
+        snapshot = await publish(store, 4, blob)
+        found = []
+        async with aclosing(store.durable.snapshot_pieces(snapshot)) as pieces:
+            async for piece in pieces:
+                found.append(piece)
+                opened = [Path(file.path) for file in psutil.Process().open_files()]
+                assert not [path for path in opened if tmp_path / "snapshots" in path.parents]
+        assert list(map(len, found)) == [READ_PIECE, READ_PIECE, 3]
+        assert b"".join(found) == blob
+
+
+async def test_a_snapshot_whose_blob_lost_its_end_is_reported_as_corrupt(tmp_path: Path) -> None:
+    async with open_store(tmp_path.as_uri()) as store:
+        await prepared(store)
+        snapshot = await publish(store, 4, b"state")
+        (tmp_path / "snapshots" / snapshot.blob).write_bytes(b"sta")
+        with pytest.raises(DataCorruptError, match="ends at byte 3 of 5"):
+            await content_of(store, 4)
+
+
+async def test_an_upload_that_fails_leaves_nothing(bench: Bench) -> None:
+    async def breaking() -> AsyncIterator[bytes]:
+        yield b"half"
+        raise InvalidError("the client went away")
+
+    async with bench.store() as store:
+        await prepared(store)
+        with pytest.raises(InvalidError):
+            await store.durable.publish(BASIN, "s", publication(4, pieces=breaking()))
+        assert await store.durable.snapshots(BASIN, "s") == []
+        assert await blobs_of(bench) == []
+
+
+@pytest.mark.parametrize("kind", [FaultKind.BEFORE, FaultKind.AFTER])
+async def test_a_failing_blob_store_leaves_no_snapshot(bench: Bench, kind: FaultKind) -> None:
+    plan = ScriptedFaults({Operation.PUT: [Fault(kind)]})
+    whole = bench.location.snapshots
+    bench.location = replace(bench.location, snapshots=FaultyBlobStore(whole, plan))
+    async with bench.store() as store:
+        await prepared(store)
+        with pytest.raises((BlobUnavailableError, BlobOutcomeUnknownError)):
+            await publish(store, 4)
+        assert await store.durable.snapshots(BASIN, "s") == []
+        await publish(store, 4)  # the way is free
+        assert await content_of(store, 4) == b"state"
+    async with bench.store() as store:
+        await until_swept(bench, 1)
+        assert await content_of(store, 4) == b"state"
+
+
+async def until_swept(bench: Bench, left: int) -> None:
+    """Opening sweeps in the background: wait until it has."""
+    async with asyncio.timeout(60):
+        while len(await blobs_of(bench)) != left:  # noqa: ASYNC110 - nothing announces it
+            await asyncio.sleep(0.01)
+
+
+async def test_a_crash_between_blob_and_row_leaves_an_orphan_that_the_next_opening_sweeps(
+    bench: Bench,
+) -> None:
+    async with bench.store() as store:
+        await prepared(store)
+        await publish(store, 2, b"two")
+        bench.engine.fail_next(CommitFault.BEFORE)
+        with pytest.raises(OutcomeUnknownError):
+            await publish(store, 4)
+        assert [s.seq_num for s in await store.durable.snapshots(BASIN, "s")] == [2]
+        await until_swept(bench, 1)
+        assert await content_of(store, 2) == b"two"
+        await publish(store, 4)
+        assert await content_of(store, 4) == b"state"
+
+
+async def test_a_row_of_unknown_outcome_keeps_its_blob_if_it_is_there(bench: Bench) -> None:
+    async with bench.store() as store:
+        await prepared(store)
+        bench.engine.fail_next(CommitFault.AFTER)
+        with pytest.raises(OutcomeUnknownError):
+            await publish(store, 4)
+        assert await content_of(store, 4) == b"state"
+        again = await publish(store, 4)  # a repetition finds it
+        assert again.digest == (await store.durable.snapshots(BASIN, "s"))[0].digest
+    async with bench.store() as store:
+        await until_swept(bench, 1)
+        assert await content_of(store, 4) == b"state"
+
+
+async def test_the_blob_of_a_repetition_is_collected(bench: Bench) -> None:
+    async with bench.store() as store:
+        await prepared(store)
+        await publish(store, 4)
+        await publish(store, 4)
+        with pytest.raises(SnapshotConflictError):
+            await publish(store, 4, b"other")
+    async with bench.store() as store:
+        await until_swept(bench, 1)
+        assert await content_of(store, 4) == b"state"
+
+
+async def test_retention_collects_snapshots_and_records(bench: Bench) -> None:
+    async with bench.store() as store:
+        await prepared(store)
+        for seq_num in (2, 4, 6):
+            await publish(store, seq_num)
+        await store.durable.retain(BASIN, "s", 5, whole_appends=True)
+        await store.upkeep()
+        assert [s.seq_num for s in await store.durable.snapshots(BASIN, "s")] == [6]
+        assert len(await blobs_of(bench)) == 1
+        with pytest.raises(SnapshotNotFoundError):
+            await content_of(store, 4)
+        assert await content_of(store, 6) == b"state"
+        with pytest.raises(PositionTrimmedError):
+            await publish(store, 4)
+
+
+async def test_deletion_collects_everything(bench: Bench) -> None:
+    async with bench.store() as store:
+        await prepared(store)
+        await publish(store, 2)
+        await publish(store, 4)
+        await store.durable.delete(BASIN, "s")
+        await store.upkeep()
+        assert await blobs_of(bench) == []
+        rows = [key async for page in bench.engine.scan(b"\x0d", b"\x0e") for key, _ in page]
+        assert rows == []
+
+
+async def test_a_snapshot_that_is_being_read_stays_and_is_collected_after(bench: Bench) -> None:
+    async with bench.store() as store:
+        await prepared(store)
+        large = bytes(20 << 20)
+        await publish(store, 2, large)
+        snapshot = await store.durable.snapshot(BASIN, "s", 2)
+        assert snapshot is not None
+        async with aclosing(store.durable.snapshot_pieces(snapshot)) as pieces:
+            got = [await anext(pieces)]
+            await publish(store, 4)
+            await store.durable.retain(BASIN, "s", 4, whole_appends=True)
+            await store.upkeep()
+            assert len(await blobs_of(bench)) == 2
+            got += [piece async for piece in pieces]
+        assert b"".join(got) == large
+    async with bench.store():
+        await until_swept(bench, 1)
+
+
+async def test_a_stream_that_goes_away_during_the_upload_gets_no_snapshot(bench: Bench) -> None:
+    async with bench.store() as store:
+        await prepared(store)
+
+        async def slow() -> AsyncIterator[bytes]:
+            yield b"half"
+            await store.durable.delete(BASIN, "s")
+            await create(store, "s", b"another")
+            yield b"whole"
+
+        with pytest.raises(StreamNotFoundError):
+            await store.durable.publish(BASIN, "s", publication(4, pieces=slow()))
+        assert await store.durable.snapshots(BASIN, "s") == []
+    async with bench.store():
+        await until_swept(bench, 0)
+
+
+async def test_what_happened_during_an_upload_counts(bench: Bench) -> None:
+    async with bench.store() as store:
+        await prepared(store)
+
+        async def slow() -> AsyncIterator[bytes]:
+            yield b"half"
+            await publish(store, 6)
+
+        with pytest.raises(SnapshotConflictError):
+            await store.durable.publish(BASIN, "s", publication(4, pieces=slow()))
+        assert [s.seq_num for s in await store.durable.snapshots(BASIN, "s")] == [6]
+
+
+class PausedLists(FaultyBlobStore):
+    """Pauses before a listing, so that a test can do something at that moment."""
+
+    def __init__(self, inner: BlobStore) -> None:
+        super().__init__(inner, ScriptedFaults())
+        self.reached = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self.go_on.set()
+
+    async def list(self, prefix: str = "") -> AsyncIterator[BlobMeta]:
+        self.reached.set()
+        await self.go_on.wait()
+        async for meta in super().list(prefix):
+            yield meta
+
+
+async def test_collection_never_takes_a_snapshot_that_is_published_meanwhile(bench: Bench) -> None:
+    paused = PausedLists(bench.location.snapshots)
+    bench.location = replace(bench.location, snapshots=paused)
+    async with bench.store() as store:
+        await prepared(store, 40)
+        for seq_num in range(1, SNAPSHOTS_KEPT + 1):
+            await publish(store, seq_num)
+        paused.reached.clear()
+        paused.go_on.clear()
+        collecting = asyncio.create_task(publish(store, 20))  # one too many: it collects
+        await paused.reached.wait()
+        late = asyncio.create_task(publish(store, 30))
+        found = partial(store.durable.snapshots, BASIN, "s")
+        async with asyncio.timeout(60):
+            while (await found())[-1].seq_num < 30:  # noqa: ASYNC110 - nothing announces it
+                await asyncio.sleep(0.001)
+        paused.go_on.set()
+        await asyncio.gather(collecting, late)
+        for snapshot in await store.durable.snapshots(BASIN, "s"):
+            assert await content_of(store, snapshot.seq_num) == b"state"
+        assert len(await blobs_of(bench)) == SNAPSHOTS_KEPT
+
+
+async def test_snapshots_on_local_disk_are_in_a_folder_of_their_own(tmp_path: Path) -> None:
+    location = open_location(tmp_path.as_uri())
+    assert isinstance(location.snapshots, LocalBlobStore)
+    async with open_store(location) as store:
+        await prepared(store)
+        await publish(store, 4, b"on disk")
+    async with open_store(tmp_path.as_uri()) as store:
+        assert await content_of(store, 4) == b"on disk"
+    found = [path for path in (tmp_path / "snapshots").rglob("*") if path.is_file()]
+    assert [path.read_bytes() for path in found] == [b"on disk"]
+
+
+async def test_a_fork_has_none_of_its_source(bench: Bench) -> None:
+    async with bench.store() as store:
+        await prepared(store)
+        await publish(store, 4)
+        await create(store, "fork", fork=fork_of("s"))
+        assert await store.durable.snapshots(BASIN, "fork") == []

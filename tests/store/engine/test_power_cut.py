@@ -1,0 +1,450 @@
+"""On local disk a power cut loses nothing acknowledged, whatever the file system makes of the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import pytest
+from slatedb.uniffi._slatedb_uniffi import slatedb as binding
+
+from streamfold.errors import DataCorruptError
+from streamfold.model.records import Record
+from streamfold.store.engine.engine import EngineOpener
+from streamfold.store.engine.local_disk import LocalDisk, sync_path
+from streamfold.store.engine.location import open_location
+from streamfold.store.engine.slatedb import SlateEngine
+from streamfold.store.settings import StoreSettings
+from streamfold.store.store import StreamStore, open_store
+from tests.store.crash.ledger import Event, Ledger, StreamLedger
+from tests.store.crash.load import STREAMS, Load, prepare
+from tests.store.crash.verify import BASIN, read_all, verify
+from tests.store.engine.hostile_disk import HostileDisk, Mood
+from tests.store.small_tables import use_small_tables
+
+#: Upkeep only when a test asks for it.
+NO_UPKEEP = StoreSettings(upkeep_interval=3600, trim_grace=0, reclaim_after=3600)
+BUSY_UPKEEP = StoreSettings(upkeep_interval=0.05, trim_grace=0, reclaim_after=0.05)
+
+
+@pytest.fixture(autouse=True)
+def _small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have SlateDB write tables and compact them within seconds, as it does in days of real use."""
+    use_small_tables(monkeypatch.setattr)
+
+
+@dataclass
+class Machine:
+    """A machine that runs a store, and whose power can be cut as often as one likes."""
+
+    folder: Path
+    seed: int
+    boot: int = 1
+    ledger: Ledger = field(default_factory=Ledger)
+    engines: list[SlateEngine] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.dice = random.Random(self.seed)
+        self.root.mkdir(parents=True)
+        self.disk = HostileDisk(self.root, self.folder / "spare")
+
+    @property
+    def root(self) -> Path:
+        return self.folder / f"boot-{self.boot}"
+
+    @property
+    def store_folder(self) -> Path:
+        # The store makes these folders itself, so their names have to be synced, too.
+        return self.root / "new" / "deeper" / "store"
+
+    @property
+    def database(self) -> Path:
+        return self.store_folder / "db"
+
+    def opener(self) -> EngineOpener:
+        async def open_engine() -> SlateEngine:
+            location = open_location(self.store_folder.as_uri())
+            assert location.folder is not None
+            disk = LocalDisk(location.folder, sync=self.disk.sync, boot=f"boot-{self.boot}")
+            self.engines.append(await SlateEngine.open(location, disk))
+            return self.engines[-1]
+
+        return open_engine
+
+    @asynccontextmanager
+    async def store(self, settings: StoreSettings = NO_UPKEEP) -> AsyncIterator[StreamStore]:
+        async with open_store(self.store_folder.as_uri(), settings, opener=self.opener()) as store:
+            yield store
+
+    def report(self, event: Event) -> None:
+        with self.disk.frozen():
+            self.ledger.apply(event)
+
+    async def prepare(self, store: StreamStore) -> None:
+        """Make the streams; from now on they must exist."""
+        await prepare(store)
+        with self.disk.frozen():
+            for stream in STREAMS:
+                self.ledger.streams.setdefault(stream, StreamLedger())
+
+    def load(self, store: StreamStore, run: str) -> Load:
+        return Load(store, f"boot{self.boot}.{run}", self.seed, self.report)
+
+    async def verify(self, store: StreamStore) -> None:
+        for event in await verify(store, self.ledger):
+            self.report(event)
+
+    def cut_power(self, name: str, mood: Mood | None = None) -> Machine:
+        """The same machine after a power cut at this very moment; this one goes on regardless."""
+        with self.disk.frozen():
+            folder = self.folder / name
+            image = folder / f"boot-{self.boot + 1}"
+            mood = mood or self.dice.choice(list(Mood))
+            dice = random.Random(self.dice.random())
+            self.disk.cut_power(image, dice, mood)
+            ledger = msgspec.json.decode(msgspec.json.encode(self.ledger), type=Ledger)
+        return Machine._of_image(folder, self.seed, self.boot + 1, ledger)
+
+    @classmethod
+    def _of_image(cls, folder: Path, seed: int, boot: int, ledger: Ledger) -> Machine:
+        machine = cls.__new__(cls)
+        machine.folder, machine.seed, machine.boot, machine.ledger = folder, seed, boot, ledger
+        machine.engines = []
+        machine.dice = random.Random(f"{seed}.{folder.name}.{boot}")
+        machine.disk = HostileDisk(machine.root, folder / f"spare-{boot}")
+        return machine
+
+    async def check_survival(self) -> None:
+        """Everything acknowledged is there, and the store goes on working: write, restart, read."""
+        async with self.store() as store:
+            await self.verify(store)
+            await self.prepare(store)
+            await self.load(store, "after").run(writers=2, batches=3)
+            await self.verify(store)
+        async with self.store() as store:
+            await self.verify(store)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Callable[[int], Machine]:
+    return lambda seed: Machine(tmp_path, seed)
+
+
+@contextmanager
+def cuts_at_syncs(machine: Machine, when: Callable[[int], bool]) -> Iterator[list[Machine]]:
+    """Cut the power just before each sync whose number satisfies `when`."""
+    images: list[Machine] = []
+    numbers = iter(range(1 << 30))
+
+    def cut(path: Path) -> None:
+        number = next(numbers)
+        if when(number):
+            images.append(machine.cut_power(f"sync-{number}-of-{path.name}"))
+
+    machine.disk.on_sync = cut
+    try:
+        yield images
+    finally:
+        machine.disk.on_sync = lambda path: None
+
+
+async def flush_tables(machine: Machine) -> None:
+    """Have SlateDB write what it has in memory as a table, and a manifest that names it."""
+    options = binding.FlushOptions(flush_type=binding.FlushType.MEM_TABLE)
+    await machine.engines[-1]._db.flush_with_options(options)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_cut_between_any_two_syncs_loses_nothing(
+    machine: Callable[[int], Machine], seed: int
+) -> None:
+    """From the first opening of a new store through appends, a restore point and a restart."""
+    running = machine(seed)
+    with cuts_at_syncs(running, lambda number: number % 3 == seed) as images:
+        for run in ("first", "second"):
+            async with running.store() as store:
+                await running.prepare(store)
+                await running.load(store, run).run(writers=2, batches=4)
+                await flush_tables(running)
+                await store.upkeep()
+    assert len(images) > 10
+    for image in images:
+        await image.check_survival()
+
+
+@pytest.mark.parametrize("mood", list(Mood))
+async def test_a_cut_right_after_the_start_loses_nothing(
+    machine: Callable[[int], Machine], mood: Mood
+) -> None:
+    running = machine(1)
+    async with running.store() as store:
+        await running.cut_power("opened", mood).check_survival()
+        await running.prepare(store)
+        await running.cut_power("prepared", mood).check_survival()
+
+
+@pytest.mark.parametrize("mood", list(Mood))
+async def test_a_cut_right_after_a_table_was_written_loses_nothing(
+    machine: Callable[[int], Machine], mood: Mood
+) -> None:
+    running = machine(2)
+    async with running.store() as store:
+        await running.prepare(store)
+        for number in range(3):
+            await running.load(store, f"{number}").run(batches=5)
+            await flush_tables(running)
+            assert any((running.database / "compacted").iterdir())
+            await running.cut_power(f"flush-{number}", mood).check_survival()
+
+
+@pytest.mark.parametrize("mood", list(Mood))
+async def test_a_cut_after_upkeep_that_deleted_files_loses_nothing(
+    machine: Callable[[int], Machine], mood: Mood
+) -> None:
+    running = machine(3)
+    async with running.store() as store:
+        await running.prepare(store)
+        for number in range(3):
+            await running.load(store, f"{number}").run(batches=5)
+            await flush_tables(running)
+            make_old(running.database)
+            folders = [running.database / name for name in ("wal", "manifest")]
+            before = [set(folder.iterdir()) for folder in folders]
+            await store.upkeep()
+            assert all(
+                found - set(folder.iterdir()) for found, folder in zip(before, folders, strict=True)
+            )
+            await running.cut_power(f"upkeep-{number}", mood).check_survival()
+        await running.load(store, "last").run(batches=3)
+        await running.cut_power("later", mood).check_survival()
+
+
+def make_old(database: Path) -> None:
+    """Let SlateDB's collector find files that it may delete."""
+    for name in ("manifest", "compactions"):
+        for path in (database / name).iterdir():
+            with suppress(FileNotFoundError):  # the collector may have been quicker
+                os.utime(path, (1_700_000_000, 1_700_000_000))
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_cut_after_cut_under_load_loses_nothing(
+    machine: Callable[[int], Machine], seed: int
+) -> None:
+    """Tables, compactions and restore points come as they come; each image is cut again."""
+    running = machine(10 + seed)
+    for generation in range(4):
+        running = await run_until_cut(running, f"g{generation}", running.dice.randrange(20, 150))
+    await running.check_survival()
+
+
+async def run_until_cut(running: Machine, run: str, syncs: int) -> Machine:
+    """Put load on the machine, and cut its power before the sync of that number."""
+    cut = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def due(number: int) -> bool:
+        if number == syncs:
+            loop.call_soon_threadsafe(cut.set)
+        return number == syncs
+
+    with cuts_at_syncs(running, due) as images:
+        async with running.store(BUSY_UPKEEP) as store:
+            await running.verify(store)
+            await running.prepare(store)
+            load = running.load(store, run)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(load.run())
+                await cut.wait()
+                load.stop()
+            await running.verify(store)
+    return images[0]
+
+
+@pytest.mark.parametrize("spoilt", ["empty", "gone", "zeros", "short", "not at all"])
+async def test_no_commit_survives_without_those_before_it(
+    machine: Callable[[int], Machine], spoilt: str
+) -> None:
+    """Two commits are written but not synced: of the second all is kept, of the first what is said."""
+    running = machine(8)
+    images: list[Machine] = []
+    syncing = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def cut(path: Path) -> None:
+        if path.parent.name != "wal" or images:
+            return
+        loop.call_soon_threadsafe(syncing.set)
+        following = path.with_name(f"{int(path.stem) + 1:020d}.sst")
+        wait_for(following)
+        images.append(running.cut_power("cut", Mood.TEARS))
+        first = images[0].database / "wal" / path.name
+        whole = path.read_bytes()
+        first.write_bytes({"zeros": bytes(len(whole)), "short": whole[:99]}.get(spoilt, whole))
+        if spoilt == "empty":
+            first.write_bytes(b"")
+        if spoilt == "gone":
+            first.unlink()
+        shutil.copy(following, images[0].database / "wal" / following.name)
+
+    async with running.store() as store:
+        await running.prepare(store)
+        running.disk.on_sync = cut
+        async with asyncio.TaskGroup() as group:
+            group.create_task(store.append(BASIN, STREAMS[0], [Record(b"first")]))
+            await syncing.wait()
+            group.create_task(store.append(BASIN, STREAMS[0], [Record(b"second")]))
+    kept = [b"first", b"second"] if spoilt == "not at all" else []
+    for added in ([], [b"third"]):
+        async with images[0].store() as store:
+            bodies = [record.body for record in await read_all(store, STREAMS[0])]
+            assert bodies == kept + added
+            await store.append(BASIN, STREAMS[0], [Record(b"third")])
+
+
+async def test_a_restore_point_leaves_alone_what_is_not_synced_yet(tmp_path: Path) -> None:
+    """However slow the device: a table may have taken in a commit whose log file is being synced."""
+    location = open_location(tmp_path.as_uri())
+    assert location.folder is not None
+    slow, goes_on = threading.Event(), threading.Event()
+
+    def sync(path: Path) -> None:
+        if slow.is_set() and path.parent.name == "wal":
+            goes_on.wait()
+        sync_path(path)
+
+    engine = await SlateEngine.open(location, LocalDisk(location.folder, sync=sync))
+    await engine.commit([(b"0", b"value")])
+    first = max(int(path.stem) for path in (location.folder / "wal").iterdir())
+    slow.set()
+    async with asyncio.TaskGroup() as group:
+        for number in range(1, 4):
+            group.create_task(engine.commit([(b"%d" % number, b"value")]))
+            log_file = location.folder / "wal" / f"{first + number:020d}.sst"
+            await asyncio.to_thread(wait_for, log_file)
+        options = binding.FlushOptions(flush_type=binding.FlushType.MEM_TABLE)
+        await engine._db.flush_with_options(options)
+        await engine.collect()
+        goes_on.set()
+    assert await engine.get(b"3") == b"value"
+    await engine.close()
+
+
+async def test_a_restore_point_that_is_cancelled_is_noted_before_the_next_one(
+    tmp_path: Path,
+) -> None:
+    """Noted later, it would name a manifest that the next one allowed to be deleted."""
+    location = open_location(tmp_path.as_uri())
+    assert location.folder is not None
+    slow, reached, goes_on = threading.Event(), threading.Event(), threading.Event()
+
+    def sync(path: Path) -> None:
+        if slow.is_set():
+            reached.set()
+            goes_on.wait()
+        sync_path(path)
+
+    engine = await SlateEngine.open(location, LocalDisk(location.folder, sync=sync))
+    await engine.commit([(b"0", b"value")])
+    slow.set()
+    first = asyncio.create_task(engine.collect())
+    await asyncio.to_thread(reached.wait)
+    first.cancel()
+    second = asyncio.create_task(engine.collect())
+    done, _ = await asyncio.wait([first, second], timeout=0.2)
+    assert not done
+    goes_on.set()
+    await second
+    assert first.cancelled()
+    noted = msgspec.json.decode((location.folder / "restore-point").read_bytes())["manifest"]
+    assert (location.folder / "manifest" / f"{noted:020d}.manifest").exists()
+    await engine.close()
+
+
+def wait_for(path: Path) -> None:
+    """Return once another thread, of SlateDB, has written `path`."""
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} did not come"
+        time.sleep(0.001)
+
+
+async def test_nothing_is_removed_after_a_mere_crash(machine: Callable[[int], Machine]) -> None:
+    running = machine(5)
+    async with running.store() as store:
+        await running.prepare(store)
+        await running.load(store, "first").run(batches=5)
+        await flush_tables(running)
+        await running.load(store, "second").run(batches=5)
+        crashed = running.folder / "crashed"
+        shutil.copytree(running.store_folder, crashed)
+        ledger = msgspec.json.decode(msgspec.json.encode(running.ledger), type=Ledger)
+
+    def files() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in crashed.rglob("*") if path.is_file()}
+
+    before = files()
+    location = open_location(crashed.as_uri())
+    assert location.folder is not None
+    disk = LocalDisk(location.folder, boot="boot-1")
+    await disk.repair(binding.SlateDbWalReader(location.path, location.store))
+    assert {path: content for path, content in files().items() if path in before} == before
+
+    async def open_engine() -> SlateEngine:
+        return await SlateEngine.open(location, disk)
+
+    async with open_store(location, NO_UPKEEP, opener=open_engine) as store:
+        await verify(store, ledger)
+
+
+async def test_what_was_written_without_sync_is_not_undone_by_a_restart_of_the_machine(
+    tmp_path: Path,
+) -> None:
+    url = tmp_path.as_uri()
+
+    def boot(name: str) -> EngineOpener:
+        async def open_engine() -> SlateEngine:
+            location = open_location(url)
+            assert location.folder is not None
+            return await SlateEngine.open(location, LocalDisk(location.folder, boot=name))
+
+        return open_engine
+
+    async with open_store(url, NO_UPKEEP, opener=boot("boot-1")) as store:
+        await prepare(store)
+        await store.append(BASIN, STREAMS[0], [Record(b"synced")])
+    async with open_store(url, StoreSettings(fsync=False)) as store:
+        await store.append(BASIN, STREAMS[0], [Record(b"not synced")])
+    for path in (tmp_path / "db" / "wal").iterdir():
+        path.unlink()  # as SlateDB's own collector may, for all of it is in a table
+    async with open_store(url, NO_UPKEEP, opener=boot("boot-2")) as store:
+        bodies = [record.body for record in await read_all(store, STREAMS[0])]
+        assert bodies == [b"synced", b"not synced"]
+
+
+@pytest.mark.parametrize("damage", ["manifest", "marker"])
+async def test_a_store_without_its_restore_point_is_not_opened_as_another_one(
+    machine: Callable[[int], Machine], damage: str
+) -> None:
+    running = machine(7)
+    async with running.store() as store:
+        await running.prepare(store)
+    running = running.cut_power("cut", Mood.MIXES)
+    marker = running.database / "restore-point"
+    if damage == "marker":
+        marker.write_bytes(b"")
+    else:
+        manifest = msgspec.json.decode(marker.read_bytes())["manifest"]
+        (running.database / "manifest" / f"{manifest:020d}.manifest").unlink()
+    with pytest.raises(DataCorruptError, match=r"restore-point|backup"):
+        async with running.store():
+            pass

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from streamfold.errors import StoreClosingError
+from streamfold.store.log.tail_waiters import PAUSE_EACH, TOLD_AT_ONCE, Audience, Waiter
+
+MANY = 5 * TOLD_AT_ONCE
+
+
+class HandLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time passes, and whose turns come, when a test says so."""
+
+    now = 100.0
+
+    def time(self) -> float:
+        return self.now
+
+    def take_turn(self) -> None:
+        self.call_soon(self.stop)
+        self.run_forever()
+
+    def pass_time(self, seconds: float) -> None:
+        """So many seconds, and then turns enough for what is due."""
+        self.now += seconds
+        for _ in range(2 * MANY // TOLD_AT_ONCE):
+            self.take_turn()
+
+
+@pytest.fixture
+def loop() -> Iterator[HandLoop]:
+    made = HandLoop()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def audience(loop: HandLoop) -> Audience:
+    return Audience(loop)
+
+
+def sit(audience: Audience, loop: HandLoop, count: int) -> list[asyncio.Future[bool]]:
+    return [Waiter(audience, loop).sit(None) for _ in range(count)]
+
+
+def told(waits: list[asyncio.Future[bool]]) -> int:
+    return sum(wait.done() for wait in waits)
+
+
+def test_what_comes_after_a_silence_is_told_at_once(audience: Audience, loop: HandLoop) -> None:
+    waits = sit(audience, loop, 3)
+    audience.tell()
+    assert [wait.result() for wait in waits] == [True] * 3
+    assert len(audience) == 0
+
+
+def test_a_crowd_is_told_a_few_in_each_turn_so_that_others_have_theirs(
+    audience: Audience, loop: HandLoop
+) -> None:
+    waits = sit(audience, loop, MANY)
+    audience.tell()
+    assert told(waits) == TOLD_AT_ONCE
+    loop.take_turn()
+    assert told(waits) == 2 * TOLD_AT_ONCE
+    assert len(audience) == MANY - 2 * TOLD_AT_ONCE
+    loop.pass_time(0)
+    assert told(waits) == MANY
+
+
+def test_what_comes_soon_after_a_round_waits_for_the_next_and_is_told_once(
+    audience: Audience, loop: HandLoop
+) -> None:
+    sit(audience, loop, MANY)
+    audience.tell()
+    loop.pass_time(0)
+    waits = sit(audience, loop, MANY)
+    for _ in range(10):
+        audience.tell()
+    loop.pass_time(MANY * PAUSE_EACH * 0.9)
+    assert told(waits) == 0
+    loop.pass_time(MANY * PAUSE_EACH * 0.2)
+    assert told(waits) == MANY
+
+
+def test_a_record_during_a_round_reaches_those_already_told_and_those_not_yet(
+    audience: Audience, loop: HandLoop
+) -> None:
+    first = sit(audience, loop, MANY)
+    audience.tell()
+    again = sit(audience, loop, TOLD_AT_ONCE)
+    audience.tell()
+    loop.pass_time(0)
+    assert told(first) == MANY
+    assert told(again) == 0
+    loop.pass_time(2 * MANY * PAUSE_EACH)
+    assert told(again) == TOLD_AT_ONCE
+
+
+def test_who_leaves_is_not_told_and_holds_nobody_up(audience: Audience, loop: HandLoop) -> None:
+    waiter = Waiter(audience, loop)
+    waiter.sit(None).cancel()
+    waiter.leave()
+    assert len(audience) == 0
+    waits = sit(audience, loop, 1)
+    audience.tell()
+    assert told(waits) == 1
+
+
+def test_patience_counts_from_the_wait_however_many_there_were_before(
+    audience: Audience, loop: HandLoop
+) -> None:
+    waiter = Waiter(audience, loop)
+    for _ in range(5):
+        wait = waiter.sit(10.0)
+        loop.pass_time(9.0)
+        assert not wait.done()
+        audience.tell()
+        assert wait.result() is True
+        waiter.leave()
+    wait = waiter.sit(10.0)
+    loop.pass_time(9.9)
+    assert not wait.done()
+    loop.pass_time(0.2)
+    assert wait.result() is False
+
+
+def test_a_wait_of_less_patience_than_those_before_ends_in_time(
+    audience: Audience, loop: HandLoop
+) -> None:
+    waiter = Waiter(audience, loop)
+    waiter.sit(10.0)
+    audience.tell()
+    waiter.leave()
+    wait = waiter.sit(1.0)
+    loop.pass_time(1.1)
+    assert wait.result() is False
+    waiter.leave()
+    assert not waiter.sit(None).done()
+    loop.pass_time(100.0)
+    assert len(audience) == 1
+
+
+def test_dismissal_reaches_those_who_wait_and_those_of_a_round_under_way(
+    audience: Audience, loop: HandLoop
+) -> None:
+    called = sit(audience, loop, MANY)
+    audience.tell()
+    waiting = sit(audience, loop, 1)
+    audience.tell()
+    audience.dismiss(StoreClosingError())
+    loop.pass_time(0)
+    loop.pass_time(60.0)
+    for wait in (*called[TOLD_AT_ONCE:], *waiting):
+        with pytest.raises(StoreClosingError):
+            wait.result()
+    assert told(called[:TOLD_AT_ONCE]) == TOLD_AT_ONCE
+    assert len(audience) == 0

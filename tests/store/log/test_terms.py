@@ -1,0 +1,240 @@
+"""Terms of a stream: they move with the records they came with, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from streamfold.errors import (
+    InvalidError,
+    OutcomeUnknownError,
+    ProducerGapError,
+    ProducersExhaustedError,
+    ProducerStaleError,
+    StoreRecoveringError,
+    StreamClosedError,
+    StreamSeqError,
+    TooLargeError,
+)
+from streamfold.model.records import Record
+from streamfold.model.traits import OCTETS, Claim, Producer
+from streamfold.records.batch import RecordBatch
+from streamfold.store.durable_streams import prepared
+from streamfold.store.log.terms import PRODUCER_IDLE, PRODUCERS_MAX, Terms
+from streamfold.store.rows import StateRow
+from streamfold.store.settings import StoreSettings
+from streamfold.store.store import StreamStore
+from streamfold.testing.engine_faults import CommitFault
+from tests.store.conftest import BASIN, Bench, Clock
+from tests.store.durable_streams import append, content, create, read
+
+#: Storage that is given up after a failure comes back at once.
+QUICK = StoreSettings(recovery_patience=30.0)
+
+
+async def test_everything_that_an_append_changes_survives_a_restart(bench: Bench) -> None:
+    async with bench.store() as store:
+        await store.create_basin(BASIN)
+        await create(store, "s")
+        await append(store, "s", b"0", producer=("p", 7, 0), seq="m")
+        await append(store, "s", b"1", producer=("p", 7, 1), close=True)
+    async with bench.store() as store:
+        status = await store.durable.status(BASIN, "s")
+        assert (status.tail, status.closed) == (2, True)
+        again = await append(store, "s", b"other", producer=("p", 7, 1), close=True)
+        assert (again.repeated, again.closed) == (True, True)
+        for producer in (("p", 7, 2), ("q", 0, 0), None):
+            with pytest.raises(StreamClosedError):
+                await append(store, "s", b"2", producer=producer)
+        assert await read(store, "s") == [b"0", b"1"]
+
+
+async def test_sequences_and_producers_survive_a_restart(bench: Bench) -> None:
+    async with bench.store() as store:
+        await store.create_basin(BASIN)
+        await create(store, "s")
+        await append(store, "s", b"0", producer=("p", 7, 0), seq="m")
+    async with bench.store() as store:
+        with pytest.raises(StreamSeqError):
+            await append(store, "s", b"x", seq="m")
+        with pytest.raises(ProducerStaleError):
+            await append(store, "s", b"x", producer=("p", 6, 0))
+        with pytest.raises(ProducerGapError):
+            await append(store, "s", b"x", producer=("p", 7, 2))
+        assert (await append(store, "s", b"x", producer=("p", 7, 0))).repeated
+        await append(store, "s", b"1", producer=("p", 7, 1), seq="n")
+        assert await read(store, "s") == [b"0", b"1"]
+
+
+@pytest.mark.parametrize("fault", [CommitFault.BEFORE, CommitFault.AFTER])
+@pytest.mark.parametrize("bodies", [(b"new",), ()], ids=["with records", "only closing"])
+async def test_a_failed_commit_moves_all_of_it_or_nothing(
+    bench: Bench, fault: CommitFault, bodies: tuple[bytes, ...]
+) -> None:
+    async with bench.store(QUICK) as store:
+        await store.create_basin(BASIN)
+        await create(store, "s")
+        await append(store, "s", b"0", producer=("p", 1, 0), seq="a")
+        bench.engine.fail_next(fault)
+        with pytest.raises(OutcomeUnknownError):
+            await append(store, "s", *bodies, producer=("p", 1, 1), seq="b", close=True)
+        status = await store.durable.status(BASIN, "s")
+        written = fault is CommitFault.AFTER
+        assert status.closed is written
+        assert await read(store, "s") == [b"0", *(bodies if written else ())]
+        # The client that does not know repeats itself: it is appended once, whatever happened.
+        again = await append(store, "s", *bodies, producer=("p", 1, 1), seq="b", close=True)
+        assert again.repeated is written
+        assert await read(store, "s") == [b"0", *bodies]
+
+
+async def test_a_refusal_is_not_told_before_what_it_rests_on_is_durable(bench: Bench) -> None:
+    async with bench.store() as store:
+        await store.create_basin(BASIN)
+        await create(store, "s")
+        bench.engine.hold()
+        closing = asyncio.create_task(append(store, "s", close=True))
+        await asyncio.sleep(0)
+        refused = asyncio.create_task(append(store, "s", b"late"))
+        repeated = asyncio.create_task(append(store, "s", close=True))
+        done, _ = await asyncio.wait({refused, repeated, closing}, timeout=0.2)
+        assert not done
+        assert not (await store.durable.status(BASIN, "s")).closed
+        bench.engine.resume()
+        assert (await closing).closed
+        with pytest.raises(StreamClosedError):
+            await refused
+        assert (await repeated).repeated
+
+
+async def test_a_refusal_is_unknown_when_what_it_rests_on_was_lost(bench: Bench) -> None:
+    async with bench.store(QUICK) as store:
+        await store.create_basin(BASIN)
+        await create(store, "s")
+        bench.engine.hold()
+        bench.engine.fail_next(CommitFault.BEFORE)
+        closing = asyncio.create_task(append(store, "s", close=True))
+        await asyncio.sleep(0)
+        refused = asyncio.create_task(append(store, "s", b"late"))
+        await asyncio.sleep(0.01)
+        bench.engine.resume()
+        for task in (closing, refused):
+            with pytest.raises((OutcomeUnknownError, StoreRecoveringError)):
+                await task
+        await append(store, "s", b"open")
+        assert await read(store, "s") == [b"open"]
+
+
+async def test_content_that_cannot_be_made_moves_nothing(store: StreamStore) -> None:
+    await create(store, "s")
+
+    async def broken(content_type: str) -> list[RecordBatch]:
+        assert content_type == OCTETS
+        raise InvalidError("not what the stream takes")
+
+    claim = Claim(OCTETS, Producer("p", 0, 0), "a", close=True)
+    with pytest.raises(InvalidError):
+        await store.durable.append(BASIN, "s", claim, broken)
+    status = await store.durable.status(BASIN, "s")
+    assert (status.tail, status.closed) == (0, False)
+    assert not (await append(store, "s", b"0", producer=("p", 0, 0), seq="a")).repeated
+
+
+async def test_an_append_of_many_batches_is_one(bench: Bench) -> None:
+    async with bench.store() as store:
+        await store.create_basin(BASIN)
+        await create(store, "s")
+        batches = [*await content(*[b"x"] * 1000)("")] * 3
+        claim = Claim(OCTETS, Producer("p", 0, 0))
+        before = len(bench.engine.commits)
+        done = await store.durable.append(BASIN, "s", claim, prepared(batches))
+        assert done.tail == 3000
+        with_records = [
+            ops for ops in bench.engine.commits[before:] if any(op[0][:1] == b"\x04" for op in ops)
+        ]
+        assert len(with_records) == 1
+
+
+async def test_too_large_an_append_moves_nothing(store: StreamStore) -> None:
+    await create(store, "s")
+    batches = [*await content(b"x" * 1_000_000)("")] * 40
+    claim = Claim(OCTETS, Producer("p", 0, 0))
+    with pytest.raises(TooLargeError):
+        await store.durable.append(BASIN, "s", claim, prepared(batches))
+    assert not (await append(store, "s", b"0", producer=("p", 0, 0))).repeated
+
+
+async def test_pipelined_appends_of_a_producer_are_in_order_or_refused(bench: Bench) -> None:
+    async with bench.store() as store:
+        await store.create_basin(BASIN)
+        await create(store, "s")
+        bench.engine.hold()
+        order = [0, 2, 1, 2, 4, 3, 4]
+        tasks = [
+            asyncio.create_task(append(store, "s", b"%d" % seq, producer=("p", 0, seq)))
+            for seq in order
+        ]
+        await asyncio.sleep(0.01)
+        bench.engine.resume()
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        refused = [
+            seq for seq, out in zip(order, outcomes, strict=True) if isinstance(out, Exception)
+        ]
+        assert refused == [2, 4]
+        assert all(isinstance(out, ProducerGapError) for out in (outcomes[1], outcomes[4]))
+        assert await read(store, "s") == [b"0", b"1", b"2", b"3", b"4"]
+
+
+async def test_racing_repetitions_are_appended_once(store: StreamStore) -> None:
+    await create(store, "s")
+    done = await asyncio.gather(
+        *(append(store, "s", b"0", producer=("p", 0, 0)) for _ in range(50))
+    )
+    assert sum(not each.repeated for each in done) == 1
+    assert await read(store, "s") == [b"0"]
+
+
+async def test_producers_are_bounded_and_idle_ones_make_room(bench: Bench, clock: Clock) -> None:
+    async with bench.store() as store:
+        await store.create_basin(BASIN)
+        await create(store, "s")
+        for at in range(0, PRODUCERS_MAX, 512):
+            await asyncio.gather(
+                *(append(store, "s", b"x", producer=(f"p{n}", 0, 0)) for n in range(at, at + 512))
+            )
+        with pytest.raises(ProducersExhaustedError):
+            await append(store, "s", b"x", producer=("one-more", 0, 0))
+        assert (await append(store, "s", b"x", producer=("p7", 0, 0))).repeated
+    async with bench.store() as store:  # the bound holds after a restart as well
+        with pytest.raises(ProducersExhaustedError):
+            await append(store, "s", b"x", producer=("one-more", 0, 0))
+        clock.pass_seconds(PRODUCER_IDLE / 2000)
+        await append(store, "s", b"x", producer=("p7", 0, 1))
+        clock.pass_seconds(PRODUCER_IDLE / 2000 + 1)
+        await append(store, "s", b"x", producer=("one-more", 0, 0))
+        assert (await append(store, "s", b"x", producer=("p7", 0, 1))).repeated
+    async with bench.store() as store:
+        with pytest.raises(ProducerGapError):  # forgotten for good
+            await append(store, "s", b"x", producer=("p8", 0, 1))
+
+
+def test_stream_sequences_are_compared_by_bytes() -> None:
+    terms = Terms("s", None, StateRow(stream_seq="2"), {})
+    for given, follows in (("10", False), ("2", False), ("20", True), ("B", True), ("é", True)):
+        claim = Claim(stream_seq=given)
+        if follows:
+            assert not terms.repeats(claim, 0)
+        else:
+            with pytest.raises(StreamSeqError):
+                terms.repeats(claim, 0)
+
+
+async def test_records_of_s2_do_not_touch_producers(bench: Bench) -> None:
+    async with bench.store() as store:
+        await store.create_basin(BASIN)
+        await create(store, "s")
+        await append(store, "s", b"0", producer=("p", 0, 0))
+        await store.append(BASIN, "s", [Record(b"between")])
+        await append(store, "s", b"1", producer=("p", 0, 1))
+        assert await read(store, "s") == [b"0", b"between", b"1"]

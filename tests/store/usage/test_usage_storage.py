@@ -1,0 +1,227 @@
+"""Bytes held are those of the stored chunks, exactly, whatever happened."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from streamfold.errors import StreamfoldError
+from streamfold.model.configs import StreamConfigLayer
+from streamfold.model.metrics import Gauge
+from streamfold.model.records import Record, metered_size, trim_record
+from streamfold.store import keys, rows
+from streamfold.store.log import chunks
+from streamfold.store.log.stream_log import Share
+from streamfold.store.rows import HeldRow, StreamRow
+from streamfold.store.store import StreamStore
+from streamfold.store.usage import held_bytes
+from streamfold.store.usage.held_bytes import HeldBytes
+from streamfold.testing.engine_faults import CommitFault
+from tests.store.conftest import BASIN, STREAM, Bench, Clock, bodies
+from tests.store.usage.usage_questions import ONE, held_now, stored_levels
+
+HOUR = 3600
+TRIM = metered_size(trim_record(0))
+
+
+async def basin_held_now(store: StreamStore, clock: Clock) -> float:
+    now = clock.now // 1000
+    [gauge] = await store.account.basin_metrics(BASIN, "storage", now, now + 1)
+    assert isinstance(gauge, Gauge)
+    return gauge.values[-1][1]
+
+
+async def stored_bytes(bench: Bench) -> Counter[int]:
+    """Metered bytes of the chunks that are in storage, by stream id."""
+    found: Counter[int] = Counter()
+    async for page in bench.engine.scan(keys.chunks_start(0), keys.CLEANUPS_START):
+        for key, value in page:
+            found[int.from_bytes(key[1:9], "big")] += chunks.decode(value).metered
+    return found
+
+
+async def stored_rows(bench: Bench) -> dict[int, int]:
+    """What the rows say is held, by stream id."""
+    return {
+        int.from_bytes(key[1:], "big"): rows.decode(value, HeldRow).held
+        async for page in bench.engine.scan(keys.held(0), keys.level(0, 0))
+        for key, value in page
+    }
+
+
+async def test_appended_records_are_held_at_once(store: StreamStore, clock: Clock) -> None:
+    assert await held_now(store, clock) == 0
+    await store.append(BASIN, STREAM, bodies("a", "b"))
+    assert await held_now(store, clock) == 2 * ONE
+    await store.upkeep()
+    await store.append(BASIN, STREAM, bodies("c"))
+    assert await held_now(store, clock) == 3 * ONE
+
+
+async def test_trimmed_records_are_held_until_their_chunk_is_deleted(
+    store: StreamStore, clock: Clock
+) -> None:
+    await store.append(BASIN, STREAM, bodies("a", "b"))
+    await store.append(BASIN, STREAM, bodies("c", "d"))
+    await store.append(BASIN, STREAM, [trim_record(3)])
+    await store.upkeep()
+    assert await held_now(store, clock) == 2 * ONE + TRIM  # the chunk of c and d has d still
+    await store.append(BASIN, STREAM, [trim_record(6)])
+    await store.upkeep()
+    assert await held_now(store, clock) == 0
+
+
+async def test_expired_records_are_no_longer_held(store: StreamStore, clock: Clock) -> None:
+    await store.create_stream(BASIN, "short", StreamConfigLayer(retention=60))
+    await store.append(BASIN, "short", bodies("a"))
+    clock.pass_seconds(61)
+    await store.append(BASIN, "short", bodies("b"))
+    await store.upkeep()
+    assert await held_now(store, clock, "short") == ONE
+    assert await basin_held_now(store, clock) == ONE
+
+
+async def test_a_deleted_stream_holds_nothing_and_leaves_nothing(
+    store: StreamStore, bench: Bench, clock: Clock
+) -> None:
+    for _ in range(3):
+        await store.append(BASIN, STREAM, bodies("a"))
+        await store.upkeep()
+        clock.pass_seconds(HOUR)
+    assert await stored_levels(bench) == 2
+    await store.create_stream(BASIN, "other")
+    await store.append(BASIN, "other", bodies("b"))
+    await store.delete_stream(BASIN, STREAM)
+    await store.upkeep()
+    assert list((await stored_rows(bench)).values()) == [ONE]
+    assert await stored_levels(bench) == 0
+    assert await basin_held_now(store, clock) == ONE
+    await store.create_stream(BASIN, STREAM)
+    assert await held_now(store, clock) == 0
+
+
+async def test_what_is_held_survives_a_stop_without_a_pass_of_upkeep(
+    bench: Bench, clock: Clock
+) -> None:
+    async with bench.store() as store:
+        await store.create_basin(BASIN)
+        await store.create_stream(BASIN, STREAM)
+        await store.append(BASIN, STREAM, bodies("a"))
+        await store.upkeep()
+        await store.append(BASIN, STREAM, bodies("b", "c"))
+    async with bench.store() as store:
+        await store.append(BASIN, STREAM, bodies("d"))
+        await store.upkeep()
+        assert await held_now(store, clock) == 4 * ONE
+        assert await basin_held_now(store, clock) == 4 * ONE
+
+
+async def test_streams_that_were_never_counted_are_counted_from_their_chunks(
+    store: StreamStore, bench: Bench, clock: Clock
+) -> None:
+    await store.append(BASIN, STREAM, bodies("a"))
+    await store.upkeep()
+    [stream_id] = await stored_rows(bench)
+    await bench.engine.commit([(keys.held(stream_id), None)])  # as an older version leaves it
+    await store.append(BASIN, STREAM, bodies("b"))
+    await store.upkeep()
+    assert await held_now(store, clock) == 2 * ONE
+
+
+async def test_a_row_that_cannot_be_read_is_counted_anew(
+    store: StreamStore, bench: Bench, clock: Clock
+) -> None:
+    await store.append(BASIN, STREAM, bodies("a"))
+    await store.upkeep()
+    [stream_id] = await stored_rows(bench)
+    await bench.engine.commit([(keys.held(stream_id), b"\xc1")])
+    await store.append(BASIN, STREAM, [trim_record(1)])
+    await store.upkeep()
+    assert await held_now(store, clock) == TRIM
+
+
+async def test_more_streams_than_are_remembered_are_counted_from_storage(
+    store: StreamStore, bench: Bench, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held_bytes, "_FRESH_MAX", 3)
+    for n in range(10):
+        await store.create_stream(BASIN, f"s{n}")
+        await store.append(BASIN, f"s{n}", bodies("a"))
+    await store.upkeep()
+    await store.upkeep()
+    assert await stored_rows(bench) == await stored_bytes(bench)
+    assert await basin_held_now(store, clock) == 10 * ONE
+
+
+async def test_records_that_were_counted_before_they_were_reported_count_once(
+    store: StreamStore, clock: Clock
+) -> None:
+    opening = store._supervisor.current
+    assert opening is not None
+    shares: list[Share] = []
+    opening.session.on_appended = shares.extend
+    await store.append(BASIN, STREAM, bodies("a"))
+    await store.append(BASIN, STREAM, bodies("b"))
+    stream_id = shares[0].log.id
+    ledger = HeldBytes(opening.session, clock)
+    assert (await ledger.settle(BASIN, stream_id)).held == 2 * ONE  # storage has them already
+    for share in shares:
+        ledger.appended(share)
+    await store.append(BASIN, STREAM, bodies("c"))
+    ledger.appended(shares[2])
+    assert (await ledger.settle(BASIN, stream_id)).held == 3 * ONE
+    assert (await ledger.settle(BASIN, stream_id)).held == 3 * ONE
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_what_is_held_is_what_the_chunks_hold_whatever_happened(
+    bench: Bench, clock: Clock, seed: int
+) -> None:
+    chance = random.Random(seed)
+    streams = ("a", "b", "c")
+    for _ in range(4):
+        async with bench.store() as store:
+            await store.ensure_basin(BASIN)
+            for _ in range(25):
+                stream = chance.choice(streams)
+                try:
+                    await store.ensure_stream(BASIN, stream, StreamConfigLayer(retention=600))
+                    await _do_something(store, stream, chance, bench, clock)
+                except StreamfoldError:
+                    bench.engine.forget_faults()
+            bench.engine.forget_faults()
+    async with bench.store() as store:
+        await store.upkeep()
+        known, truth = await stored_rows(bench), await stored_bytes(bench)
+        assert {stream: size for stream, size in known.items() if size} == truth
+        for stream in streams:
+            if row := await _stream_row(bench, stream):
+                assert await held_now(store, clock, stream) == truth[row.id]
+        assert await basin_held_now(store, clock) == truth.total()
+
+
+async def _do_something(
+    store: StreamStore, stream: str, chance: random.Random, bench: Bench, clock: Clock
+) -> None:
+    clock.pass_seconds(chance.choice((0, 1, 60, 200)))
+    match chance.choice("aaaaaattuuudf"):
+        case "a":
+            size = chance.randrange(1, 50)
+            await store.append(BASIN, stream, [Record(b"x" * size)] * chance.randrange(1, 4))
+        case "t":
+            tail = (await store.check_tail(BASIN, stream)).seq_num
+            await store.append(BASIN, stream, [trim_record(chance.randrange(tail + 2))])
+        case "u":
+            await store.upkeep()
+        case "d":
+            await store.delete_stream(BASIN, stream)
+        case "f":
+            bench.engine.fail_next(chance.choice((CommitFault.BEFORE, CommitFault.AFTER)))
+
+
+async def _stream_row(bench: Bench, stream: str) -> StreamRow | None:
+    value = await bench.engine.get(keys.stream(BASIN, stream))
+    row = rows.decode(value, StreamRow) if value else None
+    return row if row and row.deleted_at is None else None
