@@ -28,8 +28,7 @@ from bench.store import BASIN, percentile, plain_python, processor_times, stolen
 from streamfold.model.records import Record
 from streamfold.records.columns import encode_append
 from streamfold.spark.stream.client import Streams
-from streamfold.spark.stream.connection import Connection
-from streamfold.spark.stream.endpoint import Endpoint
+from streamfold.spark.stream.connection import Connection, Endpoint
 
 TABLE, STREAM = "items", "changes"
 INTERVAL = 1.0

@@ -32,8 +32,7 @@ from streamfold.model.records import Record
 from streamfold.records.columns import encode_append
 from streamfold.spark import local_session
 from streamfold.spark.stream.client import Streams
-from streamfold.spark.stream.connection import Connection
-from streamfold.spark.stream.endpoint import Endpoint
+from streamfold.spark.stream.connection import Connection, Endpoint
 
 STREAM, LOOP = "records", "loop with the S2 client"
 #: Bytes of a body, and records of one append.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from s2_sdk import AppendInput, Record, Retry, S2ServerError
 
-from streamfold.server.durable_streams.bodies import SNAPSHOT_MAX
+from streamfold.server.durable_streams.content import SNAPSHOT_MAX
 from streamfold.server.main import Server, running_server
 from streamfold.store.settings import StoreSettings
 from tests.server.conftest import BASIN, STREAM, configuration, sdk

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamfold.spark.stream.offsets import backlog, limit_records, split
+from streamfold.spark.stream.positions import backlog, limit_records, split
 from streamfold.spark.stream.range_reads import Range
 from tests.records.test_bytes import repeatable
 

@@ -3,7 +3,7 @@
 from streamfold.blob import process_exit as process_exit  # registers a step at exit
 from streamfold.blob.blob_store import DEFAULT_CHUNK_SIZE, BlobChangedError, BlobMeta, BlobStore
 from streamfold.blob.local.store import LocalBlobStore
-from streamfold.blob.obstore.request_limits import RequestLimits
+from streamfold.blob.obstore.retries import RequestLimits
 from streamfold.blob.obstore.store import ObstoreBlobStore
 from streamfold.blob.open import CredentialProvider, open_blob_store
 

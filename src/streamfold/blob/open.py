@@ -15,7 +15,7 @@ from obstore.store import AzureStore, GCSStore, MemoryStore, S3Store
 from streamfold.blob.aws_identity import find_identity
 from streamfold.blob.blob_store import BlobStore
 from streamfold.blob.local.store import LocalBlobStore
-from streamfold.blob.obstore.request_limits import RequestLimits
+from streamfold.blob.obstore.retries import RequestLimits
 from streamfold.blob.obstore.store import ObstoreBlobStore
 from streamfold.errors import InvalidError
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import click
 import msgspec
 
-from streamfold.cli.exit_status import OutputClosedError
+from streamfold.cli.exit_status import ExitStatus, OutputClosedError, VerbFailedError
 from streamfold.cli.json_output import Shape
 
 
@@ -69,3 +69,20 @@ def _discard_the_rest() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
+
+
+yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+
+
+def confirm(removal: str, *, yes: bool) -> None:
+    """Return if `removal` is wanted; nothing is sent to the server unless it is."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise VerbFailedError(
+            "confirmation_missing",
+            f"this would {removal}, and nobody is there to ask: give --yes to do it",
+            ExitStatus.USAGE,
+        )
+    if not click.confirm(f"This will {removal}. Go on?", err=True):
+        raise VerbFailedError("declined", "nothing was removed: the answer was no")

@@ -39,8 +39,7 @@ from streamfold.server.http.response_limits import Unread
 from streamfold.server.http.router import Router
 from streamfold.server.init_file import apply_spec, read_init_file
 from streamfold.server.metrics import AppendInstruments
-from streamfold.server.ops.endpoints import Operations
-from streamfold.server.ops.front_page import add_front_page
+from streamfold.server.ops.endpoints import Operations, add_front_page
 from streamfold.server.ops.store_metrics import StoreInstruments
 from streamfold.server.s2.routes import add_s2
 from streamfold.server.tls import write_self_signed

@@ -12,7 +12,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from streamfold.archive.events import Backoff
-from streamfold.snapshotter.spark.job import TableJob
+from streamfold.snapshotter.spark.jobs import TableJob
 from streamfold.snapshotter.spark.service import SnapshotWriter
 from streamfold.snapshotter.status import State, StatusServer, TableStatus
 from tests.spark.snapshotter.waiting import wait_for

@@ -15,7 +15,7 @@ from streamfold.archive.manifest.positions import SEQ_NUM
 from streamfold.snapshotter.decoding import EnvelopeDecoder, parse_ddl
 from streamfold.snapshotter.spark.dead_letters import DeadLetterFolder
 from streamfold.snapshotter.spark.destinations import Place
-from streamfold.snapshotter.spark.job import TableJob
+from streamfold.snapshotter.spark.jobs import TableJob
 from tests.spark.server import Server
 from tests.spark.snapshotter.feeding import State, replayed
 

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from streamfold.archive import Thresholds
 from streamfold.snapshotter.decoding import DEAD_LETTER, EnvelopeDecoder
 from streamfold.snapshotter.spark.destinations import Place
-from streamfold.snapshotter.spark.job import TableJob
+from streamfold.snapshotter.spark.jobs import TableJob
 from streamfold.snapshotter.status import State
 from tests.spark.server import Server
 from tests.spark.snapshotter.feeding import Feed, envelope, feed

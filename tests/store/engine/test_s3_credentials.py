@@ -16,8 +16,8 @@ import pytest
 from streamfold.errors import StorageError
 from streamfold.model.records import Record
 from streamfold.store import ReadRequest, from_seq_num, open_store
-from streamfold.store.engine.credential_endpoint import CredentialEndpoint
 from streamfold.store.engine.location import open_location
+from streamfold.store.engine.s3_access import CredentialEndpoint
 from tests.s3_gate import Gate, issued, prepare_home, run_gate
 
 if TYPE_CHECKING:  # exists only in obstore's stubs

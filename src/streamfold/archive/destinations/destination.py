@@ -1,18 +1,16 @@
-"""One place where the files and the manifest of a table live.
-
-The manifest is only ever created by put-if-absent and replaced by compare-and-swap; files are
-written once, to names that nobody else uses.
-"""
+"""One destination of an archive: its address, its files and its manifest."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, overload
+from urllib.parse import unquote, urlsplit
 
 from streamfold.archive.concurrency import finish_all
-from streamfold.archive.errors import SwapUnsupportedError
+from streamfold.archive.errors import ManifestNotFoundError, SwapUnsupportedError
 from streamfold.archive.manifest.encoding import read_manifest, write_manifest
 from streamfold.archive.manifest.model import MANIFEST_KEY, Manifest, located
 from streamfold.archive.manifest.positions import PositionOrder
@@ -23,6 +21,28 @@ from streamfold.errors import (
     BlobOutcomeUnknownError,
     StreamfoldError,
 )
+
+
+def folder_url(text: str) -> str:
+    """Return the URL of the folder, without a slash at the end."""
+    url = text if "://" in text or text.startswith("memory:") else Path(text).absolute().as_uri()
+    return url.rstrip("/").removesuffix("/" + MANIFEST_KEY)
+
+
+def existing_folder(text: str) -> str:
+    """Return the same; a local folder must be there, for reading does not create it."""
+    url = folder_url(text)
+    folder = local_folder(url)
+    if folder is not None and not folder.is_dir():
+        raise ManifestNotFoundError(f"there is no folder {folder}: name the folder of a table")
+    return url
+
+
+def local_folder(uri: str) -> Path | None:
+    """Return the path that a file URI names, None for any other URI."""
+    parts = urlsplit(uri)
+    return Path(unquote(parts.path)) if parts.scheme == "file" else None
+
 
 #: Beginning of the names that the self-test uses; collection removes what a crash leaves.
 PROBE = "swap-check-"

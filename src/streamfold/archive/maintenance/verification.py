@@ -1,25 +1,145 @@
-"""Everything that an archive says about itself, held against its files.
-
-Links, order and head are rules of the manifest, and are checked whenever one is read. Here every file
-is fetched once: it is there, has its size and its SHA-256, and decodes to as many rows as it should.
-A deep verification also compares the rows of each base with what the epoch before leads to.
-"""
+"""Checks everything that an archive says about itself against its files, re-bases included."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import BinaryIO
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
 from streamfold.archive.errors import ArtifactCorruptError
+from streamfold.archive.formats.base64_column import values_of
+from streamfold.archive.formats.batching import Limits, pieces
+from streamfold.archive.formats.jsonl.json_text import object_text
 from streamfold.archive.formats.registry import FORMAT_IDS
-from streamfold.archive.maintenance.rebase_check import check_rebase, rebases_of
 from streamfold.archive.manifest.model import Artifact, Manifest, Part
 from streamfold.archive.read.decoding import Chosen, Decoding
+from streamfold.archive.read.folding import fitted
 from streamfold.archive.read.part_files import PartFiles
+from streamfold.archive.read.plan import TablePlan
+from streamfold.archive.read.rebuild import Rebuild
 from streamfold.blob.local.files import finish
 from streamfold.errors import RetryLaterError, StorageError, StreamfoldError
+
+Words = npt.NDArray[np.uint64]
+
+#: Rows and bytes that are hashed at once: a byte of text takes some 30 bytes while it is.
+AT_ONCE = Limits(rows=16 << 10, size=2 << 20)
+
+
+class Fingerprint:
+    """The rows that were added so far, as their count and the sum of their hashes."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._sum = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Add rows; columns must be the same, in the same order, for all that are compared."""
+        for piece in pieces([batch], AT_ONCE):
+            text = object_text(list(piece.schema), piece.columns)
+            self._sum = (self._sum + int(_row_hashes(text).sum(dtype=np.uint64))) % (1 << 64)
+            self.rows += len(piece)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Fingerprint) and self._value == other._value
+
+    def __hash__(self) -> int:
+        return hash(self._value)
+
+    @property
+    def _value(self) -> tuple[int, int]:
+        return self.rows, self._sum
+
+
+def _row_hashes(text: pa.Array) -> Words:
+    """Return a hash of each text: its bytes, each multiplied by a number for its place, added up."""
+    data, lengths = values_of(text)
+    starts = np.cumsum(lengths) - lengths
+    places = (np.arange(len(data)) - np.repeat(starts, lengths)).astype(np.uint64)
+    weighed = (data.astype(np.uint64) + np.uint64(1)) * _mixed(places)
+    return _mixed(np.add.reduceat(weighed, starts))
+
+
+def _mixed(words: Words) -> Words:
+    """Return words of which every bit depends on all bits given (splitmix64)."""
+    words = words + np.uint64(0x9E37_79B9_7F4A_7C15)
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58_476D_1CE4_E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D0_49BB_1331_11EB)
+    mixed: Words = words ^ (words >> np.uint64(31))
+    return mixed
+
+
+@dataclass(frozen=True, slots=True)
+class Rebase:
+    """The same table twice: by the chain of one epoch, and as the base of the next."""
+
+    old: TablePlan
+    new: TablePlan
+
+    @property
+    def path(self) -> str:
+        """The first file of the new base."""
+        return next(self.new.base.parts()).path
+
+    def paths(self) -> set[str]:
+        """Every file of both."""
+        artifacts = (*self.old.artifacts, self.new.base)
+        return {part.path for artifact in artifacts for part in artifact.parts()}
+
+
+def rebases_of(manifest: Manifest) -> Iterator[Rebase]:
+    """Yield every base that the epoch before it leads to; after a gap it leads elsewhere."""
+    bases = [artifact for artifact in manifest.artifacts if artifact.is_base]
+    for before, base in pairwise(bases):
+        diffs = tuple(a for a in manifest.artifacts if a.epoch == before.epoch and not a.is_base)
+        old = TablePlan(manifest, before, diffs)
+        if old.position == base.to_position:
+            yield Rebase(old, TablePlan(manifest, base, ()))
+
+
+async def check_rebase(rebase: Rebase, files: PartFiles, decoding: Decoding) -> bool:
+    """Read both tables; False when their columns cannot be compared, for lack of a schema.
+
+    Raises `ArtifactCorruptError` when they differ. Only columns that all artifacts have are
+    compared: a source may fill a new column without telling of every row.
+    """
+    manifest, artifacts = rebase.new.manifest, (rebase.new.base, *rebase.old.artifacts)
+    schemas = [decoding.schema_of(manifest, artifact) for artifact in artifacts]
+    known = [schema.arrow for schema in schemas if schema]
+    if len(known) < len(schemas):
+        return False
+    shared = pa.schema([f for f in known[0] if all(f.name in names.names for names in known)])
+    folded, written = [
+        await _fingerprint(Rebuild(plan, files, decoding, tuple(shared.names)), shared)
+        for plan in (rebase.old, rebase.new)
+    ]
+    if folded != written:
+        raise ArtifactCorruptError(
+            f"the base of epoch {rebase.new.base.epoch} at {rebase.new.position!r} has "
+            f"{written.rows} rows and is not the table that epoch {rebase.old.base.epoch} leads to, "
+            f"which has {folded.rows}: one of them is wrong; write a new base from the source"
+        )
+    return True
+
+
+async def _fingerprint(rebuild: Rebuild, columns: pa.Schema) -> Fingerprint:
+    found = Fingerprint()
+    async with aclosing(rebuild.pieces()) as pieces:
+        async for piece in pieces:
+            await finish(asyncio.to_thread(_add, found, piece, columns))
+    return found
+
+
+def _add(found: Fingerprint, piece: pa.Table, columns: pa.Schema) -> None:
+    for batch in piece.to_batches():
+        found.add(fitted(batch, columns))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,7 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 
-from streamfold.archive.destinations.addresses import local_folder
-from streamfold.archive.destinations.destination import Destination, failing_at
+from streamfold.archive.destinations.destination import Destination, failing_at, local_folder
 from streamfold.archive.errors import ArtifactCorruptError
 from streamfold.archive.manifest.model import Part
 from streamfold.archive.read.cache import Cache, digest_of

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
-from streamfold.archive.destinations.addresses import existing_folder
-from streamfold.archive.destinations.destination import Destination, Stored
+from streamfold.archive.destinations.destination import Destination, Stored, existing_folder
 from streamfold.archive.errors import ArtifactCorruptError, ManifestNotFoundError
 from streamfold.archive.maintenance.verification import Checked, Verification, Verifier
 from streamfold.archive.manifest.model import MANIFEST_KEY, Manifest, order_of

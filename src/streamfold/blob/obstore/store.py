@@ -15,8 +15,7 @@ from streamfold.blob.obstore.errors_from_obstore import (
     read_error,
     read_failure,
 )
-from streamfold.blob.obstore.request_limits import RequestLimits
-from streamfold.blob.obstore.retries import Sleep
+from streamfold.blob.obstore.retries import RequestLimits, Sleep
 from streamfold.blob.obstore.writes import ObjectWriter, new_write_id
 from streamfold.errors import BlobNotFoundError, StorageError
 

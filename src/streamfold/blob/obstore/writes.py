@@ -20,8 +20,7 @@ from streamfold.blob.obstore.errors_from_obstore import (
     read_failure,
     write_error,
 )
-from streamfold.blob.obstore.request_limits import RequestLimits
-from streamfold.blob.obstore.retries import Attempts, Sleep, send
+from streamfold.blob.obstore.retries import Attempts, RequestLimits, Sleep, send
 from streamfold.blob.obstore.uploads import (
     PART_SIZE,
     UploadSource,

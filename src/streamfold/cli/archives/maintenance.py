@@ -130,7 +130,7 @@ async def export(output: Output, uri: str, target: str, **reading: Any) -> None:
 
 def _collector(uris: tuple[str, ...]) -> Collector:
     from streamfold.archive import Collector
-    from streamfold.archive.destinations.addresses import existing_folder
+    from streamfold.archive.destinations.destination import existing_folder
 
     return Collector(
         [open_destination(existing_folder(uri)) for uri in uris],

@@ -119,7 +119,7 @@ async def open_archive(uri: str, **reading: Any) -> Archive:
 def open_destination(uri: str) -> Destination:
     """The folder at `uri`; storage is not contacted yet."""
     from streamfold.archive import Destination
-    from streamfold.archive.destinations.addresses import folder_url
+    from streamfold.archive.destinations.destination import folder_url
 
     return Destination.open(folder_url(uri))
 

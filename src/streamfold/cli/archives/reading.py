@@ -39,7 +39,7 @@ async def ls(output: Output, uri: str) -> None:
 
     One whose manifest cannot be used is listed with the reason, and the status is 1 then.
     """
-    from streamfold.archive.destinations.addresses import existing_folder
+    from streamfold.archive.destinations.destination import existing_folder
     from streamfold.archive.maintenance.listing import list_archives
 
     bad = 0

@@ -16,8 +16,7 @@ from streamfold.cli import json_output
 from streamfold.cli.connection import verb
 from streamfold.cli.output import Output
 from streamfold.cli.parameters import Place, place_argument
-from streamfold.cli.records.input_lines import arriving_lines
-from streamfold.cli.records.input_records import Batcher, line_parser, parse_headers
+from streamfold.cli.records.input_records import Batcher, arriving_lines, line_parser, parse_headers
 from streamfold.cli.records.options import condition_options, encryption_option, open_stream
 
 if TYPE_CHECKING:

@@ -1,10 +1,14 @@
-"""Lines of input become records, and records batches as large as an append may be."""
+"""Lines of standard input become records, and records batches as large as an append may be."""
 
 from __future__ import annotations
 
+import asyncio
 import binascii
+import os
+import threading
 from base64 import b64decode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import click
@@ -14,6 +18,59 @@ from streamfold.cli.exit_status import VerbFailedError
 
 if TYPE_CHECKING:
     from s2_sdk import AppendInput, Record
+
+#: Bytes asked for at once; a pipe gives 64 KiB at most.
+_CHUNK: Final = 1 << 20
+#: Chunks read ahead of what is being sent.
+_AHEAD: Final = 2
+#: Bytes of one line: a record of 1 MiB with its headers, in base64 and JSON, is well below.
+LINE_MAX: Final = 8 << 20
+
+
+async def arriving_lines(descriptor: int) -> AsyncGenerator[list[bytes]]:
+    """Lines without their newline, in groups as they arrive; a last line may do without one."""
+    rest = b""
+    async for chunk in _chunks(descriptor):
+        *lines, rest = (rest + chunk).split(b"\n")
+        if len(rest) > LINE_MAX:
+            raise VerbFailedError(
+                "invalid", f"a line of input has more than {LINE_MAX} bytes: no record is that long"
+            )
+        if lines:
+            yield lines
+    if rest:
+        yield [rest]
+
+
+async def _chunks(descriptor: int) -> AsyncGenerator[bytes]:
+    """What a descriptor gives, to its end, read by a thread that nobody has to wait for.
+
+    An event loop cannot wait for a file, and a read from a terminal cannot be called off: a daemon
+    thread can be left alone with it when the process ends.
+    """
+    loop = asyncio.get_running_loop()
+    arrived: asyncio.Queue[bytes | OSError] = asyncio.Queue()
+    room = threading.Semaphore(_AHEAD)
+
+    def read() -> None:
+        with suppress(RuntimeError):  # the loop is closed: the verb has ended meanwhile
+            while True:
+                room.acquire()
+                try:
+                    chunk: bytes | OSError = os.read(descriptor, _CHUNK)
+                except OSError as error:
+                    chunk = error
+                loop.call_soon_threadsafe(arrived.put_nowait, chunk)
+                if not chunk or isinstance(chunk, OSError):
+                    return
+
+    threading.Thread(target=read, name="input", daemon=True).start()
+    while chunk := await arrived.get():
+        if isinstance(chunk, OSError):
+            raise VerbFailedError("input", f"the input cannot be read: {chunk.strerror}")
+        room.release()
+        yield chunk
+
 
 #: Records and metered bytes of one batch: S2's limits.
 _BATCH_RECORDS: Final = 1000

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from streamfold.cli import json_output
-from streamfold.cli.confirmation import confirm, yes_option
 from streamfold.cli.connection import open_basin, verb
 from streamfold.cli.json_output import rfc3339
-from streamfold.cli.output import Output
+from streamfold.cli.output import Output, confirm, yes_option
 from streamfold.cli.parameters import Place, place_argument
 from streamfold.cli.records.options import condition_options, encryption_option, open_stream
 

@@ -179,7 +179,7 @@ async def _print(session: ReadSession, printer: RecordPrinter, reached: int | No
     A tail at or after the seq_num `reached` means that there is nothing to print; any other, and any
     at all if that is None, means that the start was a mistake.
     """
-    from streamfold.follow.clients.cancellation import see_off
+    from streamfold.follow.clients.feed import see_off
 
     reading = asyncio.create_task(_print_all(session, printer, reached))
     unread = asyncio.create_task(output_closed())

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streamfold.cli import json_output
-from streamfold.cli.confirmation import confirm, yes_option
 from streamfold.cli.connection import verb
-from streamfold.cli.output import Output
+from streamfold.cli.output import Output, confirm, yes_option
 from streamfold.cli.parameters import basin_argument
 from streamfold.cli.resources import config_options
 from streamfold.cli.resources.listings import basin_text, config_text, show_basins

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streamfold.cli import json_output
-from streamfold.cli.confirmation import confirm, yes_option
 from streamfold.cli.connection import open_basin, verb
-from streamfold.cli.output import Output
+from streamfold.cli.output import Output, confirm, yes_option
 from streamfold.cli.parameters import Place, basin_argument, place_argument
 from streamfold.cli.resources import config_options
 from streamfold.cli.resources.listings import config_text, show_basins, show_streams, stream_text

@@ -1,4 +1,4 @@
-"""Reads that go on after disconnects, and calls that are tried again."""
+"""Reads that survive disconnects, retried calls, and tasks that are cancelled until they end."""
 
 from __future__ import annotations
 
@@ -8,12 +8,21 @@ import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, Final, TypeVar
 
 from streamfold.errors import InvalidError, PositionUnwrittenError, RetryLaterError
-from streamfold.follow.clients.cancellation import see_off
 from streamfold.follow.clients.client import StreamClient, StreamRecord
 from streamfold.follow.errors import SnapshotAheadError
+
+#: Seconds after which a task that has not ended is told again.
+_ASK_AGAIN: Final = 0.25
+
+
+async def see_off(task: asyncio.Task[Any]) -> None:
+    """Wait until `task` has ended, asking it to again and again; how it ended is left to the caller."""
+    while not (await asyncio.wait({task}, timeout=_ASK_AGAIN))[0]:
+        task.cancel()
+
 
 T = TypeVar("T")
 Batch = Sequence[StreamRecord]

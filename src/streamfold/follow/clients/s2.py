@@ -9,8 +9,8 @@ from typing import Any
 from streamfold import errors
 from streamfold.errors import StreamfoldError
 from streamfold.extras import needing_extra
-from streamfold.follow.clients.cancellation import see_off
 from streamfold.follow.clients.client import Appended, StreamRecord
+from streamfold.follow.clients.feed import see_off
 from streamfold.model.positions import SeqNum, StreamPosition, Timestamp
 from streamfold.model.records import Record
 

@@ -12,8 +12,7 @@ import msgspec
 from streamfold.errors import InvalidError, SnapshotConflictError, SnapshotNotFoundError
 from streamfold.model.traits import OCTETS
 from streamfold.server.durable_streams import problems
-from streamfold.server.durable_streams.bodies import SNAPSHOT_MAX, limited_chunks
-from streamfold.server.durable_streams.content import updates
+from streamfold.server.durable_streams.content import SNAPSHOT_MAX, limited_chunks, updates
 from streamfold.server.durable_streams.paths import Place
 from streamfold.server.durable_streams.reads import parse_parameters
 from streamfold.server.http.bodies import JSON

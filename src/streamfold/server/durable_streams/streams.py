@@ -11,8 +11,7 @@ from streamfold.model.names import BasinName, StreamName
 from streamfold.model.traits import OCTETS, Claim, Producer, media_type
 from streamfold.records.batch import RecordBatch
 from streamfold.server.durable_streams import problems
-from streamfold.server.durable_streams.bodies import Body, read_body
-from streamfold.server.durable_streams.content import is_light, to_batches
+from streamfold.server.durable_streams.content import Body, is_light, read_body, to_batches
 from streamfold.server.durable_streams.paths import Place, parse_place
 from streamfold.server.http.request import Headers, Request
 from streamfold.server.streams.arrival_order import ArrivalOrder, Turn

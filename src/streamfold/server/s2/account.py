@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+from streamfold.errors import InvalidError
 from streamfold.model.access_tokens import AccessToken, Operation
+from streamfold.model.configs import SYSTEM_DEFAULTS, StorageClass
 from streamfold.model.metrics import Interval, Metric
 from streamfold.model.resources import Page
 from streamfold.server.auth.access import Access
 from streamfold.server.http.bodies import answer, read_json
 from streamfold.server.http.request import LIST_ROOM, Request
-from streamfold.server.s2.locations import Locations
 from streamfold.store.catalog.account import Account as StoreAccount
 from streamfold.wire.s2 import account as wire
 from streamfold.wire.s2 import queries
+from streamfold.wire.s2.account import Location
 from streamfold.wire.s2.paths import parse_basin, parse_stream, parse_token_id
+
+
+class Locations:
+    """The one location that there is."""
+
+    def __init__(self, name: str) -> None:
+        self.only = Location(
+            name,
+            is_private=True,
+            storage_classes=tuple(StorageClass),
+            default_storage_class=SYSTEM_DEFAULTS.storage_class,
+        )
+
+    def check(self, name: str) -> None:
+        """Refuse a location that is not here."""
+        if name != self.only.name:
+            raise InvalidError(f"location {name[:80]!r} is unknown: choose from {self.only.name}")
 
 
 class Account:

@@ -11,10 +11,9 @@ from streamfold.server.http.drain import Gate
 from streamfold.server.http.request import Request
 from streamfold.server.http.router import Handler, Router
 from streamfold.server.metrics import AppendInstruments
-from streamfold.server.s2.account import Account
+from streamfold.server.s2.account import Account, Locations
 from streamfold.server.s2.appends import Appends
 from streamfold.server.s2.basins import Basins
-from streamfold.server.s2.locations import Locations
 from streamfold.server.s2.records import Records
 from streamfold.server.s2.snapshots import StreamSnapshots
 from streamfold.server.s2.streams import Streams, basin_of

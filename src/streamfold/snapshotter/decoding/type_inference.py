@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from streamfold.archive.formats.jsonl.json_values import UnreadableError
 from streamfold.archive.schema.column_types import is_decimal
-from streamfold.archive.schema.widening import widens
+from streamfold.archive.schema.table_schema import widens
 from streamfold.snapshotter.decoding.json_values import Hint, variable_decimal
 
 _SIGNED = (pa.int8(), pa.int16(), pa.int32(), pa.int64())

@@ -7,10 +7,8 @@ from streamfold.snapshotter.spark.dead_letters import (
 )
 from streamfold.snapshotter.spark.destinations import Place
 from streamfold.snapshotter.spark.errors_from_spark import QueryFailedError
-from streamfold.snapshotter.spark.job import TableJob
-from streamfold.snapshotter.spark.jobs import table_jobs
-from streamfold.snapshotter.spark.service import SnapshotWriter
-from streamfold.snapshotter.spark.session import writer_session
+from streamfold.snapshotter.spark.jobs import TableJob, table_jobs
+from streamfold.snapshotter.spark.service import SnapshotWriter, writer_session
 
 __all__ = [
     "SnapshotWriter",

@@ -26,8 +26,7 @@ from streamfold.model.records import (
 from streamfold.records.columns import encode_append
 from streamfold.snapshotter.spark.destinations import Place
 from streamfold.spark.stream.client import Streams
-from streamfold.spark.stream.connection import Connection, Patience
-from streamfold.spark.stream.endpoint import Endpoint
+from streamfold.spark.stream.connection import Connection, Endpoint, Patience
 
 #: Bytes of a reason that a header keeps: it may quote what it is about.
 _REASON_BYTES = 1000

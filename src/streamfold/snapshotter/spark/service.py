@@ -1,10 +1,10 @@
-"""All tables of one process: each lives on its own, whatever happens to the others."""
+"""All tables of one process, and the Spark session that they share; no table stops another."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,11 +13,39 @@ from pyspark.sql import SparkSession
 from streamfold.archive.events import Backoff
 from streamfold.errors import InvalidError, NotFoundError
 from streamfold.snapshotter.spark.driver_loop import DriverLoop
-from streamfold.snapshotter.spark.job import TableJob
+from streamfold.snapshotter.spark.jobs import TableJob
 from streamfold.snapshotter.spark.lag import LagListener
 from streamfold.snapshotter.spark.snapshot_requests import Request
 from streamfold.snapshotter.spark.table.writer import TableWriter
 from streamfold.snapshotter.status.table_status import State, TableStatus
+from streamfold.spark.runtime.session import open_session
+
+_DEFAULTS = {
+    # A long fold of one table must not hold up the diffs of the others.
+    "spark.scheduler.mode": "FAIR",
+    # A parcel is one row of many changes: batches of rows are bounded by their bytes.
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(64 << 20),
+    "spark.ui.showConsoleProgress": "false",
+    # Milliseconds after which a quiet query says that it is caught up.
+    "spark.sql.streaming.noDataProgressEventInterval": "2000",
+    # A query whose server is away may be asking it: it ends by itself, and holds up no stop.
+    "spark.sql.streaming.stopTimeout": "3s",
+}
+
+
+def writer_session(
+    settings: Mapping[str, str] | None = None, *, verbose: bool = False
+) -> SparkSession:
+    """A session for a snapshot writer; `settings` win over its own, and so does spark-submit.
+
+    What Spark prints is seen only where it is `verbose`.
+    """
+    session = open_session(
+        "streamfold snapshotter", settings=settings, defaults=_DEFAULTS, quiet=not verbose
+    )
+    session.sparkContext.setLogLevel("WARN" if verbose else "ERROR")
+    return session
+
 
 #: Seconds between two looks at whether any table is left.
 _LOOK = 0.5

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from streamfold.archive.destinations.addresses import local_folder
+from streamfold.archive.destinations.destination import local_folder
 from streamfold.archive.manifest.model import Artifact, Part
 from streamfold.archive.read.decoding import Chosen, Decoding
 from streamfold.archive.read.part_files import PartFiles

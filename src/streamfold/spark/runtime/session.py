@@ -18,8 +18,7 @@ from pyspark.sql import SparkSession
 
 from streamfold.spark.archive import StreamfoldArchiveSource
 from streamfold.spark.errors import JavaEndedError
-from streamfold.spark.runtime.java import use_java
-from streamfold.spark.runtime.java_output import last_lines, start_quietly
+from streamfold.spark.runtime.java import last_lines, start_quietly, use_java
 from streamfold.spark.runtime.package_zip import show_planners
 from streamfold.spark.stream.source import StreamfoldSource
 

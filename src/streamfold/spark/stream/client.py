@@ -8,8 +8,14 @@ from streamfold import errors
 from streamfold.model.positions import StreamPosition
 from streamfold.model.records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
 from streamfold.records.columns import read_columns
-from streamfold.spark.stream.connection import Answer, Connection, PassingError, code_of, refusal
-from streamfold.spark.stream.endpoint import stream_path
+from streamfold.spark.stream.connection import (
+    Answer,
+    Connection,
+    PassingError,
+    code_of,
+    refusal,
+    stream_path,
+)
 
 PROTOBUF = "application/protobuf"
 _UNWRITTEN, _CONDITION_FAILED, _REDIRECT = 416, 412, 307

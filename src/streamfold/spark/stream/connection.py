@@ -1,8 +1,4 @@
-"""One kept-alive HTTP/1.1 connection to an S2 endpoint, which repeats what failed in passing.
-
-HTTP/1.1 because every S2 endpoint speaks it and the standard library does: executors need nothing
-installed for it.
-"""
+"""One kept-alive HTTP/1.1 connection to an S2 endpoint, which repeats what failed in passing."""
 
 from __future__ import annotations
 
@@ -12,13 +8,73 @@ import random
 import ssl
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+from urllib.parse import SplitResult, quote, urlsplit
 
 from streamfold import errors
 from streamfold.errors import RetryLaterError, StreamfoldError
 from streamfold.spark.errors import EndpointUnavailableError, OptionError
-from streamfold.spark.stream.endpoint import Endpoint
+
+_PLACEHOLDER = "{basin}"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A basin at an S2 endpoint. Pickled with a plan for its tasks, so it holds no connection."""
+
+    #: Origin of the server; where `{basin}` stands in it, the basin is named by the host.
+    template: str
+    basin: str
+    token: str = field(default="", repr=False)
+    encryption_key: str = field(default="", repr=False)
+    #: Seconds for which a request that failed is repeated.
+    retry_timeout: float = 60.0
+    #: Certificates (PEM) to trust instead of the system's.
+    trusted: str = field(default="", repr=False)
+
+    def __post_init__(self) -> None:
+        parts = self._parts()
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
+            raise OptionError("endpoint", "must be an origin such as https://host:port, alone")
+        if parts.path not in ("", "/", "/v1") or parts.query:
+            raise OptionError("endpoint", "must be an origin such as https://host:port, no path")
+
+    @property
+    def secure(self) -> bool:
+        return self._parts().scheme == "https"
+
+    @property
+    def host(self) -> str:
+        return self._parts().hostname or ""
+
+    @property
+    def port(self) -> int | None:
+        return self._parts().port
+
+    @property
+    def origin(self) -> str:
+        """For messages."""
+        return self.template.replace(_PLACEHOLDER, self.basin)
+
+    def headers(self) -> dict[str, str]:
+        """What every request carries."""
+        found = {}
+        if _PLACEHOLDER not in self.template:
+            found["s2-basin"] = self.basin
+        if self.token:
+            found["authorization"] = f"Bearer {self.token}"
+        if self.encryption_key:
+            found["s2-encryption-key"] = self.encryption_key
+        return found
+
+    def _parts(self) -> SplitResult:
+        return urlsplit(self.origin)
+
+
+def stream_path(stream: str, *rest: str) -> str:
+    return "/".join(("/v1/streams", quote(stream, safe=""), *rest))
+
 
 #: Seconds to connect and to wait for the next bytes: above the 15 between two heartbeats.
 _IO_TIMEOUT = 20.0

@@ -1,16 +1,18 @@
-"""Where a query starts and ends in each stream, as its options say it: asks the server."""
+"""Where a query starts and ends in each stream, and how a batch is cut into partitions."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from math import ceil
+from typing import TypeAlias
 
 from streamfold.errors import NotFoundError
 from streamfold.records.columns import read_columns
 from streamfold.spark.errors import DataLossError, OptionError, StreamGoneError
 from streamfold.spark.stream.client import Streams
 from streamfold.spark.stream.connection import Connection
-from streamfold.spark.stream.offsets import Offset
 from streamfold.spark.stream.options import (
     EARLIEST,
     EARLIEST_NUMBER,
@@ -18,6 +20,51 @@ from streamfold.spark.stream.options import (
     Positions,
     SourceOptions,
 )
+from streamfold.spark.stream.range_reads import Range
+
+Offset: TypeAlias = dict[str, int]
+
+
+def backlog(start: Mapping[str, int], end: Mapping[str, int]) -> list[Range]:
+    """What lies between two offsets that have the same streams, in the order of their names."""
+    ranges = (Range(stream, start[stream], end[stream]) for stream in sorted(end))
+    return [found for found in ranges if found.start < found.end]
+
+
+def limit_records(start: Mapping[str, int], end: Mapping[str, int], records: int) -> Offset:
+    """The offset after at most so many records; every stream gets on in proportion to its backlog.
+
+    At least one record is let through, or a query could stand still.
+    """
+    waiting = backlog(start, end)
+    total = sum(map(len, waiting))
+    if total <= records:
+        return dict(end)
+    limited = {stream: start[stream] for stream in end}
+    left = max(1, records)
+    for found in sorted(waiting, key=len):
+        share = min(len(found), ceil(records * len(found) / total), left)
+        limited[found.stream] = found.start + share
+        left -= share
+    return limited
+
+
+def split(ranges: Sequence[Range], min_partitions: int, max_records: int) -> list[Range]:
+    """Cut ranges into parts of nearly equal size: none above `max_records`, and enough of them.
+
+    Fewer than `min_partitions` come out only where there are fewer records.
+    """
+    total = sum(map(len, ranges))
+    if not total:
+        return []
+    size = max(1, min(max_records, total // min_partitions))
+    return [part for found in ranges for part in _cut(found, ceil(len(found) / size))]
+
+
+def _cut(found: Range, parts: int) -> list[Range]:
+    edges = [found.start + len(found) * part // parts for part in range(parts + 1)]
+    return [Range(found.stream, start, end) for start, end in pairwise(edges) if start < end]
+
 
 #: Characters that mean something in a regular expression: what stands before them is a prefix.
 _SPECIAL = re.compile(r"[\\^$.|?*+()\[\]{}]")

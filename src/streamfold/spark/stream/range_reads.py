@@ -11,8 +11,7 @@ import numpy as np
 from streamfold.records.columns import BytesColumn, Columns, HeaderColumn, read_columns
 from streamfold.spark.errors import DataLossError
 from streamfold.spark.stream.client import Streams
-from streamfold.spark.stream.connection import Connection, PassingError, Patience
-from streamfold.spark.stream.endpoint import Endpoint
+from streamfold.spark.stream.connection import Connection, Endpoint, PassingError, Patience
 from streamfold.spark.stream.transfer import SessionRefusedError, transfer
 
 _log = logging.getLogger(__name__)

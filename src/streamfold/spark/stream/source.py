@@ -35,7 +35,6 @@ from pyspark.sql.types import StructType
 
 from streamfold.records.columns import warm_up_columns
 from streamfold.spark.stream.connection import Connection, answer_timeout
-from streamfold.spark.stream.offsets import Offset, backlog, limit_records, split
 from streamfold.spark.stream.options import (
     EARLIEST,
     LATEST,
@@ -45,7 +44,7 @@ from streamfold.spark.stream.options import (
     parse_sink,
     parse_source,
 )
-from streamfold.spark.stream.positions import StreamPositions
+from streamfold.spark.stream.positions import Offset, StreamPositions, backlog, limit_records, split
 from streamfold.spark.stream.range_reads import Range, Wanted, read_range
 from streamfold.spark.stream.schema import arrow_schema, record_batch, spark_schema
 

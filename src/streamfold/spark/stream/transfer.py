@@ -13,8 +13,13 @@ from urllib.parse import urlencode
 from streamfold.errors import StreamfoldError
 from streamfold.records.columns import read_columns
 from streamfold.spark.stream.client import PROTOBUF, Streams
-from streamfold.spark.stream.connection import Connection, PassingError, is_passing, refusal
-from streamfold.spark.stream.endpoint import stream_path
+from streamfold.spark.stream.connection import (
+    Connection,
+    PassingError,
+    is_passing,
+    refusal,
+    stream_path,
+)
 from streamfold.wire.s2.errors import BadFrameError
 from streamfold.wire.s2.frames import BODY_MAX, FRAME_MAX, FrameDecoder
 

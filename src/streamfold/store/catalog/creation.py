@@ -1,10 +1,11 @@
-"""Streams that are created with traits and first content, in one commit; forks among them."""
+"""Streams created with traits and first content, in one commit; forks among them."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,20 +22,105 @@ from streamfold.errors import (
 from streamfold.model.configs import INFINITE, StreamConfigLayer, resolve
 from streamfold.model.names import BasinName, StreamName
 from streamfold.model.positions import SeqNum, StreamPosition, Timestamp
-from streamfold.model.records import Record
+from streamfold.model.records import CONTINUED, Record, SequencedRecord, is_command
 from streamfold.model.traits import OCTETS, Claim, Origin, StreamTraits, media_type
+from streamfold.records import payload as payloads
 from streamfold.records.batch import RecordBatch
 from streamfold.store import keys, rows
 from streamfold.store.catalog.catalog import Catalog
-from streamfold.store.catalog.fork_point import ForkPoint, find_fork_point
 from streamfold.store.engine.engine import Op, first_row
 from streamfold.store.log.lifetime import Lifetime
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.log.stream_log import StreamLog
 from streamfold.store.mount import Session
 from streamfold.store.read import lineage
-from streamfold.store.read.seek import apply_retention
+from streamfold.store.read.cursor import Cursor
+from streamfold.store.read.requests import Allowance
+from streamfold.store.read.seek import apply_retention, chunk_from
 from streamfold.store.rows import CleanupRow, ForkRow, StateRow, StreamRow
+
+
+class ForkPoint(NamedTuple):
+    """What a fork has from its source, and what it begins with itself."""
+
+    #: After the last record that is inherited.
+    end: StreamPosition
+    #: The position from which `end` was counted.
+    anchor: int
+    #: The beginning of the record at `end`, if the fork leaves in the middle of it.
+    part: bytes | None
+
+
+async def find_fork_point(
+    session: Session,
+    source: StreamLog,
+    anchor: int,
+    sub_offset: int,
+    key: SealingKey | None,
+    *,
+    in_records: bool,
+) -> ForkPoint:
+    """The point `sub_offset` records or bytes into the append at `anchor`."""
+    end, left, part = anchor, sub_offset, None
+    begin = anchor if sub_offset else None
+    async for record in _append_at(session, source, begin, key, in_records=in_records):
+        size = 1 if in_records else len(record.body)
+        if size > left:
+            part = record.body[:left] if left else None
+            left = 0
+            break
+        left -= size
+        end = record.seq_num + 1
+        if not left:
+            break
+    if left:
+        what = "messages" if in_records else "bytes"
+        raise InvalidError(
+            f"fork sub-offset {sub_offset} is {left} {what} more than the append at its offset has"
+        )
+    return ForkPoint(await _position(session, source, end, key), anchor, part)
+
+
+async def _append_at(
+    session: Session,
+    source: StreamLog,
+    seq_num: int | None,
+    key: SealingKey | None,
+    *,
+    in_records: bool,
+) -> AsyncIterator[SequencedRecord]:
+    """The records of the append that begins at `seq_num`; of a fork, what it has of that append."""
+    if seq_num is None:
+        return
+    cursor = Cursor(session, source, seq_num, Allowance(None, None, None), key)
+    try:
+        while batch := await cursor.next(fill=False):
+            for record in batch.records():
+                if not is_command(record):
+                    yield record
+                    end = record.seq_num + 1
+                    cut = in_records and lineage.ends_at(source.row, end)
+                    if cut or CONTINUED not in record.headers:
+                        return
+    finally:
+        await cursor.close()
+
+
+async def _position(
+    session: Session, source: StreamLog, end: int, key: SealingKey | None
+) -> StreamPosition:
+    """The position `end` with the timestamp of the record before it."""
+    if end == source.durable.seq_num:
+        return source.durable
+    if end <= source.retained_from:
+        return StreamPosition(SeqNum(end), Timestamp(0))
+    chunk = await chunk_from(session, source, end - 1, key)
+    if chunk is None:
+        return StreamPosition(SeqNum(end), Timestamp(0))
+    index = payloads.measure(lineage.own(chunk, source.row, key).payload)
+    stamp = int(index.timestamps[end - 1 - chunk.first_seq_num])
+    return StreamPosition(SeqNum(end), Timestamp(stamp))
+
 
 #: Makes content into batches for a stream of the content type that it is given.
 Content = Callable[[str], Awaitable[Sequence[RecordBatch]]]

@@ -16,8 +16,12 @@ import pyarrow.json as pj
 
 from streamfold.archive.errors import ArtifactCorruptError
 from streamfold.archive.formats.conforming import has_map
-from streamfold.archive.formats.jsonl.json_values import UnreadableError, readable_field
-from streamfold.archive.formats.jsonl.objects import columns_of, restored_batch
+from streamfold.archive.formats.jsonl.json_values import (
+    UnreadableError,
+    columns_of,
+    readable_field,
+    restored_batch,
+)
 
 #: Bytes of lines that are decoded at once: enough to keep Arrow's threads busy, few to hold.
 BLOCK_BYTES = 4 << 20

@@ -24,7 +24,7 @@ from streamfold.archive.formats.inference import (
     selected,
 )
 from streamfold.archive.formats.jsonl.json_text import key_text
-from streamfold.archive.formats.jsonl.objects import columns_of
+from streamfold.archive.formats.jsonl.json_values import columns_of
 from streamfold.archive.formats.protobuf.message_blocks import read_blocks
 from streamfold.archive.formats.protobuf.published_messages import read_change, read_row
 from streamfold.archive.formats.protobuf.struct_columns import IrregularError, read_in_step

@@ -14,8 +14,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamfold.archive.formats.jsonl.json_values import EXACT_IN_DOUBLE, readable_type
-from streamfold.archive.formats.jsonl.objects import restored_batch
+from streamfold.archive.formats.jsonl.json_values import (
+    EXACT_IN_DOUBLE,
+    readable_type,
+    restored_batch,
+)
 from streamfold.archive.formats.protobuf.message_blocks import Block
 
 Bytes = npt.NDArray[np.uint8]

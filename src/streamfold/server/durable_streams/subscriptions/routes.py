@@ -7,6 +7,7 @@ import random
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from msgspec.structs import replace
 
 from streamfold.errors import StoreClosingError, StreamfoldError, TooLargeError
 from streamfold.model.access_tokens import Operation
-from streamfold.model.grants import ROOT, Grant
+from streamfold.model.grants import NOBODY, ROOT, Grant
 from streamfold.server.durable_streams.subscriptions import leases
 from streamfold.server.durable_streams.subscriptions.claims import Work
 from streamfold.server.durable_streams.subscriptions.creation import Creation
@@ -38,14 +39,65 @@ from streamfold.server.durable_streams.subscriptions.registry import (
 from streamfold.server.durable_streams.subscriptions.runner import Runner
 from streamfold.server.durable_streams.subscriptions.signing_key import Keyring
 from streamfold.server.durable_streams.subscriptions.subscription import Entry
-from streamfold.server.durable_streams.subscriptions.views import show
 from streamfold.server.durable_streams.subscriptions.webhook_addresses import Resolve, resolve
 from streamfold.server.durable_streams.subscriptions.webhook_client import Webhooks
 from streamfold.server.http.bodies import JSON
 from streamfold.server.http.request import Request
 from streamfold.store.store import StreamStore, wall_clock
 from streamfold.wire.durable_streams import subscription_bodies as bodies
-from streamfold.wire.durable_streams.subscription_bodies import SubscriptionType
+from streamfold.wire.durable_streams.offsets import format_offset
+from streamfold.wire.durable_streams.signing import ALGORITHM
+from streamfold.wire.durable_streams.subscription_bodies import (
+    LinkType,
+    LinkView,
+    SigningView,
+    SubscriptionStatus,
+    SubscriptionType,
+    SubscriptionView,
+    WebhookView,
+)
+
+
+def show(entry: Entry, kid: str | None, base_url: str, *, to_root: bool) -> SubscriptionView:
+    """What is durable of a subscription, without anything secret; `kid` if it has a webhook.
+
+    Names are the owner's; root is told whose they are, and what they lack.
+    """
+    state, config = entry.state, entry.state.config
+    webhook = None
+    if config.url is not None and kid is not None:
+        signing = SigningView(ALGORITHM, kid, f"{base_url}/jwks.json")
+        webhook = WebhookView(config.url, signing)
+    failed = state.failures > 0 or entry.full or entry.grant == NOBODY
+    wake_stream = None if config.wake_stream is None else entry.short_name(config.wake_stream)
+    created = datetime.fromtimestamp(state.created_at / 1000, UTC)
+    return SubscriptionView(
+        id=entry.id,
+        subscription_id=entry.id,
+        type=config.type,
+        streams=_links(entry),
+        lease_ttl_ms=config.lease_ttl_ms,
+        created_at=created.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        status=SubscriptionStatus.FAILED if failed else SubscriptionStatus.ACTIVE,
+        pattern=config.pattern,
+        webhook=webhook,
+        wake_stream=wake_stream,
+        description=config.description,
+        owner=state.owner if to_root else None,
+        stream_prefix=(state.prefix or None) if to_root else None,
+    )
+
+
+def _links(entry: Entry) -> tuple[LinkView, ...]:
+    return tuple(
+        LinkView(
+            entry.short_name(path),
+            LinkType.EXPLICIT if link.explicit else LinkType.GLOB,
+            format_offset(link.acked),
+        )
+        for path, link in entry.readable(entry.state.links).items()
+    )
+
 
 #: Where the calls are, below a server's own URL.
 CONTROL_ROOT: Final = "/v1/stream/__ds"

@@ -20,7 +20,7 @@ from streamfold.archive.write.parts import PartPlan, WrittenDiff, WrittenPart
 from streamfold.archive.write.writer import ArchiveWriter
 from streamfold.errors import StreamfoldError
 from streamfold.snapshotter.spark.driver_loop import DriverLoop
-from streamfold.snapshotter.spark.job import TableJob
+from streamfold.snapshotter.spark.jobs import TableJob
 
 
 class Written(NamedTuple):

@@ -10,7 +10,7 @@ from streamfold.archive.destinations.destination import Destination
 from streamfold.archive.events import EventPump, open_sink
 from streamfold.archive.manifest.positions import SEQ_NUM
 from streamfold.snapshotter.spark.driver_loop import DriverLoop
-from streamfold.snapshotter.spark.job import TableJob
+from streamfold.snapshotter.spark.jobs import TableJob
 
 
 class TableEvents:

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from streamfold.archive.errors import ChainGapError
 from streamfold.archive.schema.table_schema import TableSchema
 from streamfold.snapshotter.pipeline.transactions import Waiting
-from streamfold.snapshotter.spark.job import TableJob
+from streamfold.snapshotter.spark.jobs import TableJob
 from streamfold.snapshotter.spark.table.stream import TableStream
 from streamfold.snapshotter.spark.tasks.decode import DecodeReport, DecodeStep, decode
 from streamfold.snapshotter.spark.tasks.results import PARCELS, REPORT, raise_failures

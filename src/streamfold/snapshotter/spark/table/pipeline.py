@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from streamfold.archive.manifest.model import Manifest
 from streamfold.archive.write.thresholds import Action, Decision, Pending, chain_state, decide
-from streamfold.snapshotter.spark.job import TableJob
+from streamfold.snapshotter.spark.jobs import TableJob
 from streamfold.snapshotter.spark.table.archive import PublishedTable, Written, WrittenBase
 from streamfold.snapshotter.spark.table.intake import Arrivals, Arrived, Batch, Known
 from streamfold.snapshotter.spark.tasks.fold import FoldStep, fold, written_parts

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from streamfold.snapshotter.spark.errors_from_spark import ServerUnreachableError
-from streamfold.snapshotter.spark.job import TableJob
+from streamfold.snapshotter.spark.jobs import TableJob
 from streamfold.spark.errors import EndpointUnavailableError
 from streamfold.spark.stream.client import Streams
 from streamfold.spark.stream.connection import Connection, answer_timeout

@@ -26,7 +26,7 @@ from streamfold.archive.events import Backoff
 from streamfold.errors import ConflictError, StreamfoldError, WriterFencedError
 from streamfold.snapshotter.spark.driver_loop import DriverLoop
 from streamfold.snapshotter.spark.errors_from_spark import ServerUnreachableError, may_pass, told_by
-from streamfold.snapshotter.spark.job import TableJob
+from streamfold.snapshotter.spark.jobs import TableJob
 from streamfold.snapshotter.spark.snapshot_requests import Request, SnapshotRequests
 from streamfold.snapshotter.spark.table.archive import PublishedTable
 from streamfold.snapshotter.spark.table.archive_updates import Turns

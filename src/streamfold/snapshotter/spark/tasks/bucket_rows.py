@@ -1,24 +1,71 @@
-"""The rows of one bucket: layers from the newest to the oldest, the first that has a key decides.
-
-What is held at a time are the keys that changed, each once, and the keys of a few files; rows stream
-by, and those that a newer layer replaced are not even decoded.
-"""
+"""The rows of one bucket: layers from the newest to the oldest, the first that has a key decides."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import BinaryIO, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from streamfold.archive.manifest.model import Part
+from streamfold.archive.read.folding import KeyIndex
 from streamfold.archive.schema.table_schema import TableSchema
 from streamfold.snapshotter.spark.tasks.layers import Layer, Stack
 from streamfold.snapshotter.spark.tasks.open_files import OpenedFiles
-from streamfold.snapshotter.spark.tasks.runs import Run, base_runs, diff_runs
-from streamfold.snapshotter.spark.tasks.seen_keys import SeenKeys
+from streamfold.snapshotter.spark.tasks.runs import Mask, Run, base_runs, diff_runs
 from streamfold.spark.buckets import bucket_numbers
+
+Numbers = npt.NDArray[np.int64]
+
+
+class SeenKeys:
+    """The keys that newer layers have decided about."""
+
+    def __init__(self, fields: pa.Schema) -> None:
+        self._keys = fields.empty_table()
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def add(self, runs: Sequence[Run]) -> list[Mask]:
+        """For each run the rows whose key was not seen before; from now on it was."""
+        keys, fresh = self._look(runs)
+        self._keys = keys.filter(pa.array(fresh)).combine_chunks()
+        return _split(fresh, runs)
+
+    def lacks(self, runs: Sequence[Run]) -> list[Mask]:
+        """For each run the rows whose key was not seen."""
+        return _split(self._look(runs)[1], runs)
+
+    def _look(self, runs: Sequence[Run]) -> tuple[pa.Table, Mask]:
+        keys = pa.concat_tables([self._keys, *(pa.Table.from_batches([run.keys]) for run in runs)])
+        fresh = np.zeros(len(keys), np.bool_)
+        fresh[first_places(keys.columns)] = True
+        return keys, fresh
+
+
+def first_places(columns: Sequence[pa.ChunkedArray]) -> Numbers:
+    """Where each key comes first, in no order."""
+    if not len(columns[0]):
+        return np.zeros(0, np.int64)
+    numbers = KeyIndex(columns).numbers
+    first = np.zeros(numbers.max() + 1, np.int64)
+    # Of several assignments to one place the last one stays, so they are made from the end.
+    first[numbers[::-1]] = np.arange(len(numbers) - 1, -1, -1)
+    return first
+
+
+def _split(fresh: Mask, runs: Sequence[Run]) -> list[Mask]:
+    start = len(fresh) - sum(len(run.keys) for run in runs)
+    found = []
+    for run in runs:
+        found.append(fresh[start : start + len(run.keys)])
+        start += len(run.keys)
+    return found
+
 
 #: Files that are open together: enough to hide the round trips of an object store.
 FILES_AT_ONCE = 8
