@@ -24,9 +24,9 @@ SMALL, SMALL_BUCKETS = 10_000, 16
 
 def fold_with_spark(folder: Path, settings: Mapping[str, str] | None = None) -> Fold:
     """A re-base by a snapshot writer that has been at work: it has folded a small table before."""
-    from streamfold.snapshotter.spark import writer_session
+    from streamfold.snapshotter.spark import snapshotter_session
 
-    spark = writer_session(settings)
+    spark = snapshotter_session(settings)
     with tempfile.TemporaryDirectory() as small:
         keys = np.arange(SMALL)
         asyncio.run(write_archive(Path(small), SMALL, [keys, keys], buckets=SMALL_BUCKETS))
@@ -37,12 +37,12 @@ def fold_with_spark(folder: Path, settings: Mapping[str, str] | None = None) -> 
 
 def _rebase(spark: SparkSession, folder: Path) -> int:
     from streamfold.snapshotter.spark.driver_loop import DriverLoop
-    from streamfold.snapshotter.spark.table.archive import PublishedTable
+    from streamfold.snapshotter.spark.table.archive import TableArchive
     from streamfold.snapshotter.spark.table.pipeline import TablePipeline
 
     job = table_job(folder)
     with DriverLoop() as loop:
-        published = PublishedTable(job, loop)
+        published = TableArchive(job, loop)
         published.open()
         TablePipeline(spark, job, published).rebase("measured")
         return published.writer.manifest.base.row_count or 0 if published.writer.manifest else 0
@@ -51,9 +51,9 @@ def _rebase(spark: SparkSession, folder: Path) -> int:
 def table_job(folder: Path) -> Any:
     """What a snapshot writer is told about the table in the folder."""
     from streamfold.snapshotter.decoding import EnvelopeDecoder
-    from streamfold.snapshotter.spark import DeadLetterFolder, Place, TableJob
+    from streamfold.snapshotter.spark import DeadLetterFolder, DestinationSpec, TableJob
 
-    place, form = Place(folder.as_uri()), format_of("parquet")
+    place, form = DestinationSpec(folder.as_uri()), format_of("parquet")
     return TableJob(
         table=TABLE,
         stream=TABLE,

@@ -11,7 +11,7 @@ import asyncio
 import msgspec
 from s2_sdk import S2, AppendInput, Endpoints, Record, S2Stream
 
-from streamfold.follow import JsonCodec, Snapshotter, StreamRecord, follow, in_stream
+from streamfold.follow import JsonCodec, SnapshotTaker, StreamRecord, follow, in_stream
 from streamfold.server.config import Configuration
 from streamfold.server.main import running_server
 
@@ -73,7 +73,7 @@ async def main() -> None:
             await s2.basin(BASIN).create_stream(STREAM)
             stream = s2.basin(BASIN).stream(STREAM)
             await work(stream, turns=30)
-            async with Snapshotter(
+            async with SnapshotTaker(
                 stream, fold=remember, initial=Session, snapshots=SNAPSHOTS
             ) as snapshotter:
                 taken = await snapshotter.take()

@@ -11,7 +11,7 @@ from streamfold.follow import (
     Follower,
     Outcome,
     Policy,
-    Snapshotter,
+    SnapshotTaker,
     Taken,
     follow,
     in_stream,
@@ -53,7 +53,7 @@ async def run(stream: S2Stream) -> None:
             print(f"  snapshot of everything before {taken.cursor}, as one {taken.place}")
 
     async with (
-        Snapshotter(
+        SnapshotTaker(
             stream,
             fold=counter,
             initial=int,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from s2_sdk import S2, AppendInput, Endpoints, Record, S2Stream
 
-from streamfold.follow import Follower, Snapshotter, StreamRecord, external, follow
+from streamfold.follow import Follower, SnapshotTaker, StreamRecord, external, follow
 from streamfold.server.config import Configuration
 from streamfold.server.main import running_server
 
@@ -62,7 +62,7 @@ async def run(stream: S2Stream, snapshots_url: str) -> None:
         await writer.put(f"key-{number % 50}", str(number))
     async with follow(stream, fold=apply, initial=dict, snapshots=snapshots) as early:
         print(f"an early replica replayed {early.plan.records} changes: {len(early.value)} keys")
-        async with Snapshotter(
+        async with SnapshotTaker(
             stream, fold=apply, initial=dict, snapshots=snapshots
         ) as snapshotter:
             taken = await snapshotter.take()

@@ -8,7 +8,7 @@ from typing import Any
 from streamfold.follow import Appended, Backoff, MemoryStream, Snapshots, StreamClient, follow
 from streamfold.follow.clients.client import StreamRecord
 from streamfold.follow.encoding.stream_writer import Sizes
-from streamfold.follow.snapshots.taker import Keeping, Snapshotter
+from streamfold.follow.snapshots.taker import RetentionRules, SnapshotTaker
 from streamfold.model.records import BATCH_RECORDS_MAX, Record
 
 State = dict[str, Any]
@@ -124,11 +124,11 @@ class Ledger:
         self,
         snapshots: Snapshots[State],
         stream: StreamClient | None = None,
-        keeping: Keeping | None = None,
+        keeping: RetentionRules | None = None,
         sizes: Sizes | None = None,
         **others: Any,
-    ) -> Snapshotter[State]:
-        return Snapshotter(
+    ) -> SnapshotTaker[State]:
+        return SnapshotTaker(
             stream or self.stream,
             fold=fold,
             initial=initial,

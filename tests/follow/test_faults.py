@@ -19,7 +19,7 @@ from streamfold.follow import (
     follow,
     in_stream,
 )
-from streamfold.follow.snapshots.taker import Keeping
+from streamfold.follow.snapshots.taker import RetentionRules
 from streamfold.testing.blob_faults import (
     Fault,
     FaultKind,
@@ -66,7 +66,7 @@ async def scenario(ledger: Ledger, stream: Any, kind: str, blobs: BlobStore) -> 
     """Two snapshots with deltas around them, and a reader that follows, all over a bad line."""
     snapshots = external(blobs) if kind == "external" else in_stream()
     sizes = SMALL if kind == "framed" else None
-    keeping = Keeping(trim=True)
+    keeping = RetentionRules(trim=True)
     await ledger.add(30)
     async with ledger.follow(snapshots, stream) as state:
         async with ledger.snapshotter(

@@ -15,7 +15,7 @@ from streamfold.blob import open_blob_store
 from streamfold.errors import RetryLaterError
 from streamfold.follow import MemoryStream, Snapshots, auto, external, in_stream, prune
 from streamfold.follow.encoding.stream_writer import Sizes
-from streamfold.follow.snapshots.taker import Keeping, Outcome, Snapshotter
+from streamfold.follow.snapshots.taker import Outcome, RetentionRules, SnapshotTaker
 from tests.follow.ledger import SMALL, KilledError, Ledger, State, Watched
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class Interleavings(RuleBasedStateMachine):
         self.blobs = open_blob_store("memory:")
         self.outside = False
         self.ledger = self.run(self._ledger(lazy))
-        self.snapshotters: list[tuple[Snapshotter[State], Watched] | None] = [None, None]
+        self.snapshotters: list[tuple[SnapshotTaker[State], Watched] | None] = [None, None]
         self.reader = self.ledger.follow(self.everywhere())
         self.run(self.reader.__aenter__())
 
@@ -101,7 +101,7 @@ class Interleavings(RuleBasedStateMachine):
             pass  # outrun: the snapshotter says so, and may try again
         self.now += 1
 
-    async def _start(self, kind: str) -> tuple[Snapshotter[State], Watched]:
+    async def _start(self, kind: str) -> tuple[SnapshotTaker[State], Watched]:
         watched = Watched(self.ledger.stream)
         places = {"auto": auto(self.blobs), "record": in_stream(), "framed": in_stream()}
         snapshotter = self.ledger.snapshotter(
@@ -114,7 +114,7 @@ class Interleavings(RuleBasedStateMachine):
             if kind not in ("record", "framed")
             else _in_stream_knowing(self.everywhere()),
             watched,
-            keeping=Keeping(trim=kind == "external+trim"),
+            keeping=RetentionRules(trim=kind == "external+trim"),
             sizes=Sizes() if kind == "record" else SMALL,
             now=lambda: self.now,
         )

@@ -11,7 +11,7 @@ from streamfold.follow import (
     HistoryTrimmedError,
     MemoryStream,
     MsgpackCodec,
-    Place,
+    Placement,
     SnapshotAheadError,
     SnapshotCorruptError,
     SnapshotUnsupportedError,
@@ -22,8 +22,8 @@ from streamfold.follow import (
 from streamfold.follow.clients.client import StreamRecord
 from streamfold.follow.encoding.container import BLOCK_BYTES, Description, pack
 from streamfold.follow.follower import Follower
-from streamfold.follow.restore.replay import Folding
-from streamfold.follow.snapshots.taker import Keeping, Outcome
+from streamfold.follow.restore.replay import FoldSpec
+from streamfold.follow.snapshots.taker import Outcome, RetentionRules
 from streamfold.model.records import Header, Record, trim_record
 from tests.follow.ledger import EAGER, SMALL, Ledger, Watched, fold, initial
 
@@ -57,7 +57,7 @@ async def test_an_external_snapshot_is_loaded_and_read_on_from(
     snapshots = external(blobs, prefix="orders")
     async with ledger.snapshotter(snapshots) as snapshotter:
         taken = await snapshotter.take()
-    assert (taken.outcome, taken.cursor, taken.place) == (Outcome.TAKEN, 100, Place.EXTERNAL)
+    assert (taken.outcome, taken.cursor, taken.place) == (Outcome.TAKEN, 100, Placement.EXTERNAL)
     assert [meta.key async for meta in blobs.list()] == ["orders/00000000000000000100.json"]
     await ledger.add(5)
     async with ledger.follow(snapshots) as state:
@@ -70,13 +70,13 @@ async def test_an_external_snapshot_is_loaded_and_read_on_from(
 async def test_a_single_record_snapshot_becomes_the_head(ledger: Ledger) -> None:
     await ledger.add(10)
     async with ledger.snapshotter(in_stream()) as snapshotter:
-        assert (await snapshotter.take()).place is Place.RECORD
+        assert (await snapshotter.take()).place is Placement.RECORD
     assert [record.seq_num for record in await ledger.stream.peek(0, 10)] == [11]
     await ledger.add(2)
     async with ledger.follow() as state:
         assert state.value["seen"] == ledger.expected
         assert state.plan.snapshot is not None
-        assert (state.plan.snapshot.place, state.plan.snapshot.cursor) == (Place.RECORD, 10)
+        assert (state.plan.snapshot.place, state.plan.snapshot.cursor) == (Placement.RECORD, 10)
         assert state.cursor == 14
 
 
@@ -91,14 +91,14 @@ async def test_a_framed_snapshot_restores_with_the_deltas_between_its_frames() -
 
     watched.before = interleave
     async with ledger.snapshotter(in_stream(), watched, sizes=SMALL) as snapshotter:
-        assert (await snapshotter.take()).place is Place.FRAMED
+        assert (await snapshotter.take()).place is Placement.FRAMED
     head = (await ledger.stream.peek(0, 1))[0]
     assert head.seq_num == 30
     assert len(ledger.expected) > 36
     async with ledger.follow() as state:
         assert state.value["seen"] == ledger.expected
         assert state.plan.snapshot is not None
-        assert state.plan.snapshot.place is Place.FRAMED
+        assert state.plan.snapshot.place is Placement.FRAMED
 
 
 async def test_deltas_between_frames_beyond_the_buffer_are_read_again() -> None:
@@ -110,7 +110,7 @@ async def test_deltas_between_frames_beyond_the_buffer_are_read_again() -> None:
         await snapshotter.take()
     await ledger.add(3)
     tiny = Follower(
-        ledger.stream, Folding(fold, initial), in_stream(), backoff=EAGER, buffer_bytes=4
+        ledger.stream, FoldSpec(fold, initial), in_stream(), backoff=EAGER, buffer_bytes=4
     )
     async with tiny as state:
         assert state.value["seen"] == ledger.expected
@@ -127,7 +127,9 @@ async def test_a_reader_that_meets_a_trimmed_start_switches_to_the_snapshot(
     ledger: Ledger, blobs: BlobStore
 ) -> None:
     await ledger.add(20)
-    async with ledger.snapshotter(external(blobs), keeping=Keeping(trim=True)) as snapshotter:
+    async with ledger.snapshotter(
+        external(blobs), keeping=RetentionRules(trim=True)
+    ) as snapshotter:
         await snapshotter.take()
     assert (await ledger.stream.peek(0, 1))[0].seq_num == 20
     await ledger.add(3)
@@ -143,7 +145,7 @@ async def test_a_follower_that_is_overtaken_by_a_trim_jumps_to_the_snapshot(
     await ledger.add(5)
     async with ledger.follow(snapshots) as state:
         await ledger.add(20)
-        keeping = Keeping(trim=True)
+        keeping = RetentionRules(trim=True)
         async with ledger.snapshotter(snapshots, keeping=keeping, sizes=sizes) as snapshotter:
             await snapshotter.take()
         await ledger.add(1)
@@ -249,7 +251,9 @@ async def test_an_unusable_snapshot_without_another_is_an_error_that_names_it(
     text: str,
 ) -> None:
     await ledger.add(20)
-    async with ledger.snapshotter(external(blobs), keeping=Keeping(trim=True)) as snapshotter:
+    async with ledger.snapshotter(
+        external(blobs), keeping=RetentionRules(trim=True)
+    ) as snapshotter:
         await snapshotter.take()
     newest = "00000000000000000020.json"
     await blobs.put(newest, spoil(await blobs.get(newest)))
@@ -261,7 +265,7 @@ async def test_an_unusable_snapshot_without_another_is_an_error_that_names_it(
 async def test_a_snapshot_of_another_codec_is_not_misread(ledger: Ledger, blobs: BlobStore) -> None:
     await ledger.add(20)
     async with ledger.snapshotter(
-        external(blobs, codec=MsgpackCodec()), keeping=Keeping(trim=True)
+        external(blobs, codec=MsgpackCodec()), keeping=RetentionRules(trim=True)
     ) as snapshotter:
         await snapshotter.take()
     with pytest.raises(SnapshotUnsupportedError, match="codec msgpack, this reader has json"):
@@ -313,14 +317,14 @@ async def test_the_newer_of_two_places_wins(ledger: Ledger, blobs: BlobStore) ->
     async with ledger.follow(external(blobs)) as state:
         assert state.value["seen"] == ledger.expected
         assert state.plan.snapshot is not None
-        assert state.plan.snapshot.place is Place.EXTERNAL
+        assert state.plan.snapshot.place is Placement.EXTERNAL
     await ledger.add(10)
     async with ledger.snapshotter(in_stream()) as snapshotter:
         await snapshotter.take()
     async with ledger.follow(external(blobs)) as state:
         assert state.value["seen"] == ledger.expected
         assert state.plan.snapshot is not None
-        assert state.plan.snapshot.place is Place.RECORD
+        assert state.plan.snapshot.place is Placement.RECORD
 
 
 async def test_a_follower_at_the_tail_does_not_jump_when_a_snapshot_is_taken(
@@ -357,7 +361,7 @@ async def test_a_previous_snapshot_that_the_stream_does_not_continue_is_not_used
     snapshots = external(blobs)
     for _ in range(2):
         await ledger.add(10)
-        async with ledger.snapshotter(snapshots, keeping=Keeping(trim=True)) as snapshotter:
+        async with ledger.snapshotter(snapshots, keeping=RetentionRules(trim=True)) as snapshotter:
             await snapshotter.take()
     newest = "00000000000000000021.json"
     await blobs.put(newest, corrupt(await blobs.get(newest)))

@@ -13,7 +13,7 @@ from streamfold.errors import (
     InvalidError,
     UnauthenticatedError,
 )
-from streamfold.follow import Outcome, ServedSnapshots, Snapshotter, external, follow
+from streamfold.follow import Outcome, ServerSnapshots, SnapshotTaker, external, follow
 from streamfold.follow.clients.client import StreamRecord
 from streamfold.model.access_tokens import Secret
 from streamfold.server.config import Configuration
@@ -42,12 +42,12 @@ def new() -> dict[str, int]:
 
 
 async def test_a_state_is_restored_from_the_server_and_followed(server: Server) -> None:
-    store = ServedSnapshots(server.url, BASIN, STREAM)
+    store = ServerSnapshots(server.url, BASIN, STREAM)
     place = external(store)
     async with S2("ignored", endpoints=Endpoints(account=server.url, basin=server.url)) as s2:
         stream = s2.basin(BASIN).stream(STREAM)
         await stream.append(AppendInput([Record(b"apple"), Record(b"pear"), Record(b"apple")]))
-        async with Snapshotter(stream, fold=count, initial=new, snapshots=place) as snapshotter:
+        async with SnapshotTaker(stream, fold=count, initial=new, snapshots=place) as snapshotter:
             assert (await snapshotter.take()).outcome is Outcome.TAKEN
         await stream.append(AppendInput([Record(b"plum")]))
         async with follow(stream, fold=count, initial=new, snapshots=place) as state:
@@ -62,7 +62,7 @@ async def test_a_state_is_restored_from_the_server_and_followed(server: Server) 
 
 
 async def test_of_two_who_save_at_one_cursor_one_is_told_that_it_was_late(server: Server) -> None:
-    store = ServedSnapshots(server.url, BASIN, STREAM)
+    store = ServerSnapshots(server.url, BASIN, STREAM)
     assert await store.save(0, "json", b"first")
     assert not await store.save(0, "json", b"second")
     [info] = await store.list()
@@ -71,11 +71,11 @@ async def test_of_two_who_save_at_one_cursor_one_is_told_that_it_was_late(server
 
 
 async def test_what_the_server_refuses_is_told(server: Server) -> None:
-    store = ServedSnapshots(server.url, BASIN, STREAM)
+    store = ServerSnapshots(server.url, BASIN, STREAM)
     with pytest.raises(InvalidError, match="409"):
         await store.save(7, "json", b"beyond the tail")
     with pytest.raises(BlobNotFoundError):
-        await ServedSnapshots(server.url, BASIN, "missing").list()
+        await ServerSnapshots(server.url, BASIN, "missing").list()
     assert await store.save(0, "json", b"x")
     [info] = await store.list()
     with pytest.raises(InvalidError, match="the server's to keep"):
@@ -83,7 +83,7 @@ async def test_what_the_server_refuses_is_told(server: Server) -> None:
 
 
 async def test_a_server_that_is_away_is_unavailable() -> None:
-    away = ServedSnapshots(f"http://127.0.0.1:{free_port()}", BASIN, STREAM)
+    away = ServerSnapshots(f"http://127.0.0.1:{free_port()}", BASIN, STREAM)
     with pytest.raises(BlobUnavailableError):
         await away.list()
     with pytest.raises(BlobUnavailableError):
@@ -95,11 +95,11 @@ async def test_a_wrong_token_is_told_without_being_shown() -> None:
     guarded = Configuration(host="127.0.0.1", port=0, access_log=False, root_token=root)
     async with running_server(guarded) as server:
         with pytest.raises(UnauthenticatedError) as refusal:
-            await ServedSnapshots(server.url, BASIN, STREAM, "wrong-token").list()
+            await ServerSnapshots(server.url, BASIN, STREAM, "wrong-token").list()
         assert "wrong-token" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("endpoint", ["localhost:80", "ftp://host", "http://"])
 def test_an_endpoint_is_a_url(endpoint: str) -> None:
     with pytest.raises(InvalidError, match="endpoint"):
-        ServedSnapshots(endpoint, BASIN, STREAM)
+        ServerSnapshots(endpoint, BASIN, STREAM)

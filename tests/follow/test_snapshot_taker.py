@@ -11,7 +11,7 @@ from streamfold.follow import (
     JsonCodec,
     MemoryStream,
     Outcome,
-    Place,
+    Placement,
     Policy,
     SnapshotFoldError,
     Snapshots,
@@ -21,7 +21,7 @@ from streamfold.follow import (
 )
 from streamfold.follow.clients.memory import wall_clock
 from streamfold.follow.encoding.stream_writer import Sizes
-from streamfold.follow.snapshots.taker import Keeping
+from streamfold.follow.snapshots.taker import RetentionRules
 from streamfold.model.records import Record
 from tests.follow.ledger import SMALL, KilledError, Ledger, Watched
 
@@ -89,7 +89,7 @@ async def test_a_stream_that_never_rests_does_not_outrun_the_snapshot(
     watched.before = lambda number: ledger.add(1)
     async with ledger.snapshotter(in_stream(), watched, sizes=sizes) as snapshotter:
         taken = await snapshotter.take()
-        assert (taken.outcome, taken.place) == (Outcome.TAKEN, Place.FRAMED)
+        assert (taken.outcome, taken.place) == (Outcome.TAKEN, Placement.FRAMED)
         head = (await ledger.stream.peek(0, 1))[0]
         assert head.seq_num == taken.cursor > 20
         await snapshotter.state.catch_up()
@@ -117,7 +117,7 @@ async def test_a_large_state_claims_its_cursor_before_it_is_encoded(ledger: Ledg
         await asyncio.gather(*others)
         second = await snapshotter.take()
     await asyncio.gather(*others)
-    assert (first.place, second.place) == (Place.FRAMED, Place.FRAMED)
+    assert (first.place, second.place) == (Placement.FRAMED, Placement.FRAMED)
     frames = [
         r for r in await ledger.stream.peek(0, 1000) if b"streamfold-index" in dict(r.headers)
     ]
@@ -165,7 +165,7 @@ async def test_framed_snapshots_without_trimming_are_found_from_the_tail(ledger:
     untrimmed = in_stream(trim=False)
     async with ledger.snapshotter(untrimmed, sizes=Sizes(record=64, frame=2000)) as snapshotter:
         await ledger.add(2500)
-        assert (await snapshotter.take()).place is Place.FRAMED
+        assert (await snapshotter.take()).place is Placement.FRAMED
         await ledger.add(1200)
     async with ledger.follow(untrimmed) as state:
         assert state.value["seen"] == ledger.expected
@@ -173,20 +173,20 @@ async def test_framed_snapshots_without_trimming_are_found_from_the_tail(ledger:
         assert state.plan.read_from == state.plan.snapshot.cursor == 2500
 
 
-@pytest.mark.parametrize("place", [Place.RECORD, Place.FRAMED])
+@pytest.mark.parametrize("place", [Placement.RECORD, Placement.FRAMED])
 @pytest.mark.parametrize("records", [30, 3000])
 async def test_a_trim_that_has_not_taken_effect_does_not_make_a_restore_replay_everything(
-    records: int, place: Place
+    records: int, place: Placement
 ) -> None:
     ledger = Ledger(MemoryStream(lazy_trims=True))
     await ledger.add(records)
-    sizes = Sizes(record=64, frame=10 * records) if place is Place.FRAMED else Sizes()
+    sizes = Sizes(record=64, frame=10 * records) if place is Placement.FRAMED else Sizes()
     async with ledger.snapshotter(in_stream(), sizes=sizes) as snapshotter:
         assert (await snapshotter.take()).place is place
     await ledger.add(2)
     async with ledger.follow() as state:
         assert state.plan.first == 0
-        assert state.plan.read_from == (records if place is Place.FRAMED else records + 1)
+        assert state.plan.read_from == (records if place is Placement.FRAMED else records + 1)
         assert state.value["seen"] == ledger.expected
 
 
@@ -284,7 +284,7 @@ async def test_another_that_is_writing_frames_is_left_its_turn(ledger: Ledger) -
 
 async def test_a_state_that_outgrows_one_record_moves_to_frames_by_itself(ledger: Ledger) -> None:
     async with ledger.snapshotter(in_stream()) as snapshotter:
-        for expected in (Place.RECORD, Place.RECORD, Place.FRAMED, Place.FRAMED):
+        for expected in (Placement.RECORD, Placement.RECORD, Placement.FRAMED, Placement.FRAMED):
             body = str(len(ledger.expected)) * 450_000
             await ledger.stream.append([Record(body[:450_000].encode())])
             ledger.expected.append(body[:450_000])
@@ -297,16 +297,16 @@ async def test_auto_moves_outside_when_the_state_outgrows_one_record(
 ) -> None:
     async with ledger.snapshotter(auto(blobs), sizes=SMALL) as snapshotter:
         await ledger.add(3)
-        assert (await snapshotter.take()).place is Place.RECORD
+        assert (await snapshotter.take()).place is Placement.RECORD
         await ledger.add(30)
-        assert (await snapshotter.take()).place is Place.EXTERNAL
+        assert (await snapshotter.take()).place is Placement.EXTERNAL
     assert await ledger.restored(auto(blobs)) == ledger.expected
 
 
 async def test_a_snapshotter_that_fences_refuses_the_one_before_it(ledger: Ledger) -> None:
     await ledger.add(5)
-    first = Keeping(fencing_token="first", fence=True)
-    second = Keeping(fencing_token="second", fence=True)
+    first = RetentionRules(fencing_token="first", fence=True)
+    second = RetentionRules(fencing_token="second", fence=True)
     async with ledger.snapshotter(in_stream(), keeping=first) as old:
         assert (await old.take()).outcome is Outcome.TAKEN
         await ledger.add(1)
@@ -319,15 +319,15 @@ async def test_a_snapshotter_that_fences_refuses_the_one_before_it(ledger: Ledge
 
 def test_fencing_needs_a_token_and_keeping_none_is_refused() -> None:
     with pytest.raises(InvalidError, match="fencing_token is needed"):
-        Keeping(fence=True)
+        RetentionRules(fence=True)
     with pytest.raises(InvalidError, match="at least 1"):
-        Keeping(keep=0)
+        RetentionRules(keep=0)
 
 
 async def test_old_snapshots_are_pruned_as_new_ones_are_saved(
     ledger: Ledger, blobs: BlobStore
 ) -> None:
-    async with ledger.snapshotter(external(blobs), keeping=Keeping(keep=2)) as snapshotter:
+    async with ledger.snapshotter(external(blobs), keeping=RetentionRules(keep=2)) as snapshotter:
         for _ in range(4):
             await ledger.add(10)
             await snapshotter.take()

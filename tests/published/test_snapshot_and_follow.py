@@ -12,7 +12,7 @@ import pytest
 from s2_sdk import S2, AppendInput, CommandRecord, Endpoints, Record, SeqNum, SeqNumMismatchError
 from s2_sdk import S2Stream as Stream
 
-from streamfold.follow import Outcome, Snapshotter, external, follow, in_stream
+from streamfold.follow import Outcome, SnapshotTaker, external, follow, in_stream
 from streamfold.follow.clients.client import StreamRecord
 from streamfold.server.config import Configuration
 from streamfold.server.main import running_server
@@ -74,7 +74,7 @@ async def test_e15_a_plain_file_named_by_its_cursor_is_a_snapshot(
 async def test_e15_a_snapshot_is_written_as_a_plain_file(stream: Stream, tmp_path: Path) -> None:
     folder = tmp_path / "snapshots" / "orders"
     snapshots = external(folder.as_uri(), naming="plain")
-    async with Snapshotter(stream, **options(snapshots)) as snapshotter:
+    async with SnapshotTaker(stream, **options(snapshots)) as snapshotter:
         assert (await snapshotter.take()).outcome is Outcome.TAKEN
     assert [path.name for path in folder.glob("*.json")] == ["1000.json"]
     assert json.loads((folder / "1000.json").read_text()) == folded(1000)
@@ -108,7 +108,7 @@ async def test_e16_a_snapshot_in_one_plain_record_is_restored_from(stream: Strea
 
 
 async def test_e16_a_snapshot_is_written_as_one_plain_record(stream: Stream) -> None:
-    async with Snapshotter(stream, **options(in_stream(shape="plain"))) as snapshotter:
+    async with SnapshotTaker(stream, **options(in_stream(shape="plain"))) as snapshotter:
         taken = await snapshotter.take()
     assert (taken.outcome, taken.cursor, taken.place) == (Outcome.TAKEN, 1000, "record")
     (record,) = (await stream.read(start=SeqNum(1001))).records
@@ -136,7 +136,7 @@ async def test_e17_a_framed_snapshot_interleaves_with_changes(stream: Stream) ->
         return {**fold(state, record), "padding": padding}
 
     busy: dict[str, Any] = {"fold": padded, "initial": dict, "progress": lambda _: None}
-    async with Snapshotter(stream, **busy, snapshots=in_stream()) as snapshotter:
+    async with SnapshotTaker(stream, **busy, snapshots=in_stream()) as snapshotter:
         taken = await snapshotter.take()
         assert (taken.outcome, taken.cursor, taken.place) == (Outcome.TAKEN, 1000, "framed")
         await stream.append(AppendInput([change(1000)]))
@@ -153,7 +153,7 @@ async def test_e18_a_stream_that_moved_on_makes_the_snapshot_try_again(stream: S
         await stream.append(
             AppendInput([Record(json.dumps(snapshot).encode())], match_seq_num=1000)
         )
-    async with Snapshotter(stream, **options(in_stream(shape="plain"))) as snapshotter:
+    async with SnapshotTaker(stream, **options(in_stream(shape="plain"))) as snapshotter:
         await stream.append(AppendInput([change(1001)]))
         assert (await snapshotter.take()).cursor == 1002
     async with follow(stream, fold=fold, initial=dict, progress=lambda _: None) as state:

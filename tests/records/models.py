@@ -14,7 +14,7 @@ from streamfold.model.records import Header, Record, SequencedRecord
 from streamfold.records import AppendInput, RecordBatch, Sequenced, parse_append_input, single
 from streamfold.records import compiled as compiled_twin
 from streamfold.records.append_input import parse_plain, parse_scanned
-from streamfold.records.sequencing import Place
+from streamfold.records.sequencing import Slot
 
 
 class Clock(NamedTuple):
@@ -31,7 +31,7 @@ NOON = Clock()
 
 
 def sequence(batch: RecordBatch, first: int, clock: Clock) -> Sequenced:
-    return batch.sequence(Place(first, clock.mode, clock.uncapped, clock.now, clock.floor))
+    return batch.sequence(Slot(first, clock.mode, clock.uncapped, clock.now, clock.floor))
 
 
 def place(records: Sequence[Record], first: int, clock: Clock) -> list[SequencedRecord]:

@@ -10,7 +10,7 @@ from streamfold.model.records import CONTINUED, Record
 from streamfold.model.traits import OCTETS, Claim, Producer
 from streamfold.records.batch import RecordBatch
 from streamfold.store.catalog.creation import Content, prepared
-from streamfold.store.durable_streams import Appended, ForkWish, StreamStatus, Wish
+from streamfold.store.durable_streams import Appended, ForkSpec, StreamSpec, StreamStatus
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.store import StreamStore
 from tests.store.conftest import BASIN
@@ -25,7 +25,7 @@ def content(*bodies: bytes) -> Content:
     return prepared([RecordBatch.of(records)] if records else [])
 
 
-def wish(*bodies: bytes, **changes: Any) -> Wish:
+def wish(*bodies: bytes, **changes: Any) -> StreamSpec:
     settings: dict[str, Any] = {
         "content_type": None,
         "ttl": None,
@@ -36,13 +36,13 @@ def wish(*bodies: bytes, **changes: Any) -> Wish:
         "content": content(*bodies),
         "key": None,
     }
-    return Wish(**settings | changes)
+    return StreamSpec(**settings | changes)
 
 
 def fork_of(
     source: str, seq_num: int | None = None, sub_offset: int = 0, *, in_records: bool = False
-) -> ForkWish:
-    return ForkWish(StreamName(source), seq_num, sub_offset, lambda _: in_records)
+) -> ForkSpec:
+    return ForkSpec(StreamName(source), seq_num, sub_offset, lambda _: in_records)
 
 
 async def create(

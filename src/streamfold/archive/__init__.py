@@ -22,8 +22,8 @@ with needing_extra("archive"):
     from streamfold.archive.maintenance.garbage_collection import (
         Collected,
         Collector,
-        Doomed,
         Retention,
+        UnreachableFile,
     )
     from streamfold.archive.maintenance.verification import Checked, Verification
     from streamfold.archive.manifest.encoding import read_manifest, write_manifest
@@ -101,7 +101,7 @@ __all__ = [
     "decide",
     "Collector",
     "Collected",
-    "Doomed",
+    "UnreachableFile",
     "Retention",
     "ArtifactCorruptError",
     "ChainGapError",

@@ -22,7 +22,7 @@ async def finish_all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     return [result for result in results if not isinstance(result, BaseException)]
 
 
-def ahead(items: Iterator[T]) -> Generator[T]:
+def prefetch(items: Iterator[T]) -> Generator[T]:
     """Yield the same items, each made in another thread while the one before is in use.
 
     Closed early, it waits for the item under way: nothing is read behind the caller's back.

@@ -59,13 +59,13 @@ def verb(name: str, *, changes: bool = False) -> Callable[[Verb], click.Command]
             with needing_extra("client"):
                 from s2_sdk import S2Error
 
-                from streamfold.cli.errors_from_s2 import describe_refusal
+                from streamfold.cli.errors_from_s2 import failure_from_s2
 
                 client = open_client(endpoint, token_file, at_least_once=at_least_once)
             try:
                 asyncio.run(_talk(client, function(client, output, **given)))
             except S2Error as error:
-                raise describe_refusal(error, changes=changes) from error
+                raise failure_from_s2(error, changes=changes) from error
 
         command = click.command(name)(run)
         command.params.extend(_EVERY_VERB)

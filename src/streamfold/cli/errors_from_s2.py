@@ -16,7 +16,7 @@ from s2_sdk._retrier import has_no_side_effects
 from streamfold.cli.exit_status import ExitStatus, VerbFailedError
 
 
-def describe_refusal(error: S2Error, *, changes: bool) -> VerbFailedError:
+def failure_from_s2(error: S2Error, *, changes: bool) -> VerbFailedError:
     """The failure that `error` is; `changes` says whether the verb may have changed something."""
     match error:
         case AppendIndefiniteFailureError():
@@ -43,12 +43,12 @@ def describe_refusal(error: S2Error, *, changes: bool) -> VerbFailedError:
                 "start before it, or give --clamp",
             )
         case S2ServerError():
-            return _refused(error, changes=changes)
+            return _failure_from_response(error, changes=changes)
         case _:
             return _not_reached(error, changes=changes)
 
 
-def _refused(error: S2ServerError, *, changes: bool) -> VerbFailedError:
+def _failure_from_response(error: S2ServerError, *, changes: bool) -> VerbFailedError:
     if changes and _indefinite(error):
         return _unknown(f"{error.message} ({error.code})")
     status = ExitStatus.NOT_FOUND if error.status_code == 404 else ExitStatus.FAILURE

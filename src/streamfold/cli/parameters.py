@@ -86,7 +86,7 @@ class Moment(click.ParamType[int]):
         return round(moment.timestamp() * 1000)
 
 
-class Place(NamedTuple):
+class StreamRef(NamedTuple):
     """A stream in a basin."""
 
     basin: str
@@ -96,20 +96,20 @@ class Place(NamedTuple):
         return f"{_SCHEME}{self.basin}/{self.stream}"
 
 
-class PlaceType(click.ParamType[Place]):
+class StreamRefType(click.ParamType[StreamRef]):
     """A stream, written s2://basin/stream or basin/stream."""
 
     name = "s2://basin/stream"
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Place:
-        if isinstance(value, Place):
+    ) -> StreamRef:
+        if isinstance(value, StreamRef):
             return value
         basin, slash, stream = str(value).removeprefix(_SCHEME).partition("/")
         if not (basin and slash and stream):
             self.fail(f"{value!r} names no stream: write s2://basin/stream", param, ctx)
-        return Place(basin, stream)
+        return StreamRef(basin, stream)
 
 
 class BasinType(click.ParamType[str]):
@@ -127,5 +127,5 @@ class BasinType(click.ParamType[str]):
 
 
 #: The one argument of verbs that work on a stream, and on a basin.
-place_argument = click.argument("place", type=PlaceType(), metavar="S2://BASIN/STREAM")
+stream_argument = click.argument("place", type=StreamRefType(), metavar="S2://BASIN/STREAM")
 basin_argument = click.argument("basin", type=BasinType(), metavar="BASIN")

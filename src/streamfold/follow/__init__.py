@@ -17,11 +17,16 @@ from streamfold.follow.restore.plan import RestorePlan, make_plan
 from streamfold.follow.restore.progress import Progress, TerminalBar
 from streamfold.follow.snapshots.blob_snapshots import BlobSnapshots
 from streamfold.follow.snapshots.placement import auto, external, in_stream
-from streamfold.follow.snapshots.policy import Policy, Since, due
+from streamfold.follow.snapshots.policy import Policy, SinceSnapshot, due
 from streamfold.follow.snapshots.retention import prune
-from streamfold.follow.snapshots.server_snapshots import ServedSnapshots
-from streamfold.follow.snapshots.snapshot_store import Place, SnapshotInfo, Snapshots, SnapshotStore
-from streamfold.follow.snapshots.taker import Keeping, Outcome, Snapshotter, Taken
+from streamfold.follow.snapshots.server_snapshots import ServerSnapshots
+from streamfold.follow.snapshots.snapshot_store import (
+    Placement,
+    SnapshotInfo,
+    Snapshots,
+    SnapshotStore,
+)
+from streamfold.follow.snapshots.taker import Outcome, RetentionRules, SnapshotTaker, Taken
 
 __all__ = [
     # following
@@ -41,18 +46,18 @@ __all__ = [
     "SnapshotStore",
     "SnapshotInfo",
     "BlobSnapshots",
-    "ServedSnapshots",
-    "Place",
+    "ServerSnapshots",
+    "Placement",
     "Codec",
     "JsonCodec",
     "MsgpackCodec",
     "BytesCodec",
-    "Snapshotter",
-    "Keeping",
+    "SnapshotTaker",
+    "RetentionRules",
     "Outcome",
     "Taken",
     "Policy",
-    "Since",
+    "SinceSnapshot",
     "due",
     "prune",
     # streams

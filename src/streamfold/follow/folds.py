@@ -11,7 +11,7 @@ import msgspec
 
 from streamfold.errors import InvalidError
 from streamfold.follow.clients.client import StreamRecord
-from streamfold.follow.restore.replay import FOLD_NAME_MAX, Folding
+from streamfold.follow.restore.replay import FOLD_NAME_MAX, FoldSpec
 
 _decode = msgspec.json.Decoder().decode
 
@@ -102,7 +102,7 @@ def _object(record: StreamRecord) -> dict[str, Any]:
 
 def find_fold(
     name: str, *, key_field: str = "key", key_header: str | None = None, initial: str | None = None
-) -> Folding[Any]:
+) -> FoldSpec[Any]:
     """The fold that a command line names: `last-value`, `merge-patch`, `counter`, or one of yours
     as `module:function`.
 
@@ -112,8 +112,8 @@ def find_fold(
     fold, first = _named(name, key_field, key_header)
     called = _called(name, key_field, key_header)
     if initial is not None:
-        return Folding(fold, lambda: _decode(initial), name=called)
-    return Folding(fold, first, name=called)
+        return FoldSpec(fold, lambda: _decode(initial), name=called)
+    return FoldSpec(fold, first, name=called)
 
 
 def _called(name: str, key_field: str, key_header: str | None) -> str:

@@ -13,10 +13,10 @@ import msgspec
 from streamfold.errors import InvalidError
 from streamfold.follow.clients.client import StreamClient, StreamRecord
 from streamfold.follow.clients.feed import Backoff, Feed, retrying
-from streamfold.follow.encoding.assembly import Parts
+from streamfold.follow.encoding.assembly import PartialSnapshot
 from streamfold.follow.restore.plan import RestorePlan
 from streamfold.follow.restore.progress import ProgressCallback, TerminalBar
-from streamfold.follow.restore.replay import BUFFER_BYTES, Folding, Intake
+from streamfold.follow.restore.replay import BUFFER_BYTES, FoldSpec, Replay
 from streamfold.follow.restore.restorer import Restorer
 from streamfold.follow.snapshots.placement import in_stream
 from streamfold.follow.snapshots.snapshot_store import Snapshots
@@ -48,7 +48,7 @@ class Follower(Generic[S]):
     def __init__(
         self,
         client: StreamClient,
-        folding: Folding[S],
+        folding: FoldSpec[S],
         snapshots: Snapshots[S],
         *,
         backoff: Backoff | None = None,
@@ -57,7 +57,7 @@ class Follower(Generic[S]):
     ) -> None:
         self._client = client
         self._backoff = backoff or Backoff()
-        self._intake = Intake(folding, snapshots.codec, buffer_bytes=buffer_bytes)
+        self._intake = Replay(folding, snapshots.codec, buffer_bytes=buffer_bytes)
         self._restorer = Restorer(client, snapshots, self._intake, progress or TerminalBar())
         self._ready: deque[StreamRecord] = deque()
         self._jumped = False
@@ -82,7 +82,7 @@ class Follower(Generic[S]):
         return self._plan
 
     @property
-    def intake(self) -> Intake[S]:
+    def intake(self) -> Replay[S]:
         """What is known about the state and the snapshots of it; for snapshotters."""
         return self._intake
 
@@ -139,7 +139,7 @@ class Follower(Generic[S]):
         while self.cursor < tail or self._ready:
             await self.advance()
 
-    async def advance_to(self, snapshot: str, at_most: int) -> Parts | None:
+    async def advance_to(self, snapshot: str, at_most: int) -> PartialSnapshot | None:
         """Apply everything before the first record of `snapshot`, and nothing after it.
 
         That record is at `at_most` or before. None if it cannot be reached any more: the stream was
@@ -203,7 +203,7 @@ def follow(
     """
     return Follower(
         as_client(stream),
-        Folding(fold, initial, fold_batch, fold_name),
+        FoldSpec(fold, initial, fold_batch, fold_name),
         snapshots or in_stream(),
         progress=progress,
         backoff=backoff,

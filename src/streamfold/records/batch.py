@@ -20,7 +20,7 @@ from streamfold.records.rules import (
     check_types,
     command_of,
 )
-from streamfold.records.sequencing import Place, Sequenced
+from streamfold.records.sequencing import Sequenced, Slot
 from streamfold.records.single import SingleRecord
 
 __all__ = ["Fence", "RecordBatch", "Sequenced", "Trim", "validate"]
@@ -29,7 +29,7 @@ __all__ = ["Fence", "RecordBatch", "Sequenced", "Trim", "validate"]
 class Unsequenced(Protocol):
     """Records in whichever form makes them quick to sequence."""
 
-    def sequence(self, place: Place) -> Sequenced: ...
+    def sequence(self, place: Slot) -> Sequenced: ...
 
 
 class RecordBatch(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -59,7 +59,7 @@ class RecordBatch(msgspec.Struct, frozen=True, eq=False, gc=False):
             return False
         return all(isinstance(command, Trim) for command in self.commands)
 
-    def sequence(self, place: Place) -> Sequenced:
+    def sequence(self, place: Slot) -> Sequenced:
         """Give the records sequence numbers from the first of `place` on, and timestamps.
 
         Changes nothing, so that it may be called again with another place.
@@ -68,7 +68,7 @@ class RecordBatch(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     def bodies(self) -> list[bytes]:
         """The body of every record that is not a command; for those who must look inside."""
-        sequenced = self.sequence(Place(0, TimestampMode.ARRIVAL, uncapped=True, now=0, floor=0))
+        sequenced = self.sequence(Slot(0, TimestampMode.ARRIVAL, uncapped=True, now=0, floor=0))
         return [record.body for record in decode(sequenced.payload) if not is_command(record)]
 
 

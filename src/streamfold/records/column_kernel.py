@@ -34,7 +34,7 @@ from streamfold.records.record_kernel import (
     _varint_size,
 )
 
-Places = npt.NDArray[np.int32]
+CellOffsets = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
 
 #: Tag of a ReadBatch's tail, which stands where one batch ends and the next begins.
@@ -83,7 +83,13 @@ def _read_extent(raw: Bytes, at: U64, end: U64) -> tuple[U64, U64]:
 
 @_inner
 def _take_field(
-    column: tuple[Places, Bytes], row: U64, raw: Bytes, at: U64, end: U64, tag: U8, wanted: bool
+    column: tuple[CellOffsets, Bytes],
+    row: U64,
+    raw: Bytes,
+    at: U64,
+    end: U64,
+    tag: U8,
+    wanted: bool,
 ) -> U64:
     """Copy the field `tag`, empty if it is not there, into a row; the offset after it, or BEYOND."""
     start = stop = at
@@ -101,10 +107,10 @@ def fill_columns(
     raw: Bytes,
     seq_nums: Offsets,
     timestamps: Values,
-    headers: Places,
-    names: tuple[Places, Bytes],
-    values: tuple[Places, Bytes],
-    bodies: tuple[Places, Bytes],
+    headers: CellOffsets,
+    names: tuple[CellOffsets, Bytes],
+    values: tuple[CellOffsets, Bytes],
+    bodies: tuple[CellOffsets, Bytes],
     with_headers: bool,
     with_bodies: bool,
 ) -> tuple[int, int]:
@@ -151,7 +157,7 @@ def _field_size(size: int) -> int:
 
 
 @_inner
-def _put_field(out: Bytes, at: int, tag: U8, column: tuple[Places, Bytes], row: int) -> int:
+def _put_field(out: Bytes, at: int, tag: U8, column: tuple[CellOffsets, Bytes], row: int) -> int:
     places, content = column
     size: int = places[row + 1] - places[row]
     if size == 0:
@@ -163,7 +169,9 @@ def _put_field(out: Bytes, at: int, tag: U8, column: tuple[Places, Bytes], row: 
 
 
 @_inner
-def _header_size(names: tuple[Places, Bytes], values: tuple[Places, Bytes], row: int) -> int:
+def _header_size(
+    names: tuple[CellOffsets, Bytes], values: tuple[CellOffsets, Bytes], row: int
+) -> int:
     name = names[0][row + 1] - names[0][row]
     return _field_size(name) + _field_size(values[0][row + 1] - values[0][row])
 
@@ -172,10 +180,10 @@ def _header_size(names: tuple[Places, Bytes], values: tuple[Places, Bytes], row:
 def encode_appends(
     stamps: Values,
     stamped: Flags,
-    headers: Places,
-    names: tuple[Places, Bytes],
-    values: tuple[Places, Bytes],
-    bodies: tuple[Places, Bytes],
+    headers: CellOffsets,
+    names: tuple[CellOffsets, Bytes],
+    values: tuple[CellOffsets, Bytes],
+    bodies: tuple[CellOffsets, Bytes],
     out: Bytes,
     offsets: Offsets,
     metered: Offsets,

@@ -22,7 +22,7 @@ from streamfold.records.plain import RECORDS, parse_sequenced
 from streamfold.records.protobuf import delimited, fields, varint
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
-Places: TypeAlias = npt.NDArray[np.int32]
+CellOffsets: TypeAlias = npt.NDArray[np.int32]
 
 #: Bytes that encoding adds to a record at most (tags, lengths, timestamp), and to a header.
 _RECORD_GROWTH, _HEADER_GROWTH = 1 + 5 + 11 + 1 + 5, 1 + 5 + 1 + 5 + 1 + 5
@@ -39,14 +39,14 @@ _log = logging.getLogger(__name__)
 class BytesColumn(NamedTuple):
     """Row i is `content[places[i]:places[i + 1]]`: the buffers of an Arrow binary array."""
 
-    places: Places
+    places: CellOffsets
     content: Bytes
 
 
 class HeaderColumn(NamedTuple):
     """The headers of row i are entries `places[i]` to `places[i + 1]` of names and values."""
 
-    places: Places
+    places: CellOffsets
     names: BytesColumn
     values: BytesColumn
 

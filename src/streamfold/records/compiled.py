@@ -10,7 +10,7 @@ import numpy as np
 from streamfold.model.configs import TimestampMode
 from streamfold.model.records import BATCH_RECORDS_MAX
 from streamfold.records import record_kernel
-from streamfold.records.sequencing import Place, Sequenced, missing_timestamp
+from streamfold.records.sequencing import Sequenced, Slot, missing_timestamp
 
 #: Bytes; nearly every batch fits, so that a thread allocates once. Batches are bounded: so is it.
 ROOM_MIN = 5 << 18
@@ -56,7 +56,7 @@ class ScannedRecords:
             for i in found
         ]
 
-    def sequence(self, place: Place) -> Sequenced:
+    def sequence(self, place: Slot) -> Sequenced:
         first, mode, uncapped, now, floor = place
         if mode is TimestampMode.CLIENT_REQUIRE and self._unstamped < len(self._rows):
             raise missing_timestamp(self._unstamped)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from streamfold.extras import needing_extra
 from streamfold.model.configs import TimestampMode
 from streamfold.records.columns import warm_up_columns
-from streamfold.records.sequencing import Place
+from streamfold.records.sequencing import Slot
 
 if TYPE_CHECKING:
     # Only for types: at run time this would load the compiler.
@@ -67,6 +67,6 @@ def _exercise(twin: Compiled) -> None:
         raise RuntimeError("the scan kernel refuses a valid record")
     if twin.count_parts(b"\x0a\x03\x1a\x01a", 9) != 1:
         raise RuntimeError("the counting kernel miscounts a valid record")
-    place = Place(1, TimestampMode.ARRIVAL, uncapped=False, now=1, floor=0)
+    place = Slot(1, TimestampMode.ARRIVAL, uncapped=False, now=1, floor=0)
     if twin.measure(scanned.sequence(place).payload) is None:
         raise RuntimeError("the measuring kernel refuses a valid payload")

@@ -22,7 +22,7 @@ from streamfold.model.records import (
 )
 from streamfold.records.protobuf import delimited, fields, varint
 from streamfold.records.rules import check_metered
-from streamfold.records.sequencing import Place, Sequenced, assign_timestamps
+from streamfold.records.sequencing import Sequenced, Slot, assign_timestamps
 
 #: Tags (field number << 3 | wire type) of s2.v1; RECORDS is the same in AppendInput and ReadBatch.
 RECORDS = 0x0A
@@ -44,7 +44,7 @@ class PlainRecords:
     def of(cls, records: Sequence[Record]) -> PlainRecords:
         return cls([record.timestamp for record in records], [encode_rest(r) for r in records])
 
-    def sequence(self, place: Place) -> Sequenced:
+    def sequence(self, place: Slot) -> Sequenced:
         stamps = assign_timestamps(self._timestamps, place)
         parts: list[bytes] = []
         for seq_num, stamp, rest in zip(count(place.first), stamps, self._rests, strict=False):

@@ -9,7 +9,7 @@ from streamfold.errors import InvalidError
 from streamfold.model.configs import TimestampMode
 
 
-class Place(NamedTuple):
+class Slot(NamedTuple):
     """Where a batch goes, and by which clock."""
 
     first: int
@@ -29,7 +29,7 @@ class Sequenced(NamedTuple):
     last_timestamp: int
 
 
-def assign_timestamps(given: Iterable[int | None], place: Place) -> list[int]:
+def assign_timestamps(given: Iterable[int | None], place: Slot) -> list[int]:
     """One timestamp per record, never decreasing."""
     _, mode, uncapped, now, latest = place
     ignored = mode is TimestampMode.ARRIVAL

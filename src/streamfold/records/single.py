@@ -14,7 +14,7 @@ from streamfold.model.configs import TimestampMode
 from streamfold.model.records import RECORD_OVERHEAD
 from streamfold.records.plain import APPEND_BODY, APPEND_TIMESTAMP, RECORDS, encode_position
 from streamfold.records.protobuf import read_varint, varint
-from streamfold.records.sequencing import Place, Sequenced, missing_timestamp
+from streamfold.records.sequencing import Sequenced, Slot, missing_timestamp
 
 
 class SingleRecord(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -32,7 +32,7 @@ class SingleRecord(msgspec.Struct, frozen=True, eq=False, gc=False):
         """Records that have a header with an empty name: this one has no headers."""
         return []
 
-    def sequence(self, place: Place) -> Sequenced:
+    def sequence(self, place: Slot) -> Sequenced:
         first, mode, uncapped, now, floor = place
         stamp = self._timestamp
         if stamp is None or mode is TimestampMode.ARRIVAL or (stamp > now and not uncapped):

@@ -12,16 +12,16 @@ from typing import Final
 import msgspec
 
 from streamfold.errors import ServerBusyError, StoreClosingError
-from streamfold.server.durable_streams.routes import Durable
+from streamfold.server.durable_streams.routes import DurableStreamsFace
 from streamfold.server.http import cors
 from streamfold.server.http.access_log import AccessLog
 from streamfold.server.http.bodies import JSON
-from streamfold.server.http.cors import Pages
-from streamfold.server.http.drain import Gate
-from streamfold.server.http.memo import remember_short
+from streamfold.server.http.cors import PagePolicy
+from streamfold.server.http.drain import DrainGate
+from streamfold.server.http.memo import memoize_short
 from streamfold.server.http.request import Request, text_of
 from streamfold.server.http.router import Router
-from streamfold.server.s2.problems import ClientHangupError, answer_failure
+from streamfold.server.s2.problems import ClientHangupError, answer_problem
 
 logger = logging.getLogger(__name__)
 
@@ -41,10 +41,10 @@ class Application:
     def __init__(
         self,
         router: Router,
-        durable: Durable,
-        gate: Gate,
+        durable: DurableStreamsFace,
+        gate: DrainGate,
         access_log: AccessLog | None,
-        pages: Pages,
+        pages: PagePolicy,
         public_url: str | None,
         requests_max: int,
     ) -> None:
@@ -68,7 +68,7 @@ class Application:
             pass
         except Exception as error:
             if not request.status:
-                await answer_failure(request, error)
+                await answer_problem(request, error)
             else:
                 # Its head is on the way already, so that the response can only break off.
                 logger.error("%s %s broke off", request.method, request.raw_path, exc_info=error)
@@ -122,7 +122,7 @@ def _malformed(request: Request) -> Awaitable[None] | None:
     return _refuse(request, 400, "bad_path", message)
 
 
-@remember_short
+@memoize_short
 def _is_host(value: bytes) -> bool:
     return _HOST.fullmatch(value) is not None
 

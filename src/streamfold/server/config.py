@@ -11,8 +11,8 @@ from streamfold.model.access_tokens import Secret
 from streamfold.server.http.connections import FIRST_REQUEST, IDLE
 from streamfold.server.http.cors import is_loopback, parse_origin
 from streamfold.server.http.listener import TlsFiles
-from streamfold.server.http.request_limits import BODIES_MAX, BODY_PATIENCE
-from streamfold.server.http.response_limits import UNREAD_MAX, WRITE_DEADLINE
+from streamfold.server.http.request_limits import BODIES_MAX, BODY_TIMEOUT
+from streamfold.server.http.response_limits import UNREAD_BYTES_MAX, WRITE_DEADLINE
 from streamfold.server.streams.live_reads import HEARTBEAT
 from streamfold.store.settings import StoreSettings
 
@@ -51,7 +51,7 @@ class Configuration:
     open_metrics: bool = False
     access_log: bool = True
     #: Seconds over which the pace of a body is measured; a small body has so long to arrive.
-    body_patience: float = BODY_PATIENCE
+    body_patience: float = BODY_TIMEOUT
     #: Bytes of memory for bodies that are arriving, over all requests.
     body_bytes: int = BODIES_MAX
     #: Files that snapshots keep open while they arrive, over all requests. None is a sixteenth of the
@@ -60,7 +60,7 @@ class Configuration:
     #: Seconds after which a client that takes nothing of its answer is cut off.
     write_deadline: float = WRITE_DEADLINE
     #: Bytes that are held for clients that have not read them.
-    unread_bytes: int = UNREAD_MAX
+    unread_bytes: int = UNREAD_BYTES_MAX
     #: Requests that may be under way at once, sessions included.
     requests: int = 16_384
     #: Seconds that a connection may stay without a request: a new one, and one that had some.

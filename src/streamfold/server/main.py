@@ -20,27 +20,27 @@ from streamfold.records import warm_up
 from streamfold.server.application import Application
 from streamfold.server.auth.access import Access
 from streamfold.server.config import Configuration
-from streamfold.server.durable_streams.routes import Durable
+from streamfold.server.durable_streams.routes import DurableStreamsFace
 from streamfold.server.durable_streams.subscriptions import Subscriptions
 from streamfold.server.http.access_log import AccessLog
-from streamfold.server.http.client_limits import Traffic, TrafficInstruments
+from streamfold.server.http.client_limits import ClientLimits, ClientMetrics
 from streamfold.server.http.connections import (
     Connections,
     connections_max,
     raise_descriptor_limit,
     upload_files_max,
 )
-from streamfold.server.http.cors import Pages
-from streamfold.server.http.drain import Gate
+from streamfold.server.http.cors import PagePolicy
+from streamfold.server.http.drain import DrainGate
 from streamfold.server.http.listener import Listener, TlsFiles, bind
 from streamfold.server.http.offload import SWITCH_INTERVAL
-from streamfold.server.http.request_limits import Intake
-from streamfold.server.http.response_limits import Unread
+from streamfold.server.http.request_limits import RequestBudget
+from streamfold.server.http.response_limits import ResponseBudget
 from streamfold.server.http.router import Router
 from streamfold.server.init_file import apply_spec, read_init_file
-from streamfold.server.metrics import AppendInstruments
-from streamfold.server.ops.endpoints import Operations, add_front_page
-from streamfold.server.ops.store_metrics import StoreInstruments
+from streamfold.server.metrics import AppendMetrics
+from streamfold.server.ops.endpoints import OpsEndpoints, add_front_page
+from streamfold.server.ops.store_metrics import StoreMetrics
 from streamfold.server.s2.routes import add_s2
 from streamfold.server.tls import write_self_signed
 from streamfold.store.store import StreamStore, open_store
@@ -62,10 +62,10 @@ class Server:
     store: StreamStore
     url: str
     port: int
-    gate: Gate
+    gate: DrainGate
     #: Whether access tokens are asked for.
     guarded: bool
-    traffic: Traffic
+    traffic: ClientLimits
 
     def exports(self) -> str:
         """The lines that let S2's clients find the server, for a shell."""
@@ -99,11 +99,11 @@ async def running_server(configuration: Configuration) -> AsyncIterator[Server]:
         access_log = AccessLog(sys.stderr.buffer) if configuration.access_log else None
         if access_log is not None:
             await stack.enter_async_context(access_log.running())
-        gate = Gate()
+        gate = DrainGate()
         access = Access(store.account, configuration.root_token)
         subscriptions = _subscriptions(configuration, store, access)
         await stack.enter_async_context(subscriptions.running())
-        traffic = _traffic(configuration)
+        traffic = _client_limits(configuration)
         application = _application(
             configuration, store, gate, access, subscriptions, access_log, traffic
         )
@@ -118,15 +118,15 @@ async def running_server(configuration: Configuration) -> AsyncIterator[Server]:
             await listener.stop(_CLOSE_PATIENCE)
 
 
-def _traffic(configuration: Configuration) -> Traffic:
+def _client_limits(configuration: Configuration) -> ClientLimits:
     descriptors = raise_descriptor_limit()
     files = configuration.upload_files or upload_files_max(descriptors)
-    return Traffic(
-        Intake(configuration.body_patience, configuration.body_bytes, files),
+    return ClientLimits(
+        RequestBudget(configuration.body_patience, configuration.body_bytes, files),
         Connections(
             connections_max(descriptors), configuration.first_request, configuration.idle_connection
         ),
-        Unread(configuration.unread_bytes, configuration.write_deadline),
+        ResponseBudget(configuration.unread_bytes, configuration.write_deadline),
     )
 
 
@@ -147,13 +147,13 @@ def _subscriptions(
 def _application(
     configuration: Configuration,
     store: StreamStore,
-    gate: Gate,
+    gate: DrainGate,
     access: Access,
     subscriptions: Subscriptions,
     access_log: AccessLog | None,
-    traffic: Traffic,
+    traffic: ClientLimits,
 ) -> Application:
-    router, instruments = Router(), AppendInstruments()
+    router, instruments = Router(), AppendMetrics()
     add_s2(
         router,
         store,
@@ -163,10 +163,10 @@ def _application(
         access,
     )
     watchers = None if configuration.open_metrics else access
-    measured = (instruments, StoreInstruments(store), TrafficInstruments(traffic))
-    Operations(store, gate, measured, watchers).add_to(router)
+    measured = (instruments, StoreMetrics(store), ClientMetrics(traffic))
+    OpsEndpoints(store, gate, measured, watchers).add_to(router)
     add_front_page(router)
-    durable = Durable(
+    durable = DurableStreamsFace(
         store,
         gate,
         access,
@@ -175,7 +175,7 @@ def _application(
         configuration.long_poll,
         private=configuration.guarded,
     )
-    pages = Pages(
+    pages = PagePolicy(
         guarded=configuration.guarded,
         enabled=configuration.cors,
         origins=configuration.cors_origins,

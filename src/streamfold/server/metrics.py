@@ -61,7 +61,7 @@ class Histogram:
         return HistogramMetricFamily(self._name, self._text, buckets, self._total)
 
 
-class AppendInstruments(Collector):
+class AppendMetrics(Collector):
     """Appends: how long they wait, how long they take, how large they are."""
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ from streamfold.model import names
 from streamfold.model.configs import BasinConfig
 from streamfold.model.names import BasinName, StreamName
 from streamfold.model.traits import Claim, StreamTraits
-from streamfold.store.catalog.creation import Content, Creator, ForkWish, Wish, prepared
+from streamfold.store.catalog.creation import Content, Creator, ForkSpec, StreamSpec, prepared
 from streamfold.store.catalog.snapshots import Publication, Snapshot
 from streamfold.store.log.admission import Admission
 from streamfold.store.log.sealing import SealingKey
@@ -35,13 +35,14 @@ from streamfold.store.read.cursor import Cursor
 from streamfold.store.read.requests import Allowance, ReadBatch
 from streamfold.store.read.seek import apply_retention
 from streamfold.store.rows import ProducerRow
-from streamfold.store.supervisor import Opening, Supervisor
+from streamfold.store.supervisor import MountedStore, Supervisor
 
 #: Metered bytes of one append. It must be less than the store lets be unacknowledged.
 APPEND_BYTES_MAX = 32 << 20
 
 __all__ = [
-    "Appended", "Content", "DurableStreams", "ForkWish", "Reading", "StreamStatus", "Wish", "prepared",
+    "Appended", "Content", "DurableStreams", "ForkSpec", "Reading", "StreamStatus", "StreamSpec",
+    "prepared",
 ]  # fmt: skip
 
 
@@ -89,9 +90,9 @@ class DurableStreams:
         opening = await self.supervisor.opening()
         return await opening.session.basin(names.parse_bucket_name(basin)) is not None
 
-    async def create(self, basin: str, stream: str, wish: Wish) -> tuple[StreamStatus, bool]:
+    async def create(self, basin: str, stream: str, wish: StreamSpec) -> tuple[StreamStatus, bool]:
         """The stream, and whether this created it; AlreadyExistsError if it is another."""
-        place = _place(basin, stream)
+        place = _parse_names(basin, stream)
         self.supervisor.space.check()
         opening = await self.supervisor.opening()
         log, created = await _creator(opening).create(*place, wish)
@@ -230,18 +231,20 @@ class DurableStreams:
                 await cursor.close()
 
     @asynccontextmanager
-    async def _using(self, basin: str, stream: str) -> AsyncIterator[tuple[Opening, StreamLog]]:
+    async def _using(
+        self, basin: str, stream: str
+    ) -> AsyncIterator[tuple[MountedStore, StreamLog]]:
         """The log of a stream that is neither deleted nor over."""
         opening = self.supervisor.current or await self.supervisor.opening()
         log = opening.session.cached_log(basin, stream)
         if log is None:
-            log = await _load(opening, *_place(basin, stream))
+            log = await _load(opening, *_parse_names(basin, stream))
         with log.in_use():
             if log.failure is None and log.over:
                 await self._refuse(opening, log)
             yield opening, log
 
-    async def _refuse(self, opening: Opening, log: StreamLog) -> None:
+    async def _refuse(self, opening: MountedStore, log: StreamLog) -> None:
         await opening.catalog.deletion(log.basin, log.name)
         if await _creator(opening).forked(log.id):
             raise StreamForkedError(log.basin, log.name)
@@ -304,7 +307,7 @@ class Reading:
         return await self._cursor.advanced(seconds)
 
 
-async def _load(opening: Opening, basin: BasinName, stream: StreamName) -> StreamLog:
+async def _load(opening: MountedStore, basin: BasinName, stream: StreamName) -> StreamLog:
     try:
         return await opening.session.open_log(basin, stream)
     except StreamNotFoundError:
@@ -313,7 +316,7 @@ async def _load(opening: Opening, basin: BasinName, stream: StreamName) -> Strea
         raise
 
 
-def _creator(opening: Opening) -> Creator:
+def _creator(opening: MountedStore) -> Creator:
     return Creator(opening.session, opening.catalog)
 
 
@@ -326,5 +329,5 @@ def _tail(log: StreamLog) -> tuple[int, bool]:
     return int(log.durable.seq_num), log.durable_closed
 
 
-def _place(basin: str, stream: str) -> tuple[BasinName, StreamName]:
+def _parse_names(basin: str, stream: str) -> tuple[BasinName, StreamName]:
     return names.parse_bucket_name(basin), names.parse_stream_name(stream)

@@ -35,7 +35,7 @@ from streamfold.store.upkeep.live_bytes import LiveBytes
 _HAND_OVER_SECONDS = 1.0
 
 
-class Session:
+class Mount:
     """Everything that is known of the storage since it was opened."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Session:
         settings: StoreSettings,
         admission: Admission,
         now: Callable[[], int],
-    ) -> Session:
+    ) -> Mount:
         """Take up what `engine` holds; it was opened for this session alone."""
         counter = await engine.get(keys.STREAM_IDS)
         following = rows.decode(counter, CounterRow).following if counter else 1

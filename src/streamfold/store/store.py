@@ -52,11 +52,11 @@ from streamfold.store.log.admission import Admission
 from streamfold.store.log.committer import CommitReport
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.log.stream_log import AppendAck, StreamLog
-from streamfold.store.mount import Session
+from streamfold.store.mount import Mount
 from streamfold.store.read import reader
 from streamfold.store.read.requests import ReadBatch, ReadRequest
 from streamfold.store.settings import StoreSettings
-from streamfold.store.supervisor import Opening, Supervisor
+from streamfold.store.supervisor import MountedStore, Supervisor
 from streamfold.store.upkeep.reclaim import StorageUse
 
 _NO_LAYER = StreamConfigLayer()
@@ -159,7 +159,7 @@ class StreamStore:
         request_token: str | None = None,
     ) -> tuple[StreamInfo, Provision]:
         """Create a stream; a repetition with the same token and configuration succeeds as NOOP."""
-        place, token = _place(basin, stream), _request_token(request_token)
+        place, token = _parse_names(basin, stream), _request_token(request_token)
         opening = await self._supervisor.opening()
         return await opening.catalog.create_stream(*place, config, token)
 
@@ -167,23 +167,23 @@ class StreamStore:
         self, basin: str, stream: str, config: StreamConfigLayer = _NO_LAYER
     ) -> tuple[StreamInfo, Provision]:
         """Create the stream, or replace its configuration; members not given get their default."""
-        place = _place(basin, stream)
+        place = _parse_names(basin, stream)
         return await (await self._supervisor.opening()).catalog.ensure_stream(*place, config)
 
     async def stream_config(self, basin: str, stream: str) -> StreamConfig:
-        place = _place(basin, stream)
+        place = _parse_names(basin, stream)
         return await (await self._supervisor.opening()).catalog.stream_config(*place)
 
     async def reconfigure_stream(
         self, basin: str, stream: str, change: StreamReconfiguration
     ) -> StreamConfig:
         """Change a stream's configuration; appends that follow this call go by it."""
-        place = _place(basin, stream)
+        place = _parse_names(basin, stream)
         return await (await self._supervisor.opening()).catalog.reconfigure_stream(*place, change)
 
     async def delete_stream(self, basin: str, stream: str) -> None:
         """Stop the stream at once and start deleting it; repeating it is fine."""
-        place = _place(basin, stream)
+        place = _parse_names(basin, stream)
         opening = await self._supervisor.opening()
         try:
             await opening.catalog.delete_stream(*place)
@@ -261,7 +261,7 @@ class StreamStore:
             self.space.check()
         opening = self._supervisor.current or await self._supervisor.opening()
         log = opening.session.cached_log(basin, stream) or await self._log_for(
-            opening.session, _place(basin, stream), create_with, on_append=True
+            opening.session, _parse_names(basin, stream), create_with, on_append=True
         )
         if check is not None and log.row.traits is not None:
             check(log.terms.content_type, batch)
@@ -331,7 +331,7 @@ class StreamStore:
         """
         opening = self._supervisor.current or await self._supervisor.opening()
         log = opening.session.cached_log(basin, stream) or await self._log_for(
-            opening.session, _place(basin, stream), create_with, on_append=on_append
+            opening.session, _parse_names(basin, stream), create_with, on_append=on_append
         )
         try:
             log.check_alive()
@@ -344,7 +344,7 @@ class StreamStore:
         self, basin: str, stream: str, *, create_with: StreamConfigLayer = _NO_LAYER
     ) -> StreamPosition:
         """The position after the last durable record."""
-        place = _place(basin, stream)
+        place = _parse_names(basin, stream)
         session = (await self._supervisor.opening()).session
         log = await self._log_for(session, place, create_with, on_append=False)
         log.check_alive()
@@ -360,7 +360,7 @@ class StreamStore:
         key: SealingKey | None = None,
     ) -> ReadBatch:
         """One batch of at most 1000 records and 1 MiB; PositionUnwrittenError at the tail."""
-        place = _place(basin, stream)
+        place = _parse_names(basin, stream)
         session = (await self._supervisor.opening()).session
         log = await self._log_for(session, place, create_with, on_append=False)
         with log.in_use():
@@ -379,7 +379,7 @@ class StreamStore:
         key: SealingKey | None = None,
     ) -> AsyncIterator[reader.ReadSession]:
         """A session that reads what is there, and then what comes, as far as `request` lets it."""
-        place = _place(basin, stream)
+        place = _parse_names(basin, stream)
         session = (await self._supervisor.opening()).session
         log = await self._log_for(session, place, create_with, on_append=False)
         with log.in_use():
@@ -426,7 +426,7 @@ class StreamStore:
 
     async def _log_for(
         self,
-        session: Session,
+        session: Mount,
         place: tuple[BasinName, StreamName],
         create_with: StreamConfigLayer,
         *,
@@ -482,7 +482,7 @@ async def open_store(
             await asyncio.to_thread(location.close)
 
 
-async def _settle_refusal(error: BaseException, log: StreamLog, opening: Opening) -> None:
+async def _settle_refusal(error: BaseException, log: StreamLog, opening: MountedStore) -> None:
     """Wait until the state that a refusal rests on is durable: it must not be told and then lost."""
     if isinstance(error, ConditionFailedError | TermsError):
         await opening.session.settle(log)
@@ -490,7 +490,7 @@ async def _settle_refusal(error: BaseException, log: StreamLog, opening: Opening
         await opening.catalog.deletion(log.basin, log.name)
 
 
-def _place(basin: str, stream: str) -> tuple[BasinName, StreamName]:
+def _parse_names(basin: str, stream: str) -> tuple[BasinName, StreamName]:
     return names.parse_bucket_name(basin), names.parse_stream_name(stream)
 
 

@@ -25,13 +25,13 @@ from streamfold.store import keys, rows
 from streamfold.store.catalog.access_tokens import AccessTokens
 from streamfold.store.catalog.catalog import Catalog
 from streamfold.store.catalog.locks import NamedLocks
-from streamfold.store.catalog.snapshots import SnapshotBlobs, SnapshotShelf
+from streamfold.store.catalog.snapshots import SnapshotBlobs, StreamSnapshots
 from streamfold.store.engine.disk_space import DiskSpace
 from streamfold.store.engine.engine import Engine, EngineOpener
 from streamfold.store.log.admission import Admission
 from streamfold.store.log.committer import CommitReport
 from streamfold.store.log.stream_log import Share
-from streamfold.store.mount import Session
+from streamfold.store.mount import Mount
 from streamfold.store.rows import FormatRow
 from streamfold.store.settings import StoreSettings
 from streamfold.store.upkeep.background import Upkeep
@@ -55,14 +55,14 @@ _LOOK_INTERVAL = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class MountedStore:
     """A session and what works in it."""
 
-    session: Session
+    session: Mount
     catalog: Catalog
     tokens: AccessTokens
     usage: UsageKeeper
-    snapshots: SnapshotShelf
+    snapshots: StreamSnapshots
     upkeep: Upkeep
     reclaimer: Reclaimer
 
@@ -91,7 +91,7 @@ class Supervisor:
         #: Called for each commit that has become durable.
         self.commit_listeners: list[Callable[[CommitReport], None]] = []
         #: The session of the moment; `opening` waits for one if there is none.
-        self.current: Opening | None = None
+        self.current: MountedStore | None = None
         self._changed = asyncio.Event()
         #: Why no session will come any more, or why there is none just now.
         self._refusal: StreamfoldError = StoreRecoveringError("it is being opened")
@@ -99,7 +99,7 @@ class Supervisor:
         #: Until when calls wait for the next session, by the clock of the event loop.
         self._wait_until = 0.0
 
-    async def opening(self) -> Opening:
+    async def opening(self) -> MountedStore:
         """The current session; waits a little after a failure, while storage is reopened.
 
         Storage that is not back by then is known to be down: then this raises at once.
@@ -146,7 +146,7 @@ class Supervisor:
         now = asyncio.get_running_loop().time()
         self._wait_until = now + self._settings.recovery_patience
 
-    async def _keep(self, opening: Opening) -> None:
+    async def _keep(self, opening: MountedStore) -> None:
         while True:
             failure = None
             try:
@@ -166,7 +166,7 @@ class Supervisor:
                 return
             opening = reopened
 
-    async def _run(self, opening: Opening) -> StreamfoldError:
+    async def _run(self, opening: MountedStore) -> StreamfoldError:
         """Let the session work until it fails; return why."""
         self.current = opening
         self._changed.set()
@@ -187,7 +187,7 @@ class Supervisor:
             return failure
         raise AssertionError("a session works until it is cancelled or fails")
 
-    async def _reopen(self, former: Engine) -> Opening | None:
+    async def _reopen(self, former: Engine) -> MountedStore | None:
         """Open the storage again as soon as it answers; None if another process has it now."""
         pause = _REOPEN_FIRST
         while True:
@@ -203,18 +203,18 @@ class Supervisor:
                 self._refusal = _recovering(error)
                 logger.warning("storage cannot be opened, trying again in %.2f s: %s", pause, error)
 
-    async def _open(self) -> Opening:
+    async def _open(self) -> MountedStore:
         engine = await self._opener()
         try:
             await _check_format(engine)
-            session = await Session.start(engine, self._settings, self.admission, self._now)
+            session = await Mount.start(engine, self._settings, self.admission, self._now)
         except BaseException:
             await _close(engine, flush=False)
             raise
         catalog = Catalog(session, NamedLocks(), self._now)
         tokens = AccessTokens(session, self._now)
         usage = UsageKeeper(session, self.usage, self._now)
-        snapshots = SnapshotShelf(
+        snapshots = StreamSnapshots(
             session, catalog, self._snapshots, self._settings.trim_on_snapshot, self.space
         )
         interval = self._settings.upkeep_interval
@@ -232,7 +232,7 @@ class Supervisor:
             room=lambda: self.space.room,
         )
         session.on_appended = partial(self._on_appended, usage)
-        return Opening(session, catalog, tokens, usage, snapshots, upkeep, reclaimer)
+        return MountedStore(session, catalog, tokens, usage, snapshots, upkeep, reclaimer)
 
     def _on_appended(self, usage: UsageKeeper, shares: Sequence[Share]) -> None:
         usage.appended(shares)

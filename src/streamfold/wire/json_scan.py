@@ -25,7 +25,7 @@ GROUP: Final = 128 << 10
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Flags: TypeAlias = npt.NDArray[np.bool_]
-Places: TypeAlias = npt.NDArray[np.int64]
+Offsets: TypeAlias = npt.NDArray[np.int64]
 
 _QUOTE, _BACKSLASH, _COMMA, _SPACE = np.frombuffer(b'"\\, ', np.uint8)
 #: With this bit, [ and { are the same, and so are ] and }.
@@ -182,7 +182,7 @@ class _Scan:
         self.commas = 0
         self.is_array = False
         self._texts: list[bytes] = []
-        self._places: list[Places] = []
+        self._places: list[Offsets] = []
         self._in_string = False
         #: The last block ended with a backslash that escapes what follows.
         self._escaping = False
@@ -194,7 +194,7 @@ class _Scan:
     def text(self) -> bytes:
         return b"".join(self._texts)
 
-    def places(self) -> Places:
+    def places(self) -> Offsets:
         return np.concatenate(self._places) if self._places else np.empty(0, np.int64)
 
     def feed(self, block: Bytes) -> None:
@@ -226,7 +226,7 @@ class _Scan:
         self.size += len(block)
         self.commas += len(commas)
 
-    def _unescaped_quotes(self, block: Bytes, at: Places, marks: Bytes) -> Flags:
+    def _unescaped_quotes(self, block: Bytes, at: Offsets, marks: Bytes) -> Flags:
         quotes: Flags = marks == _QUOTE
         slashes = at[marks == _BACKSLASH]
         if not (len(slashes) or self._escaping):
@@ -244,7 +244,7 @@ class _Scan:
         self._escaping = bool(slashes[-1] == len(block) - 1 and lengths[-1] % 2)
         return quotes
 
-    def _squeeze(self, block: Bytes, spaces: Places, commas: Places) -> tuple[Bytes, Places]:
+    def _squeeze(self, block: Bytes, spaces: Offsets, commas: Offsets) -> tuple[Bytes, Offsets]:
         """The block without whitespace, which must not be all that held two values apart."""
         keep = np.ones(len(block), np.bool_)
         keep[spaces] = False

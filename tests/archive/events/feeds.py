@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 
 from streamfold.archive.destinations.destination import Destination
-from streamfold.archive.events import Backoff, Event, EventPump, EventSink
+from streamfold.archive.events import Backoff, Event, EventDispatcher, EventSink
 from streamfold.archive.events.event import describe
 from streamfold.archive.maintenance.garbage_collection import Collector, Retention
 from streamfold.archive.manifest.model import Manifest
@@ -101,9 +101,9 @@ def new_pump(
     pauses: Pauses | None = None,
     backoff: Backoff | None = None,
     poll_interval: float | None = None,
-) -> EventPump:
+) -> EventDispatcher:
     """Return a pump that looks only when it is woken, and whose pauses take no time."""
-    return EventPump(
+    return EventDispatcher(
         destination,
         sinks,
         backoff=backoff,
@@ -115,7 +115,7 @@ def new_pump(
 
 
 @asynccontextmanager
-async def running(pump: EventPump) -> AsyncIterator[EventPump]:
+async def running(pump: EventDispatcher) -> AsyncIterator[EventDispatcher]:
     """Run the pump until the block ends; then it is cancelled, as if the process were stopped."""
     task = asyncio.create_task(pump.run())
     try:
@@ -126,7 +126,7 @@ async def running(pump: EventPump) -> AsyncIterator[EventPump]:
     assert task.cancelled(), "the pump ended by itself"
 
 
-async def deliver_all(destination: Destination, **sinks: EventSink) -> EventPump:
+async def deliver_all(destination: Destination, **sinks: EventSink) -> EventDispatcher:
     """Run a new pump until every sink has everything."""
     async with asyncio.timeout(30), running(new_pump(destination, sinks)) as pump:
         await pump.settle()

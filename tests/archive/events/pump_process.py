@@ -9,11 +9,11 @@ import asyncio
 import sys
 
 from streamfold.archive.destinations.destination import Destination
-from streamfold.archive.events import EventPump, WebhookSink
+from streamfold.archive.events import EventDispatcher, WebhookSink
 
 
 async def deliver(folder: str, webhook: str) -> None:
-    pump = EventPump(Destination.open(folder), {"hook": WebhookSink(webhook)})
+    pump = EventDispatcher(Destination.open(folder), {"hook": WebhookSink(webhook)})
     task = asyncio.create_task(pump.run())
     await pump.settle()
     task.cancel()

@@ -10,7 +10,7 @@ import pytest
 from streamfold.archive.destinations.destination import Destination
 from streamfold.archive.events import (
     Event,
-    EventPump,
+    EventDispatcher,
     EventSink,
     MemorySink,
 )
@@ -202,7 +202,7 @@ async def test_a_cursor_of_a_later_version_is_not_guessed_at(destination: Destin
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "ü", "a" * 65, "a b"])
 def test_names_of_sinks_are_plain_file_names(destination: Destination, name: str) -> None:
     with pytest.raises(InvalidError, match="sink name"):
-        EventPump(destination, {name: MemorySink()})
+        EventDispatcher(destination, {name: MemorySink()})
 
 
 async def test_cursors_survive_collection(destination: Destination) -> None:

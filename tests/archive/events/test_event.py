@@ -6,7 +6,7 @@ import pytest
 from streamfold.archive.destinations.destination import Destination
 from streamfold.archive.events import Event, decode_event, encode_event
 from streamfold.archive.events.event import describe
-from streamfold.archive.events.outbox import due_after, place_of
+from streamfold.archive.events.outbox import find_due, position_of
 from streamfold.archive.manifest.model import Artifact, FormatFiles, Manifest, Part
 from streamfold.errors import MalformedError
 from tests.archive.events.feeds import Table
@@ -53,8 +53,8 @@ def manifest_of(*artifacts: Artifact, archive_id: str = "a") -> Manifest:
 def due(manifest: Manifest, reached: Artifact | None, archive_id: str = "a") -> list[object]:
     """Return what is to be announced, with a mark for gaps."""
     before = manifest_of(*FIRST, archive_id=archive_id)
-    place = None if reached is None else place_of(before, reached)
-    found = due_after(manifest, place)
+    place = None if reached is None else position_of(before, reached)
+    found = find_due(manifest, place)
     return [("gap", item.artifact) if item.gap else item.artifact for item in found]
 
 

@@ -5,11 +5,11 @@ import threading
 
 import pytest
 
-from streamfold.archive.events.sinks.worker_thread import Lane
+from streamfold.archive.events.sinks.worker_thread import WorkerThread
 
 
 async def test_a_call_begins_only_when_a_cancelled_one_has_ended() -> None:
-    lane = Lane("test")
+    lane = WorkerThread("test")
     begun, may_end = threading.Event(), threading.Event()
     order: list[str] = []
 
@@ -33,9 +33,9 @@ async def test_a_call_begins_only_when_a_cancelled_one_has_ended() -> None:
 
 async def test_lanes_do_not_wait_for_each_other() -> None:
     held = threading.Event()
-    stuck = [Lane(f"stuck-{number}") for number in range(40)]
+    stuck = [WorkerThread(f"stuck-{number}") for number in range(40)]
     waiting = [asyncio.create_task(lane.run(held.wait, 30)) for lane in stuck]
-    free = Lane("free")
+    free = WorkerThread("free")
     async with asyncio.timeout(20):
         assert await free.run(lambda: "done") == "done"
     held.set()

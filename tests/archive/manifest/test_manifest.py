@@ -9,7 +9,7 @@ import pytest
 
 from streamfold.archive.errors import ManifestInvalidError, ManifestVersionError
 from streamfold.archive.manifest.encoding import read_manifest, to_json, write_manifest
-from streamfold.archive.manifest.model import located
+from streamfold.archive.manifest.model import with_uris
 from streamfold.archive.manifest.positions import LSN, SEQ_NUM
 from streamfold.archive.manifest.timestamps import format_time, parse_time
 from streamfold.blob import open_blob_store
@@ -69,7 +69,7 @@ def test_unknown_fields_survive_at_every_level() -> None:
     places += [raw["artifacts"][0]["formats"]["jsonl"]["parts"][0]]
     for number, place in enumerate(places):
         place["from_the_future"] = {"number": number, "big": 2**63, "nothing": None}
-    again = json.loads(write_manifest(located(read_manifest(json.dumps(raw).encode()), "x:/")))
+    again = json.loads(write_manifest(with_uris(read_manifest(json.dumps(raw).encode()), "x:/")))
     places = [again, again["artifacts"][0], again["writer"]]
     places += [again["artifacts"][0]["formats"]["jsonl"]]
     places += [again["artifacts"][0]["formats"]["jsonl"]["parts"][0]]

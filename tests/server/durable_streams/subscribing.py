@@ -21,8 +21,8 @@ from streamfold.server.durable_streams.subscriptions import CONTROL_ROOT, Subscr
 from streamfold.server.durable_streams.subscriptions.state import Subscription, decode
 from streamfold.server.http.listener import Listener, bind
 from streamfold.server.http.request import Request
-from streamfold.server.s2.problems import answer_failure
-from streamfold.store.durable_streams import Wish, prepared
+from streamfold.server.s2.problems import answer_problem
+from streamfold.store.durable_streams import StreamSpec, prepared
 from streamfold.store.store import StreamStore
 from streamfold.wire.durable_streams.offsets import format_offset
 
@@ -210,12 +210,12 @@ async def _handle(subscriptions: Subscriptions, request: Request) -> None:
     try:
         await subscriptions.handle(request, rest)
     except StreamfoldError as error:
-        await answer_failure(request, error)
+        await answer_problem(request, error)
 
 
 async def create(store: StreamStore, stream: str, *messages: object) -> None:
     """Create a stream of JSON; its first messages are appended afterwards."""
-    wish = Wish(
+    wish = StreamSpec(
         content_type=JSON,
         ttl=None,
         expires_at=None,

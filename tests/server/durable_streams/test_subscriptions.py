@@ -10,7 +10,7 @@ import pytest
 
 from streamfold.model.names import StreamName
 from streamfold.server.durable_streams.subscriptions import CONTROL_ROOT
-from streamfold.store.durable_streams import ForkWish, Wish, prepared
+from streamfold.store.durable_streams import ForkSpec, StreamSpec, prepared
 from streamfold.store.store import StreamStore, open_store
 from streamfold.wire.durable_streams.offsets import format_offset
 from tests.server.durable_streams.subscribing import (
@@ -248,8 +248,8 @@ async def test_a_stream_that_is_appended_to_is_linked_before_the_append(
 async def test_what_a_fork_inherited_is_not_new(bench: Bench, store: StreamStore) -> None:
     await create(store, "source", 1, 2, 3)
     await bench.put("s", **pull())
-    fork = ForkWish(StreamName("source"), 2, 0, lambda _: True)
-    wish = Wish(None, None, None, False, False, fork, prepared([]), None)
+    fork = ForkSpec(StreamName("source"), 2, 0, lambda _: True)
+    wish = StreamSpec(None, None, None, False, False, fork, prepared([]), None)
     await store.durable.create(BASIN, "events/fork", wish)
     await append(store, "events/fork", 4)
     assert await bench.acked("s", "events/fork") == format_offset(2)

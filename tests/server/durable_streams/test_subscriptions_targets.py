@@ -11,17 +11,17 @@ import pytest
 
 from streamfold.server.durable_streams.subscriptions.problems import WebhookUrlRejectedError
 from streamfold.server.durable_streams.subscriptions.webhook_addresses import (
-    Target,
+    WebhookAddress,
     find_addresses,
     is_public,
-    parse_target,
+    parse_webhook_url,
     resolve,
 )
 from streamfold.server.durable_streams.subscriptions.webhook_client import (
     BODY_MAX,
     Reply,
+    WebhookClient,
     WebhookError,
-    Webhooks,
 )
 from streamfold.server.tls import write_self_signed
 from streamfold.store.store import open_store
@@ -126,36 +126,36 @@ def test_a_public_address_is_fine(address: str) -> None:
 )
 def test_a_url_of_another_form_is_refused(url: str) -> None:
     with pytest.raises(WebhookUrlRejectedError) as refusal:
-        parse_target(url, local=True)
+        parse_webhook_url(url, local=True)
     assert "secret" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(
     ("url", "target"),
     [
-        ("https://example.com", Target(True, "example.com", 443, "/", "example.com")),
+        ("https://example.com", WebhookAddress(True, "example.com", 443, "/", "example.com")),
         (
             "https://Example.com:8443/a?b=c#d",
-            Target(True, "example.com", 8443, "/a?b=c", "Example.com:8443"),
+            WebhookAddress(True, "example.com", 8443, "/a?b=c", "Example.com:8443"),
         ),
-        ("https://[2606::1]/x", Target(True, "2606::1", 443, "/x", "[2606::1]")),
-        ("http://localhost:81/x", Target(False, "localhost", 81, "/x", "localhost:81")),
-        ("http://127.0.0.9/", Target(False, "127.0.0.9", 80, "/", "127.0.0.9")),
+        ("https://[2606::1]/x", WebhookAddress(True, "2606::1", 443, "/x", "[2606::1]")),
+        ("http://localhost:81/x", WebhookAddress(False, "localhost", 81, "/x", "localhost:81")),
+        ("http://127.0.0.9/", WebhookAddress(False, "127.0.0.9", 80, "/", "127.0.0.9")),
     ],
 )
-def test_a_url_is_taken_apart(url: str, target: Target) -> None:
-    assert parse_target(url, local=True) == target
+def test_a_url_is_taken_apart(url: str, target: WebhookAddress) -> None:
+    assert parse_webhook_url(url, local=True) == target
 
 
 def test_http_is_for_this_machine_and_only_if_allowed() -> None:
     with pytest.raises(WebhookUrlRejectedError):
-        parse_target("http://localhost/", local=False)
+        parse_webhook_url("http://localhost/", local=False)
 
 
 @pytest.mark.parametrize("host", ["127.1", "2130706433", "0x7f.0.0.1", "017700000001", "localhost"])
 async def test_other_ways_to_write_an_address_do_not_help(host: str) -> None:
     with pytest.raises((WebhookUrlRejectedError, OSError)):
-        await find_addresses(parse_target(f"https://{host}/", local=True), resolve)
+        await find_addresses(parse_webhook_url(f"https://{host}/", local=True), resolve)
 
 
 async def test_one_bad_address_among_good_ones_is_enough() -> None:
@@ -163,7 +163,7 @@ async def test_one_bad_address_among_good_ones_is_enough() -> None:
         return ["8.8.8.8", "10.0.0.1"]
 
     with pytest.raises(WebhookUrlRejectedError):
-        await find_addresses(parse_target("https://example.com/", local=True), look_up)
+        await find_addresses(parse_webhook_url("https://example.com/", local=True), look_up)
 
 
 async def test_localhost_must_be_this_machine() -> None:
@@ -171,7 +171,7 @@ async def test_localhost_must_be_this_machine() -> None:
         return ["8.8.8.8"]
 
     with pytest.raises(WebhookUrlRejectedError):
-        await find_addresses(parse_target("http://localhost/", local=True), look_up)
+        await find_addresses(parse_webhook_url("http://localhost/", local=True), look_up)
 
 
 async def test_a_name_that_cannot_be_one_has_no_address() -> None:
@@ -198,15 +198,15 @@ async def test_a_name_that_changes_its_address_is_judged_at_each_delivery() -> N
             assert receiver.hooks.empty()
 
 
-def local(receiver: Receiver, host: str = "localhost") -> Target:
-    return Target(False, host, receiver.port, "/hook?x=1", f"{host}:{receiver.port}")
+def local(receiver: Receiver, host: str = "localhost") -> WebhookAddress:
+    return WebhookAddress(False, host, receiver.port, "/hook?x=1", f"{host}:{receiver.port}")
 
 
 async def test_the_connection_goes_to_the_address_that_was_judged() -> None:
     """The name is not resolved again: this one cannot be."""
     async with receiving() as receiver:
         target = local(receiver, "no-such-host.invalid")
-        reply = await Webhooks().post(target, ["127.0.0.1"], {"x-test": "yes"}, b"body")
+        reply = await WebhookClient().post(target, ["127.0.0.1"], {"x-test": "yes"}, b"body")
         hook = await receiver.hook()
     assert reply == Reply(200, b"")
     assert (hook.path, hook.raw, hook.headers["x-test"]) == ("/hook?x=1", b"body", "yes")
@@ -215,7 +215,7 @@ async def test_the_connection_goes_to_the_address_that_was_judged() -> None:
 
 async def test_the_next_address_is_tried_if_one_does_not_answer() -> None:
     async with receiving() as receiver:
-        reply = await Webhooks().post(local(receiver), ["127.0.0.2", "127.0.0.1"], {}, b"")
+        reply = await WebhookClient().post(local(receiver), ["127.0.0.2", "127.0.0.1"], {}, b"")
     assert reply.status == 200
 
 
@@ -228,15 +228,15 @@ async def test_with_https_the_certificate_must_be_of_the_name(tmp_path: Path) ->
     server = await asyncio.start_server(receiver.take, "127.0.0.1", 0, ssl=served)
     port = server.sockets[0].getsockname()[1]
     async with server:
-        good = Target(True, "localhost", port, "/", "localhost")
-        reply = await Webhooks(tls=trusting).post(good, ["127.0.0.1"], {}, b"{}")
+        good = WebhookAddress(True, "localhost", port, "/", "localhost")
+        reply = await WebhookClient(tls=trusting).post(good, ["127.0.0.1"], {}, b"{}")
         assert reply.status == 200
         assert (await receiver.hook()).raw == b"{}"
-        other = Target(True, "example.com", port, "/", "example.com")
+        other = WebhookAddress(True, "example.com", port, "/", "example.com")
         with pytest.raises(ssl.SSLCertVerificationError):
-            await Webhooks(tls=trusting).post(other, ["127.0.0.1"], {}, b"{}")
+            await WebhookClient(tls=trusting).post(other, ["127.0.0.1"], {}, b"{}")
         with pytest.raises(ssl.SSLCertVerificationError):
-            await Webhooks().post(good, ["127.0.0.1"], {}, b"{}")
+            await WebhookClient().post(good, ["127.0.0.1"], {}, b"{}")
         assert receiver.hooks.empty()
 
 
@@ -262,7 +262,7 @@ CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 async def test_an_answer_is_read_as_far_as_it_is_of_interest(said: bytes, reply: Reply) -> None:
     async with receiving() as receiver:
         receiver.answer = said
-        assert await Webhooks().post(local(receiver), ["127.0.0.1"], {}, b"") == reply
+        assert await WebhookClient().post(local(receiver), ["127.0.0.1"], {}, b"") == reply
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ async def test_an_answer_that_is_not_http_is_none(said: bytes) -> None:
     async with receiving() as receiver:
         receiver.answer = said
         with pytest.raises((WebhookError, OSError)):
-            await Webhooks().post(local(receiver), ["127.0.0.1"], {}, b"")
+            await WebhookClient().post(local(receiver), ["127.0.0.1"], {}, b"")
 
 
 async def test_a_receiver_that_answers_byte_by_byte_runs_out_of_time() -> None:
@@ -301,13 +301,15 @@ async def test_a_receiver_that_answers_byte_by_byte_runs_out_of_time() -> None:
 
     server = await asyncio.start_server(drip, "127.0.0.1", 0)
     async with server:
-        target = Target(False, "localhost", server.sockets[0].getsockname()[1], "/", "localhost")
+        target = WebhookAddress(
+            False, "localhost", server.sockets[0].getsockname()[1], "/", "localhost"
+        )
         with pytest.raises(TimeoutError):
-            await Webhooks(patience=0.2).post(target, ["127.0.0.1"], {}, b"")
+            await WebhookClient(patience=0.2).post(target, ["127.0.0.1"], {}, b"")
 
 
 async def test_nobody_listens() -> None:
     async with receiving() as receiver:
         pass
     with pytest.raises(ConnectionRefusedError):
-        await Webhooks().post(local(receiver), ["127.0.0.1"], {}, b"")
+        await WebhookClient().post(local(receiver), ["127.0.0.1"], {}, b"")

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from streamfold.server.http.offload import Workers
+from streamfold.server.http.offload import OffloadPool
 from streamfold.server.streams.arrival_order import ArrivalOrder
 
 
 @pytest.fixture
-async def workers() -> AsyncIterator[Workers]:
-    found = Workers(threads=2)
+async def workers() -> AsyncIterator[OffloadPool]:
+    found = OffloadPool(threads=2)
     yield found
     found.close()
 
@@ -37,7 +37,7 @@ class Held:
         assert await asyncio.to_thread(self.begun.wait, 60)
 
 
-async def test_one_owner_never_keeps_all_threads(workers: Workers) -> None:
+async def test_one_owner_never_keeps_all_threads(workers: OffloadPool) -> None:
     held = [Held() for _ in range(5)]
     running = [asyncio.ensure_future(workers.run("greedy", work)) for work in held]
     await held[0].has_begun()
@@ -49,7 +49,7 @@ async def test_one_owner_never_keeps_all_threads(workers: Workers) -> None:
 
 
 async def test_owners_take_turns() -> None:
-    workers, order = Workers(threads=1), list[str]()
+    workers, order = OffloadPool(threads=1), list[str]()
     first = Held()
     running = asyncio.ensure_future(workers.run("a", first))
     await first.has_begun()
@@ -63,7 +63,7 @@ async def test_owners_take_turns() -> None:
 
 
 async def test_a_caller_that_gives_up_frees_its_thread_only_when_the_work_ends(
-    workers: Workers,
+    workers: OffloadPool,
 ) -> None:
     held, waiting = Held(), Held()
     given_up = asyncio.ensure_future(workers.run("a", held))
@@ -78,7 +78,7 @@ async def test_a_caller_that_gives_up_frees_its_thread_only_when_the_work_ends(
     assert await queued == "done"
 
 
-async def test_who_stops_waiting_takes_nobody_elses_turn(workers: Workers) -> None:
+async def test_who_stops_waiting_takes_nobody_elses_turn(workers: OffloadPool) -> None:
     held = Held()
     running = asyncio.ensure_future(workers.run("a", held))
     await held.has_begun()
@@ -91,7 +91,7 @@ async def test_who_stops_waiting_takes_nobody_elses_turn(workers: Workers) -> No
     assert await workers.run("a", lambda: "again") == "again"
 
 
-async def test_errors_come_back_without_what_they_were_made_of(workers: Workers) -> None:
+async def test_errors_come_back_without_what_they_were_made_of(workers: OffloadPool) -> None:
     def fail() -> None:
         large = [object()]
         raise ValueError(len(large))

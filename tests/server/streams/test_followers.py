@@ -15,14 +15,14 @@ from streamfold.model.metrics import BasinMetrics
 from streamfold.model.records import RECORD_OVERHEAD, Record
 from streamfold.server.http.response_stream import PIECE
 from streamfold.server.main import Server
-from streamfold.store.log.tail_waiters import TOLD_AT_ONCE
+from streamfold.store.log.tail_waiters import WAKES_PER_STEP
 from tests.server.conftest import BASIN, STREAM
 from tests.server.frames import frames_in
 from tests.server.raw_h1 import H1Client, h1_client
 
 S2S, SSE = "content-type: s2s/proto", "accept: text/event-stream"
 #: More than are told in one turn.
-CROWD = 2 * TOLD_AT_ONCE
+CROWD = 2 * WAKES_PER_STEP
 RECORDS, LAST = 60, b"<last>"
 SIZE = 6 + RECORD_OVERHEAD
 

@@ -20,7 +20,7 @@ from streamfold.snapshotter.pipeline.transactions import (
     OpenTransaction,
     Tail,
     TransactionLimits,
-    Waiting,
+    TransactionWait,
     follow,
     tail_of,
 )
@@ -107,7 +107,7 @@ def test_it_does_not_matter_where_batches_are_cut(
 
 
 def test_a_transaction_whose_end_is_not_marked_is_complete_after_quiet() -> None:
-    waiting = Waiting(LIMITS)
+    waiting = TransactionWait(LIMITS)
     waiting.read([tail(A)], now=0)
     waiting.read([tail(A, first=1)], now=4)
     assert not waiting.is_complete(8)
@@ -116,7 +116,7 @@ def test_a_transaction_whose_end_is_not_marked_is_complete_after_quiet() -> None
 
 
 def test_a_marked_end_is_waited_for_until_a_limit() -> None:
-    waiting = Waiting(LIMITS)
+    waiting = TransactionWait(LIMITS)
     waiting.read([tail(OUTSIDE, MARKED)], now=0)
     waiting.read([tail(A, first=2)], now=50)
     assert not waiting.is_complete(59)
@@ -129,7 +129,7 @@ def test_a_marked_end_is_waited_for_until_a_limit() -> None:
 
 
 def test_the_clock_of_a_transaction_begins_with_it() -> None:
-    waiting = Waiting(LIMITS)
+    waiting = TransactionWait(LIMITS)
     waiting.read([tail(MARKED)], now=0)
     waiting.read([tail(Membership("b", marked=True), first=1)], now=59)
     assert not waiting.is_cut(1, 118)

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from streamfold.archive.events import Backoff
 from streamfold.snapshotter.spark.jobs import TableJob
-from streamfold.snapshotter.spark.service import SnapshotWriter
+from streamfold.snapshotter.spark.service import Snapshotter
 from streamfold.snapshotter.status import State, StatusServer, TableStatus
 from tests.spark.snapshotter.waiting import wait_for
 
@@ -21,7 +21,7 @@ from tests.spark.snapshotter.waiting import wait_for
 class Running:
     """A writer and its HTTP side."""
 
-    def __init__(self, writer: SnapshotWriter, port: int) -> None:
+    def __init__(self, writer: Snapshotter, port: int) -> None:
         self.writer = writer
         self._port = port
 
@@ -50,6 +50,6 @@ class Running:
 
 @contextmanager
 def running(spark: SparkSession, scratch: Path, *jobs: TableJob) -> Iterator[Running]:
-    writer = SnapshotWriter(jobs, scratch=scratch, backoff=Backoff(0.2, 1.0))
+    writer = Snapshotter(jobs, scratch=scratch, backoff=Backoff(0.2, 1.0))
     with writer, StatusServer(writer, "127.0.0.1", 0) as served, writer.publishing(spark):
         yield Running(writer, served.port)

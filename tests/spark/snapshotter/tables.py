@@ -14,7 +14,7 @@ from streamfold.archive.formats.registry import format_of
 from streamfold.archive.manifest.positions import SEQ_NUM
 from streamfold.snapshotter.decoding import EnvelopeDecoder, parse_ddl
 from streamfold.snapshotter.spark.dead_letters import DeadLetterFolder
-from streamfold.snapshotter.spark.destinations import Place
+from streamfold.snapshotter.spark.destinations import DestinationSpec
 from streamfold.snapshotter.spark.jobs import TableJob
 from tests.spark.server import Server
 from tests.spark.snapshotter.feeding import State, replayed
@@ -28,7 +28,7 @@ def table_schema() -> TableSchema:
 
 def table_job(server: Server, stream: str, folder: Path, **changed: Any) -> TableJob:
     """A job that publishes a stream in a local folder."""
-    place = Place(folder.as_uri())
+    place = DestinationSpec(folder.as_uri())
     given: dict[str, Any] = {
         "table": "public.items",
         "stream": stream,
@@ -84,7 +84,7 @@ def _with_nulls(state: State) -> State:
     }
 
 
-def place_manifest(place: Place) -> Manifest:
+def place_manifest(place: DestinationSpec) -> Manifest:
     """What is committed at a place, read as whoever the place says."""
     stored = asyncio.run(place.open().read(SEQ_NUM))
     assert stored is not None

@@ -21,12 +21,12 @@ from streamfold.archive.formats.registry import format_of
 from streamfold.archive.manifest.positions import SEQ_NUM
 from streamfold.archive.read.part_files import PartFiles
 from streamfold.archive.write.parts import PartPlan, WrittenPart, write_part
-from streamfold.snapshotter.spark.destinations import Place, open_mirrors
+from streamfold.snapshotter.spark.destinations import DestinationSpec, open_mirrors
 from streamfold.snapshotter.spark.tasks.bucket_rows import FILES_AT_ONCE, BucketRows
 from streamfold.snapshotter.spark.tasks.fold import FoldStep, fold, written_parts
 from streamfold.snapshotter.spark.tasks.layers import Layer, Stack
-from streamfold.snapshotter.spark.tasks.open_files import OpenedFiles
-from streamfold.snapshotter.spark.tasks.results import Parcel, raise_failures
+from streamfold.snapshotter.spark.tasks.open_files import OpenFiles
+from streamfold.snapshotter.spark.tasks.results import TaskResult, raise_task_errors
 from streamfold.spark.buckets import BUCKETING, SPLITMIX64, TRUNCATES, bucket_numbers
 from tests.archive.tables import SCHEMA, changes, open_writer, rows
 
@@ -46,7 +46,7 @@ class Table:
     """A table as files, made layer by layer, and what it must hold."""
 
     def __init__(self, folder: Path) -> None:
-        self.place = Place(folder.as_uri())
+        self.place = DestinationSpec(folder.as_uri())
         self.mirrors: Mirrors = open_mirrors([self.place])
         self.expected: dict[Key, Row] = {}
         self.stack = Stack(None, (), BUCKETS)
@@ -99,7 +99,7 @@ class Table:
 
     def rows_of(self, bucket: int, schema: TableSchema) -> list[Row]:
         async def read() -> list[pa.RecordBatch]:
-            async with OpenedFiles(PartFiles(self.mirrors.primary)) as files:
+            async with OpenFiles(PartFiles(self.mirrors.primary)) as files:
                 rows = BucketRows(self.stack, bucket, schema, files)
                 return await asyncio.to_thread(list, rows)
 
@@ -252,7 +252,7 @@ def test_files_are_closed_when_a_fold_is_given_up(tmp_path: Path) -> None:
     table.write_diff(making.rows(40, OLD), OLD, "parquet")
 
     async def begin() -> set[str]:
-        async with OpenedFiles(PartFiles(table.mirrors.primary)) as files:
+        async with OpenFiles(PartFiles(table.mirrors.primary)) as files:
             rows = iter(BucketRows(table.stack, 0, OLD, files))
             await asyncio.to_thread(next, rows)
             return open_below(tmp_path)
@@ -271,14 +271,14 @@ def open_below(folder: Path) -> set[str]:
 def _fold(step: FoldStep) -> list[Any]:
     """What the tasks of a re-base do, in this process."""
     ids = pa.RecordBatch.from_pydict({"id": list(range(len(step.buckets)))})
-    rows = [Parcel(**batch.to_pylist()[0]) for batch in fold([ids], step=step)]
-    raise_failures(rows)
+    rows = [TaskResult(**batch.to_pylist()[0]) for batch in fold([ids], step=step)]
+    raise_task_errors(rows)
     return [part.files["parquet"] for part in written_parts(rows)]
 
 
 async def test_an_archive_in_buckets_of_another_hash_is_folded_as_a_whole(tmp_path: Path) -> None:
     """Nothing but the field `bucketing` tells how its writer chose the buckets."""
-    place = Place(tmp_path.as_uri())
+    place = DestinationSpec(tmp_path.as_uri())
     writer = await open_writer(open_mirrors([place]).primary)
     # Keys of any kind in either bucket: by our hash some of them would be looked for in the other.
     base = {0: rows(dict.fromkeys(range(20), "old")), 1: rows(dict.fromkeys(range(20, 40), "old"))}
@@ -287,7 +287,7 @@ async def test_an_archive_in_buckets_of_another_hash_is_folded_as_a_whole(tmp_pa
     manifest = await writer.write_diff(changes(*found, ("DELETE", 1, None)), "0", "1")
     stack = Stack.of(manifest)
     assert (stack.is_bucketed, stack.buckets) == (False, 1)
-    async with OpenedFiles(PartFiles(open_mirrors([place]).primary)) as files:
+    async with OpenFiles(PartFiles(open_mirrors([place]).primary)) as files:
         batches = await asyncio.to_thread(list, BucketRows(stack, 0, SCHEMA, files))
     folded = {row["id"]: row["name"] for batch in batches for row in batch.to_pylist()}
     assert folded == {key: "old" if key % 2 else "new" for key in range(40) if key != 1}
@@ -298,7 +298,7 @@ async def test_changes_in_buckets_of_our_hash_after_a_base_of_another_are_all_fo
     tmp_path: Path, marked: Sequence[int]
 ) -> None:
     """No part of such a base, or not every part of it, says that its bucket is of our hash."""
-    mirrors = open_mirrors([Place(tmp_path.as_uri())])
+    mirrors = open_mirrors([DestinationSpec(tmp_path.as_uri())])
     writer = await open_writer(mirrors.primary)
     by_bucket = _ids_by_bucket(range(40))
     plan = writer.plan_base("0")
@@ -313,7 +313,7 @@ async def test_changes_in_buckets_of_our_hash_after_a_base_of_another_are_all_fo
         part = await write_part(plan, changes(*found), mirrors, bucket=bucket)
         parts.append(_of_our_hash(part))
     stack = Stack.of(await writer.commit_diff(plan, parts))
-    async with OpenedFiles(PartFiles(mirrors.primary)) as files:
+    async with OpenFiles(PartFiles(mirrors.primary)) as files:
         read = [BucketRows(stack, bucket, SCHEMA, files) for bucket in range(stack.buckets)]
         batches = await asyncio.to_thread(lambda: [batch for each in read for batch in each])
     folded = {row["id"]: row["name"] for batch in batches for row in batch.to_pylist()}

@@ -33,8 +33,12 @@ from streamfold.snapshotter.decoding import EnvelopeDecoder
 from streamfold.snapshotter.errors import AddressUnavailableError
 from streamfold.snapshotter.pipeline.net_changes import net_schema
 from streamfold.snapshotter.pipeline.transactions import CLOSED
-from streamfold.snapshotter.spark import DeadLetterStream, Place, SnapshotWriter, table_jobs
-from streamfold.snapshotter.spark.errors_from_spark import QueryFailedError, may_pass, told_by
+from streamfold.snapshotter.spark import DeadLetterStream, DestinationSpec, Snapshotter, table_jobs
+from streamfold.snapshotter.spark.errors_from_spark import (
+    QueryFailedError,
+    error_from_spark,
+    is_retryable,
+)
 from streamfold.snapshotter.spark.lag import lag_of
 from streamfold.snapshotter.spark.snapshot_requests import Request, SnapshotRequests
 from streamfold.snapshotter.spark.table.commit_log import CommitLog
@@ -42,10 +46,10 @@ from streamfold.snapshotter.spark.tasks.decode import DecodeReport, DecodeStep, 
 from streamfold.snapshotter.spark.tasks.results import (
     REPORT,
     Batches,
-    Parcel,
-    parcels_of,
-    raise_failures,
+    TaskResult,
+    raise_task_errors,
     task,
+    task_results,
 )
 from streamfold.snapshotter.spark.tasks.unsent_columns import fill_unsent, has_unsent
 from streamfold.snapshotter.status import (
@@ -67,8 +71,8 @@ from tests.spark.snapshotter.waiting import wait_for
 
 
 @task
-def _failing(batches: Batches, error: StreamfoldError) -> Iterator[Parcel]:
-    yield from parcels_of(batches)
+def _failing(batches: Batches, error: StreamfoldError) -> Iterator[TaskResult]:
+    yield from task_results(batches)
     raise error
 
 
@@ -83,7 +87,7 @@ def test_an_error_of_a_task_reaches_the_driver_whole(error: StreamfoldError) -> 
 
     rows = [Row(batch) for batch in _failing([], error=error)]
     with pytest.raises(type(error)) as raised:
-        raise_failures(rows)
+        raise_task_errors(rows)
     assert (raised.value.message, raised.value.__dict__) == (error.message, error.__dict__)
 
 
@@ -92,13 +96,13 @@ def test_errors_that_spark_made_text_of_are_found_again() -> None:
     raise found
 streamfold.spark.errors.DataLossError: {DataLossError("s", 1, 5, 9).message}
 SQLSTATE: 38000"""
-    found = told_by(RuntimeError(text))
+    found = error_from_spark(RuntimeError(text))
     assert isinstance(found, DataLossError)
     assert found.message == DataLossError("s", 1, 5, 9).message
-    assert not may_pass(found)
-    other = told_by(RuntimeError("Job aborted"))
+    assert not is_retryable(found)
+    other = error_from_spark(RuntimeError("Job aborted"))
     assert isinstance(other, QueryFailedError)
-    assert may_pass(other)
+    assert is_retryable(other)
 
 
 def test_the_lag_is_what_lies_between_two_offsets() -> None:
@@ -209,7 +213,7 @@ def test_jobs_follow_the_configuration_and_show_no_secret(tmp_path: Path) -> Non
     [again] = table_jobs(configuration, {})
     assert list(again.events) == list(job.events)
     with pytest.raises(InvalidError, match="memory"):
-        Place("memory:")
+        DestinationSpec("memory:")
 
 
 def test_validate_says_what_is_in_effect_and_what_is_wrong(tmp_path: Path) -> None:
@@ -373,18 +377,18 @@ def test_a_port_that_is_taken_is_told_in_the_words_of_the_configuration() -> Non
 
 def test_an_error_of_a_task_says_which_destination_failed(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
-    place = Place((tmp_path / "taken").as_uri())
+    place = DestinationSpec((tmp_path / "taken").as_uri())
 
     @task
-    def opening(batches: Batches) -> Iterator[Parcel]:
+    def opening(batches: Batches) -> Iterator[TaskResult]:
         place.open()
-        yield from parcels_of(batches)
+        yield from task_results(batches)
 
     class Row:
         bucket, payload = -2, next(opening([]))["payload"][0].as_py()
 
     with pytest.raises(BlobUnavailableError, match="is a file") as failure:
-        raise_failures([Row()])
+        raise_task_errors([Row()])
     assert failure.value.destination == place.uri
 
 
@@ -403,7 +407,7 @@ def test_every_error_series_is_there_from_the_start(tmp_path: Path) -> None:
         ),
         {},
     )
-    with SnapshotWriter([job], scratch=tmp_path / "scratch") as writer:
+    with Snapshotter([job], scratch=tmp_path / "scratch") as writer:
         metrics = render_metrics(writer).decode()
     for uri in ("s3://archive/t/", f"{tmp_path.as_uri()}/t/", f"{tmp_path.as_uri()}/letters/t/"):
         assert f'destination_errors_total{{dest="{uri}",table="t"}} 0.0' in metrics
@@ -422,7 +426,7 @@ def test_destinations_and_servers_are_checked_without_spark_and_the_others_go_on
         table_job(server, stream, Path("/dev/null/x"), table="bad"),
         table_job(server, stream, tmp_path / "lost", table="lost", source=away),
     ]
-    with SnapshotWriter(jobs, scratch=tmp_path / "scratch") as writer:
+    with Snapshotter(jobs, scratch=tmp_path / "scratch") as writer:
         writer.check()
         good, bad, lost = (writer.statuses()[name] for name in ("good", "bad", "lost"))
     assert (good.state, good.last_error) == (State.STARTING, None)
@@ -436,7 +440,7 @@ def test_destinations_and_servers_are_checked_without_spark_and_the_others_go_on
 
 
 def test_a_failure_of_spark_is_a_sentence() -> None:
-    error = told_by(RuntimeError("Job aborted.\n  at org.apache.spark\n  at java.base"))
+    error = error_from_spark(RuntimeError("Job aborted.\n  at org.apache.spark\n  at java.base"))
     assert isinstance(error, QueryFailedError)
     assert error.message == (
         "a query or a job of Spark failed with RuntimeError: Job aborted; run with --verbose to see "

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from streamfold.archive import Thresholds
 from streamfold.snapshotter.decoding import DebeziumDecoder
 from streamfold.snapshotter.spark.driver_loop import DriverLoop
-from streamfold.snapshotter.spark.table.archive import PublishedTable
+from streamfold.snapshotter.spark.table.archive import TableArchive
 from streamfold.snapshotter.spark.table.pipeline import TablePipeline
 from tests.spark.server import Server
 from tests.spark.snapshotter.feeding import Feed, envelope, feed
@@ -28,7 +28,7 @@ def loop() -> Iterator[DriverLoop]:
 
 
 def open_pipeline(spark: SparkSession, loop: DriverLoop, job: Any) -> TablePipeline:
-    published = PublishedTable(job, loop)
+    published = TableArchive(job, loop)
     published.open()
     return TablePipeline(spark, job, published)
 

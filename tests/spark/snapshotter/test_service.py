@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from streamfold.archive import Thresholds
 from streamfold.snapshotter.decoding import DEAD_LETTER, EnvelopeDecoder
-from streamfold.snapshotter.spark.destinations import Place
+from streamfold.snapshotter.spark.destinations import DestinationSpec
 from streamfold.snapshotter.spark.jobs import TableJob
 from streamfold.snapshotter.status import State
 from tests.spark.server import Server
@@ -115,11 +115,17 @@ def test_a_destination_goes_away_and_comes_back_and_a_second_writer_takes_over(
     stream, bodies = fresh(), list(Feed(5).changes(300))
     mirror, copied = tmp_path / "mirror", tmp_path / "copied"
     with RestartableS3() as s3:
-        far, farther = (Place(s3.url(name), {**s3.options, **IMPATIENT}) for name in ("a", "b"))
-        job = table_job(server, stream, mirror, places=(far, Place(mirror.as_uri())))
+        far, farther = (
+            DestinationSpec(s3.url(name), {**s3.options, **IMPATIENT}) for name in ("a", "b")
+        )
+        job = table_job(server, stream, mirror, places=(far, DestinationSpec(mirror.as_uri())))
         # For this one it is the second destination that goes away.
         other = table_job(
-            server, stream, copied, table="copied", places=(Place(copied.as_uri()), farther)
+            server,
+            stream,
+            copied,
+            table="copied",
+            places=(DestinationSpec(copied.as_uri()), farther),
         )
         feed(server, stream, bodies[:100])
         with running(spark, tmp_path / "first", job, other) as first:
@@ -257,7 +263,7 @@ def test_a_folder_that_becomes_a_file_holds_up_its_table_alone_until_it_is_one_a
     spark: SparkSession, server: Server, fresh: Callable[[], str], tmp_path: Path
 ) -> None:
     stream, bodies = fresh(), list(Feed(17).changes(60))
-    first, second = (Place((tmp_path / name).as_uri()) for name in ("first", "second"))
+    first, second = (DestinationSpec((tmp_path / name).as_uri()) for name in ("first", "second"))
     job = table_job(server, stream, tmp_path / "first", places=(first, second))
     other = table_job(server, stream, tmp_path / "other", table="other")
     with running(spark, tmp_path / "scratch", job, other) as live:

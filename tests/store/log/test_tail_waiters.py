@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 from streamfold.errors import StoreClosingError
-from streamfold.store.log.tail_waiters import PAUSE_EACH, TOLD_AT_ONCE, Audience, Waiter
+from streamfold.store.log.tail_waiters import PAUSE_PER_WAITER, WAKES_PER_STEP, TailWaiters, Waiter
 
-MANY = 5 * TOLD_AT_ONCE
+MANY = 5 * WAKES_PER_STEP
 
 
 class HandLoop(asyncio.SelectorEventLoop):
@@ -26,7 +26,7 @@ class HandLoop(asyncio.SelectorEventLoop):
     def pass_time(self, seconds: float) -> None:
         """So many seconds, and then turns enough for what is due."""
         self.now += seconds
-        for _ in range(2 * MANY // TOLD_AT_ONCE):
+        for _ in range(2 * MANY // WAKES_PER_STEP):
             self.take_turn()
 
 
@@ -38,11 +38,11 @@ def loop() -> Iterator[HandLoop]:
 
 
 @pytest.fixture
-def audience(loop: HandLoop) -> Audience:
-    return Audience(loop)
+def audience(loop: HandLoop) -> TailWaiters:
+    return TailWaiters(loop)
 
 
-def sit(audience: Audience, loop: HandLoop, count: int) -> list[asyncio.Future[bool]]:
+def sit(audience: TailWaiters, loop: HandLoop, count: int) -> list[asyncio.Future[bool]]:
     return [Waiter(audience, loop).sit(None) for _ in range(count)]
 
 
@@ -50,7 +50,7 @@ def told(waits: list[asyncio.Future[bool]]) -> int:
     return sum(wait.done() for wait in waits)
 
 
-def test_what_comes_after_a_silence_is_told_at_once(audience: Audience, loop: HandLoop) -> None:
+def test_what_comes_after_a_silence_is_told_at_once(audience: TailWaiters, loop: HandLoop) -> None:
     waits = sit(audience, loop, 3)
     audience.tell()
     assert [wait.result() for wait in waits] == [True] * 3
@@ -58,20 +58,20 @@ def test_what_comes_after_a_silence_is_told_at_once(audience: Audience, loop: Ha
 
 
 def test_a_crowd_is_told_a_few_in_each_turn_so_that_others_have_theirs(
-    audience: Audience, loop: HandLoop
+    audience: TailWaiters, loop: HandLoop
 ) -> None:
     waits = sit(audience, loop, MANY)
     audience.tell()
-    assert told(waits) == TOLD_AT_ONCE
+    assert told(waits) == WAKES_PER_STEP
     loop.take_turn()
-    assert told(waits) == 2 * TOLD_AT_ONCE
-    assert len(audience) == MANY - 2 * TOLD_AT_ONCE
+    assert told(waits) == 2 * WAKES_PER_STEP
+    assert len(audience) == MANY - 2 * WAKES_PER_STEP
     loop.pass_time(0)
     assert told(waits) == MANY
 
 
 def test_what_comes_soon_after_a_round_waits_for_the_next_and_is_told_once(
-    audience: Audience, loop: HandLoop
+    audience: TailWaiters, loop: HandLoop
 ) -> None:
     sit(audience, loop, MANY)
     audience.tell()
@@ -79,27 +79,27 @@ def test_what_comes_soon_after_a_round_waits_for_the_next_and_is_told_once(
     waits = sit(audience, loop, MANY)
     for _ in range(10):
         audience.tell()
-    loop.pass_time(MANY * PAUSE_EACH * 0.9)
+    loop.pass_time(MANY * PAUSE_PER_WAITER * 0.9)
     assert told(waits) == 0
-    loop.pass_time(MANY * PAUSE_EACH * 0.2)
+    loop.pass_time(MANY * PAUSE_PER_WAITER * 0.2)
     assert told(waits) == MANY
 
 
 def test_a_record_during_a_round_reaches_those_already_told_and_those_not_yet(
-    audience: Audience, loop: HandLoop
+    audience: TailWaiters, loop: HandLoop
 ) -> None:
     first = sit(audience, loop, MANY)
     audience.tell()
-    again = sit(audience, loop, TOLD_AT_ONCE)
+    again = sit(audience, loop, WAKES_PER_STEP)
     audience.tell()
     loop.pass_time(0)
     assert told(first) == MANY
     assert told(again) == 0
-    loop.pass_time(2 * MANY * PAUSE_EACH)
-    assert told(again) == TOLD_AT_ONCE
+    loop.pass_time(2 * MANY * PAUSE_PER_WAITER)
+    assert told(again) == WAKES_PER_STEP
 
 
-def test_who_leaves_is_not_told_and_holds_nobody_up(audience: Audience, loop: HandLoop) -> None:
+def test_who_leaves_is_not_told_and_holds_nobody_up(audience: TailWaiters, loop: HandLoop) -> None:
     waiter = Waiter(audience, loop)
     waiter.sit(None).cancel()
     waiter.leave()
@@ -110,7 +110,7 @@ def test_who_leaves_is_not_told_and_holds_nobody_up(audience: Audience, loop: Ha
 
 
 def test_patience_counts_from_the_wait_however_many_there_were_before(
-    audience: Audience, loop: HandLoop
+    audience: TailWaiters, loop: HandLoop
 ) -> None:
     waiter = Waiter(audience, loop)
     for _ in range(5):
@@ -128,7 +128,7 @@ def test_patience_counts_from_the_wait_however_many_there_were_before(
 
 
 def test_a_wait_of_less_patience_than_those_before_ends_in_time(
-    audience: Audience, loop: HandLoop
+    audience: TailWaiters, loop: HandLoop
 ) -> None:
     waiter = Waiter(audience, loop)
     waiter.sit(10.0)
@@ -144,7 +144,7 @@ def test_a_wait_of_less_patience_than_those_before_ends_in_time(
 
 
 def test_dismissal_reaches_those_who_wait_and_those_of_a_round_under_way(
-    audience: Audience, loop: HandLoop
+    audience: TailWaiters, loop: HandLoop
 ) -> None:
     called = sit(audience, loop, MANY)
     audience.tell()
@@ -153,8 +153,8 @@ def test_dismissal_reaches_those_who_wait_and_those_of_a_round_under_way(
     audience.dismiss(StoreClosingError())
     loop.pass_time(0)
     loop.pass_time(60.0)
-    for wait in (*called[TOLD_AT_ONCE:], *waiting):
+    for wait in (*called[WAKES_PER_STEP:], *waiting):
         with pytest.raises(StoreClosingError):
             wait.result()
-    assert told(called[:TOLD_AT_ONCE]) == TOLD_AT_ONCE
+    assert told(called[:WAKES_PER_STEP]) == WAKES_PER_STEP
     assert len(audience) == 0

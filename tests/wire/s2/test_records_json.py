@@ -15,7 +15,7 @@ from streamfold.model.configs import TimestampMode
 from streamfold.model.positions import STREAM_START, U64_MAX, SeqNum, StreamPosition, Timestamp
 from streamfold.model.records import Header, SequencedRecord
 from streamfold.records import AppendInput, Fence, decode, encode_records
-from streamfold.records.sequencing import Place
+from streamfold.records.sequencing import Slot
 from streamfold.wire.s2.errors import BadJsonError
 from streamfold.wire.s2.records_json import (
     RecordFormat,
@@ -33,7 +33,7 @@ U64 = st.one_of(st.integers(0, U64_MAX), st.sampled_from([0, 2**53 + 1, U64_MAX]
 
 def records_of(append: AppendInput) -> list[SequencedRecord]:
     """The batch as a stream that takes client timestamps would store it."""
-    place = Place(0, TimestampMode.CLIENT_PREFER, uncapped=True, now=5, floor=0)
+    place = Slot(0, TimestampMode.CLIENT_PREFER, uncapped=True, now=5, floor=0)
     sequenced = append.batch.sequence(place)
     return decode(sequenced.payload)
 

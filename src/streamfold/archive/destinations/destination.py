@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 from streamfold.archive.concurrency import finish_all
 from streamfold.archive.errors import ManifestNotFoundError, SwapUnsupportedError
 from streamfold.archive.manifest.encoding import read_manifest, write_manifest
-from streamfold.archive.manifest.model import MANIFEST_KEY, Manifest, located
+from streamfold.archive.manifest.model import MANIFEST_KEY, Manifest, with_uris
 from streamfold.archive.manifest.positions import PositionOrder
 from streamfold.blob import BlobChangedError, BlobStore, CredentialProvider, open_blob_store
 from streamfold.errors import (
@@ -57,7 +57,7 @@ Pieces = Callable[[], AsyncIterator[bytes]]
 
 
 @contextmanager
-def failing_at(uri: str) -> Iterator[None]:
+def name_destination_on_error(uri: str) -> Iterator[None]:
     """Have errors of the block say which destination failed, unless they say so already.
 
     Whoever counts failures goes by that, and not by what a message happens to mention.
@@ -96,7 +96,7 @@ class Destination:
     def open(cls, url: str, **options: Any) -> Destination:
         """Return the folder of a table by URL, as `open_blob_store` takes it."""
         uri = url.rstrip("/") + "/"
-        with failing_at(uri):
+        with name_destination_on_error(uri):
             return cls(open_blob_store(url, **options), uri)
 
     @property
@@ -105,7 +105,7 @@ class Destination:
 
     async def read(self, order: PositionOrder | None = None) -> Stored | None:
         """Return the manifest and its etag, None where there is none yet."""
-        with failing_at(self.uri):
+        with name_destination_on_error(self.uri):
             try:
                 data, etag = await self.blobs.get_with_etag(MANIFEST_KEY)
             except BlobNotFoundError:
@@ -117,16 +117,16 @@ class Destination:
 
         Raises what `put_if_match` and `put_if_absent` raise.
         """
-        own = located(manifest, self.uri)
+        own = with_uris(manifest, self.uri)
         data = write_manifest(own)
-        with failing_at(self.uri):
+        with name_destination_on_error(self.uri):
             if previous is None:
                 return Stored(own, await self.blobs.put_if_absent(MANIFEST_KEY, data))
             return Stored(own, await self.blobs.put_if_match(MANIFEST_KEY, data, previous.etag))
 
     async def put(self, path: str, pieces: Pieces) -> None:
         """Store a file under a name of its own; durable when this returns."""
-        with failing_at(self.uri):
+        with name_destination_on_error(self.uri):
             for attempt in range(PUT_ATTEMPTS):
                 try:
                     await self.blobs.put(path, pieces())
@@ -137,13 +137,13 @@ class Destination:
 
     async def stream(self, path: str) -> AsyncIterator[bytes]:
         """Yield the bytes of a file."""
-        with failing_at(self.uri):
+        with name_destination_on_error(self.uri):
             async for piece in self.blobs.stream(path):
                 yield piece
 
     async def holds(self, path: str, size: int) -> bool:
         """Whether a file of that size is there."""
-        with failing_at(self.uri):
+        with name_destination_on_error(self.uri):
             try:
                 return (await self.blobs.head(path)).size == size
             except BlobNotFoundError:
@@ -156,7 +156,7 @@ async def check_compare_and_swap(destination: Destination, probe_id: str) -> Non
     Emulators, proxies and gateways have been seen to ignore conditions. `probe_id` must be new.
     """
     blobs, key = destination.blobs, f"{PROBE}{probe_id}"
-    with failing_at(destination.uri):
+    with name_destination_on_error(destination.uri):
         try:
             await _check_conditions(destination, key)
         finally:
@@ -167,22 +167,24 @@ async def _check_conditions(destination: Destination, key: str) -> None:
     blobs = destination.blobs
     etag = await blobs.put_if_absent(key, b"first")
     if await _accepts(blobs.put_if_absent(key, b"again")):
-        raise _lies(destination, "wrote over a blob that had to be absent")
+        raise _swap_is_broken(destination, "wrote over a blob that had to be absent")
     won = await finish_all(
         _accepts(blobs.put_if_match(key, b"%d" % number, etag)) for number in range(RACERS)
     )
     if won.count(True) != 1:
-        raise _lies(destination, f"let {won.count(True)} of {RACERS} racing swaps win, not one")
+        raise _swap_is_broken(
+            destination, f"let {won.count(True)} of {RACERS} racing swaps win, not one"
+        )
     if await blobs.get(key) != b"%d" % won.index(True):
-        raise _lies(destination, "does not hold the bytes of the swap that won")
+        raise _swap_is_broken(destination, "does not hold the bytes of the swap that won")
     if await _accepts(blobs.put_if_match(key, b"stale", etag)):
-        raise _lies(destination, "accepted an etag that was no longer current")
+        raise _swap_is_broken(destination, "accepted an etag that was no longer current")
     _, current = await blobs.get_with_etag(key)
     if not await _accepts(blobs.put_if_match(key, b"last", current)):
-        raise _lies(destination, "refused the current etag")
+        raise _swap_is_broken(destination, "refused the current etag")
     await blobs.delete(key)
     if await _accepts(blobs.put_if_match(key, b"gone", current)):
-        raise _lies(destination, "swapped a blob that was deleted")
+        raise _swap_is_broken(destination, "swapped a blob that was deleted")
 
 
 async def _accepts(write: Awaitable[str]) -> bool:
@@ -193,7 +195,7 @@ async def _accepts(write: Awaitable[str]) -> bool:
     return True
 
 
-def _lies(destination: Destination, what: str) -> SwapUnsupportedError:
+def _swap_is_broken(destination: Destination, what: str) -> SwapUnsupportedError:
     return SwapUnsupportedError(
         f"destination {destination.uri} {what}: it cannot keep an archive safe; use storage with "
         "conditional writes, or take the proxy between away"

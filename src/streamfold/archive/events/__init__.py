@@ -3,7 +3,7 @@
 from streamfold.archive.events.backoff import Backoff
 from streamfold.archive.events.cursor import CursorConflictError, CursorInvalidError
 from streamfold.archive.events.delivery import SinkStatus
-from streamfold.archive.events.dispatcher import EventPump
+from streamfold.archive.events.dispatcher import EventDispatcher
 from streamfold.archive.events.event import Event, decode_event, encode_event
 from streamfold.archive.events.secret_references import SecretReference
 from streamfold.archive.events.sink import EventRefusedError, EventSink, EventUnconfirmedError
@@ -16,7 +16,7 @@ from streamfold.archive.events.sinks.sqs import SqsSink
 from streamfold.archive.events.sinks.webhook import WebhookSink
 
 __all__ = [
-    "EventPump",
+    "EventDispatcher",
     "SinkStatus",
     "Backoff",
     "Event",

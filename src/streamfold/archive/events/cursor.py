@@ -14,7 +14,7 @@ from datetime import datetime
 
 import msgspec
 
-from streamfold.archive.events.outbox import Place
+from streamfold.archive.events.outbox import SinkPosition
 from streamfold.archive.manifest.timestamps import format_time
 from streamfold.blob import BlobChangedError, BlobStore
 from streamfold.errors import (
@@ -50,7 +50,7 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True):
     revision: int
     updated_at: str
     event_id: str
-    place: Place
+    place: SinkPosition
 
 
 class CursorFile:
@@ -66,14 +66,14 @@ class CursorFile:
         self._etag: str | None = None
         # Whether storage may hold something else than `_stored`.
         self._doubt = True
-        self._delivered: tuple[str, Place] | None = None
+        self._delivered: tuple[str, SinkPosition] | None = None
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> SinkPosition | None:
         """The last place that was delivered, as far as this process knows."""
         return self._delivered[1] if self._delivered else None
 
-    def advance(self, event_id: str, place: Place) -> None:
+    def advance(self, event_id: str, place: SinkPosition) -> None:
         """Note a delivery; it is durable with the next `save`."""
         self._delivered = (event_id, place)
 
@@ -137,7 +137,7 @@ def cursor_key(sink: str) -> str:
     return f"{FOLDER}{sink}.json"
 
 
-def _delivered(cursor: Cursor | None) -> tuple[str, Place] | None:
+def _delivered(cursor: Cursor | None) -> tuple[str, SinkPosition] | None:
     return (cursor.event_id, cursor.place) if cursor else None
 
 

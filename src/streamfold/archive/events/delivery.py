@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from streamfold.archive.destinations.destination import Destination
 from streamfold.archive.events.backoff import Backoff
 from streamfold.archive.events.cursor import CursorFile
-from streamfold.archive.events.outbox import due_after, events_of, place_of
+from streamfold.archive.events.outbox import events_of, find_due, position_of
 from streamfold.archive.events.sink import EventSink
 from streamfold.archive.manifest.positions import PositionOrder
 from streamfold.errors import StreamfoldError
@@ -41,7 +41,7 @@ class SinkStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class DeliveryTiming:
     """When to look and when to try again; `poll` is in seconds, None to wait for `wake` alone."""
 
     backoff: Backoff
@@ -62,7 +62,7 @@ class Delivery:
         sink: EventSink,
         destination: Destination,
         cursor: CursorFile,
-        pace: Pace,
+        pace: DeliveryTiming,
         order: PositionOrder | None,
     ) -> None:
         self.status = SinkStatus()
@@ -113,7 +113,7 @@ class Delivery:
             self.status.lag = 0
             return
         manifest = stored.manifest
-        due = due_after(manifest, self._cursor.place)
+        due = find_due(manifest, self._cursor.place)
         self.status.lag = len(due)
         events = events_of(manifest, due, self._destination.manifest_uri)
         for number, (item, event) in enumerate(zip(due, events, strict=True), 1):
@@ -122,7 +122,7 @@ class Delivery:
             except StreamfoldError:
                 await self._cursor.save()
                 raise
-            self._cursor.advance(event.event_id, place_of(manifest, item.artifact))
+            self._cursor.advance(event.event_id, position_of(manifest, item.artifact))
             self._note_delivery(event.to_position)
             if number % CURSOR_EVERY == 0:
                 await self._cursor.save()

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from streamfold.archive.destinations.destination import Destination
 from streamfold.archive.events.backoff import Backoff
 from streamfold.archive.events.cursor import CursorFile
-from streamfold.archive.events.delivery import Delivery, Pace, SinkStatus
+from streamfold.archive.events.delivery import Delivery, DeliveryTiming, SinkStatus
 from streamfold.archive.events.sink import EventSink
 from streamfold.archive.manifest.positions import PositionOrder
 
@@ -24,7 +24,7 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-class EventPump:
+class EventDispatcher:
     """Every artifact is announced to every sink at least once, in the order of the table.
 
     Sinks are named: the name is that of the cursor in storage and must stay the same. Each has a
@@ -46,7 +46,7 @@ class EventPump:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         # Jitter needs no secrecy.
-        pace = Pace(backoff or Backoff(), poll_interval, rng or random.Random(), sleep)  # noqa: S311
+        pace = DeliveryTiming(backoff or Backoff(), poll_interval, rng or random.Random(), sleep)  # noqa: S311
         self._sinks = dict(sinks)
         self._deliveries = {
             name: Delivery(

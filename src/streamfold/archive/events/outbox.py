@@ -15,7 +15,7 @@ from streamfold.archive.events.event import Event, describe
 from streamfold.archive.manifest.model import Artifact, Manifest
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class SinkPosition(msgspec.Struct, frozen=True, kw_only=True):
     """The artifact whose event was delivered last."""
 
     archive_id: str | None
@@ -26,16 +26,16 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     to_position: str
 
 
-class Due(msgspec.Struct, frozen=True):
+class DueArtifact(msgspec.Struct, frozen=True):
     """An artifact to announce, and whether something before it is missing."""
 
     artifact: Artifact
     gap: bool
 
 
-def place_of(manifest: Manifest, artifact: Artifact) -> Place:
+def position_of(manifest: Manifest, artifact: Artifact) -> SinkPosition:
     """Return the place that is reached with the event of this artifact."""
-    return Place(
+    return SinkPosition(
         archive_id=manifest.archive_id,
         commit_id=artifact.commit_id,
         kind=artifact.kind,
@@ -45,7 +45,7 @@ def place_of(manifest: Manifest, artifact: Artifact) -> Place:
     )
 
 
-def due_after(manifest: Manifest, place: Place | None) -> list[Due]:
+def find_due(manifest: Manifest, place: SinkPosition | None) -> list[DueArtifact]:
     """Return what is to be announced after `place`, in order; everything live after None.
 
     If the artifacts that followed `place` are no longer live, announcing begins at the newest base,
@@ -53,30 +53,30 @@ def due_after(manifest: Manifest, place: Place | None) -> list[Due]:
     """
     artifacts = manifest.artifacts
     if place is None:
-        return [Due(artifacts[0], False), *_linked(artifacts)]
+        return [DueArtifact(artifacts[0], False), *_linked(artifacts)]
     for index in range(len(artifacts) - 1, -1, -1):
-        if place_of(manifest, artifacts[index]) == place:
+        if position_of(manifest, artifacts[index]) == place:
             return list(_linked(artifacts[index:]))
-    return _due_after_pruned(manifest, place)
+    return _find_due_after_pruning(manifest, place)
 
 
-def events_of(manifest: Manifest, due: list[Due], manifest_uri: str) -> Iterator[Event]:
+def events_of(manifest: Manifest, due: list[DueArtifact], manifest_uri: str) -> Iterator[Event]:
     """Yield the events one by one: a long backlog takes no memory beyond the manifest's."""
     for item in due:
         yield describe(manifest, item.artifact, manifest_uri, gap=item.gap)
 
 
-def _due_after_pruned(manifest: Manifest, place: Place) -> list[Due]:
+def _find_due_after_pruning(manifest: Manifest, place: SinkPosition) -> list[DueArtifact]:
     later = tuple(a for a in manifest.artifacts if a.epoch > place.epoch)
     same_archive = manifest.archive_id == place.archive_id
     # The last diff of an epoch ends where the next base is: nothing is missing between the two.
     if same_archive and later and later[0].to_position == place.to_position:
-        return [Due(later[0], False), *_linked(later)]
+        return [DueArtifact(later[0], False), *_linked(later)]
     newest = manifest.artifacts.index(manifest.base)
-    return [Due(manifest.base, True), *_linked(manifest.artifacts[newest:])]
+    return [DueArtifact(manifest.base, True), *_linked(manifest.artifacts[newest:])]
 
 
-def _linked(artifacts: tuple[Artifact, ...]) -> Iterator[Due]:
+def _linked(artifacts: tuple[Artifact, ...]) -> Iterator[DueArtifact]:
     """Yield all but the first; a base that does not begin where the one before ends has a gap."""
     for before, after in pairwise(artifacts):
-        yield Due(after, after.is_base and after.to_position != before.to_position)
+        yield DueArtifact(after, after.is_base and after.to_position != before.to_position)

@@ -19,7 +19,7 @@ def encode(array: pa.Array) -> pa.Array:
     data, lengths = values_of(array)
     groups = -(-lengths // 3)
     padded = np.zeros(int(groups.sum()) * 3, np.uint8)
-    padded[_places(lengths, groups * 3)] = data
+    padded[_byte_indices(lengths, groups * 3)] = data
     text = np.frombuffer(base64.b64encode(padded.tobytes()), np.uint8).copy()
     ends = np.cumsum(groups * 4)
     short = groups * 3 - lengths
@@ -42,7 +42,7 @@ def decode(array: pa.Array) -> pa.Array:
     plain[ends[padding[filled] == 2] - 2] = ord("A")
     decoded = np.frombuffer(base64.b64decode(plain.tobytes(), validate=True), np.uint8)
     sizes = lengths // 4 * 3
-    kept = decoded[_places(sizes - padding, sizes)]
+    kept = decoded[_byte_indices(sizes - padding, sizes)]
     column = _column(kept, sizes - padding, array, pa.binary())
     if not encode(column).equals(array):
         raise ValueError("base64 text is not in its one canonical form")
@@ -58,7 +58,7 @@ def values_of(array: pa.Array) -> tuple[Bytes, Lengths]:
     return view[bounds[0] : bounds[-1]], np.diff(bounds).astype(np.int64)
 
 
-def _places(sizes: Lengths, rooms: Lengths) -> Lengths:
+def _byte_indices(sizes: Lengths, rooms: Lengths) -> Lengths:
     """Where the bytes of values go that each have a room of their own, from its start."""
     starts = np.cumsum(rooms) - rooms
     before = np.cumsum(sizes) - sizes

@@ -40,7 +40,7 @@ class Compression(enum.StrEnum):
 
 
 @contextmanager
-def packed(sink: BinaryIO, compression: Compression) -> Iterator[BinaryIO]:
+def compress_stream(sink: BinaryIO, compression: Compression) -> Iterator[BinaryIO]:
     """A sink whose bytes arrive compressed in `sink`, complete when the block ends well."""
     match compression:
         case Compression.NONE:
@@ -54,7 +54,7 @@ def packed(sink: BinaryIO, compression: Compression) -> Iterator[BinaryIO]:
                 yield writer
 
 
-def unpacked(source: BinaryIO, compression: Compression, size: int) -> Iterator[bytes]:
+def decompress_stream(source: BinaryIO, compression: Compression, size: int) -> Iterator[bytes]:
     """The content in blocks of about `size` bytes; cut or changed input is refused."""
     match compression:
         case Compression.NONE:

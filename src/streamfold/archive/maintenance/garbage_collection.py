@@ -14,7 +14,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
 
-from streamfold.archive.destinations.destination import PROBE, Destination, Stored, failing_at
+from streamfold.archive.destinations.destination import (
+    PROBE,
+    Destination,
+    Stored,
+    name_destination_on_error,
+)
 from streamfold.archive.destinations.mirrors import Mirrors
 from streamfold.archive.errors import CommitUnknownError, ManifestNotFoundError
 from streamfold.archive.manifest.model import Manifest, Pin, order_of
@@ -51,7 +56,7 @@ class Retention:
 
 
 @dataclass(frozen=True, slots=True)
-class Doomed:
+class UnreachableFile:
     """A file that nobody can reach, in one destination."""
 
     destination: str
@@ -64,7 +69,7 @@ class Collected:
     """What a collection did, or would do."""
 
     epochs: tuple[int, ...]
-    files: tuple[Doomed, ...]
+    files: tuple[UnreachableFile, ...]
     dry_run: bool
 
 
@@ -110,8 +115,8 @@ class Collector:
         retention: Retention,
         *,
         dry_run: bool = False,
-        on_found: Callable[[Sequence[Doomed]], None] | None = None,
-        on_deleted: Callable[[Doomed], None] | None = None,
+        on_found: Callable[[Sequence[UnreachableFile]], None] | None = None,
+        on_deleted: Callable[[UnreachableFile], None] | None = None,
     ) -> Collected:
         """Prune what `retention` does not keep, and delete what is out of reach and out of grace.
 
@@ -139,12 +144,12 @@ class Collector:
 
     async def _doomed(
         self, destination: Destination, grace: timedelta, dry_run: bool
-    ) -> list[Doomed]:
+    ) -> list[UnreachableFile]:
         """Return the files of one destination that nobody can reach.
 
         Listed first, manifests read after: what a commit made live meanwhile is seen to be so.
         """
-        with failing_at(destination.uri):
+        with name_destination_on_error(destination.uri):
             # A dry run writes nothing at all, so it has to trust this machine's clock.
             clock = self._now() if dry_run else await self._clock(destination)
             old = [
@@ -156,7 +161,7 @@ class Collector:
         reachable = await self._reachable(destination, grace)
         if reachable is None:
             return []
-        return [_doom(destination, meta) for meta in old if meta.key not in reachable]
+        return [_unreachable_file(destination, meta) for meta in old if meta.key not in reachable]
 
     async def _reachable(self, destination: Destination, grace: timedelta) -> set[str] | None:
         """Return the paths that any manifest still names; None if one is missing."""
@@ -174,11 +179,13 @@ class Collector:
         return paths
 
     async def _delete(
-        self, doomed: Sequence[Doomed], on_deleted: Callable[[Doomed], None] | None
+        self,
+        doomed: Sequence[UnreachableFile],
+        on_deleted: Callable[[UnreachableFile], None] | None,
     ) -> None:
         places = {destination.uri: destination for destination in self._destinations}
         for file in doomed:
-            with failing_at(file.destination):
+            with name_destination_on_error(file.destination):
                 await places[file.destination].blobs.delete(file.path)
             if on_deleted:
                 on_deleted(file)
@@ -229,5 +236,5 @@ def prunable_epochs(manifest: Manifest, retention: Retention, now: datetime) -> 
     return tuple(base.epoch for base in bases if base.epoch not in kept | pinned)
 
 
-def _doom(destination: Destination, meta: BlobMeta) -> Doomed:
-    return Doomed(destination.uri, meta.key, meta.size)
+def _unreachable_file(destination: Destination, meta: BlobMeta) -> UnreachableFile:
+    return UnreachableFile(destination.uri, meta.key, meta.size)

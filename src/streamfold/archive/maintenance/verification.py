@@ -19,7 +19,7 @@ from streamfold.archive.formats.batching import Limits, pieces
 from streamfold.archive.formats.jsonl.json_text import object_text
 from streamfold.archive.formats.registry import FORMAT_IDS
 from streamfold.archive.manifest.model import Artifact, Manifest, Part
-from streamfold.archive.read.decoding import Chosen, Decoding
+from streamfold.archive.read.decoding import ChosenFiles, Decoding
 from streamfold.archive.read.folding import fitted
 from streamfold.archive.read.part_files import PartFiles
 from streamfold.archive.read.plan import TablePlan
@@ -227,22 +227,22 @@ class Verifier:
             incomparable=bases - 1 - compared,
         )
 
-    def parts(self) -> dict[str, tuple[Part, Chosen | None]]:
+    def parts(self) -> dict[str, tuple[Part, ChosenFiles | None]]:
         """Return every live file once, by path, with the way to read it if there is one."""
-        found: dict[str, tuple[Part, Chosen | None]] = {}
+        found: dict[str, tuple[Part, ChosenFiles | None]] = {}
         for artifact in self.manifest.artifacts:
             for part, chosen in self._parts_of(artifact):
                 found.setdefault(part.path, (part, chosen))
         return found
 
-    def _parts_of(self, artifact: Artifact) -> Iterator[tuple[Part, Chosen | None]]:
+    def _parts_of(self, artifact: Artifact) -> Iterator[tuple[Part, ChosenFiles | None]]:
         for name, files in artifact.formats.items():
             chosen = None
             if name in FORMAT_IDS:
                 chosen = self.decoding.only(name).choose(self.manifest, artifact)
             yield from ((part, chosen) for part in files.parts)
 
-    async def _check(self, part: Part, chosen: Chosen | None) -> Checked:
+    async def _check(self, part: Part, chosen: ChosenFiles | None) -> Checked:
         rows = 0
         try:
             async with self.files.open(part) as source:
@@ -254,7 +254,7 @@ class Verifier:
         return Checked(part.path, part.size_bytes, rows, None)
 
 
-def _count(chosen: Chosen, part: Part, source: BinaryIO, keys: tuple[str, ...]) -> int:
+def _count(chosen: ChosenFiles, part: Part, source: BinaryIO, keys: tuple[str, ...]) -> int:
     if chosen.artifact.is_base:
         return sum(len(batch) for batch in chosen.rows(part, source))
     return sum(len(batch) for batch in chosen.changes(part, source, keys))

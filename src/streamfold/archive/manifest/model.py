@@ -179,7 +179,7 @@ def order_of(manifest: Manifest, given: PositionOrder | None = None) -> Position
     )
 
 
-def located(manifest: Manifest, folder: str) -> Manifest:
+def with_uris(manifest: Manifest, folder: str) -> Manifest:
     """Return the manifest with the URIs of another folder; `folder` ends in a slash."""
     artifacts = tuple(_locate_artifact(artifact, folder) for artifact in manifest.artifacts)
     return msgspec.structs.replace(manifest, artifacts=artifacts)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamfold.archive.read.decoding import Chosen, Decoding
+from streamfold.archive.read.decoding import ChosenFiles, Decoding
 from streamfold.archive.read.folding import fitted
 from streamfold.archive.read.part_files import PartFiles
 from streamfold.archive.read.plan import ChangesPlan
@@ -63,7 +63,7 @@ class ChangeFeed:
         return self.decoding.schema_of(self.plan.manifest, self.plan.diffs[-1])
 
     async def _batches(
-        self, diff: Chosen, schema: TableSchema | None
+        self, diff: ChosenFiles, schema: TableSchema | None
     ) -> AsyncGenerator[pa.RecordBatch]:
         keys = self.decoding.keys(self.plan.manifest)
         # Any part may say that the table was truncated, and it must be said before all others.
@@ -77,7 +77,7 @@ class ChangeFeed:
                     yield _without_truncate(fitting) if several else fitting
 
 
-def _changes(diff: Chosen, batch: pa.RecordBatch, *, last: bool) -> Changes:
+def _changes(diff: ChosenFiles, batch: pa.RecordBatch, *, last: bool) -> Changes:
     artifact = diff.artifact
     return Changes(str(artifact.from_position), artifact.to_position, artifact.epoch, batch, last)
 

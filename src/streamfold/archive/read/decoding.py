@@ -30,7 +30,7 @@ DEFAULT_KEY = ("id",)
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenFiles:
     """One artifact in one format."""
 
     artifact: Artifact
@@ -91,14 +91,14 @@ class Decoding:
         if unknown := [name for name in self.formats if name not in FORMAT_IDS]:
             raise InvalidError(f"formats {unknown} are not known: name some of {FORMAT_IDS}")
 
-    def choose(self, manifest: Manifest, artifact: Artifact) -> Chosen:
+    def choose(self, manifest: Manifest, artifact: Artifact) -> ChosenFiles:
         """Return the artifact in the best format that it has."""
         for name in self.formats:
             if files := artifact.formats.get(name):
                 form = format_in(name, files)
                 _check_parts(manifest, artifact, name, files)
                 schema, declared = self.schema_of(manifest, artifact), DeclaredTypes.of(manifest)
-                return Chosen(artifact, form, schema, files.parts, declared)
+                return ChosenFiles(artifact, form, schema, files.parts, declared)
         raise FormatUnsupportedError(
             f"an artifact of table {manifest.table!r} at {artifact.to_position!r} is there as "
             f"{sorted(artifact.formats)}, and none of {list(self.formats)} is wanted or known"

@@ -19,7 +19,11 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 
-from streamfold.archive.destinations.destination import Destination, failing_at, local_folder
+from streamfold.archive.destinations.destination import (
+    Destination,
+    local_folder,
+    name_destination_on_error,
+)
 from streamfold.archive.errors import ArtifactCorruptError
 from streamfold.archive.manifest.model import Part
 from streamfold.archive.read.cache import Cache, digest_of
@@ -139,7 +143,7 @@ class PartFiles:
         """Yield the file from its path beside the manifest, else from its URI in the same storage."""
         for blobs, key in self._places(part):
             try:
-                with failing_at(self.destination.uri):
+                with name_destination_on_error(self.destination.uri):
                     async for piece in blobs.stream(key):
                         yield piece
                 return

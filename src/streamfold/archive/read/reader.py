@@ -198,7 +198,7 @@ class Archive:
                 if given > 0:
                     raise
                 await self.plan_anew(error)
-        raise _restless(self.uri)
+        raise _replan_until_stable(self.uri)
 
     async def pandas(
         self,
@@ -255,7 +255,7 @@ class Archive:
                 return
             except PartGoneError as error:
                 await self.plan_anew(error)
-        raise _restless(self.uri)
+        raise _replan_until_stable(self.uri)
 
     def follow(
         self, since: str | None = None, *, poll: timedelta = POLL, wake: Wake | None = None
@@ -299,7 +299,7 @@ class Archive:
                 return await work()
             except PartGoneError as error:
                 await self.plan_anew(error)
-        raise _restless(self.uri)
+        raise _replan_until_stable(self.uri)
 
 
 async def _read(destination: Destination, order: PositionOrder | None) -> Stored:
@@ -311,7 +311,7 @@ async def _read(destination: Destination, order: PositionOrder | None) -> Stored
     return stored
 
 
-def _restless(uri: str) -> ArtifactCorruptError:
+def _replan_until_stable(uri: str) -> ArtifactCorruptError:
     return ArtifactCorruptError(
         f"files of {uri} were gone for {PLANS} manifests in a row: something else than collection "
         "deletes them, or its grace period is shorter than a read"

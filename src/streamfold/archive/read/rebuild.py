@@ -16,9 +16,9 @@ from typing import BinaryIO, TypeVar
 
 import pyarrow as pa
 
-from streamfold.archive.concurrency import ahead
+from streamfold.archive.concurrency import prefetch
 from streamfold.archive.manifest.model import Part
-from streamfold.archive.read.decoding import Chosen, Decoding
+from streamfold.archive.read.decoding import ChosenFiles, Decoding
 from streamfold.archive.read.folding import Delta, fitted
 from streamfold.archive.read.part_files import PartFiles
 from streamfold.archive.read.plan import TablePlan
@@ -46,11 +46,11 @@ class Rebuild:
         return self.decoding.keys(self.plan.manifest)
 
     @cached_property
-    def base(self) -> Chosen:
+    def base(self) -> ChosenFiles:
         return self.decoding.choose(self.plan.manifest, self.plan.base)
 
     @cached_property
-    def diffs(self) -> list[Chosen]:
+    def diffs(self) -> list[ChosenFiles]:
         return [self.decoding.choose(self.plan.manifest, diff) for diff in self.plan.diffs]
 
     async def pieces(self) -> AsyncGenerator[pa.Table]:
@@ -117,7 +117,7 @@ class Rebuild:
         columns = None if names == written.names else names
         for _ in _of(self.base, bucket):
             part, source = await anext(opened)
-            rows = ahead(self.base.rows(part, source, columns))
+            rows = prefetch(self.base.rows(part, source, columns))
             kept = delta.untouched(fitted(batch, fields) for batch in rows)
             async with aclosing(in_thread(kept)) as pieces:
                 async for piece in pieces:
@@ -139,7 +139,7 @@ class Rebuild:
         return table if self.columns is None else _selected(table, self.columns)
 
 
-async def truncates(diff: Chosen, files: PartFiles, keys: Sequence[str]) -> bool:
+async def truncates(diff: ChosenFiles, files: PartFiles, keys: Sequence[str]) -> bool:
     """Return whether any part of the diff begins with a TRUNCATE, which holds for all of them."""
     async with aclosing(files.open_all(diff.parts)) as opened:
         async for part, source in opened:
@@ -168,7 +168,7 @@ def batches_of(piece: pa.Table, *, needed: bool) -> list[pa.RecordBatch]:
     return [pa.RecordBatch.from_pylist([], schema=piece.schema)]
 
 
-def _of(chosen: Chosen, bucket: int | None) -> list[Part]:
+def _of(chosen: ChosenFiles, bucket: int | None) -> list[Part]:
     return [part for part in chosen.parts if bucket in (None, part.bucket)]
 
 

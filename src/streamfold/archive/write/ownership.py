@@ -13,7 +13,7 @@ from streamfold.archive.destinations.destination import (
     Destination,
     Stored,
     check_compare_and_swap,
-    failing_at,
+    name_destination_on_error,
 )
 from streamfold.archive.destinations.mirrors import Mirrors
 from streamfold.archive.errors import CommitUnknownError
@@ -116,7 +116,7 @@ class OwnedTable:
             return outcome.stored.manifest
         if isinstance(outcome, Conflict):
             raise outcome.cause
-        with failing_at(primary.uri):
+        with name_destination_on_error(primary.uri):
             raise CommitUnknownError(
                 f"the commit of table {self.table!r} may or may not have taken effect "
                 f"({outcome.cause.message}): its files stay, and the next call reads the manifest "

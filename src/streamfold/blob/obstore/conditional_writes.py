@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 from streamfold.blob.blob_store import BlobChangedError
-from streamfold.blob.obstore.errors_from_obstore import OBSTORE_ERRORS, Failure, FailureKind
-from streamfold.blob.obstore.retries import Attempts, send
+from streamfold.blob.obstore.errors_from_obstore import OBSTORE_ERRORS, FailedRequest, FailureKind
+from streamfold.blob.obstore.retries import WriteRetries, send
 from streamfold.errors import (
     BlobExistsError,
     BlobNotFoundError,
@@ -40,7 +40,7 @@ class ConditionalWriter:
     def __init__(
         self,
         name: str,
-        attempts: Attempts,
+        attempts: WriteRetries,
         *,
         repeating: ObjectStore,
         single: ObjectStore,
@@ -68,10 +68,12 @@ class ConditionalWriter:
             key, lambda doubtful: self._swap(key, data, etag, write_id, doubtful)
         )
 
-    async def _create(self, key: str, data: bytes, write_id: str, doubtful: bool) -> str | Failure:
+    async def _create(
+        self, key: str, data: bytes, write_id: str, doubtful: bool
+    ) -> str | FailedRequest:
         request = self._single.put_async(key, data, mode="create", attributes={WRITE_ID: write_id})
         result = await send(request)
-        if not isinstance(result, Failure):
+        if not isinstance(result, FailedRequest):
             return self._etag_of(key, result)
         if result.kind is not FailureKind.EXISTS:
             return result
@@ -88,13 +90,13 @@ class ConditionalWriter:
 
     async def _swap(
         self, key: str, data: bytes, etag: str, write_id: str, doubtful: bool
-    ) -> str | Failure:
+    ) -> str | FailedRequest:
         condition: UpdateVersion = (
             {"e_tag": etag} if self._swap_field == "e_tag" else {"version": etag}
         )
         request = self._single.put_async(key, data, mode=condition, attributes={WRITE_ID: write_id})
         result = await send(request)
-        if not isinstance(result, Failure):
+        if not isinstance(result, FailedRequest):
             return self._etag_of(key, result)
         if result.kind is FailureKind.EXISTS:  # 409: another swap is on its way and may yet fail
             return result
@@ -103,8 +105,8 @@ class ConditionalWriter:
         return await self._settle_swap(key, write_id, result, doubtful)
 
     async def _settle_swap(
-        self, key: str, write_id: str, failure: Failure, doubtful: bool
-    ) -> str | Failure:
+        self, key: str, write_id: str, failure: FailedRequest, doubtful: bool
+    ) -> str | FailedRequest:
         """Return the new etag if the blob there is ours, or say why it is not."""
         if failure.status == 404 and not doubtful:
             raise self._gone(key)
@@ -131,7 +133,7 @@ class ConditionalWriter:
         etag = found.meta[self._swap_field]
         return None if etag is None else (found.attributes.get(WRITE_ID), etag)
 
-    def _unless_doubtful(self, key: str, failure: Failure, doubtful: bool) -> Failure:
+    def _unless_doubtful(self, key: str, failure: FailedRequest, doubtful: bool) -> FailedRequest:
         if doubtful:
             raise BlobOutcomeUnknownError(
                 f"blob {key!r} in {self._name} was there when an attempt was repeated and "

@@ -2,7 +2,7 @@
 
 obstore gives a few exception classes and a long text: the URL, the server's answer, a dump of its
 internals. An S3 server that refuses a signature answers with the signed headers, session token
-included, so none of that text goes any further: a `Failure` keeps a status, an error code and a
+included, so none of that text goes any further: a `FailedRequest` keeps a status, an error code and a
 phrase of ours. Nor is the exception chained, or every traceback would show it.
 
 The text is also the only place that tells a refused connection from a lost answer. Where a pattern
@@ -60,7 +60,7 @@ class FailureKind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class FailedRequest:
     """One failed request; `reason` is safe to show."""
 
     kind: FailureKind
@@ -77,14 +77,14 @@ class Failure:
         return self.status in (409, 429)
 
 
-def read_failure(error: Exception) -> Failure:
+def classify_error(error: Exception) -> FailedRequest:
     """Classify one exception of obstore's."""
     # The part after the last marker is Rust's debug form: newlines inside values are escaped
     # there, so a key or an answer cannot imitate a line of it.
     dump = str(error).rpartition("\n\nDebug source:\n")[2]
     status = _find_number(r"^\s+status: (\d{3}),$", dump)
     code = _find(r"<Code>([A-Za-z0-9.]{1,64})</Code>", dump) if status else None
-    return Failure(
+    return FailedRequest(
         kind=_kind(error, dump, status, code),
         reason=_reason(error, dump, status, code),
         status=status,
@@ -92,7 +92,7 @@ def read_failure(error: Exception) -> Failure:
     )
 
 
-def read_error(store: str, key: str, failure: Failure) -> StreamfoldError:
+def read_error(store: str, key: str, failure: FailedRequest) -> StreamfoldError:
     """Return the error for a read that failed: reads change nothing, so it is always definite."""
     if failure.kind is FailureKind.NOT_FOUND:
         return BlobNotFoundError(f"blob {key!r} does not exist in {store}")
@@ -100,7 +100,7 @@ def read_error(store: str, key: str, failure: Failure) -> StreamfoldError:
     return BlobUnavailableError(f"cannot read {what}: {failure.reason}")
 
 
-def write_error(store: str, key: str, failure: Failure, *, doubtful: bool) -> StreamfoldError:
+def write_error(store: str, key: str, failure: FailedRequest, *, doubtful: bool) -> StreamfoldError:
     """Return the error for a write that was given up, `doubtful` if any attempt may have worked."""
     if doubtful:
         return BlobOutcomeUnknownError(

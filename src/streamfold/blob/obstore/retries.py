@@ -10,9 +10,9 @@ from typing import TypeVar
 
 from streamfold.blob.obstore.errors_from_obstore import (
     OBSTORE_ERRORS,
-    Failure,
+    FailedRequest,
     FailureKind,
-    read_failure,
+    classify_error,
     write_error,
 )
 from streamfold.errors import InvalidError
@@ -71,7 +71,7 @@ T = TypeVar("T")
 Sleep = Callable[[float], Awaitable[None]]
 
 
-class Attempts:
+class WriteRetries:
     """Repeats one write; `name` stands for the store in messages."""
 
     def __init__(self, name: str, limits: RequestLimits, sleep: Sleep) -> None:
@@ -79,14 +79,14 @@ class Attempts:
         self._limits = limits
         self._sleep = sleep
 
-    async def repeat(self, key: str, attempt: Callable[[bool], Awaitable[T | Failure]]) -> T:
+    async def repeat(self, key: str, attempt: Callable[[bool], Awaitable[T | FailedRequest]]) -> T:
         """Return what `attempt` returns once it is no failure.
 
         `attempt` sends one request, and is told whether an earlier one may have worked.
         """
         doubtful = False
         pauses = self._limits.pauses()
-        while isinstance(result := await attempt(doubtful), Failure):
+        while isinstance(result := await attempt(doubtful), FailedRequest):
             doubtful = doubtful or result.kind is FailureKind.DOUBTFUL
             pause = next(pauses, None)
             if pause is None or not result.worth_repeating:
@@ -95,9 +95,9 @@ class Attempts:
         return result
 
 
-async def send(request: Awaitable[T]) -> T | Failure:
+async def send(request: Awaitable[T]) -> T | FailedRequest:
     """Return what the request returns, or how it failed."""
     try:
         return await request
     except OBSTORE_ERRORS as error:
-        return read_failure(error)
+        return classify_error(error)

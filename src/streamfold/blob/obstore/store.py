@@ -12,8 +12,8 @@ from streamfold.blob.obstore.conditional_writes import SwapField
 from streamfold.blob.obstore.errors_from_obstore import (
     OBSTORE_ERRORS,
     FailureKind,
+    classify_error,
     read_error,
-    read_failure,
 )
 from streamfold.blob.obstore.retries import RequestLimits, Sleep
 from streamfold.blob.obstore.writes import ObjectWriter, new_write_id
@@ -101,7 +101,7 @@ class ObstoreBlobStore(BlobStore):
         try:
             return bytes(await self._client.get_range_async(key, start=start, length=length))
         except OBSTORE_ERRORS as error:
-            failure = read_failure(error)
+            failure = classify_error(error)
         if failure.kind is FailureKind.BEYOND_END:
             return b""
         raise read_error(self._name, key, failure)
@@ -171,7 +171,7 @@ class ObstoreBlobStore(BlobStore):
         try:
             return await request
         except OBSTORE_ERRORS as error:
-            failure = read_failure(error)
+            failure = classify_error(error)
         raise read_error(self._name, key, failure)
 
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 from streamfold.blob.obstore.conditional_writes import ConditionalWriter, SwapField
 from streamfold.blob.obstore.errors_from_obstore import (
     OBSTORE_ERRORS,
-    Failure,
+    FailedRequest,
     FailureKind,
-    read_failure,
+    classify_error,
     write_error,
 )
-from streamfold.blob.obstore.retries import Attempts, RequestLimits, Sleep, send
+from streamfold.blob.obstore.retries import RequestLimits, Sleep, WriteRetries, send
 from streamfold.blob.obstore.uploads import (
     PART_SIZE,
     UploadSource,
@@ -59,7 +59,7 @@ class ObjectWriter:
         self._name = name
         self._repeating = repeating
         self._single = single
-        self._attempts = Attempts(name, limits, sleep)
+        self._attempts = WriteRetries(name, limits, sleep)
         self.conditional = ConditionalWriter(
             name,
             self._attempts,
@@ -87,9 +87,9 @@ class ObjectWriter:
     async def delete(self, key: str) -> None:
         """Remove the blob; some services call an absent one an error."""
 
-        async def remove(_: bool) -> Failure | None:
+        async def remove(_: bool) -> FailedRequest | None:
             result = await send(self._single.delete_async(key))
-            absent = isinstance(result, Failure) and result.kind is FailureKind.NOT_FOUND
+            absent = isinstance(result, FailedRequest) and result.kind is FailureKind.NOT_FOUND
             return None if absent else result
 
         await self._attempts.repeat(key, remove)
@@ -101,7 +101,7 @@ class ObjectWriter:
         except OBSTORE_ERRORS as error:
             if source.failure is not None:
                 raise source.failure from None
-            failure = read_failure(error)
+            failure = classify_error(error)
         # Nothing is visible before the request that completes the upload; that one was repeated
         # by obstore, so any answer to it, also "no such upload", may hide a success.
         raise write_error(self._name, key, failure, doubtful=not failure.before_completion)

@@ -23,7 +23,7 @@ from streamfold.cli.parameters import Duration
 
 if TYPE_CHECKING:
     from streamfold.archive import Collector
-    from streamfold.archive.maintenance.garbage_collection import Doomed
+    from streamfold.archive.maintenance.garbage_collection import UnreachableFile
 
 
 @verb("gc")
@@ -58,7 +58,7 @@ async def gc(
     retention = Retention(keep_epochs, age, timedelta(seconds=grace))
     with progress("looking" if dry_run else "deleting", 0) as bar:
 
-        def expect(doomed: Sequence[Doomed]) -> None:
+        def expect(doomed: Sequence[UnreachableFile]) -> None:
             bar.length = max(1, sum(file.size_bytes for file in doomed))
 
         found = await _collector(uris).collect(

@@ -15,7 +15,7 @@ import click
 from streamfold.cli import json_output
 from streamfold.cli.connection import verb
 from streamfold.cli.output import Output
-from streamfold.cli.parameters import Place, place_argument
+from streamfold.cli.parameters import StreamRef, stream_argument
 from streamfold.cli.records.input_records import Batcher, arriving_lines, line_parser, parse_headers
 from streamfold.cli.records.options import condition_options, encryption_option, open_stream
 
@@ -29,7 +29,7 @@ _UNACKED_BATCHES: Final = 256
 
 
 @verb("append", changes=True)
-@place_argument
+@stream_argument
 @click.option(
     "--format",
     "record_format",
@@ -63,7 +63,7 @@ _UNACKED_BATCHES: Final = 256
 async def append(
     s2: S2,
     output: Output,
-    place: Place,
+    place: StreamRef,
     record_format: str,
     headers: tuple[str, ...],
     source: BinaryIO,

@@ -10,7 +10,7 @@ import click
 from streamfold.cli.connection import FILE, open_basin, open_client, verb
 from streamfold.cli.exit_status import ExitStatus, VerbFailedError
 from streamfold.cli.output import Output
-from streamfold.cli.parameters import Place
+from streamfold.cli.parameters import StreamRef
 from streamfold.cli.records.options import encryption_option, open_stream
 
 if TYPE_CHECKING:
@@ -114,8 +114,8 @@ class _Copier:
             await open_basin(origin, source.basin).get_stream_config(source.stream)
         await self._ensure_basin(origin, source.basin, target.basin)
         if source.stream is not None:
-            place = Place(target.basin, target.stream or source.stream)
-            await self._copy_stream(origin, Place(source.basin, source.stream), place)
+            place = StreamRef(target.basin, target.stream or source.stream)
+            await self._copy_stream(origin, StreamRef(source.basin, source.stream), place)
             return
         streams = open_basin(origin, source.basin).list_all_streams(prefix=prefix)
         names = [info.name async for info in streams]
@@ -126,7 +126,9 @@ class _Copier:
                 ExitStatus.NOTHING_DONE,
             )
         for name in names:
-            await self._copy_stream(origin, Place(source.basin, name), Place(target.basin, name))
+            await self._copy_stream(
+                origin, StreamRef(source.basin, name), StreamRef(target.basin, name)
+            )
 
     async def _ensure_basin(self, origin: S2, source: str, target: str) -> None:
         """Create the target's basin unless it is there, as the source's is."""
@@ -140,7 +142,7 @@ class _Copier:
             config = await origin.get_basin_config(source)
             await self._s2.create_basin(target, config=config)
 
-    async def _copy_stream(self, origin: S2, source: Place, target: Place) -> None:
+    async def _copy_stream(self, origin: S2, source: StreamRef, target: StreamRef) -> None:
         from s2_sdk import StreamConfig
 
         from streamfold.cli.records.stream_copy import StreamCopy, prepare_target
@@ -158,7 +160,7 @@ class _Copier:
         await here.reconfigure_stream(target.stream, config=final)
         self._show(source, target, copied)
 
-    def _show(self, source: Place, target: Place, copied: Copied) -> None:
+    def _show(self, source: StreamRef, target: StreamRef, copied: Copied) -> None:
         shape = {
             "source": str(source),
             "target": str(target),

@@ -12,7 +12,7 @@ from streamfold.cli import json_output
 from streamfold.cli.connection import open_basin, verb
 from streamfold.cli.json_output import rfc3339
 from streamfold.cli.output import Output, confirm, yes_option
-from streamfold.cli.parameters import Place, place_argument
+from streamfold.cli.parameters import StreamRef, stream_argument
 from streamfold.cli.records.options import condition_options, encryption_option, open_stream
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ _U64_MAX = (1 << 64) - 1
 
 
 @verb("check-tail")
-@place_argument
-async def check_tail(s2: S2, output: Output, place: Place) -> None:
+@stream_argument
+async def check_tail(s2: S2, output: Output, place: StreamRef) -> None:
     """Show the seq_num that the next record gets, and the timestamp of the last."""
     tail = await open_basin(s2, place.basin).stream(place.stream).check_tail()
     moment = rfc3339(datetime.fromtimestamp(tail.timestamp / 1000, UTC))
@@ -33,7 +33,7 @@ async def check_tail(s2: S2, output: Output, place: Place) -> None:
 
 
 @verb("trim", changes=True)
-@place_argument
+@stream_argument
 @click.argument("seq_num", type=click.IntRange(0, _U64_MAX))
 @condition_options
 @encryption_option
@@ -41,7 +41,7 @@ async def check_tail(s2: S2, output: Output, place: Place) -> None:
 async def trim(
     s2: S2,
     output: Output,
-    place: Place,
+    place: StreamRef,
     seq_num: int,
     match_seq_num: int | None,
     fencing_token: str | None,
@@ -67,14 +67,14 @@ async def trim(
 
 
 @verb("fence", changes=True)
-@place_argument
+@stream_argument
 @click.argument("new_token")
 @condition_options
 @encryption_option
 async def fence(
     s2: S2,
     output: Output,
-    place: Place,
+    place: StreamRef,
     new_token: str,
     match_seq_num: int | None,
     fencing_token: str | None,

@@ -13,7 +13,7 @@ from streamfold.cli import json_output
 from streamfold.cli.connection import verb
 from streamfold.cli.exit_status import OutputClosedError
 from streamfold.cli.output import Output, output_closed
-from streamfold.cli.parameters import ByteSize, Duration, Moment, Place, place_argument
+from streamfold.cli.parameters import ByteSize, Duration, Moment, StreamRef, stream_argument
 from streamfold.cli.records.options import encryption_option, open_stream
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _format_option = click.option(
 
 
 @verb("read")
-@place_argument
+@stream_argument
 @click.option("--seq-num", type=click.IntRange(min=0), metavar="N", help="Start at this seq_num.")
 @click.option("--timestamp", type=Moment(), help="Start at this time (ms, or RFC 3339).")
 @click.option("--tail-offset", type=click.IntRange(min=0), metavar="N",
@@ -52,7 +52,7 @@ _format_option = click.option(
 async def read(
     s2: S2,
     output: Output,
-    place: Place,
+    place: StreamRef,
     seq_num: int | None,
     timestamp: int | None,
     tail_offset: int | None,
@@ -81,7 +81,7 @@ async def read(
 
 
 @verb("tail")
-@place_argument
+@stream_argument
 @click.option("--lines", "-n", default=10, show_default=True, type=click.IntRange(min=0),
               metavar="N", help="So many of the last records.")  # fmt: skip
 @_follow_option
@@ -90,7 +90,7 @@ async def read(
 async def tail(
     s2: S2,
     output: Output,
-    place: Place,
+    place: StreamRef,
     lines: int,
     follow: bool,
     record_format: str | None,
@@ -179,7 +179,7 @@ async def _print(session: ReadSession, printer: RecordPrinter, reached: int | No
     A tail at or after the seq_num `reached` means that there is nothing to print; any other, and any
     at all if that is None, means that the start was a mistake.
     """
-    from streamfold.follow.clients.feed import see_off
+    from streamfold.follow.clients.feed import cancel_until_done
 
     reading = asyncio.create_task(_print_all(session, printer, reached))
     unread = asyncio.create_task(output_closed())
@@ -191,7 +191,7 @@ async def _print(session: ReadSession, printer: RecordPrinter, reached: int | No
         reading.cancel()
         unread.cancel()
         for task in (reading, unread, asyncio.create_task(session.close())):
-            await see_off(task)
+            await cancel_until_done(task)
     await reading
 
 

@@ -13,7 +13,7 @@ from streamfold.cli import json_output
 from streamfold.cli.connection import verb
 from streamfold.cli.json_output import rfc3339
 from streamfold.cli.output import Output
-from streamfold.cli.parameters import Moment, Place, basin_argument, place_argument
+from streamfold.cli.parameters import Moment, StreamRef, basin_argument, stream_argument
 
 if TYPE_CHECKING:
     from s2_sdk import S2, Accumulation, Gauge, Label, Scalar
@@ -77,10 +77,10 @@ async def get_basin_metrics(
 
 
 @verb("get-stream-metrics")
-@place_argument
+@stream_argument
 @_question(_STREAM_SETS)
 async def get_stream_metrics(
-    s2: S2, output: Output, place: Place, metric_set: str, **span: Any
+    s2: S2, output: Output, place: StreamRef, metric_set: str, **span: Any
 ) -> None:
     """Show the usage of a stream.
 

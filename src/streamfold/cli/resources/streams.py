@@ -9,7 +9,7 @@ import click
 from streamfold.cli import json_output
 from streamfold.cli.connection import open_basin, verb
 from streamfold.cli.output import Output, confirm, yes_option
-from streamfold.cli.parameters import Place, basin_argument, place_argument
+from streamfold.cli.parameters import StreamRef, basin_argument, stream_argument
 from streamfold.cli.resources import config_options
 from streamfold.cli.resources.listings import config_text, show_basins, show_streams, stream_text
 
@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 
 
 @verb("create-stream", changes=True)
-@place_argument
+@stream_argument
 @click.option(
     "--ensure", is_flag=True, help="If it is there, give it this configuration, and succeed."
 )
 @config_options.stream_config_options
-async def create_stream(s2: S2, output: Output, place: Place, ensure: bool, **given: Any) -> None:
+async def create_stream(
+    s2: S2, output: Output, place: StreamRef, ensure: bool, **given: Any
+) -> None:
     """Create a stream; what is not configured comes from its basin."""
     config, status = config_options.stream_config(given), "created"
     basin = open_basin(s2, place.basin)
@@ -59,9 +61,9 @@ async def ls(s2: S2, output: Output, where: str) -> None:
 
 
 @verb("delete-stream", changes=True)
-@place_argument
+@stream_argument
 @yes_option
-async def delete_stream(s2: S2, output: Output, place: Place, yes: bool) -> None:
+async def delete_stream(s2: S2, output: Output, place: StreamRef, yes: bool) -> None:
     """Delete a stream.
 
     This stops it at once; cleaning up goes on in the background. Asks first, unless --yes is given.
@@ -72,8 +74,8 @@ async def delete_stream(s2: S2, output: Output, place: Place, yes: bool) -> None
 
 
 @verb("get-stream-config")
-@place_argument
-async def get_stream_config(s2: S2, output: Output, place: Place) -> None:
+@stream_argument
+async def get_stream_config(s2: S2, output: Output, place: StreamRef) -> None:
     """Show the configuration of a stream."""
     shape = json_output.stream_config(
         await open_basin(s2, place.basin).get_stream_config(place.stream)
@@ -82,9 +84,9 @@ async def get_stream_config(s2: S2, output: Output, place: Place) -> None:
 
 
 @verb("reconfigure-stream", changes=True)
-@place_argument
+@stream_argument
 @config_options.stream_config_options
-async def reconfigure_stream(s2: S2, output: Output, place: Place, **given: Any) -> None:
+async def reconfigure_stream(s2: S2, output: Output, place: StreamRef, **given: Any) -> None:
     """Change the configuration of a stream; what is not named stays as it is."""
     config = config_options.stream_config(given)
     config_options.require_some(config)

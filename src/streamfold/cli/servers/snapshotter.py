@@ -154,7 +154,7 @@ def _publish(
     verbose: bool,
 ) -> None:
     with needing_extra("spark"):
-        from streamfold.snapshotter.spark import SnapshotWriter, table_jobs, writer_session
+        from streamfold.snapshotter.spark import Snapshotter, snapshotter_session, table_jobs
         from streamfold.spark.runtime.package_zip import with_package
         from streamfold.spark.runtime.session import (
             is_local,
@@ -171,12 +171,12 @@ def _publish(
     http = configuration.http
     # Port and destinations come before Spark, which takes seconds to start.
     with (
-        SnapshotWriter(jobs, scratch=scratch) as writer,
+        Snapshotter(jobs, scratch=scratch) as writer,
         StatusServer(writer, http.host, http.port) as served,
     ):
         _announce(len(jobs), http.host, served.port, as_json)
         writer.check()
-        spark = _unless(stop, partial(writer_session, settings, verbose=verbose))
+        spark = _unless(stop, partial(snapshotter_session, settings, verbose=verbose))
         if spark is None:
             return  # nothing was begun with; Java ends with this process
         with needing_java(spark):

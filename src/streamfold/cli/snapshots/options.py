@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from streamfold.cli.connection import current_token
-from streamfold.cli.parameters import Duration, Place
+from streamfold.cli.parameters import Duration, StreamRef
 
 if TYPE_CHECKING:
-    from streamfold.follow import Keeping, Snapshots, SnapshotStore
-    from streamfold.follow.restore.replay import Folding
+    from streamfold.follow import RetentionRules, Snapshots, SnapshotStore
+    from streamfold.follow.restore.replay import FoldSpec
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -71,7 +71,7 @@ folding_options = _options(
     click.option("--key-header", help="last-value: header of the key, instead of a field."),
     click.option("--initial", metavar="JSON", help="First state, for a fold of yours."),
 )
-keeping_options = _options(
+retention_options = _options(
     click.option("--trim", is_flag=True, help="Trim the stream to an external snapshot's cursor."),
     click.option("--keep", type=click.IntRange(min=1), help="External snapshots to keep."),
     click.option("--max-age", type=Duration(), help="Delete external snapshots older than this."),
@@ -80,7 +80,7 @@ keeping_options = _options(
 )
 
 
-def fold_of(given: dict[str, Any]) -> Folding[Any]:
+def fold_of(given: dict[str, Any]) -> FoldSpec[Any]:
     """What `folding_options` asked for."""
     from streamfold.follow.folds import find_fold
 
@@ -92,16 +92,16 @@ def fold_of(given: dict[str, Any]) -> Folding[Any]:
     )
 
 
-def keeping_of(given: dict[str, Any]) -> Keeping:
-    """What `keeping_options` asked for."""
-    from streamfold.follow import Keeping
+def retention_of(given: dict[str, Any]) -> RetentionRules:
+    """What `retention_options` asked for."""
+    from streamfold.follow import RetentionRules
 
-    return Keeping(
+    return RetentionRules(
         given["trim"], given["keep"], given["max_age"], given["fencing_token"], given["fence"]
     )
 
 
-def snapshots_of(given: dict[str, Any], place: Place) -> Snapshots[Any]:
+def snapshots_of(given: dict[str, Any], place: StreamRef) -> Snapshots[Any]:
     """What `where_options` asked for, for the stream at `place`."""
     from streamfold.follow import JsonCodec, MsgpackCodec, auto, external, in_stream
 
@@ -120,12 +120,12 @@ def snapshots_of(given: dict[str, Any], place: Place) -> Snapshots[Any]:
     return external(store, codec=codec, naming=naming)
 
 
-def _served(endpoint: str, place: Place, shape: str) -> SnapshotStore:
+def _served(endpoint: str, place: StreamRef, shape: str) -> SnapshotStore:
     """Snapshots of the stream that the server at `endpoint` keeps."""
-    from streamfold.follow import ServedSnapshots
+    from streamfold.follow import ServerSnapshots
 
     if shape != "streamfold":
         raise click.UsageError(
             "a server keeps snapshots in Streamfold's own shape: leave out --shape"
         )
-    return ServedSnapshots(endpoint, place.basin, place.stream, current_token())
+    return ServerSnapshots(endpoint, place.basin, place.stream, current_token())

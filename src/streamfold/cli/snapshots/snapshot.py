@@ -18,12 +18,12 @@ from streamfold.cli.exit_status import ExitStatus, VerbFailedError
 from streamfold.cli.groups import VerbGroup
 from streamfold.cli.json_output import Shape
 from streamfold.cli.output import Output
-from streamfold.cli.parameters import ByteSize, Duration, Place, place_argument
+from streamfold.cli.parameters import ByteSize, Duration, StreamRef, stream_argument
 from streamfold.cli.snapshots.options import (
     fold_of,
     folding_options,
-    keeping_of,
-    keeping_options,
+    retention_of,
+    retention_options,
     snapshots_of,
     where_options,
 )
@@ -54,7 +54,7 @@ _STATUSES: tuple[tuple[type[StreamfoldError], ExitStatus], ...] = (
 )
 
 
-def _telling(work: Work) -> Work:
+def _report_progress(work: Work) -> Work:
     """Failures of following and snapshotting, with the exit status that other verbs have."""
 
     @wraps(work)
@@ -86,27 +86,27 @@ def snapshot() -> None:
 
 
 @verb("take", changes=True)
-@place_argument
+@stream_argument
 @where_options
 @folding_options
-@keeping_options
-@_telling
-async def take(s2: S2, output: Output, place: Place, **given: Any) -> None:
+@retention_options
+@_report_progress
+async def take(s2: S2, output: Output, place: StreamRef, **given: Any) -> None:
     """Take one snapshot now, of everything up to the tail.
 
     Ends with status 6, and says why, if it took none: nothing came since the last one, or another
     process has just taken one.
     """
-    from streamfold.follow import Backoff, Outcome, Snapshotter
+    from streamfold.follow import Backoff, Outcome, SnapshotTaker
 
     folding = fold_of(given)
-    async with Snapshotter(
+    async with SnapshotTaker(
         _client(s2, place),
         fold=folding.fold,
         initial=folding.initial,
         fold_name=folding.name,
         snapshots=snapshots_of(given, place),
-        keeping=keeping_of(given),
+        keeping=retention_of(given),
         backoff=Backoff(attempts=_ATTEMPTS),
     ) as snapshotter:
         taken = await snapshotter.take()
@@ -120,19 +120,19 @@ async def take(s2: S2, output: Output, place: Place, **given: Any) -> None:
 
 
 @verb("run", changes=True)
-@place_argument
+@stream_argument
 @where_options
 @folding_options
-@keeping_options
+@retention_options
 @click.option("--records", type=click.IntRange(min=1), help="One after so many records.")
 @click.option("--bytes", "size", type=ByteSize(), help="One after so many bytes of records.")
 @click.option("--age", type=Duration(), help="One after so long, if anything came.")
 @click.option("--replay", type=Duration(), help="One when a replay would take so long.")
-@_telling
+@_report_progress
 async def run(
     s2: S2,
     output: Output,
-    place: Place,
+    place: StreamRef,
     records: int | None,
     size: int | None,
     age: int | None,
@@ -140,19 +140,19 @@ async def run(
     **given: Any,
 ) -> None:
     """Keep taking snapshots, until interrupted; without limits, every 10,000 records."""
-    from streamfold.follow import Policy, Snapshotter
+    from streamfold.follow import Policy, SnapshotTaker
 
     limits = (records, size, age, replay)
     policy = Policy(records, size, age, replay) if any(limits) else Policy()
     folding = fold_of(given)
-    async with Snapshotter(
+    async with SnapshotTaker(
         _client(s2, place),
         fold=folding.fold,
         initial=folding.initial,
         fold_name=folding.name,
         snapshots=snapshots_of(given, place),
         policy=policy,
-        keeping=keeping_of(given),
+        keeping=retention_of(given),
         on_taken=lambda taken: _show_taken(output, taken),
     ) as snapshotter:
         output.note(f"follows {place} from {snapshotter.state.cursor}")
@@ -160,7 +160,7 @@ async def run(
 
 
 @verb("restore")
-@place_argument
+@stream_argument
 @where_options
 @folding_options
 @click.option(
@@ -169,8 +169,10 @@ async def run(
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the state to this file instead of standard output.",
 )
-@_telling
-async def restore(s2: S2, output: Output, place: Place, file: Path | None, **given: Any) -> None:
+@_report_progress
+async def restore(
+    s2: S2, output: Output, place: StreamRef, file: Path | None, **given: Any
+) -> None:
     """Restore the state as of now, and print it as JSON."""
     import msgspec
 
@@ -197,10 +199,10 @@ async def restore(s2: S2, output: Output, place: Place, file: Path | None, **giv
 
 
 @verb("plan")
-@place_argument
+@stream_argument
 @where_options
-@_telling
-async def plan(s2: S2, output: Output, place: Place, **given: Any) -> None:
+@_report_progress
+async def plan(s2: S2, output: Output, place: StreamRef, **given: Any) -> None:
     """Show what a restore would load, and how much it would replay."""
     from streamfold.follow import make_plan
 
@@ -209,10 +211,10 @@ async def plan(s2: S2, output: Output, place: Place, **given: Any) -> None:
 
 
 @verb("list")
-@place_argument
+@stream_argument
 @where_options
-@_telling
-async def list_(s2: S2, output: Output, place: Place, **given: Any) -> None:
+@_report_progress
+async def list_(s2: S2, output: Output, place: StreamRef, **given: Any) -> None:
     """List snapshots, the newest first; those in the stream are found by reading it."""
     from streamfold.follow.snapshots.listing import list_snapshots
 
@@ -223,15 +225,15 @@ async def list_(s2: S2, output: Output, place: Place, **given: Any) -> None:
 
 
 @verb("prune", changes=True)
-@place_argument
+@stream_argument
 @where_options
 @click.option("--keep", type=click.IntRange(min=1), help="Snapshots to keep.")
 @click.option("--max-age", type=Duration(), help="Delete those older than this.")
-@_telling
+@_report_progress
 async def prune(
     s2: S2,
     output: Output,
-    place: Place,
+    place: StreamRef,
     keep: int | None,
     max_age: int | None,
     **given: Any,
@@ -251,7 +253,7 @@ for command in (take, run, restore, plan, list_, prune):
     snapshot.add_command(command)
 
 
-def _client(s2: S2, place: Place) -> S2Client:
+def _client(s2: S2, place: StreamRef) -> S2Client:
     from streamfold.follow.clients.s2 import S2Client
 
     return S2Client(open_basin(s2, place.basin).stream(place.stream))

@@ -18,7 +18,7 @@ from streamfold.follow.errors import SnapshotAheadError
 _ASK_AGAIN: Final = 0.25
 
 
-async def see_off(task: asyncio.Task[Any]) -> None:
+async def cancel_until_done(task: asyncio.Task[Any]) -> None:
     """Wait until `task` has ended, asking it to again and again; how it ended is left to the caller."""
     while not (await asyncio.wait({task}, timeout=_ASK_AGAIN))[0]:
         task.cancel()
@@ -102,7 +102,7 @@ class Feed:
         if self._pending is not None:
             step, self._pending = self._pending, None
             step.cancel()
-            await see_off(step)
+            await cancel_until_done(step)
             if not step.cancelled():
                 step.exception()  # it was too late for anybody to hear of it
         await self._batches.aclose()

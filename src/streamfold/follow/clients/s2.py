@@ -10,7 +10,7 @@ from streamfold import errors
 from streamfold.errors import StreamfoldError
 from streamfold.extras import needing_extra
 from streamfold.follow.clients.client import Appended, StreamRecord
-from streamfold.follow.clients.feed import see_off
+from streamfold.follow.clients.feed import cancel_until_done
 from streamfold.model.positions import SeqNum, StreamPosition, Timestamp
 from streamfold.model.records import Record
 
@@ -67,7 +67,7 @@ class S2Client:
             raise _translate(error) from error
         finally:
             closing = asyncio.create_task(session.close())
-            await see_off(closing)
+            await cancel_until_done(closing)
             if not closing.cancelled():
                 closing.result()
 

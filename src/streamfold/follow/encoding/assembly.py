@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from streamfold.follow.clients.client import StreamRecord
 from streamfold.follow.encoding.frames import Closing, Frame, Opening, label
-from streamfold.follow.encoding.record_forms import HEADERS, Shape, shape_of
+from streamfold.follow.encoding.record_forms import HEADERS, RecordForm, form_of
 from streamfold.follow.errors import SnapshotCorruptError
 
 #: Unfinished snapshots kept at a time. More than one is there only when writers died or race, and the
@@ -18,7 +18,7 @@ OPEN_MAX = 4
 
 
 @dataclass(slots=True)
-class Parts:
+class PartialSnapshot:
     """A snapshot of which some records have come."""
 
     snapshot: str
@@ -50,15 +50,15 @@ class Assembly:
 
     def __init__(self, *, keep: bool) -> None:
         self._keep = keep
-        self.open: dict[str, Parts] = {}
+        self.open: dict[str, PartialSnapshot] = {}
 
-    def add(self, record: StreamRecord, records: int = 0, size: int = 0) -> Parts | None:
+    def add(self, record: StreamRecord, records: int = 0, size: int = 0) -> PartialSnapshot | None:
         """Take a snapshot record; the parts come back when this one makes them a whole snapshot.
 
         `records` and `size` say how many deltas, and bytes of them, have come before. Raises for a
         snapshot that cannot be used; others under way are not touched.
         """
-        shape = shape_of(record) or HEADERS
+        shape = form_of(record) or HEADERS
         frame = shape.parse(record)
         parts = self.open.get(frame.snapshot)
         if parts is None and frame.index == 0:
@@ -71,7 +71,9 @@ class Assembly:
             self.open.pop(frame.snapshot, None)
             raise
 
-    def _begin(self, frame: Frame, record: StreamRecord, records: int, size: int) -> Parts:
+    def _begin(
+        self, frame: Frame, record: StreamRecord, records: int, size: int
+    ) -> PartialSnapshot:
         name = label(frame.snapshot, record.seq_num)
         if frame.opening is None:
             raise SnapshotCorruptError(name, "its first record does not say what it covers")
@@ -84,13 +86,15 @@ class Assembly:
         if len(self.open) >= OPEN_MAX:
             del self.open[next(iter(self.open))]
         single = frame.closing is not None
-        parts = Parts(frame.snapshot, frame.opening, record.seq_num, records, size, single)
+        parts = PartialSnapshot(
+            frame.snapshot, frame.opening, record.seq_num, records, size, single
+        )
         self.open[frame.snapshot] = parts
         return parts
 
     def _continue(
-        self, parts: Parts, frame: Frame, record: StreamRecord, shape: Shape
-    ) -> Parts | None:
+        self, parts: PartialSnapshot, frame: Frame, record: StreamRecord, shape: RecordForm
+    ) -> PartialSnapshot | None:
         parts.timestamp = record.timestamp
         if frame.index < parts.next_index:
             return None  # appended twice, because the first acknowledgement was lost
@@ -104,14 +108,14 @@ class Assembly:
         del self.open[parts.snapshot]
         return parts
 
-    def _collect(self, parts: Parts, body: bytes) -> None:
+    def _collect(self, parts: PartialSnapshot, body: bytes) -> None:
         parts.next_index += 1
         parts.size += len(body)
         if self._keep:
             parts.digest.update(body)
             parts.pieces.append(body)
 
-    def _check(self, parts: Parts, closing: Closing) -> None:
+    def _check(self, parts: PartialSnapshot, closing: Closing) -> None:
         if (closing.count, closing.size) != (parts.next_index, parts.size):
             raise SnapshotCorruptError(
                 parts.name,

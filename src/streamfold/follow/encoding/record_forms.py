@@ -5,7 +5,7 @@ A plain one is a whole snapshot in one JSON object, without headers:
     {"type": "snapshot", "covers_before": 1000, "state": …}
 
 It stands at its cursor, or right after the trim command that was appended with it; an object like it
-anywhere else is a delta. A shape of your own is a class below and a line in `SHAPES`.
+anywhere else is a delta. A shape of your own is a class below and a line in `FORMS`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from streamfold.model.records import Record
 _MARK: Final = b'"covers_before"'
 
 
-class Shape(ABC):
+class RecordForm(ABC):
     """One way of writing a snapshot record, and of recognising it."""
 
     name: str
@@ -54,7 +54,7 @@ class Shape(ABC):
         """The record of a snapshot that is whole in one record."""
 
 
-class HeaderShape(Shape):
+class HeaderForm(RecordForm):
     """Streamfold's own: everything but the state is in headers."""
 
     name = "streamfold"
@@ -78,7 +78,7 @@ class _Plain(msgspec.Struct):
     state: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-class PlainShape(Shape):
+class PlainForm(RecordForm):
     """One JSON object with the cursor and the state, for readers and writers without this library."""
 
     name = "plain"
@@ -116,26 +116,26 @@ class PlainShape(Shape):
         return found if found.type == "snapshot" and at_cursor else None
 
 
-HEADERS: Final = HeaderShape()
-PLAIN: Final = PlainShape()
+HEADERS: Final = HeaderForm()
+PLAIN: Final = PlainForm()
 #: All that readers recognise, and writers may choose, by name.
-SHAPES: Final[dict[str, Shape]] = {shape.name: shape for shape in (HEADERS, PLAIN)}
+FORMS: Final[dict[str, RecordForm]] = {shape.name: shape for shape in (HEADERS, PLAIN)}
 
 
-def shape_named(name: str) -> Shape:
+def form_named(name: str) -> RecordForm:
     """The shape that a caller names, or InvalidError with the names that there are."""
-    if name not in SHAPES:
-        raise InvalidError(f"snapshot shape {name!r} is unknown: use {' or '.join(SHAPES)}")
-    return SHAPES[name]
+    if name not in FORMS:
+        raise InvalidError(f"snapshot shape {name!r} is unknown: use {' or '.join(FORMS)}")
+    return FORMS[name]
 
 
-def shape_of(record: StreamRecord) -> Shape | None:
+def form_of(record: StreamRecord) -> RecordForm | None:
     """The shape of a snapshot record; None for deltas and commands."""
-    shape: Shape = HEADERS if record.headers else PLAIN
+    shape: RecordForm = HEADERS if record.headers else PLAIN
     return shape if shape.snapshot_of(record) is not None else None
 
 
-def may_be_marked(record: StreamRecord) -> bool:
+def may_be_snapshot(record: StreamRecord) -> bool:
     """Whether a look at the record is needed to know that it is a delta; False for most."""
     return bool(record.headers) or _MARK in record.body
 
@@ -145,4 +145,4 @@ def is_delta(record: StreamRecord) -> bool:
     headers = record.headers
     if len(headers) == 1 and not headers[0][0]:
         return False
-    return shape_of(record) is None
+    return form_of(record) is None

@@ -14,7 +14,7 @@ from streamfold.errors import OutcomeUnknownError, RetryLaterError, SeqNumMismat
 from streamfold.follow.clients.client import Appended, StreamClient, StreamRecord
 from streamfold.follow.clients.feed import Backoff, retrying
 from streamfold.follow.encoding.frames import FRAME_OVERHEAD, HERE, Closing, Frame, Opening
-from streamfold.follow.encoding.record_forms import HEADERS, Shape
+from streamfold.follow.encoding.record_forms import HEADERS, RecordForm
 from streamfold.model.records import BATCH_BYTES_MAX, Record, fence_record, trim_record
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ class StreamWriter:
         backoff: Backoff,
         fencing_token: str | None = None,
         sizes: Sizes | None = None,
-        shape: Shape = HEADERS,
+        shape: RecordForm = HEADERS,
         *,
         trims: bool = True,
     ) -> None:

@@ -10,9 +10,9 @@ from typing import Final, NamedTuple
 from streamfold.follow.clients.client import StreamClient
 from streamfold.follow.clients.feed import Backoff, retrying
 from streamfold.follow.encoding.frames import Closing, Frame, Opening
-from streamfold.follow.encoding.record_forms import shape_of
+from streamfold.follow.encoding.record_forms import form_of
 from streamfold.follow.errors import SnapshotCorruptError, SnapshotUnsupportedError
-from streamfold.follow.snapshots.snapshot_store import Place, SnapshotInfo
+from streamfold.follow.snapshots.snapshot_store import Placement, SnapshotInfo
 
 #: Records that are looked at first; each further step looks at twice as many.
 FIRST_STEP: Final = 1000
@@ -74,7 +74,7 @@ async def _snapshot_records(
         if not batch:
             break
         for record in batch:
-            shape = shape_of(record)
+            shape = form_of(record)
             if shape is None or record.seq_num >= end:
                 continue
             try:
@@ -86,6 +86,6 @@ async def _snapshot_records(
 
 
 def _info(seen: _Seen, opening: Opening, closing: Closing) -> SnapshotInfo:
-    place = Place.RECORD if seen.frame.closing else Place.FRAMED
+    place = Placement.RECORD if seen.frame.closing else Placement.FRAMED
     cursor, codec = opening.covers_before, opening.codec
     return SnapshotInfo(place, seen.frame.snapshot, cursor, codec, closing.size, seen.timestamp)

@@ -9,7 +9,7 @@ from functools import partial
 from streamfold.errors import StreamfoldError
 from streamfold.follow.clients.client import StreamClient, StreamRecord
 from streamfold.follow.clients.feed import Backoff, retrying
-from streamfold.follow.encoding.record_forms import shape_of
+from streamfold.follow.encoding.record_forms import form_of
 from streamfold.follow.errors import (
     SnapshotAheadError,
     SnapshotCorruptError,
@@ -21,7 +21,7 @@ from streamfold.follow.restore.backward_search import (
     Located,
     find_newest,
 )
-from streamfold.follow.snapshots.snapshot_store import AnySnapshots, Place, SnapshotInfo
+from streamfold.follow.snapshots.snapshot_store import AnySnapshots, Placement, SnapshotInfo
 from streamfold.model.records import RECORD_OVERHEAD, TRIM_COMMAND
 
 #: Records looked at to estimate how large the others are.
@@ -63,7 +63,7 @@ class RestorePlan:
         """Whether the state is still to be found in the stream."""
         if self.snapshot is None:
             return self.first > 0
-        return self.snapshot.place is not Place.EXTERNAL
+        return self.snapshot.place is not Placement.EXTERNAL
 
     def __str__(self) -> str:
         lines = [f"restore {self.stream} up to {self.tail}"]
@@ -109,7 +109,7 @@ async def make_plan(
         best, read_from = inside.info, inside.began_at
     if read_from > first and tail > read_from:
         sample = await retrying(backoff, partial(client.peek, read_from, _SAMPLE))
-    loaded = best.size or 0 if best is not None and best.place is Place.EXTERNAL else 0
+    loaded = best.size or 0 if best is not None and best.place is Placement.EXTERNAL else 0
     estimate = loaded + _mean_size(sample) * (tail - read_from)
     return RestorePlan(client.name, best, first, read_from, tail, estimate, tuple(skipped))
 
@@ -131,7 +131,7 @@ def _newest_outside(
 
 def _at_head(sample: Sequence[StreamRecord], skipped: set[str]) -> Located | None:
     """The snapshot that the stream begins with: once it is trimmed, the newest one does."""
-    shape = shape_of(sample[0]) if sample else None
+    shape = form_of(sample[0]) if sample else None
     if shape is None:
         return None
     record = sample[0]
@@ -142,7 +142,7 @@ def _at_head(sample: Sequence[StreamRecord], skipped: set[str]) -> Located | Non
     if frame.opening is None or frame.snapshot in skipped:
         return None
     info = SnapshotInfo(
-        Place.RECORD if frame.closing else Place.FRAMED,
+        Placement.RECORD if frame.closing else Placement.FRAMED,
         frame.snapshot,
         frame.opening.covers_before,
         frame.opening.codec,

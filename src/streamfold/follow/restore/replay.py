@@ -12,9 +12,9 @@ from typing import Generic, TypeVar
 
 from streamfold.errors import InvalidError, StreamfoldError
 from streamfold.follow.clients.client import StreamRecord
-from streamfold.follow.encoding.assembly import Assembly, Parts
+from streamfold.follow.encoding.assembly import Assembly, PartialSnapshot
 from streamfold.follow.encoding.codecs import Codec, check_fold, decode_state
-from streamfold.follow.encoding.record_forms import is_delta, may_be_marked, shape_of
+from streamfold.follow.encoding.record_forms import form_of, is_delta, may_be_snapshot
 from streamfold.follow.errors import SnapshotCorruptError, SnapshotUnsupportedError
 
 S = TypeVar("S")
@@ -28,7 +28,7 @@ BUFFER_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Folding(Generic[S]):
+class FoldSpec(Generic[S]):
     """How deltas become state."""
 
     fold: Callable[[S, StreamRecord], S]
@@ -47,7 +47,7 @@ class Folding(Generic[S]):
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class KnownSnapshot:
     """A whole snapshot that is known of: its cursor, and how much had come before it."""
 
     cursor: int
@@ -57,11 +57,11 @@ class Mark:
     taken_at: int | None
 
 
-class Intake(Generic[S]):
+class Replay(Generic[S]):
     """The state, and the position up to which it has everything."""
 
     def __init__(
-        self, folding: Folding[S], codec: Codec[S], *, buffer_bytes: int = BUFFER_BYTES
+        self, folding: FoldSpec[S], codec: Codec[S], *, buffer_bytes: int = BUFFER_BYTES
     ) -> None:
         self._folding = folding
         self._codec = codec
@@ -89,7 +89,7 @@ class Intake(Generic[S]):
         self.value = value
         self.known = True
         self.position = cursor
-        self.mark = Mark(cursor, self.records, self.bytes, taken_at)
+        self.mark = KnownSnapshot(cursor, self.records, self.bytes, taken_at)
         self.frames = Assembly(keep=False)
 
     def search_from(self, position: int) -> None:
@@ -117,7 +117,7 @@ class Intake(Generic[S]):
     def sift(self, batch: Sequence[StreamRecord]) -> Sequence[StreamRecord]:
         """Take note of a batch that follows without a gap, and return the deltas in it."""
         self.position = batch[-1].seq_num + 1
-        if any(map(may_be_marked, batch)):
+        if any(map(may_be_snapshot, batch)):
             return self._sift_marked(batch)
         self._count(batch)
         return batch
@@ -142,13 +142,13 @@ class Intake(Generic[S]):
             if is_delta(record):
                 deltas.append(record)
                 self._count((record,))
-            elif shape_of(record) is not None:
+            elif form_of(record) is not None:
                 self._note(record)
         return deltas
 
     def _is_bridged(self, record: StreamRecord) -> bool:
         """Whether only the trim command is missing that a snapshot in one record came with."""
-        shape = shape_of(record)
+        shape = form_of(record)
         if shape is None:
             return False
         try:
@@ -167,8 +167,8 @@ class Intake(Generic[S]):
         if parts is not None:
             self._remember(parts)
 
-    def _remember(self, parts: Parts) -> None:
-        self.mark = Mark(
+    def _remember(self, parts: PartialSnapshot) -> None:
+        self.mark = KnownSnapshot(
             parts.opening.covers_before, parts.records_before, parts.bytes_before, parts.timestamp
         )
 
@@ -183,7 +183,7 @@ class Intake(Generic[S]):
             self.position = record.seq_num + 1
             if is_delta(record):
                 self._keep_delta(record)
-            elif shape_of(record) is not None and self._found_in(record):
+            elif form_of(record) is not None and self._found_in(record):
                 if self.position == record.seq_num + 1 and at + 1 < len(batch):
                     self.absorb(batch[at + 1 :])
                 return

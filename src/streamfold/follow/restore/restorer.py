@@ -19,8 +19,13 @@ from streamfold.follow.errors import (
 )
 from streamfold.follow.restore.plan import RestorePlan, Skipped, make_plan
 from streamfold.follow.restore.progress import Progress, ProgressCallback
-from streamfold.follow.restore.replay import Intake
-from streamfold.follow.snapshots.snapshot_store import Place, SnapshotInfo, Snapshots, SnapshotStore
+from streamfold.follow.restore.replay import Replay
+from streamfold.follow.snapshots.snapshot_store import (
+    Placement,
+    SnapshotInfo,
+    Snapshots,
+    SnapshotStore,
+)
 
 S = TypeVar("S")
 logger = logging.getLogger(__name__)
@@ -39,7 +44,7 @@ class Restorer(Generic[S]):
         self,
         client: StreamClient,
         snapshots: Snapshots[S],
-        intake: Intake[S],
+        intake: Replay[S],
         report: ProgressCallback,
     ) -> None:
         self._client = client
@@ -133,7 +138,7 @@ class Restorer(Generic[S]):
         for problem in self._intake.problems:
             self._skipped.append(Skipped("in the stream", problem))
         info = plan.snapshot
-        if info is not None and info.place is not Place.EXTERNAL:
+        if info is not None and info.place is not Placement.EXTERNAL:
             error = self._intake.problems[-1] if self._intake.problems else None
             self._skip(info.name, error or SnapshotCorruptError(info.name, "it has no end"))
             return

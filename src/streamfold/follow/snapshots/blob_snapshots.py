@@ -10,7 +10,7 @@ from typing import Final
 from streamfold.blob import BlobMeta, BlobStore
 from streamfold.errors import BlobExistsError
 from streamfold.follow.snapshots.naming import CONTAINER, NAMINGS, Naming
-from streamfold.follow.snapshots.snapshot_store import Place, SnapshotInfo, SnapshotStore
+from streamfold.follow.snapshots.snapshot_store import Placement, SnapshotInfo, SnapshotStore
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class BlobSnapshots(SnapshotStore):
                 cursor, codec = parsed
                 created = int(meta.last_modified.timestamp() * 1000)
                 return SnapshotInfo(
-                    Place.EXTERNAL, meta.key, cursor, codec, meta.size, created, naming.name
+                    Placement.EXTERNAL, meta.key, cursor, codec, meta.size, created, naming.name
                 )
         return None
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from streamfold.follow.clients.client import StreamClient
 from streamfold.follow.clients.feed import Backoff, Feed
-from streamfold.follow.encoding.assembly import Assembly, Parts
-from streamfold.follow.encoding.record_forms import shape_of
+from streamfold.follow.encoding.assembly import Assembly, PartialSnapshot
+from streamfold.follow.encoding.record_forms import form_of
 from streamfold.follow.errors import SnapshotCorruptError, SnapshotUnsupportedError
-from streamfold.follow.snapshots.snapshot_store import AnySnapshots, Place, SnapshotInfo
+from streamfold.follow.snapshots.snapshot_store import AnySnapshots, Placement, SnapshotInfo
 
 
 async def list_snapshots(
@@ -30,7 +30,7 @@ async def list_in_stream(client: StreamClient, backoff: Backoff) -> list[Snapsho
     try:
         while feed.position < tail:
             for record in await feed.next() or ():
-                if shape_of(record) is None:
+                if form_of(record) is None:
                     continue
                 try:
                     parts = assembly.add(record)
@@ -43,8 +43,8 @@ async def list_in_stream(client: StreamClient, backoff: Backoff) -> list[Snapsho
     return found
 
 
-def _info(parts: Parts) -> SnapshotInfo:
-    place = Place.RECORD if parts.in_one_record else Place.FRAMED
+def _info(parts: PartialSnapshot) -> SnapshotInfo:
+    place = Placement.RECORD if parts.in_one_record else Placement.FRAMED
     return SnapshotInfo(
         place,
         parts.snapshot,

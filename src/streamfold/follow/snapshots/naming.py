@@ -107,7 +107,7 @@ PLAIN: Final = PlainNaming()
 NAMINGS: Final[dict[str, Naming]] = {naming.name: naming for naming in (CONTAINER, PLAIN)}
 
 
-def naming_named(name: str) -> Naming:
+def find_naming(name: str) -> Naming:
     """The naming that a caller names, or InvalidError with the names that there are."""
     if name not in NAMINGS:
         raise InvalidError(f"snapshot naming {name!r} is unknown: use {' or '.join(NAMINGS)}")

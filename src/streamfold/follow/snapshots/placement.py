@@ -7,9 +7,9 @@ from typing import Any, TypeVar, overload
 from streamfold.blob import BlobStore, open_blob_store
 from streamfold.errors import InvalidError
 from streamfold.follow.encoding.codecs import Codec, JsonCodec
-from streamfold.follow.encoding.record_forms import shape_named
+from streamfold.follow.encoding.record_forms import form_named
 from streamfold.follow.snapshots.blob_snapshots import BlobSnapshots
-from streamfold.follow.snapshots.naming import naming_named
+from streamfold.follow.snapshots.naming import find_naming
 from streamfold.follow.snapshots.snapshot_store import Snapshots, SnapshotStore, Writing
 
 S = TypeVar("S")
@@ -62,7 +62,7 @@ def in_stream(
     `shape="plain"` writes the record as a JSON object, `{"type": "snapshot", "covers_before": …,
     "state": …}`; both shapes are always read.
     """
-    chosen = shape_named(shape)
+    chosen = form_named(shape)
     return Snapshots(_codec(codec), None, Writing.IN_STREAM, chosen, trim)
 
 
@@ -100,7 +100,7 @@ def auto(
 ) -> Snapshots[Any]:
     """Snapshots in the stream while they fit one record, and then outside if a place is given."""
     store = None if place is None else _store(place, prefix, options, naming)
-    return Snapshots(_codec(codec), store, Writing.AUTO, shape_named(shape), trim)
+    return Snapshots(_codec(codec), store, Writing.AUTO, form_named(shape), trim)
 
 
 def _codec(codec: Codec[Any] | None) -> Codec[Any]:
@@ -113,7 +113,7 @@ def _store(
     options: dict[str, str],
     naming: str = "streamfold",
 ) -> SnapshotStore:
-    chosen = naming_named(naming)
+    chosen = find_naming(naming)
     if isinstance(place, SnapshotStore):
         if chosen is not place.naming:
             raise InvalidError(f"a store of snapshots has its own naming: leave out {naming!r}")

@@ -33,7 +33,7 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Since:
+class SinceSnapshot:
     """What has come since the last snapshot."""
 
     records: int
@@ -44,7 +44,7 @@ class Since:
     speed: float | None = None
 
 
-def due(policy: Policy, since: Since) -> str | None:
+def due(policy: Policy, since: SinceSnapshot) -> str | None:
     """Why a snapshot should be taken now; None while it should not."""
     if since.records == 0:
         return None
@@ -60,7 +60,7 @@ def due(policy: Policy, since: Since) -> str | None:
     return None
 
 
-def wait_for(policy: Policy, since: Since) -> float | None:
+def wait_for(policy: Policy, since: SinceSnapshot) -> float | None:
     """Seconds after which age alone makes a snapshot due; None when it never will."""
     if policy.age is None or since.records == 0:
         return None

@@ -12,7 +12,7 @@ from streamfold.follow.snapshots.snapshot_store import SnapshotInfo, SnapshotSto
 logger = logging.getLogger(__name__)
 
 
-def expendable(
+def find_prunable(
     found: Sequence[SnapshotInfo], *, keep: int | None, max_age: float | None, now: int
 ) -> list[SnapshotInfo]:
     """Of snapshots, newest first, those beyond the first `keep`, and those older than `max_age`
@@ -35,7 +35,7 @@ async def prune(
     It is read to be sure of it: without a whole one nothing is deleted at all.
     """
     found = await store.list()
-    going = expendable(found, keep=keep, max_age=max_age, now=now)
+    going = find_prunable(found, keep=keep, max_age=max_age, now=now)
     if not going:
         return []
     treasure = await _newest_whole(store, found)

@@ -21,7 +21,7 @@ from streamfold.errors import (
     StreamfoldError,
     UnauthenticatedError,
 )
-from streamfold.follow.snapshots.snapshot_store import Place, SnapshotInfo, SnapshotStore
+from streamfold.follow.snapshots.snapshot_store import Placement, SnapshotInfo, SnapshotStore
 
 #: Bytes per piece of a snapshot that is loaded.
 _PIECE = 1 << 20
@@ -41,7 +41,7 @@ class _List(msgspec.Struct):
     snapshots: list[_Item]
 
 
-class ServedSnapshots(SnapshotStore):
+class ServerSnapshots(SnapshotStore):
     """Snapshots of one stream on its Streamfold server; those that others published are left alone.
 
     The server keeps the newest sixteen, drops those that the stream was trimmed beyond, and lets
@@ -61,11 +61,11 @@ class ServedSnapshots(SnapshotStore):
     async def list(self) -> list[SnapshotInfo]:
         status, body = await asyncio.to_thread(self._call, "GET", "/snapshots", None, {})
         if status != 200:
-            raise _refusal(status, body)
+            raise _error_from_response(status, body)
         found = []
         for item in msgspec.json.decode(body, type=_List).snapshots:
             if match := _TYPE.fullmatch(item.content_type):
-                place, cursor = Place.EXTERNAL, int(item.offset)
+                place, cursor = Placement.EXTERNAL, int(item.offset)
                 size, created_at = item.size_bytes, item.created_at
                 found.append(SnapshotInfo(place, item.offset, cursor, match[1], size, created_at))
         return found
@@ -77,7 +77,9 @@ class ServedSnapshots(SnapshotStore):
                 await asyncio.to_thread(connection.request, "GET", path, None, self._headers)
                 response = await asyncio.to_thread(connection.getresponse)
                 if response.status != 200:
-                    raise _refusal(response.status, await asyncio.to_thread(response.read))
+                    raise _error_from_response(
+                        response.status, await asyncio.to_thread(response.read)
+                    )
                 while piece := await asyncio.to_thread(response.read, _PIECE):
                     yield piece
             except (OSError, http.client.HTTPException) as error:
@@ -92,7 +94,7 @@ class ServedSnapshots(SnapshotStore):
         # Refused: there is one at this cursor or a newer one, or the stream was trimmed beyond it.
         if status == 410 or (status == 409 and await self._covers(cursor)):
             return False
-        raise _refusal(status, body)
+        raise _error_from_response(status, body)
 
     async def delete(self, info: SnapshotInfo) -> None:
         raise InvalidError(
@@ -140,6 +142,6 @@ _REFUSALS: Final[dict[int, type[StreamfoldError]]] = {
 }
 
 
-def _refusal(status: int, body: bytes) -> StreamfoldError:
+def _error_from_response(status: int, body: bytes) -> StreamfoldError:
     kind = _REFUSALS.get(status, InvalidError)
     return kind(f"the server answered {status}: {body[:500].decode(errors='replace')}")

@@ -10,13 +10,13 @@ from typing import Any, Generic, TypeVar
 
 from streamfold.follow.encoding.codecs import Codec
 from streamfold.follow.encoding.container import Unpacked
-from streamfold.follow.encoding.record_forms import HEADERS, Shape
+from streamfold.follow.encoding.record_forms import HEADERS, RecordForm
 from streamfold.follow.snapshots.naming import CONTAINER, NAMINGS, Naming
 
 S = TypeVar("S")
 
 
-class Place(enum.StrEnum):
+class Placement(enum.StrEnum):
     """The three places of a snapshot."""
 
     EXTERNAL = "external"
@@ -28,7 +28,7 @@ class Place(enum.StrEnum):
 class SnapshotInfo:
     """A snapshot that is there, as far as can be told without reading it."""
 
-    place: Place
+    place: Placement
     #: Key of a blob, or id of a snapshot in the stream.
     name: str
     #: The state has all records before it.
@@ -108,7 +108,7 @@ class Snapshots(Generic[S]):
     store: SnapshotStore | None
     writing: Writing
     #: Of new snapshots in one record of the stream.
-    shape: Shape = HEADERS
+    shape: RecordForm = HEADERS
     #: Whether those in the stream trim the records that they cover. Without that, readers look for the
     #: newest one from the tail backwards.
     trim: bool = True

@@ -26,10 +26,10 @@ from streamfold.follow.encoding.stream_writer import Attempt, Piece, Sizes, Stre
 from streamfold.follow.errors import SnapshotOutrunError
 from streamfold.follow.follower import Follower, as_client
 from streamfold.follow.restore.progress import ProgressCallback
-from streamfold.follow.restore.replay import Folding, Mark
-from streamfold.follow.snapshots.policy import Policy, Since, due, wait_for
+from streamfold.follow.restore.replay import FoldSpec, KnownSnapshot
+from streamfold.follow.snapshots.policy import Policy, SinceSnapshot, due, wait_for
 from streamfold.follow.snapshots.retention import prune
-from streamfold.follow.snapshots.snapshot_store import Place, Snapshots, SnapshotStore, Writing
+from streamfold.follow.snapshots.snapshot_store import Placement, Snapshots, SnapshotStore, Writing
 
 S = TypeVar("S")
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Taken:
 
     outcome: Outcome
     cursor: int
-    place: Place | None = None
+    place: Placement | None = None
 
     @property
     def reason(self) -> str:
@@ -78,7 +78,7 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class Keeping:
+class RetentionRules:
     """What is done besides taking snapshots."""
 
     #: Trim the stream to the cursor of an external snapshot; for those in the stream, see `in_stream`.
@@ -98,7 +98,7 @@ class Keeping:
             raise InvalidError(f"keep {self.keep} must be at least 1: the newest one always stays")
 
 
-class Snapshotter(Generic[S]):
+class SnapshotTaker(Generic[S]):
     """Follows a stream with a state of its own, and saves that state.
 
         async with Snapshotter(stream, fold=apply, initial=dict, snapshots=in_stream()) as snapshotter:
@@ -117,7 +117,7 @@ class Snapshotter(Generic[S]):
         fold_batch: Callable[[S, Sequence[StreamRecord]], S] | None = None,
         fold_name: str | None = None,
         policy: Policy | None = None,
-        keeping: Keeping | None = None,
+        keeping: RetentionRules | None = None,
         backoff: Backoff | None = None,
         progress: ProgressCallback | None = None,
         sizes: Sizes | None = None,
@@ -128,7 +128,7 @@ class Snapshotter(Generic[S]):
         self._client = as_client(stream)
         self._snapshots = snapshots
         self._policy = policy or Policy()
-        self._keeping = keeping or Keeping()
+        self._keeping = keeping or RetentionRules()
         self._backoff = backoff or Backoff()
         self._now = now
         self._new_id = new_id
@@ -136,7 +136,7 @@ class Snapshotter(Generic[S]):
         self._began = now()
         self._follower = Follower(
             self._client,
-            Folding(fold, initial, fold_batch, fold_name),
+            FoldSpec(fold, initial, fold_batch, fold_name),
             snapshots,
             backoff=self._backoff,
             progress=progress,
@@ -148,7 +148,7 @@ class Snapshotter(Generic[S]):
         #: Whether the state was too large for one record when it was last encoded.
         self._outgrown = False
         #: The newest snapshot that is known of from elsewhere than the stream.
-        self._saved: Mark | None = None
+        self._saved: KnownSnapshot | None = None
         self._last_id = ""
 
     @property
@@ -196,14 +196,14 @@ class Snapshotter(Generic[S]):
         await self._look_outside()
         return due(self._policy, self.since())
 
-    def since(self) -> Since:
+    def since(self) -> SinceSnapshot:
         """What has come since the newest snapshot that is known of."""
         intake = self._follower.intake
         mark = intake.mark
         if self._saved is not None and self._saved.cursor > mark.cursor:
             mark = self._saved
         taken_at = self._began if mark.taken_at is None else mark.taken_at
-        return Since(
+        return SinceSnapshot(
             max(0, intake.records - mark.records),
             max(0, intake.bytes - mark.bytes),
             (self._now() - taken_at) / 1000,
@@ -259,7 +259,7 @@ class Snapshotter(Generic[S]):
         if not await self._writer.write_record(attempt, state):
             return None
         self._remember(attempt.cursor)
-        return Taken(Outcome.TAKEN, attempt.cursor, Place.RECORD)
+        return Taken(Outcome.TAKEN, attempt.cursor, Placement.RECORD)
 
     async def _write_anywhere(self) -> Taken | None:
         """Open a framed snapshot where it lands, and save the state as it is there.
@@ -281,7 +281,7 @@ class Snapshotter(Generic[S]):
         await self._follower.pause()  # or its frames would come back and hold up the next ones
         await self._writer.write_frames(attempt, rest if whole is None else [whole])
         self._remember(attempt.cursor)
-        return Taken(Outcome.TAKEN, attempt.cursor, Place.FRAMED)
+        return Taken(Outcome.TAKEN, attempt.cursor, Placement.FRAMED)
 
     def _attempt(self, cursor: int) -> Attempt:
         self._last_id = self._new_id()
@@ -301,13 +301,13 @@ class Snapshotter(Generic[S]):
         saved = await self._put(store, attempt, blob)
         self._remember(attempt.cursor)
         if not saved:
-            return Taken(Outcome.ANOTHERS, attempt.cursor, Place.EXTERNAL)
+            return Taken(Outcome.ANOTHERS, attempt.cursor, Placement.EXTERNAL)
         keeping = self._keeping
         if keeping.trim:
             await self._writer.trim(attempt.cursor)
         if keeping.keep is not None or keeping.max_age is not None:
             await prune(store, keep=keeping.keep, max_age=keeping.max_age, now=self._now())
-        return Taken(Outcome.TAKEN, attempt.cursor, Place.EXTERNAL)
+        return Taken(Outcome.TAKEN, attempt.cursor, Placement.EXTERNAL)
 
     async def _put(self, store: SnapshotStore, attempt: Attempt, blob: bytes) -> bool:
         """Save it if no other has this cursor; whether a lost answer meant yes is looked up."""
@@ -335,7 +335,7 @@ class Snapshotter(Generic[S]):
             return
         since = min(intake.position - newest.cursor, intake.records)
         share = since / intake.records if intake.records else 0.0
-        self._saved = Mark(
+        self._saved = KnownSnapshot(
             newest.cursor,
             intake.records - since,
             intake.bytes - round(intake.bytes * share),
@@ -344,7 +344,7 @@ class Snapshotter(Generic[S]):
 
     def _remember(self, cursor: int) -> None:
         intake = self._follower.intake
-        self._saved = Mark(cursor, intake.records, intake.bytes, self._now())
+        self._saved = KnownSnapshot(cursor, intake.records, intake.bytes, self._now())
 
     def _is_anothers_turn(self) -> bool:
         """Whether another snapshotter is writing frames just now."""

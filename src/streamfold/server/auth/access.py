@@ -93,10 +93,10 @@ class Access:
             grant.require(operation, basin)
 
     @asynccontextmanager
-    async def standing(self, request: Request, grant: Grant) -> AsyncIterator[Standing]:
+    async def standing(self, request: Request, grant: Grant) -> AsyncIterator[ActiveGrant]:
         """What tells a session, while the context lasts, that its token has become worthless."""
         if grant is ROOT:
-            yield Standing(None, None)
+            yield ActiveGrant(None, None)
             return
         header = request.header("authorization") or ""
         lapse = self._lapses.get(header)
@@ -104,7 +104,7 @@ class Access:
             lapse = self._lapses[header] = _Lapse(asyncio.create_task(self._lapsed(header)))
         lapse.sessions += 1
         try:
-            yield Standing(lapse.task, partial(self._grant_of, header))
+            yield ActiveGrant(lapse.task, partial(self._grant_of, header))
         finally:
             lapse.sessions -= 1
             if not lapse.sessions:
@@ -124,7 +124,7 @@ class Access:
             await asyncio.sleep(_LOOK_INTERVAL)
 
 
-class Standing:
+class ActiveGrant:
     """Whether the caller of a session may go on: its token has not expired, nor was it revoked."""
 
     def __init__(

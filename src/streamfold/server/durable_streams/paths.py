@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from streamfold.errors import InvalidError
 from streamfold.model.names import BasinName, StreamName, parse_bucket_name, parse_stream_name
-from streamfold.server.http.memo import remember_short
+from streamfold.server.http.memo import memoize_short
 from streamfold.wire.text import SHOWN, ascii_url, decode_segment
 
 #: Streams below this belong to the default basin, and may have slashes in their names.
@@ -19,7 +19,7 @@ CONTROL: Final = "__ds"
 RESERVED_BUCKETS: Final = frozenset(("health", "ping", "ready", "metrics", "console", "snapshots"))
 
 
-class Part(enum.StrEnum):
+class SubResource(enum.StrEnum):
     """A sub-resource of a stream; no stream can end with one of these names."""
 
     SNAPSHOT = "snapshot"
@@ -28,39 +28,39 @@ class Part(enum.StrEnum):
     BOOTSTRAP = "bootstrap"
 
 
-_PARTS: Final = frozenset(Part)
+_PARTS: Final = frozenset(SubResource)
 #: Below a bucket: the list of its streams.
 _LIST: Final = "streams"
 #: Parts that a position may follow.
-_POSITIONED: Final = frozenset((Part.SNAPSHOT, Part.RETENTION))
+_POSITIONED: Final = frozenset((SubResource.SNAPSHOT, SubResource.RETENTION))
 
 
-class Place(NamedTuple):
+class StreamPath(NamedTuple):
     """A stream, and what of it."""
 
     basin: BasinName
     stream: StreamName
     #: The path of the stream itself, as the client wrote it.
     path: str
-    part: Part | None = None
+    part: SubResource | None = None
     position: str | None = None
 
 
-@remember_short
-def parse_place(raw_path: str, default_basin: BasinName) -> Place | None:
+@memoize_short
+def parse_stream_path(raw_path: str, default_basin: BasinName) -> StreamPath | None:
     """The place that a raw path names; None if it names no stream at all."""
     if raw_path.startswith(ROOT):
         segments = raw_path[len(ROOT) :].split("/")
         segments, part, position = _split_part(segments)
         stream = "/".join(segments)
-        return Place(default_basin, _stream(stream), ROOT + stream, part, position)
+        return StreamPath(default_basin, _stream(stream), ROOT + stream, part, position)
     segments = raw_path.split("/")[1:]
     if len(segments) < 2 or not segments[0] or segments[0] == "v1":
         return None
     segments, part, position = _split_part(segments)
     if len(segments) != 2 or segments[1] == _LIST:
         return None
-    return Place(
+    return StreamPath(
         _bucket(segments[0]), _stream(segments[1]), "/" + "/".join(segments), part, position
     )
 
@@ -83,11 +83,11 @@ def suggest_path(raw_path: str) -> str | None:
     return ascii_url("/".join(("", segments[0], "%2F".join(segments[1:]), *rest)))
 
 
-def _split_part(segments: list[str]) -> tuple[list[str], Part | None, str | None]:
+def _split_part(segments: list[str]) -> tuple[list[str], SubResource | None, str | None]:
     if len(segments) > 1 and segments[-1] in _PARTS:
-        return segments[:-1], Part(segments[-1]), None
+        return segments[:-1], SubResource(segments[-1]), None
     if len(segments) > 2 and segments[-2] in _POSITIONED:
-        return segments[:-2], Part(segments[-2]), _decode(segments[-1])
+        return segments[:-2], SubResource(segments[-2]), _decode(segments[-1])
     return segments, None, None
 
 

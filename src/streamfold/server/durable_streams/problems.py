@@ -55,7 +55,7 @@ async def refuse_method(request: Request, allowed: Iterable[str]) -> None:
     await respond(request, 405, (JSON, (b"allow", listed.encode())), body)
 
 
-async def answer_failure(request: Request, error: Exception, path: str) -> None:
+async def answer_problem(request: Request, error: Exception, path: str) -> None:
     """Answer a request that failed before its answer began."""
     log_failure(error)
     status = _status(error, request.method)

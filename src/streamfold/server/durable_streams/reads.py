@@ -9,16 +9,16 @@ from urllib.parse import parse_qsl
 
 from streamfold.errors import InvalidError, StreamfoldError
 from streamfold.model.positions import SeqNum
-from streamfold.server.auth.access import Standing
+from streamfold.server.auth.access import ActiveGrant
 from streamfold.server.durable_streams import problems
 from streamfold.server.durable_streams.content import bodies, join
-from streamfold.server.durable_streams.paths import Place
+from streamfold.server.durable_streams.paths import StreamPath
 from streamfold.server.http.bodies import answer
-from streamfold.server.http.deadlines import Watch
-from streamfold.server.http.drain import Gate
+from streamfold.server.http.deadlines import WaitGuard
+from streamfold.server.http.drain import DrainGate
 from streamfold.server.http.offload import LIGHT_BYTES
 from streamfold.server.http.request import Request
-from streamfold.server.streams.fairness import Pace
+from streamfold.server.streams.fairness import ReaderFairness
 from streamfold.store.durable_streams import Reading, StreamStatus
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.read.requests import ReadBatch
@@ -102,7 +102,7 @@ class Page(NamedTuple):
 
 async def read_page(request: Request, reading: Reading, content_type: str) -> Page:
     """What can be read now, up to a page."""
-    start, size, count, batches, pace = reading.seq_num, 0, 0, list[ReadBatch](), Pace()
+    start, size, count, batches, pace = reading.seq_num, 0, 0, list[ReadBatch](), ReaderFairness()
     while size < PAGE_BYTES and count < PAGE_RECORDS and (batch := await reading.next()):
         batches.append(batch)
         size += batch.metered
@@ -123,14 +123,16 @@ def _join(batches: Sequence[ReadBatch], content_type: str) -> bytes:
 class Reads:
     """Answers reads that end."""
 
-    def __init__(self, store: StreamStore, gate: Gate, long_poll: float, *, private: bool) -> None:
+    def __init__(
+        self, store: StreamStore, gate: DrainGate, long_poll: float, *, private: bool
+    ) -> None:
         self._store = store
         self._gate = gate
         self._long_poll = long_poll
         self._kept = (b"private, " if private else b"public, ") + _IMMUTABLE
 
     async def catch_up(
-        self, request: Request, place: Place, query: Query, key: SealingKey | None
+        self, request: Request, place: StreamPath, query: Query, key: SealingKey | None
     ) -> None:
         page, status = await self._page(request, place, start_of(query.start), key)
         headers = [
@@ -149,7 +151,7 @@ class Reads:
         await answer(request, page.body, headers=headers)
 
     async def _page(
-        self, request: Request, place: Place, start: int | None, key: SealingKey | None
+        self, request: Request, place: StreamPath, start: int | None, key: SealingKey | None
     ) -> tuple[Page, StreamStatus]:
         """What can be read now from `start` on, and the stream when that began."""
 
@@ -170,15 +172,15 @@ class Reads:
     async def long_poll(
         self,
         request: Request,
-        place: Place,
+        place: StreamPath,
         query: Query,
         key: SealingKey | None,
-        standing: Standing,
+        standing: ActiveGrant,
     ) -> None:
         """Answer with what comes within a while; UnauthenticatedError if the token ends before."""
         start = start_of(query.start)
         async with (
-            Watch(request, self._gate),
+            WaitGuard(request, self._gate),
             self._store.durable.reading(place.basin, place.stream, start, key) as reading,
         ):
             check_start(reading, start)

@@ -11,19 +11,19 @@ from streamfold.server.durable_streams.buckets import Buckets, missing
 from streamfold.server.durable_streams.paths import (
     CONTROL,
     ROOT,
-    Part,
-    Place,
+    StreamPath,
+    SubResource,
     parse_bucket,
-    parse_place,
+    parse_stream_path,
 )
-from streamfold.server.durable_streams.problems import answer_failure
+from streamfold.server.durable_streams.problems import answer_problem
 from streamfold.server.durable_streams.reads import BeyondTailError, Reads, parse_query
 from streamfold.server.durable_streams.snapshots import Snapshots
 from streamfold.server.durable_streams.sse_reads import Events
 from streamfold.server.durable_streams.streams import Streams, source_of
 from streamfold.server.durable_streams.subscriptions import Subscriptions
 from streamfold.server.http.bodies import JSON
-from streamfold.server.http.drain import Gate
+from streamfold.server.http.drain import DrainGate
 from streamfold.server.http.request import Request
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.store import StreamStore
@@ -40,22 +40,22 @@ _NEEDED = {
     (None, "GET"): Operation.READ,
     (None, "HEAD"): Operation.CHECK_TAIL,
     (None, "DELETE"): Operation.DELETE_STREAM,
-    (Part.SNAPSHOT, "PUT"): Operation.APPEND,
-    (Part.SNAPSHOT, "GET"): Operation.READ,
-    (Part.SNAPSHOT, "DELETE"): Operation.TRIM,
-    (Part.SNAPSHOTS, "GET"): Operation.READ,
-    (Part.RETENTION, "PUT"): Operation.TRIM,
-    (Part.BOOTSTRAP, "GET"): Operation.READ,
+    (SubResource.SNAPSHOT, "PUT"): Operation.APPEND,
+    (SubResource.SNAPSHOT, "GET"): Operation.READ,
+    (SubResource.SNAPSHOT, "DELETE"): Operation.TRIM,
+    (SubResource.SNAPSHOTS, "GET"): Operation.READ,
+    (SubResource.RETENTION, "PUT"): Operation.TRIM,
+    (SubResource.BOOTSTRAP, "GET"): Operation.READ,
 }
 
 
-class Durable:
+class DurableStreamsFace:
     """Answers every request that names a stream by its URL."""
 
     def __init__(
         self,
         store: StreamStore,
-        gate: Gate,
+        gate: DrainGate,
         access: Access,
         subscriptions: Subscriptions,
         default_basin: BasinName,
@@ -88,7 +88,7 @@ class Durable:
             if path.startswith(_CONTROLS):
                 await self._subscriptions.handle(request, path[len(_CONTROLS) :].split("/"))
                 return
-            place = parse_place(path, self._default_basin)
+            place = parse_stream_path(path, self._default_basin)
             if place is not None:
                 path = place.path
                 await self._dispatch(request, place)
@@ -102,7 +102,7 @@ class Durable:
         except Exception as error:
             if request.status:
                 raise
-            await answer_failure(request, error, path)
+            await answer_problem(request, error, path)
 
     async def _handle_bucket(self, request: Request) -> None:
         found = parse_bucket(request.raw_path)
@@ -116,7 +116,7 @@ class Durable:
         else:
             await problems.refuse_method(request, ("GET",))
 
-    async def _dispatch(self, request: Request, place: Place) -> None:
+    async def _dispatch(self, request: Request, place: StreamPath) -> None:
         method = request.method
         needed = _NEEDED.get((place.part, method))
         if needed is None:
@@ -136,24 +136,24 @@ class Durable:
                 await self._streams.head(request, place)
             case None, _:
                 await self._streams.delete(request, place)
-            case Part.SNAPSHOT, "PUT":
+            case SubResource.SNAPSHOT, "PUT":
                 await self._snapshots.publish(request, place, key)
-            case Part.SNAPSHOT, "DELETE":
+            case SubResource.SNAPSHOT, "DELETE":
                 await self._snapshots.refuse_deletion(request, place, key)
-            case Part.SNAPSHOT, _ if place.position is None:
+            case SubResource.SNAPSHOT, _ if place.position is None:
                 await self._snapshots.newest(request, place, key)
-            case Part.SNAPSHOT, _:
+            case SubResource.SNAPSHOT, _:
                 await self._snapshots.read(request, place, key)
-            case Part.SNAPSHOTS, _:
+            case SubResource.SNAPSHOTS, _:
                 await self._snapshots.list(request, place, key)
-            case Part.RETENTION, _:
+            case SubResource.RETENTION, _:
                 await self._snapshots.retain(request, place, key)
             case _:
                 await self._snapshots.bootstrap(request, place, key)
 
     async def _allowed(
-        self, request: Request, place: Place, needed: Operation
-    ) -> tuple[Place, StreamName | None, Grant]:
+        self, request: Request, place: StreamPath, needed: Operation
+    ) -> tuple[StreamPath, StreamName | None, Grant]:
         """The place with the stream's whole name, that of a fork's source, and all that is allowed."""
         grant = await self._access.allow(request, needed, place.basin, place.stream)
         source = None
@@ -167,13 +167,13 @@ class Durable:
             grant.require(Operation.READ, place.basin, source)
         if grant.stream_prefix:
             place = place._replace(stream=grant.full_stream_name(place.stream))
-        publishing = place.part is Part.SNAPSHOT and needed is Operation.APPEND
+        publishing = place.part is SubResource.SNAPSHOT and needed is Operation.APPEND
         if publishing and parse_trim_on_snapshot(request.header):
             grant.require(Operation.TRIM, place.basin, place.stream)
         return place, source, grant
 
     async def _read(
-        self, request: Request, place: Place, key: SealingKey | None, grant: Grant
+        self, request: Request, place: StreamPath, key: SealingKey | None, grant: Grant
     ) -> None:
         query = parse_query(request.query)
         if query.live is None:

@@ -13,13 +13,13 @@ from streamfold.errors import InvalidError, SnapshotConflictError, SnapshotNotFo
 from streamfold.model.traits import OCTETS
 from streamfold.server.durable_streams import problems
 from streamfold.server.durable_streams.content import SNAPSHOT_MAX, limited_chunks, updates
-from streamfold.server.durable_streams.paths import Place
+from streamfold.server.durable_streams.paths import StreamPath
 from streamfold.server.durable_streams.reads import parse_parameters
 from streamfold.server.http.bodies import JSON
 from streamfold.server.http.offload import LIGHT_BYTES
 from streamfold.server.http.request import LIST_ROOM, Headers, Request
 from streamfold.server.http.response_stream import PIECE
-from streamfold.server.streams.fairness import Pace
+from streamfold.server.streams.fairness import ReaderFairness
 from streamfold.store.catalog.snapshots import READ_PIECE, Publication, Snapshot
 from streamfold.store.durable_streams import APPEND_BYTES_MAX, StreamStatus
 from streamfold.store.log.sealing import SealingKey
@@ -86,7 +86,7 @@ class Snapshots:
         self._show = show
         self._present = present
 
-    async def publish(self, request: Request, place: Place, key: SealingKey | None) -> None:
+    async def publish(self, request: Request, place: StreamPath, key: SealingKey | None) -> None:
         seq_num = _position(place)
         content_type = parse_stream_type(request.header("content-type")) or OCTETS
         status = await self._store.durable.status(place.basin, place.stream)
@@ -104,7 +104,7 @@ class Snapshots:
         snapshot = await self._store.durable.publish(place.basin, place.stream, new)
         await request.respond(204, self._headers(snapshot))
 
-    async def newest(self, request: Request, place: Place, key: SealingKey | None) -> None:
+    async def newest(self, request: Request, place: StreamPath, key: SealingKey | None) -> None:
         """Lead to the newest snapshot: its own address never changes what it gives."""
         snapshot = await self._store.durable.snapshot(place.basin, place.stream, None)
         if snapshot is None:
@@ -113,7 +113,7 @@ class Snapshots:
         headers = [(b"location", where.encode()), problems.NO_STORE, *self._headers(snapshot)]
         await request.respond(307, headers)
 
-    async def read(self, request: Request, place: Place, key: SealingKey | None) -> None:
+    async def read(self, request: Request, place: StreamPath, key: SealingKey | None) -> None:
         durable, seq_num = self._store.durable, _position(place)
         snapshot = await durable.snapshot(place.basin, place.stream, seq_num)
         status = await durable.status(place.basin, place.stream)
@@ -137,7 +137,7 @@ class Snapshots:
                 await stream.send(piece)
         await stream.close()
 
-    async def list(self, request: Request, place: Place, key: SealingKey | None) -> None:
+    async def list(self, request: Request, place: StreamPath, key: SealingKey | None) -> None:
         await request.reserve_answer(LIST_ROOM)
         found = await self._store.durable.snapshots(place.basin, place.stream)
         items = [
@@ -154,7 +154,9 @@ class Snapshots:
         body = msgspec.json.encode({"snapshots": items})
         await request.respond(200, (JSON, problems.NO_STORE), body)
 
-    async def refuse_deletion(self, request: Request, place: Place, key: SealingKey | None) -> None:
+    async def refuse_deletion(
+        self, request: Request, place: StreamPath, key: SealingKey | None
+    ) -> None:
         """The newest snapshot cannot be deleted, and no other counts: readers may still have it."""
         seq_num = _position(place)
         newest = await self._store.durable.snapshot(place.basin, place.stream, None)
@@ -169,7 +171,7 @@ class Snapshots:
             "it goes by itself"
         )
 
-    async def retain(self, request: Request, place: Place, key: SealingKey | None) -> None:
+    async def retain(self, request: Request, place: StreamPath, key: SealingKey | None) -> None:
         seq_num, durable = _position(place), self._store.durable
         status = await durable.status(place.basin, place.stream)
         whole = not is_json(status.traits.content_type)
@@ -177,7 +179,7 @@ class Snapshots:
         kept = (b"stream-retained-offset", self._show(seq_num).encode())
         await request.respond(204, (kept,))
 
-    async def bootstrap(self, request: Request, place: Place, key: SealingKey | None) -> None:
+    async def bootstrap(self, request: Request, place: StreamPath, key: SealingKey | None) -> None:
         if "live" in parse_parameters(request.query):
             raise InvalidError("a bootstrap is not live: read on from its Stream-Next-Offset")
         durable = self._store.durable
@@ -223,12 +225,12 @@ class Snapshots:
     async def _updates(
         self,
         request: Request,
-        place: Place,
+        place: StreamPath,
         start: int,
         key: SealingKey | None,
     ) -> tuple[Parts, int, bool | None]:
         """Whole updates from `start` on, where they end, and if that is the tail, whether closed."""
-        batches, fresh, size, pace = [], [], 0, Pace()
+        batches, fresh, size, pace = [], [], 0, ReaderFairness()
         async with self._store.durable.reading(place.basin, place.stream, start, key) as reading:
             while batch := await reading.next():
                 batches.append(batch)
@@ -278,7 +280,7 @@ def _multipart(parts: Parts, separator: str) -> Sequence[bytes]:
     return [*pieces, b"".join(gathered)]
 
 
-def _position(place: Place) -> int:
+def _position(place: StreamPath) -> int:
     if place.position is None:
         raise InvalidError("the position is missing: it is the last part of the path")
     return int(parse_position(place.position))

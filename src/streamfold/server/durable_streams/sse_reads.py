@@ -14,16 +14,16 @@ from streamfold.errors import (
     StreamNotFoundError,
     UnauthenticatedError,
 )
-from streamfold.server.auth.access import Standing
+from streamfold.server.auth.access import ActiveGrant
 from streamfold.server.durable_streams.content import bodies, join
-from streamfold.server.durable_streams.paths import Place
+from streamfold.server.durable_streams.paths import StreamPath
 from streamfold.server.durable_streams.reads import Query, check_start, start_of
-from streamfold.server.http.deadlines import Watch
-from streamfold.server.http.drain import Gate
+from streamfold.server.http.deadlines import WaitGuard
+from streamfold.server.http.drain import DrainGate
 from streamfold.server.http.offload import LIGHT_BYTES
 from streamfold.server.http.request import Request
 from streamfold.server.http.response_stream import SHARED_PIECE, ResponseStream
-from streamfold.server.streams.fairness import Pace
+from streamfold.server.streams.fairness import ReaderFairness
 from streamfold.server.streams.live_reads import OWN_BATCH
 from streamfold.server.streams.shared_encodings import SharedEncodings
 from streamfold.store.durable_streams import Reading
@@ -58,7 +58,7 @@ def _control_event(seq_num: int, cursor: str, at_tail: bool, closed: bool) -> by
 class Events:
     """Serves live reads."""
 
-    def __init__(self, store: StreamStore, gate: Gate) -> None:
+    def __init__(self, store: StreamStore, gate: DrainGate) -> None:
         self._store = store
         self._gate = gate
         self._shared = SharedEncodings()
@@ -66,10 +66,10 @@ class Events:
     async def serve(
         self,
         request: Request,
-        place: Place,
+        place: StreamPath,
         query: Query,
         key: SealingKey | None,
-        standing: Standing,
+        standing: ActiveGrant,
     ) -> None:
         """Answer with events until the stream, the connection or the caller's token ends."""
         start = start_of(query.start)
@@ -87,7 +87,7 @@ class Events:
                 request, reading, stream, content_type, query.cursor, self._shared
             )
             try:
-                async with Watch(request, self._gate) as watch:
+                async with WaitGuard(request, self._gate) as watch:
                     await connection.run(watch, standing)
             except _TOLD_LATER:
                 pass
@@ -112,9 +112,9 @@ class _Connection:
         self._shared = shared
         self._told: tuple[int, bool] | None = None
 
-    async def run(self, watch: Watch, standing: Standing) -> None:
+    async def run(self, watch: WaitGuard, standing: ActiveGrant) -> None:
         """Send what is there and what comes, until the end of the stream or of this connection."""
-        loop, pace = asyncio.get_running_loop(), Pace()
+        loop, pace = asyncio.get_running_loop(), ReaderFairness()
         ends = loop.time() + LIFETIME
         while True:
             watch.interruptible = False

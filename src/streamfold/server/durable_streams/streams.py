@@ -12,15 +12,15 @@ from streamfold.model.traits import OCTETS, Claim, Producer, media_type
 from streamfold.records.batch import RecordBatch
 from streamfold.server.durable_streams import problems
 from streamfold.server.durable_streams.content import Body, is_light, read_body, to_batches
-from streamfold.server.durable_streams.paths import Place, parse_place
+from streamfold.server.durable_streams.paths import StreamPath, parse_stream_path
 from streamfold.server.http.request import Headers, Request
-from streamfold.server.streams.arrival_order import ArrivalOrder, Turn
+from streamfold.server.streams.arrival_order import ArrivalOrder, ArrivalTurn
 from streamfold.store.durable_streams import (
     Appended,
     Content,
-    ForkWish,
+    ForkSpec,
+    StreamSpec,
     StreamStatus,
-    Wish,
     prepared,
 )
 from streamfold.store.log.sealing import SealingKey
@@ -46,7 +46,7 @@ class Streams:
         self._order = ArrivalOrder()
 
     async def create(
-        self, request: Request, place: Place, source: StreamName | None, key: SealingKey | None
+        self, request: Request, place: StreamPath, source: StreamName | None, key: SealingKey | None
     ) -> None:
         """Create a stream; `source` is the whole name of the stream that it is a fork of."""
         options = parse_create(request.header)
@@ -55,7 +55,7 @@ class Streams:
         if source is None and not await self._store.durable.has_basin(place.basin):
             # A creation that is refused leaves nothing behind, not even its bucket.
             content = prepared(await content(options.content_type or OCTETS))
-        wish = _wish(options, source, content, key)
+        wish = _stream_spec(options, source, content, key)
         await self._store.durable.ensure_basin(place.basin)
         status, created = await self._store.durable.create(place.basin, place.stream, wish)
         headers = [
@@ -67,7 +67,7 @@ class Streams:
             headers.append((b"location", request.url_of(place.path).encode()))
         await request.respond(201 if created else 200, headers)
 
-    async def append(self, request: Request, place: Place, key: SealingKey | None) -> None:
+    async def append(self, request: Request, place: StreamPath, key: SealingKey | None) -> None:
         options = parse_append(request.header)
         body = await read_body(request)
         if not body.size and not options.closed:
@@ -86,7 +86,7 @@ class Streams:
         await request.respond(200 if fresh else 204, _append_headers(done))
 
     async def _append(
-        self, request: Request, place: Place, claim: Claim, body: Body, key: SealingKey | None
+        self, request: Request, place: StreamPath, claim: Claim, body: Body, key: SealingKey | None
     ) -> Appended:
         """Append in the order of arrival: a large body does not let later ones come first."""
         append = partial(self._store.durable.append, place.basin, place.stream, claim)
@@ -97,7 +97,7 @@ class Streams:
         async with self._order.turn(arrival) as turn:
             return await append(partial(_batches, request, body, turn, allow_empty=False), key)
 
-    async def head(self, request: Request, place: Place) -> None:
+    async def head(self, request: Request, place: StreamPath) -> None:
         status = await self._store.durable.status(place.basin, place.stream)
         newest = await self._store.durable.snapshot(place.basin, place.stream, None)
         tag = caching.etag(status.id, status.first, status.tail, status.closed)
@@ -115,13 +115,13 @@ class Streams:
             headers.append((b"stream-snapshot-digest", newest.digest.encode()))
         await request.respond(200, headers)
 
-    async def delete(self, request: Request, place: Place) -> None:
+    async def delete(self, request: Request, place: StreamPath) -> None:
         await self._store.durable.delete(place.basin, place.stream)
         await request.respond(204)
 
 
 async def _batches(
-    request: Request, body: Body, turn: Turn | None, content_type: str, *, allow_empty: bool
+    request: Request, body: Body, turn: ArrivalTurn | None, content_type: str, *, allow_empty: bool
 ) -> Sequence[RecordBatch]:
     """The records of a body, made in a thread if it is large; the turn ends when they are placed."""
     if not body.size:
@@ -136,10 +136,10 @@ async def _batches(
     return batches
 
 
-def _wish(
+def _stream_spec(
     options: CreateOptions, source: StreamName | None, content: Content, key: SealingKey | None
-) -> Wish:
-    return Wish(
+) -> StreamSpec:
+    return StreamSpec(
         content_type=options.content_type,
         ttl=options.ttl,
         expires_at=options.expires_at,
@@ -151,15 +151,15 @@ def _wish(
     )
 
 
-def _fork(options: CreateOptions, source: StreamName | None) -> ForkWish | None:
+def _fork(options: CreateOptions, source: StreamName | None) -> ForkSpec | None:
     if source is None:
         return None
-    return ForkWish(source, options.fork_offset, options.fork_sub_offset, is_json)
+    return ForkSpec(source, options.fork_offset, options.fork_sub_offset, is_json)
 
 
 def source_of(path: str, basin: BasinName) -> StreamName:
     """The stream that a fork names as its source; it must be in the basin of the fork."""
-    source = parse_place(path, basin)
+    source = parse_stream_path(path, basin)
     if source is None or source.part is not None:
         raise StreamNotFoundError(basin, path)
     if source.basin != basin:

@@ -17,7 +17,7 @@ from typing import BinaryIO, Final
 import msgspec
 
 from streamfold.model.access_tokens import SECRET_PREFIX
-from streamfold.server.http.memo import remember_short
+from streamfold.server.http.memo import memoize_short
 from streamfold.server.http.request import Request
 from streamfold.wire.s2.headers import BASIN
 
@@ -124,7 +124,7 @@ def _shown_parameter(text: str) -> str:
     return text if known else _HIDDEN
 
 
-@remember_short
+@memoize_short
 def _describe(path: str, method: str, client: str, http: str, basin: bytes) -> bytes:
     """The part of a line that is the same for many requests."""
     fields = {"client": client, "http": http, "method": method, "path": path}

@@ -8,23 +8,23 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from streamfold.server.http.connections import Connections
-from streamfold.server.http.request_limits import Intake
-from streamfold.server.http.response_limits import Unread
+from streamfold.server.http.request_limits import RequestBudget
+from streamfold.server.http.response_limits import ResponseBudget
 from streamfold.server.http.response_stream import ResponseStream
 
 
-class Traffic:
+class ClientLimits:
     """The bounds of one server."""
 
     def __init__(
         self,
-        intake: Intake | None = None,
+        intake: RequestBudget | None = None,
         connections: Connections | None = None,
-        unread: Unread | None = None,
+        unread: ResponseBudget | None = None,
     ) -> None:
-        self.intake = intake or Intake()
+        self.intake = intake or RequestBudget()
         self.connections = connections or Connections()
-        self.unread = unread or Unread()
+        self.unread = unread or ResponseBudget()
         self.unread.on_cut_off = self._disconnect
 
     def _disconnect(self, answer: ResponseStream) -> None:
@@ -35,10 +35,10 @@ class Traffic:
         self.connections.cut(answer.request.connection)
 
 
-class TrafficInstruments(Collector):
+class ClientMetrics(Collector):
     """What the bounds hold now, what they allow, and whom they cut off."""
 
-    def __init__(self, traffic: Traffic) -> None:
+    def __init__(self, traffic: ClientLimits) -> None:
         self._traffic = traffic
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:

@@ -14,7 +14,7 @@ from ipaddress import ip_address
 from typing import Final, NamedTuple
 
 from streamfold.errors import InvalidError
-from streamfold.server.http.memo import remember_short
+from streamfold.server.http.memo import memoize_short
 from streamfold.server.http.request import Request, text_of
 
 #: Stands for all origins.
@@ -51,7 +51,7 @@ class Refusal(NamedTuple):
     message: str
 
 
-class Pages:
+class PagePolicy:
     """Judges requests by what only browsers say truthfully: `Origin`, `Sec-Fetch-Site` and `Host`.
 
     `guarded` says that access tokens are asked for. `known_hosts` are names of this server beside
@@ -71,7 +71,7 @@ class Pages:
         self._origins = frozenset(origin.encode() for origin in origins) if enabled else frozenset()
         self._refusing = not (guarded or self._any)
         self._known_hosts = known_hosts if self._refusing else None
-        self._is_own_name = remember_short(self._look_up_name)
+        self._is_own_name = memoize_short(self._look_up_name)
         self._plain = (NOSNIFF, _VARY) if enabled else (NOSNIFF,)
 
     def judge(self, request: Request) -> Refusal | None:

@@ -6,25 +6,25 @@ import asyncio
 from types import TracebackType
 
 from streamfold.errors import StoreClosingError, StreamfoldError
-from streamfold.server.http.drain import Gate
+from streamfold.server.http.drain import DrainGate
 from streamfold.server.http.request import Request
 from streamfold.wire.s2.errors import ClientHangupError
 
 
-class Watch:
+class WaitGuard:
     """While entered, interrupts the running task when the client hangs up or the server drains.
 
     The block then raises ClientHangupError or StoreClosingError. Draining interrupts only where
     `interruptible` is set, since a message that has been begun must go out whole.
     """
 
-    def __init__(self, request: Request, gate: Gate) -> None:
+    def __init__(self, request: Request, gate: DrainGate) -> None:
         self.interruptible = True
         self._request = request
         self._gate = gate
         self._reason: StreamfoldError | None = None
 
-    async def __aenter__(self) -> Watch:
+    async def __aenter__(self) -> WaitGuard:
         self._task = self._request.task
         self._pending_cancellations = self._task.cancelling()
         self._watcher = asyncio.create_task(self._await_hangup())

@@ -8,7 +8,7 @@ from time import monotonic
 from typing import Any
 
 
-class Gate:
+class DrainGate:
     """Open at first; then draining; then expired, when patience with open sessions is over."""
 
     def __init__(self) -> None:

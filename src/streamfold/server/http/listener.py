@@ -23,8 +23,8 @@ from granian._granian import ASGIWorker, CallbackScheduler, SocketHolder, Worker
 from granian.http import HTTP1Settings, HTTP2Settings
 
 from streamfold.errors import InvalidError
-from streamfold.server.http.client_limits import Traffic
-from streamfold.server.http.offload import Workers
+from streamfold.server.http.client_limits import ClientLimits
+from streamfold.server.http.offload import OffloadPool
 from streamfold.server.http.request import Request
 from streamfold.server.http.response_limits import WRITE_DEADLINE
 
@@ -48,7 +48,7 @@ BUFFER_MAX: Final = 32 << 10
 SEND_BUFFER: Final = 1
 #: Milliseconds between pings, by which followers that vanished are noticed; seconds to answer one.
 PING_INTERVAL: Final = 20_000
-PING_PATIENCE: Final = 20
+PING_TIMEOUT: Final = 20
 
 Handler = Callable[[Request], Awaitable[None]]
 
@@ -69,14 +69,14 @@ class Listener:
         bound: socket.socket,
         handler: Handler,
         tls: TlsFiles | None = None,
-        traffic: Traffic | None = None,
+        traffic: ClientLimits | None = None,
     ) -> None:
         self.port: int = bound.getsockname()[1]
         self._socket = bound
         self._handler = handler
         self._tls = tls
-        self._traffic = traffic or Traffic()
-        self._workers = Workers()
+        self._traffic = traffic or ClientLimits()
+        self._workers = OffloadPool()
         self._signal = WorkerSignal()
         self._stopped = asyncio.Event()
 
@@ -132,7 +132,7 @@ class Listener:
                 initial_connection_window_size=CONNECTION_WINDOW,
                 initial_stream_window_size=STREAM_WINDOW,
                 keep_alive_interval=PING_INTERVAL,
-                keep_alive_timeout=PING_PATIENCE,
+                keep_alive_timeout=PING_TIMEOUT,
                 max_concurrent_streams=STREAMS_MAX,
                 max_frame_size=FRAME_MAX,
                 max_headers_size=HEADERS_MAX,

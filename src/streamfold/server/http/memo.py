@@ -14,7 +14,7 @@ Texts = ParamSpec("Texts")
 Result = TypeVar("Result")
 
 
-def remember_short(function: Callable[Texts, Result]) -> Callable[Texts, Result]:
+def memoize_short(function: Callable[Texts, Result]) -> Callable[Texts, Result]:
     """`function` of texts, called once for those that are short and come again and again."""
     known = cast("Callable[Texts, Result]", lru_cache(KEPT)(function))
 

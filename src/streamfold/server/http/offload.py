@@ -38,7 +38,7 @@ def _call(function: Callable[[], Result]) -> Result:
         raise
 
 
-class Workers:
+class OffloadPool:
     """Runs functions in a few threads, of which no single owner gets more than half.
 
     Owners, which are connections, take turns: however much one of them asks for, another waits for one

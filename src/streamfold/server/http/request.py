@@ -26,9 +26,9 @@ from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 from streamfold.model.positions import U64_MAX
-from streamfold.server.http.offload import Arguments, Result, Workers
-from streamfold.server.http.request_limits import RESERVED_FROM, Intake, Upload
-from streamfold.server.http.response_limits import ANSWER_COST, SAMPLE, Unread
+from streamfold.server.http.offload import Arguments, OffloadPool, Result
+from streamfold.server.http.request_limits import RESERVED_FROM, RequestBudget, Upload
+from streamfold.server.http.response_limits import ANSWER_COST, SAMPLE, ResponseBudget
 from streamfold.server.http.response_shares import Reservation
 from streamfold.server.http.response_stream import (
     BODY,
@@ -96,9 +96,9 @@ class Request:
         scope: Mapping[str, Any],
         receive: Receive,
         send: Send,
-        intake: Intake,
-        unread: Unread,
-        workers: Workers,
+        intake: RequestBudget,
+        unread: ResponseBudget,
+        workers: OffloadPool,
     ) -> None:
         self._scope = scope
         self.method: str = scope["method"]

@@ -23,7 +23,7 @@ _FILE_WAIT: Final = 0.5
 #: Bytes from which a body needs a reservation: smaller ones are most appends, and cost little.
 RESERVED_FROM: Final = 64 << 10
 #: Seconds over which the pace of a body is measured. A small body has so long to arrive.
-BODY_PATIENCE: Final = 30.0
+BODY_TIMEOUT: Final = 30.0
 #: Bytes per second that a body must arrive with: 64 kbit/s, less than any usable network.
 PACE_MIN: Final = 8 << 10
 #: Looks per window: an interruption comes at most an eighth late. A timer for each request would be
@@ -35,7 +35,7 @@ _LOOKS_UNDER_PRESSURE: Final = 1
 PACE_UNDER_PRESSURE: Final = 128 << 10
 
 
-class Intake:
+class RequestBudget:
     """Reserves memory and files for bodies, and interrupts those that arrive too slowly.
 
     A body that is arriving must bring `PACE_MIN` bytes per second, measured over windows of `seconds`.
@@ -46,7 +46,7 @@ class Intake:
 
     def __init__(
         self,
-        seconds: float = BODY_PATIENCE,
+        seconds: float = BODY_TIMEOUT,
         capacity: int = BODIES_MAX,
         files: int = UPLOAD_FILES_MAX,
     ) -> None:
@@ -159,7 +159,7 @@ class Upload:
     #: That waits for the client.
     task: asyncio.Task[Any]
 
-    def __init__(self, intake: Intake, looks: int) -> None:
+    def __init__(self, intake: RequestBudget, looks: int) -> None:
         self._intake = intake
         #: The look after which the window began, and after which the client was last heard of.
         self.window = self.heard = looks

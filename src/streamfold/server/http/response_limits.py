@@ -22,7 +22,7 @@ from streamfold.server.http.response_shares import Reservation, Room
 from streamfold.wire.s2.errors import ClientHangupError
 
 #: Bytes of all answers that are held for clients.
-UNREAD_MAX: Final = 256 << 20
+UNREAD_BYTES_MAX: Final = 256 << 20
 #: Seconds after which a client that takes nothing is cut off.
 WRITE_DEADLINE: Final = 60.0
 #: While answers wait for memory: seconds that a client gets, and bytes per second that it must take
@@ -40,7 +40,7 @@ ANSWER_COST: Final = 5 << 10
 _LOOK_INTERVAL: Final = 0.5
 
 
-class Answer(Protocol):
+class PendingResponse(Protocol):
     """An answer that is being sent."""
 
     #: Times of the event loop: when the current message was begun, and when some of it was last taken.
@@ -68,12 +68,12 @@ class _Shared:
     answers: int = 0
 
 
-class Unread:
+class ResponseBudget:
     """The budget, and who is over it."""
 
     def __init__(
         self,
-        capacity: int = UNREAD_MAX,
+        capacity: int = UNREAD_BYTES_MAX,
         deadline: float = WRITE_DEADLINE,
     ) -> None:
         self.deadline = deadline
@@ -82,7 +82,7 @@ class Unread:
         self.cut_off = 0
         #: Called with each answer whose client is cut off.
         self.on_cut_off: Callable[[Any], None] = lambda answer: None
-        self._sending: dict[Answer, None] = {}
+        self._sending: dict[PendingResponse, None] = {}
         self._shared: dict[Hashable, _Shared] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._random = random.Random()  # noqa: S311 - seeded by the system
@@ -131,13 +131,13 @@ class Unread:
             # When the first is cancelled, the others go on without: at most one encoding too much.
             shared.reserved.set_result(reservation)
 
-    def begin(self, answer: Answer) -> None:
+    def begin(self, answer: PendingResponse) -> None:
         """An answer begins to wait for its client; `end` it whatever happens."""
         self._sending[answer] = None
         if self._timer is None:
             self._look_soon()
 
-    def end(self, answer: Answer) -> None:
+    def end(self, answer: PendingResponse) -> None:
         self._sending.pop(answer, None)
 
     def _look_soon(self) -> None:
@@ -177,7 +177,7 @@ class Unread:
                 missing -= room.held_by(answer.connection)
                 self._cut(answer)
 
-    def _cut(self, answer: Answer) -> None:
+    def _cut(self, answer: PendingResponse) -> None:
         self.cut_off += 1
         self.end(answer)
         answer.cut_off = True

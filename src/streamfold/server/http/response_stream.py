@@ -20,7 +20,7 @@ from contextlib import AbstractAsyncContextManager
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from streamfold.server.http.response_limits import SAMPLE, Unread
+from streamfold.server.http.response_limits import SAMPLE, ResponseBudget
 from streamfold.wire.s2.errors import ClientHangupError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class ResponseStream:
         "taken",
     )
 
-    def __init__(self, request: Request, send: Send, unread: Unread) -> None:
+    def __init__(self, request: Request, send: Send, unread: ResponseBudget) -> None:
         self._request = request
         self._send = send
         self._unread = unread

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final, TypeAlias
 
-from streamfold.server.http.memo import remember_short
+from streamfold.server.http.memo import memoize_short
 
 #: Takes the request and the segments that stand at the pattern's placeholders, still encoded.
 Handler: TypeAlias = Callable[..., Awaitable[None]]
@@ -33,7 +33,7 @@ class Router:
 
     def __init__(self) -> None:
         self._patterns: dict[int, list[_Pattern]] = {}
-        self.match = remember_short(self._match)
+        self.match = memoize_short(self._match)
 
     def add(self, method: str, path: str, handler: Handler) -> None:
         """Route `method` on `path`, in which {} stands for any one segment."""

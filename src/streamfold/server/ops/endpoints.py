@@ -13,7 +13,7 @@ from streamfold import __version__
 from streamfold.errors import StorageFullError, StreamfoldError
 from streamfold.model.access_tokens import Operation
 from streamfold.server.auth.access import Access
-from streamfold.server.http.drain import Gate
+from streamfold.server.http.drain import DrainGate
 from streamfold.server.http.request import Request
 from streamfold.server.http.router import Router
 from streamfold.store.store import StreamStore
@@ -59,13 +59,13 @@ _TEXT: Final = (b"content-type", b"text/plain; charset=utf-8")
 _PROMETHEUS: Final = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 
 
-class Operations:
+class OpsEndpoints:
     """Handlers of /health, /ping, /ready and /metrics."""
 
     def __init__(
         self,
         store: StreamStore,
-        gate: Gate,
+        gate: DrainGate,
         instruments: Sequence[Collector],
         access: Access | None,
     ) -> None:

@@ -19,7 +19,7 @@ INTERVAL_BUCKETS: Final = (*LATENCY_BUCKETS, 30.0, 60.0, 300.0)
 FLUSH_BUCKETS: Final = tuple(1 << power for power in range(8, 28, 2))
 
 
-class StoreInstruments(Collector):
+class StoreMetrics(Collector):
     """Storage as the store sees it."""
 
     def __init__(self, store: StreamStore) -> None:

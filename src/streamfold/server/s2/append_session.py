@@ -12,14 +12,14 @@ from typing import Final, TypeAlias
 
 from streamfold.errors import StoreClosingError
 from streamfold.records import AppendInput
-from streamfold.server.auth.access import Standing
-from streamfold.server.http.drain import Gate
+from streamfold.server.auth.access import ActiveGrant
+from streamfold.server.http.drain import DrainGate
 from streamfold.server.http.offload import LIGHT_BYTES
 from streamfold.server.http.request import Request
 from streamfold.server.http.response_stream import ResponseStream
 from streamfold.server.s2.appends import Appends, Ticket
 from streamfold.server.s2.problems import end_frames
-from streamfold.server.s2.stream_refs import Target
+from streamfold.server.s2.stream_refs import StreamRequest
 from streamfold.store.log.stream_log import AppendAck
 from streamfold.wire.s2.errors import ClientHangupError
 from streamfold.wire.s2.frames import FRAME_MAX, FrameDecoder, PackedFrame, encode_frame
@@ -41,7 +41,12 @@ class AppendSession:
     """One session, from the first frame to the end of the response."""
 
     def __init__(
-        self, request: Request, target: Target, standing: Standing, appends: Appends, gate: Gate
+        self,
+        request: Request,
+        target: StreamRequest,
+        standing: ActiveGrant,
+        appends: Appends,
+        gate: DrainGate,
     ) -> None:
         self._request = request
         self._target = target

@@ -9,8 +9,8 @@ from time import perf_counter
 from streamfold.records import AppendInput
 from streamfold.records.batch import RecordBatch
 from streamfold.server.auth.access import require_append
-from streamfold.server.metrics import AppendInstruments
-from streamfold.server.s2.stream_refs import Target
+from streamfold.server.metrics import AppendMetrics
+from streamfold.server.s2.stream_refs import StreamRequest
 from streamfold.store.log.stream_log import AppendAck
 from streamfold.store.store import StreamStore
 from streamfold.wire.durable_streams.content_types import is_json
@@ -22,9 +22,7 @@ class Ticket:
 
     __slots__ = ("_ack", "_instruments", "_since")
 
-    def __init__(
-        self, ack: Awaitable[AppendAck], instruments: AppendInstruments, since: float
-    ) -> None:
+    def __init__(self, ack: Awaitable[AppendAck], instruments: AppendMetrics, since: float) -> None:
         self._ack = ack
         self._instruments = instruments
         self._since = since
@@ -43,11 +41,11 @@ class Ticket:
 class Appends:
     """Submits batches in the order of the calls."""
 
-    def __init__(self, store: StreamStore, instruments: AppendInstruments) -> None:
+    def __init__(self, store: StreamStore, instruments: AppendMetrics) -> None:
         self._store = store
         self._instruments = instruments
 
-    async def submit(self, target: Target, wanted: AppendInput) -> Ticket:
+    async def submit(self, target: StreamRequest, wanted: AppendInput) -> Ticket:
         """Take a place for a batch; raises if it is refused, and then nothing has happened."""
         batch = wanted.batch
         require_append(target.grant, target.basin, target.stream, batch)

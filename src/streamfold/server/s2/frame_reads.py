@@ -23,7 +23,7 @@ FRAME_HEADERS: Final[Headers] = (
 )
 
 
-class FramePresentation:
+class FrameEncoding:
     """Batches as frames, each compressed as the client asked for."""
 
     headers = FRAME_HEADERS

@@ -29,7 +29,7 @@ _FULL_RETRY_MS, _FULL_RETRY = b"1000", b"1"
 _LOGGED_BY_STORE = (OutcomeUnknownError, StoreRecoveringError, StorageFullError)
 
 
-async def answer_failure(request: Request, error: Exception) -> None:
+async def answer_problem(request: Request, error: Exception) -> None:
     """Answer a request that failed before its answer began."""
     failure = _describe(error, request.hidden_prefix)
     headers = [JSON]
@@ -65,4 +65,4 @@ def _describe(error: Exception, hidden_prefix: str) -> Failure:
     return describe_failure(error, hidden_prefix)
 
 
-__all__ = ["ClientHangupError", "answer_failure", "end_events", "end_frames", "log_failure"]
+__all__ = ["ClientHangupError", "answer_problem", "end_events", "end_frames", "log_failure"]

@@ -10,19 +10,19 @@ from streamfold.model.grants import ROOT
 from streamfold.records import AppendInput
 from streamfold.server.auth.access import Access, require_append_session
 from streamfold.server.http.bodies import JSON, PROTO, Body, answer, read_body
-from streamfold.server.http.deadlines import Watch
-from streamfold.server.http.drain import Gate
-from streamfold.server.http.memo import remember_short
+from streamfold.server.http.deadlines import WaitGuard
+from streamfold.server.http.drain import DrainGate
+from streamfold.server.http.memo import memoize_short
 from streamfold.server.http.offload import LIGHT_BYTES
 from streamfold.server.http.request import Request, text_of
 from streamfold.server.s2.append_session import AppendSession
 from streamfold.server.s2.appends import Appends, Ticket
-from streamfold.server.s2.frame_reads import FRAME_HEADERS, FramePresentation
-from streamfold.server.s2.sse_reads import EventPresentation
-from streamfold.server.s2.stream_refs import Target, open_target, target_of
+from streamfold.server.s2.frame_reads import FRAME_HEADERS, FrameEncoding
+from streamfold.server.s2.sse_reads import EventEncoding
+from streamfold.server.s2.stream_refs import StreamRequest, ensure_stream, parse_stream_request
 from streamfold.server.s2.streams import basin_of, stream_of
 from streamfold.server.streams.arrival_order import ArrivalOrder
-from streamfold.server.streams.live_reads import OWN_BATCH, Followers, Presentation
+from streamfold.server.streams.live_reads import OWN_BATCH, LiveEncoding, LiveReads
 from streamfold.server.streams.shared_encodings import SharedEncodings
 from streamfold.store.read.requests import ReadBatch, ReadRequest, ReadStart, StartKind
 from streamfold.store.store import StreamStore
@@ -48,9 +48,9 @@ class Records:
         self,
         store: StreamStore,
         access: Access,
-        gate: Gate,
+        gate: DrainGate,
         appends: Appends,
-        followers: Followers,
+        followers: LiveReads,
     ) -> None:
         self._store = store
         self._access = access
@@ -64,7 +64,7 @@ class Records:
         given = request.headers
         negotiated = _negotiate_append(given.get(b"content-type", b""), given.get(b"accept", b""))
         grant = ROOT if self._access.open else await self._access.grant(request)
-        target = target_of(request, segment, grant)
+        target = parse_stream_request(request, segment, grant)
         require_append_session(grant, target.basin, target.stream)
         if negotiated.session:
             await self._open_append_session(request, target)
@@ -79,7 +79,7 @@ class Records:
             body = records_json.encode_append_ack(ack.start, ack.end, ack.tail)
             await request.respond(200, _JSON_HEAD, body)
 
-    async def _submit(self, request: Request, target: Target, unparsed: _Unparsed) -> Ticket:
+    async def _submit(self, request: Request, target: StreamRequest, unparsed: _Unparsed) -> Ticket:
         """Place an append in the order of arrival: a large one does not let later ones come first."""
         arrival = (request.connection, target.basin, target.stream)
         wanted = unparsed.parse_light()
@@ -90,23 +90,21 @@ class Records:
             wanted = await request.offload(unparsed.parse)
             return await self._appends.submit(target, wanted)
 
-    async def _open_append_session(self, request: Request, target: Target) -> None:
-        await open_target(self._store, target, on_append=True)
+    async def _open_append_session(self, request: Request, target: StreamRequest) -> None:
+        await ensure_stream(self._store, target, on_append=True)
         async with self._access.standing(request, target.grant) as standing:
             session = AppendSession(request, target, standing, self._appends, self._gate)
             await session.run(await request.open(200, FRAME_HEADERS))
 
     async def read(self, request: Request, segment: str) -> None:
         negotiated = negotiate_read(request.header("content-type"), request.header("accept"))
-        target = target_of(request, segment, await self._access.grant(request))
+        target = parse_stream_request(request, segment, await self._access.grant(request))
         target.grant.require(Operation.READ, target.basin, target.stream)
         query = parse_read_query(request.query)
         match negotiated.response:
             case Encoding.S2S:
                 accepted = headers.parse_accept_encoding(request.header("accept-encoding"))
-                await self._follow(
-                    request, target, query, FramePresentation(accepted, self._shared)
-                )
+                await self._follow(request, target, query, FrameEncoding(accepted, self._shared))
             case Encoding.SSE:
                 await self._read_events(request, target, query)
             case _:
@@ -119,10 +117,10 @@ class Records:
         await answer(request, records_json.encode_tail(tail))
 
     async def _read_once(
-        self, request: Request, target: Target, query: ReadQuery, response: Encoding
+        self, request: Request, target: StreamRequest, query: ReadQuery, response: Encoding
     ) -> None:
         record_format = headers.parse_format(request.header(headers.FORMAT))
-        await open_target(self._store, target, on_append=False)
+        await ensure_stream(self._store, target, on_append=False)
         read = partial(self._wait_for_batch, request, target, query.unary())
         if query.wait:
             batch = await read()
@@ -140,7 +138,7 @@ class Records:
             await answer(request, await request.offload(encode) if heavy else encode())
 
     async def _wait_for_batch(
-        self, request: Request, target: Target, query: ReadQuery
+        self, request: Request, target: StreamRequest, query: ReadQuery
     ) -> ReadBatch:
         reading = self._store.read(
             target.basin,
@@ -153,23 +151,23 @@ class Records:
             return await reading
         async with (
             self._access.standing(request, target.grant) as standing,
-            Watch(request, self._gate),
+            WaitGuard(request, self._gate),
         ):
             batch = await standing.during(reading)
             await standing.require()
             return batch
 
-    async def _read_events(self, request: Request, target: Target, query: ReadQuery) -> None:
+    async def _read_events(self, request: Request, target: StreamRequest, query: ReadQuery) -> None:
         record_format = headers.parse_format(request.header(headers.FORMAT))
         last = request.header(headers.LAST_EVENT_ID)
         if last is not None:
             query = query.resumed(EventId.parse(last))
-        await self._follow(request, target, query, EventPresentation(record_format, self._shared))
+        await self._follow(request, target, query, EventEncoding(record_format, self._shared))
 
     async def _follow(
-        self, request: Request, target: Target, query: ReadQuery, presentation: Presentation
+        self, request: Request, target: StreamRequest, query: ReadQuery, presentation: LiveEncoding
     ) -> None:
-        await open_target(self._store, target, on_append=False)
+        await ensure_stream(self._store, target, on_append=False)
         async with self._access.standing(request, target.grant) as standing:
             await self._followers.serve(request, target, standing, _wanted(query), presentation)
 
@@ -206,7 +204,7 @@ async def _read_append(request: Request, encoding: Encoding | None) -> _Unparsed
     return _Unparsed(await read_body(request, Encoding.JSON), record_format)
 
 
-@remember_short
+@memoize_short
 def _negotiate_append(content_type: bytes, accept: bytes) -> Negotiated:
     return negotiate_append(text_of(content_type), text_of(accept))
 

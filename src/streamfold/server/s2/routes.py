@@ -7,17 +7,17 @@ from typing import TypeAlias
 
 from streamfold.model.access_tokens import Operation
 from streamfold.server.auth.access import Access
-from streamfold.server.http.drain import Gate
+from streamfold.server.http.drain import DrainGate
 from streamfold.server.http.request import Request
 from streamfold.server.http.router import Handler, Router
-from streamfold.server.metrics import AppendInstruments
+from streamfold.server.metrics import AppendMetrics
 from streamfold.server.s2.account import Account, Locations
 from streamfold.server.s2.appends import Appends
 from streamfold.server.s2.basins import Basins
 from streamfold.server.s2.records import Records
 from streamfold.server.s2.snapshots import StreamSnapshots
 from streamfold.server.s2.streams import Streams, basin_of
-from streamfold.server.streams.live_reads import Followers
+from streamfold.server.streams.live_reads import LiveReads
 from streamfold.store.store import StreamStore
 from streamfold.store.usage.recorder import UsageRecorder
 from streamfold.wire.s2.paths import parse_basin
@@ -26,13 +26,13 @@ from streamfold.wire.s2.paths import parse_basin
 def add_s2(
     router: Router,
     store: StreamStore,
-    gate: Gate,
-    instruments: AppendInstruments,
+    gate: DrainGate,
+    instruments: AppendMetrics,
     heartbeat: tuple[float, float],
     access: Access,
 ) -> None:
     """Route everything below /v1."""
-    appends, followers = Appends(store, instruments), Followers(store, gate, heartbeat)
+    appends, followers = Appends(store, instruments), LiveReads(store, gate, heartbeat)
     locations = Locations(store.location)
     _add_records(router, Records(store, access, gate, appends, followers), store.usage)
     _add_streams(router, Streams(store, access), store.usage)

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 from streamfold.model.access_tokens import Operation
 from streamfold.server.auth.access import Access
-from streamfold.server.durable_streams.paths import Part, Place
+from streamfold.server.durable_streams.paths import StreamPath, SubResource
 from streamfold.server.durable_streams.snapshots import Parts, Snapshots
 from streamfold.server.http.request import Request
 from streamfold.server.http.router import Handler, Router
-from streamfold.server.s2.stream_refs import target_of
+from streamfold.server.s2.stream_refs import parse_stream_request
 from streamfold.store.durable_streams import StreamStatus
 from streamfold.store.read.requests import ReadBatch
 from streamfold.store.store import StreamStore
@@ -44,12 +44,12 @@ class StreamSnapshots:
 
     def _guarded(self, operation: Operation, handler: Handler) -> Handler:
         async def handle(request: Request, segment: str, position: str | None = None) -> None:
-            target = target_of(request, segment, await self._access.grant(request))
+            target = parse_stream_request(request, segment, await self._access.grant(request))
             target.grant.require(operation, target.basin, target.stream)
             if handler == self._snapshots.publish and parse_trim_on_snapshot(request.header):
                 target.grant.require(Operation.TRIM, target.basin, target.stream)
             path = f"/v1/streams/{segment}"
-            place = Place(target.basin, target.stream, path, Part.SNAPSHOT, position)
+            place = StreamPath(target.basin, target.stream, path, SubResource.SNAPSHOT, position)
             await handler(request, place, target.sealing_key)
 
         return handle

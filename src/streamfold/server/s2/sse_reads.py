@@ -25,7 +25,7 @@ _HEADERS: Final[Headers] = (
 )
 
 
-class EventPresentation:
+class EventEncoding:
     """Batches as events, whose ids say how much this connection has had."""
 
     headers = _HEADERS

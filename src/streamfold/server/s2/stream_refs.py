@@ -21,7 +21,7 @@ _CONFIG: Final = headers.STREAM_CONFIG.encode()
 _KEY: Final = headers.ENCRYPTION_KEY.encode()
 
 
-class Target(msgspec.Struct, frozen=True, gc=False):
+class StreamRequest(msgspec.Struct, frozen=True, gc=False):
     """A stream, who asks for it, its configuration if this creates it, the key to its records."""
 
     basin: BasinName
@@ -35,14 +35,14 @@ class Target(msgspec.Struct, frozen=True, gc=False):
         return None if self.key is None else SealingKey(self.key.reveal())
 
 
-def target_of(request: Request, segment: str, grant: Grant) -> Target:
+def parse_stream_request(request: Request, segment: str, grant: Grant) -> StreamRequest:
     """The target of a request; its headers are checked whether or not they will be needed."""
     basin, stream = basin_of(request), stream_of(segment)
     if grant.stream_prefix:
         stream = grant.full_stream_name(stream)
     config = request.headers.get(_CONFIG)
     key = request.headers.get(_KEY)
-    return Target(
+    return StreamRequest(
         basin,
         stream,
         grant,
@@ -51,7 +51,7 @@ def target_of(request: Request, segment: str, grant: Grant) -> Target:
     )
 
 
-async def open_target(store: StreamStore, target: Target, *, on_append: bool) -> None:
+async def ensure_stream(store: StreamStore, target: StreamRequest, *, on_append: bool) -> None:
     """Make sure that the stream is there, creating it if its basin says so, and that the key fits."""
     cipher = await store.open_stream(
         target.basin, target.stream, on_append=on_append, create_with=target.create_with

@@ -20,12 +20,12 @@ class ArrivalOrder:
             await asyncio.shield(last)
 
     @asynccontextmanager
-    async def turn(self, key: Hashable) -> AsyncIterator[Turn]:
+    async def turn(self, key: Hashable) -> AsyncIterator[ArrivalTurn]:
         """Whatever arrives from now on comes later: until the turn ends, or the context does."""
         before = self._last.get(key)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._last[key] = done
-        turn = Turn(self._last, key, done)
+        turn = ArrivalTurn(self._last, key, done)
         try:
             if before is not None:
                 await asyncio.shield(before)
@@ -34,7 +34,7 @@ class ArrivalOrder:
             turn.end()
 
 
-class Turn:
+class ArrivalTurn:
     """The right to be placed before everything that arrived later."""
 
     def __init__(

@@ -12,11 +12,11 @@ from typing import Final
 from streamfold.store.read.requests import ReadBatch
 
 #: Records, and metered bytes, after which others get a turn: some milliseconds of work.
-TURN_RECORDS: Final = 1_000
-TURN_BYTES: Final = 1 << 20
+YIELD_RECORDS: Final = 1_000
+YIELD_BYTES: Final = 1 << 20
 
 
-class Pace:
+class ReaderFairness:
     """Counts what one reader has got since others had their turn."""
 
     __slots__ = ("_bytes", "_records")
@@ -28,6 +28,6 @@ class Pace:
         """Call after each batch; returns at once, most of the time."""
         self._records += batch.count
         self._bytes += batch.metered
-        if self._records >= TURN_RECORDS or self._bytes >= TURN_BYTES:
+        if self._records >= YIELD_RECORDS or self._bytes >= YIELD_BYTES:
             self._records = self._bytes = 0
             await asyncio.sleep(0)

@@ -8,13 +8,13 @@ from functools import partial
 from typing import Final, Protocol
 
 from streamfold.errors import StoreClosingError
-from streamfold.server.auth.access import Standing
-from streamfold.server.http.deadlines import Watch
-from streamfold.server.http.drain import Gate
+from streamfold.server.auth.access import ActiveGrant
+from streamfold.server.http.deadlines import WaitGuard
+from streamfold.server.http.drain import DrainGate
 from streamfold.server.http.request import Headers, Request
 from streamfold.server.http.response_stream import SHARED_PIECE, ResponseStream
-from streamfold.server.s2.stream_refs import Target
-from streamfold.server.streams.fairness import Pace
+from streamfold.server.s2.stream_refs import StreamRequest
+from streamfold.server.streams.fairness import ReaderFairness
 from streamfold.store.read.reader import ReadSession
 from streamfold.store.read.requests import ReadBatch, ReadRequest
 from streamfold.store.store import StreamStore
@@ -28,7 +28,7 @@ HEARTBEAT: Final = (5.0, 15.0)
 OWN_BATCH: Final = 4 << 20
 
 
-class Presentation(Protocol):
+class LiveEncoding(Protocol):
     """How a session looks on the wire: frames, or server-sent events."""
 
     headers: Headers
@@ -53,10 +53,10 @@ class Presentation(Protocol):
         """End a session that failed."""
 
 
-class Followers:
+class LiveReads:
     """Serves read sessions."""
 
-    def __init__(self, store: StreamStore, gate: Gate, heartbeat: tuple[float, float]) -> None:
+    def __init__(self, store: StreamStore, gate: DrainGate, heartbeat: tuple[float, float]) -> None:
         self._store = store
         self._gate = gate
         self._heartbeat = heartbeat
@@ -64,10 +64,10 @@ class Followers:
     async def serve(
         self,
         request: Request,
-        target: Target,
-        standing: Standing,
+        target: StreamRequest,
+        standing: ActiveGrant,
         wanted: ReadRequest,
-        presentation: Presentation,
+        presentation: LiveEncoding,
     ) -> None:
         """Answer with a session; what is wrong before it opens is raised, what is later is sent."""
         async with self._store.follow(
@@ -80,7 +80,7 @@ class Followers:
             reading.before_own_batch = partial(request.reserve_answer, OWN_BATCH)
             stream = await request.open(200, presentation.headers)
             try:
-                async with Watch(request, self._gate) as watch:
+                async with WaitGuard(request, self._gate) as watch:
                     await self._deliver(request, reading, stream, watch, standing, presentation)
             except ClientHangupError:
                 raise
@@ -94,11 +94,11 @@ class Followers:
         request: Request,
         reading: ReadSession,
         stream: ResponseStream,
-        watch: Watch,
-        standing: Standing,
-        presentation: Presentation,
+        watch: WaitGuard,
+        standing: ActiveGrant,
+        presentation: LiveEncoding,
     ) -> None:
-        patience, certain, pace = self._patience(), standing.certain, Pace()
+        patience, certain, pace = self._patience(), standing.certain, ReaderFairness()
         while not self._gate.draining.is_set():
             watch.interruptible = True
             following = reading.next(patience)
@@ -122,7 +122,7 @@ class Followers:
 
 
 async def _send(
-    request: Request, stream: ResponseStream, batch: ReadBatch, presentation: Presentation
+    request: Request, stream: ResponseStream, batch: ReadBatch, presentation: LiveEncoding
 ) -> None:
     if batch.metered <= SHARED_PIECE:
         await stream.send(*presentation.encode(batch))
@@ -134,7 +134,7 @@ async def _send(
 
 
 async def _encode(
-    request: Request, batch: ReadBatch, presentation: Presentation
+    request: Request, batch: ReadBatch, presentation: LiveEncoding
 ) -> tuple[bytes, ...]:
     if presentation.is_heavy(batch):
         return await presentation.encode_heavy(request, batch)

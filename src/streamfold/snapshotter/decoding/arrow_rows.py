@@ -37,7 +37,7 @@ class NotPlainError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class RowReading:
     """How a decoder's rows are to be read."""
 
     #: Stands for a value that the source did not send, because it did not change.
@@ -87,7 +87,7 @@ def given(raws: Sequence[msgspec.Raw]) -> Mask:
 
 
 def read_plain(
-    raws: Sequence[msgspec.Raw], present: Mask, fields: Sequence[pa.Field], reading: Reading
+    raws: Sequence[msgspec.Raw], present: Mask, fields: Sequence[pa.Field], reading: RowReading
 ) -> Images:
     """The rows by Arrow's reader; NotPlainError when a value or a name is not as the fields say."""
     lines = raws if present.all() else [*compress(raws, present)]
@@ -97,7 +97,7 @@ def read_plain(
         raise NotPlainError
     table = _parsed(lines, fields, reading)
     images = Images({}, present)
-    places = _places(present)
+    places = _indices(present)
     for column in fields:
         found = table.column(column.name).combine_chunks()
         found = _without_markers(found, column.name, images, reading, places)
@@ -106,7 +106,9 @@ def read_plain(
     return images
 
 
-def _parsed(lines: Sequence[msgspec.Raw], fields: Sequence[pa.Field], reading: Reading) -> pa.Table:
+def _parsed(
+    lines: Sequence[msgspec.Raw], fields: Sequence[pa.Field], reading: RowReading
+) -> pa.Table:
     block = b"\n".join(lines)
     if block.count(b"\n") >= len(lines):
         # In JSON a line end stands between values only: a space means the same.
@@ -142,7 +144,7 @@ def _read_json(block: bytes, wanted: pa.Schema) -> pa.Table:
     raise failure
 
 
-def _json_type(kind: pa.DataType, reading: Reading) -> pa.DataType:
+def _json_type(kind: pa.DataType, reading: RowReading) -> pa.DataType:
     if reading.is_counted(kind):
         return pa.int64()
     # Arrow's reader takes decimals as text and as numbers; a marker is text only.
@@ -164,7 +166,7 @@ def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
     return False
 
 
-def _places(present: Mask) -> pa.Array | None:
+def _indices(present: Mask) -> pa.Array | None:
     """Where each row is among those that are there; None when all are."""
     if present.all():
         return None
@@ -172,7 +174,7 @@ def _places(present: Mask) -> pa.Array | None:
 
 
 def _without_markers(
-    column: pa.Array, name: str, images: Images, reading: Reading, places: pa.Array | None
+    column: pa.Array, name: str, images: Images, reading: RowReading, places: pa.Array | None
 ) -> pa.Array:
     """The column with null for values that were not sent."""
     if reading.marker is None:
@@ -193,7 +195,7 @@ def _without_markers(
     return pc.if_else(marked, None, column)
 
 
-def _typed(column: pa.Array, kind: pa.DataType, reading: Reading) -> pa.Array:
+def _typed(column: pa.Array, kind: pa.DataType, reading: RowReading) -> pa.Array:
     try:
         if not reading.is_counted(kind):
             return restored(column, kind)

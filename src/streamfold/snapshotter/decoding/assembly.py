@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from streamfold.archive.schema.table_schema import TableSchema
 from streamfold.errors import InvalidError
-from streamfold.snapshotter.decoding.arrow_rows import Images, NotPlainError, Reading, read_plain
+from streamfold.snapshotter.decoding.arrow_rows import Images, NotPlainError, RowReading, read_plain
 from streamfold.snapshotter.decoding.change_tables import (
     change_table,
     image_column,
@@ -28,8 +28,8 @@ from streamfold.snapshotter.decoding.change_tables import (
     struct_column,
 )
 from streamfold.snapshotter.decoding.decoder import Decoded
-from streamfold.snapshotter.decoding.raw_changes import Told, is_op, well_formed
-from streamfold.snapshotter.decoding.records import Intake
+from streamfold.snapshotter.decoding.raw_changes import RawChanges, is_op, refuse_malformed
+from streamfold.snapshotter.decoding.records import RecordIntake
 from streamfold.snapshotter.decoding.value_reader import ValueReader, learned_schema
 from streamfold.snapshotter.errors import ValuesIncompatibleError
 
@@ -45,13 +45,15 @@ class Assembly:
     """The last step of a decoder."""
 
     key_fields: tuple[str, ...]
-    reading: Reading
+    reading: RowReading
     mismatch: str = STOP
 
-    def decoded(self, intake: Intake, told: Told, schema: TableSchema | None) -> Decoded:
+    def decoded(
+        self, intake: RecordIntake, told: RawChanges, schema: TableSchema | None
+    ) -> Decoded:
         if schema is not None:
             _check_key_fields(schema, self.key_fields)
-        told, given_images = well_formed(intake, told)
+        told, given_images = refuse_malformed(intake, told)
         typed = _Typed.read(self, intake, told, given_images, schema)
         changes = typed.changes() if typed.schema else typed.bare_changes()
         return Decoded(changes, intake.dead_letters(), typed.schema, intake.ignored)
@@ -61,8 +63,8 @@ class Assembly:
 class _Typed:
     """Changes with typed images, which are not yet checked against each other."""
 
-    intake: Intake
-    told: Told
+    intake: RecordIntake
+    told: RawChanges
     schema: TableSchema | None
     key: Images
     before: Images
@@ -72,8 +74,8 @@ class _Typed:
     def read(
         cls,
         how: Assembly,
-        intake: Intake,
-        told: Told,
+        intake: RecordIntake,
+        told: RawChanges,
         given_images: Sequence[Mask],
         schema: TableSchema | None,
     ) -> _Typed:
@@ -94,7 +96,7 @@ class _Typed:
 
     @classmethod
     def _read_values(
-        cls, how: Assembly, intake: Intake, told: Told, schema: TableSchema | None
+        cls, how: Assembly, intake: RecordIntake, told: RawChanges, schema: TableSchema | None
     ) -> _Typed:
         rows, keys = ValueReader(how.reading), ValueReader(how.reading)
         rows.add(told.afters)

@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 from streamfold.archive.schema.table_schema import TableSchema
 from streamfold.snapshotter.decoding.arrow_rows import Images
 from streamfold.snapshotter.decoding.decoder import UNCHANGED, decoded_schema
-from streamfold.snapshotter.decoding.raw_changes import Told
-from streamfold.snapshotter.decoding.records import Intake
+from streamfold.snapshotter.decoding.raw_changes import RawChanges
+from streamfold.snapshotter.decoding.records import RecordIntake
 
 Mask = npt.NDArray[np.bool_]
 
@@ -61,7 +61,11 @@ def name_lists(marks: dict[str, Mask], count: int) -> pa.Array:
 
 
 def change_table(
-    schema: TableSchema | None, intake: Intake, told: Told, parts: list[pa.Array], lists: pa.Array
+    schema: TableSchema | None,
+    intake: RecordIntake,
+    told: RawChanges,
+    parts: list[pa.Array],
+    lists: pa.Array,
 ) -> pa.Table:
     seq_nums = pa.array(intake.seq_nums[np.array(told.places, np.int64)], pa.int64())
     columns = [

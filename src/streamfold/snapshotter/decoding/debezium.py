@@ -24,14 +24,14 @@ import msgspec
 import pyarrow as pa
 
 from streamfold.archive.schema.table_schema import TableSchema
-from streamfold.snapshotter.decoding.arrow_rows import ABSENT, Reading
+from streamfold.snapshotter.decoding.arrow_rows import ABSENT, RowReading
 from streamfold.snapshotter.decoding.assembly import STOP, Assembly
 from streamfold.snapshotter.decoding.connect_types import hints_of
 from streamfold.snapshotter.decoding.decoder import Decoded, under_schema
 from streamfold.snapshotter.decoding.envelope import OP_OF_LETTER
 from streamfold.snapshotter.decoding.json_values import Hint
-from streamfold.snapshotter.decoding.raw_changes import Told
-from streamfold.snapshotter.decoding.records import Intake
+from streamfold.snapshotter.decoding.raw_changes import RawChanges
+from streamfold.snapshotter.decoding.records import RecordIntake
 from streamfold.snapshotter.pipeline.transactions import OUTSIDE, Membership, tail_of
 
 #: What Debezium writes by default for a value that it did not get.
@@ -108,7 +108,7 @@ class DebeziumDecoder:
     kind = "debezium"
 
     def decode(self, records: pa.RecordBatch | pa.Table, schema: TableSchema | None) -> Decoded:
-        intake = Intake.of(records)
+        intake = RecordIntake.of(records)
         intake.ignore(_is_tombstone)
         places, messages = intake.parsed(_decode)
         tail = tail_of(_backwards(intake, places, messages))
@@ -129,11 +129,13 @@ class DebeziumDecoder:
         found = self._joined(intake, runs or [_Run(None)], schema)
         return dataclasses.replace(found, tail=tail)
 
-    def _joined(self, intake: Intake, runs: list[_Run], schema: TableSchema | None) -> Decoded:
+    def _joined(
+        self, intake: RecordIntake, runs: list[_Run], schema: TableSchema | None
+    ) -> Decoded:
         tables = []
         for run in runs:
             hints = {} if run.schema_raw is None else _hints(run.schema_raw)
-            reading = Reading(self.unavailable, self.time_unit, hints)
+            reading = RowReading(self.unavailable, self.time_unit, hints)
             how = Assembly(self.key_fields, reading, self.mismatch)
             decoded = how.decoded(intake, run.told(), schema)
             schema = decoded.schema
@@ -151,8 +153,8 @@ class _Run:
     places: list[int] = field(default_factory=list)
     payloads: list[_Payload] = field(default_factory=list)
 
-    def told(self) -> Told:
-        return Told(
+    def told(self) -> RawChanges:
+        return RawChanges(
             self.places,
             [OP_OF_LETTER[p.op or ""] for p in self.payloads],
             [ABSENT] * len(self.payloads),
@@ -168,7 +170,7 @@ def _is_tombstone(body: bytes) -> bool:
 
 
 def _backwards(
-    intake: Intake, places: Sequence[int], messages: Sequence[_Message]
+    intake: RecordIntake, places: Sequence[int], messages: Sequence[_Message]
 ) -> Iterator[tuple[int, Membership]]:
     """What records say of transactions, the last one first."""
     for place, message in zip(reversed(places), reversed(messages), strict=True):

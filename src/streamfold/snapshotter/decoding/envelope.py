@@ -30,11 +30,11 @@ import msgspec
 import pyarrow as pa
 
 from streamfold.archive.schema.table_schema import TableSchema
-from streamfold.snapshotter.decoding.arrow_rows import ABSENT, Reading
+from streamfold.snapshotter.decoding.arrow_rows import ABSENT, RowReading
 from streamfold.snapshotter.decoding.assembly import STOP, Assembly
 from streamfold.snapshotter.decoding.decoder import Decoded
-from streamfold.snapshotter.decoding.raw_changes import Told
-from streamfold.snapshotter.decoding.records import Intake
+from streamfold.snapshotter.decoding.raw_changes import RawChanges
+from streamfold.snapshotter.decoding.records import RecordIntake
 from streamfold.snapshotter.pipeline.transactions import OUTSIDE, Membership, tail_of
 
 OP_OF_LETTER = {"c": "insert", "u": "update", "d": "delete", "t": "truncate", "r": "read"}
@@ -82,14 +82,14 @@ class EnvelopeDecoder:
     kind = "envelope"
 
     def decode(self, records: pa.RecordBatch | pa.Table, schema: TableSchema | None) -> Decoded:
-        intake = Intake.of(records)
+        intake = RecordIntake.of(records)
         places, found = intake.parsed(_decode)
         tail = tail_of(_backwards(intake, places, found))
         ops = [m.op for m in found]
         if _END in ops:
             places, found = _without_ends(intake, places, found)
             ops = [m.op for m in found]
-        told = Told(
+        told = RawChanges(
             places,
             [OP_OF_LETTER[op] for op in ops],
             [m.key for m in found],
@@ -98,7 +98,7 @@ class EnvelopeDecoder:
             [m.unchanged for m in found],
             [_id_of(m.txn) for m in found],
         )
-        assembly = Assembly(self.key_fields, Reading(), self.mismatch)
+        assembly = Assembly(self.key_fields, RowReading(), self.mismatch)
         return replace(assembly.decoded(intake, told, schema), tail=tail)
 
 
@@ -109,7 +109,7 @@ def _id_of(txn: str | int | _Transaction | None) -> str | None:
 
 
 def _backwards(
-    intake: Intake, places: Sequence[int], found: Sequence[_Envelope]
+    intake: RecordIntake, places: Sequence[int], found: Sequence[_Envelope]
 ) -> Iterator[tuple[int, Membership]]:
     """What records say of transactions, the last one first; rows of a first copy say nothing."""
     for place, message in zip(reversed(places), reversed(found), strict=True):
@@ -118,7 +118,7 @@ def _backwards(
 
 
 def _without_ends(
-    intake: Intake, places: Sequence[int], found: Sequence[_Envelope]
+    intake: RecordIntake, places: Sequence[int], found: Sequence[_Envelope]
 ) -> tuple[list[int], list[_Envelope]]:
     """The changes alone; an end that names no transaction, or a row, is a dead letter."""
     kept = []

@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamfold.snapshotter.decoding.arrow_rows import given
-from streamfold.snapshotter.decoding.records import Intake
+from streamfold.snapshotter.decoding.records import RecordIntake
 
 Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RawChanges:
     """Changes as records tell them, one entry for each in every list; images are JSON, or ABSENT."""
 
     places: list[int]
@@ -31,17 +31,17 @@ class Told:
     unchanged: list[Sequence[str]]
     txns: list[str | None]
 
-    def only(self, kept: Mask) -> Told:
+    def only(self, kept: Mask) -> RawChanges:
         if kept.all():
             return self
         chosen = np.flatnonzero(kept).tolist()
         lists: tuple[Sequence[Any], ...] = (
             self.places, self.ops, self.keys, self.befores, self.afters, self.unchanged, self.txns,
         )  # fmt: skip
-        return Told(*([values[i] for i in chosen] for values in lists))
+        return RawChanges(*([values[i] for i in chosen] for values in lists))
 
 
-def well_formed(intake: Intake, told: Told) -> tuple[Told, list[Mask]]:
+def refuse_malformed(intake: RecordIntake, told: RawChanges) -> tuple[RawChanges, list[Mask]]:
     """Only what has the images that its op needs, and none that it must not have."""
     ops = pa.array(told.ops, pa.string())
     key, before, after = (given(raws) for raws in (told.keys, told.befores, told.afters))

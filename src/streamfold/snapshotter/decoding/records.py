@@ -24,7 +24,7 @@ UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
 
 
 @dataclass(slots=True)
-class Intake:
+class RecordIntake:
     """A batch of records; `places` are those that a decoder has to look at."""
 
     seq_nums: npt.NDArray[np.int64]
@@ -35,7 +35,7 @@ class Intake:
     ignored: int = 0
 
     @classmethod
-    def of(cls, records: pa.RecordBatch | pa.Table) -> Intake:
+    def of(cls, records: pa.RecordBatch | pa.Table) -> RecordIntake:
         """The records, without commands of the stream and snapshots inside it."""
         table = pa.table(records) if isinstance(records, pa.RecordBatch) else records
         seq_nums = _column(table, "seq_num").cast(pa.int64()).to_numpy(zero_copy_only=False)

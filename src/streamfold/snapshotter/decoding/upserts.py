@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 
 from streamfold.archive.schema.table_schema import TableSchema
-from streamfold.snapshotter.decoding.arrow_rows import ABSENT, Reading
+from streamfold.snapshotter.decoding.arrow_rows import ABSENT, RowReading
 from streamfold.snapshotter.decoding.assembly import STOP, Assembly
 from streamfold.snapshotter.decoding.decoder import Decoded
-from streamfold.snapshotter.decoding.raw_changes import Told
-from streamfold.snapshotter.decoding.records import UNREADABLE, Intake
+from streamfold.snapshotter.decoding.raw_changes import RawChanges
+from streamfold.snapshotter.decoding.records import UNREADABLE, RecordIntake
 
 _decode = msgspec.json.Decoder(msgspec.Raw).decode
 _decode_row = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -41,13 +41,13 @@ class UpsertDecoder:
     kind = "upserts"
 
     def decode(self, records: pa.RecordBatch | pa.Table, schema: TableSchema | None) -> Decoded:
-        intake = Intake.of(records)
+        intake = RecordIntake.of(records)
         places, bodies = intake.parsed(_body)
         rows = [*bodies]
         deleted = [body == ABSENT for body in bodies]
         if self.deleted_field is not None:
             self._take_flags(intake, places, rows, deleted)
-        told = Told(
+        told = RawChanges(
             places,
             ["delete" if gone else "update" for gone in deleted],
             self._keys(intake, places),
@@ -57,9 +57,9 @@ class UpsertDecoder:
             [None] * len(places),
         )
         told = told.only(np.array([place not in intake.letters for place in places], np.bool_))
-        return Assembly(self.key_fields, Reading(), self.mismatch).decoded(intake, told, schema)
+        return Assembly(self.key_fields, RowReading(), self.mismatch).decoded(intake, told, schema)
 
-    def _keys(self, intake: Intake, places: Sequence[int]) -> list[msgspec.Raw]:
+    def _keys(self, intake: RecordIntake, places: Sequence[int]) -> list[msgspec.Raw]:
         if self.key_header is None:
             return [ABSENT] * len(places)
         headers = intake.header_values(self.key_header.encode())
@@ -81,7 +81,11 @@ class UpsertDecoder:
         return msgspec.Raw(_encode({self.key_fields[0]: raw}))
 
     def _take_flags(
-        self, intake: Intake, places: Sequence[int], rows: list[msgspec.Raw], deleted: list[bool]
+        self,
+        intake: RecordIntake,
+        places: Sequence[int],
+        rows: list[msgspec.Raw],
+        deleted: list[bool],
     ) -> None:
         """Take the field out of the rows that have it; rows without it are not taken apart."""
         name = str(self.deleted_field)

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from streamfold.archive.formats.jsonl.json_values import UnreadableError
 from streamfold.archive.schema.table_schema import TableSchema
-from streamfold.snapshotter.decoding.arrow_rows import ABSENT, Images, Reading
+from streamfold.snapshotter.decoding.arrow_rows import ABSENT, Images, RowReading
 from streamfold.snapshotter.decoding.json_values import Hint, decode_exact, is_empty, typed_array
 from streamfold.snapshotter.decoding.type_inference import learned_fields
 
@@ -27,7 +27,7 @@ class ValueReader:
     `unfit` tells for each row that does not fit which columns do not, and why; these are null.
     """
 
-    reading: Reading
+    reading: RowReading
     rows: list[dict[str, Any] | None] = field(default_factory=list)
     unsent: list[tuple[int, str]] = field(default_factory=list)
     unfit: dict[int, list[str]] = field(default_factory=dict)

@@ -107,7 +107,7 @@ class TransactionLimits:
     quiet: timedelta = timedelta(seconds=5)
 
 
-class Waiting:
+class TransactionWait:
     """The open transaction at the end of what was read of one stream, and whether to wait on.
 
     Times are seconds of any clock that never goes back.

@@ -5,19 +5,19 @@ from streamfold.snapshotter.spark.dead_letters import (
     DeadLetters,
     DeadLetterStream,
 )
-from streamfold.snapshotter.spark.destinations import Place
+from streamfold.snapshotter.spark.destinations import DestinationSpec
 from streamfold.snapshotter.spark.errors_from_spark import QueryFailedError
 from streamfold.snapshotter.spark.jobs import TableJob, table_jobs
-from streamfold.snapshotter.spark.service import SnapshotWriter, writer_session
+from streamfold.snapshotter.spark.service import Snapshotter, snapshotter_session
 
 __all__ = [
-    "SnapshotWriter",
+    "Snapshotter",
     "TableJob",
-    "Place",
+    "DestinationSpec",
     "DeadLetters",
     "DeadLetterFolder",
     "DeadLetterStream",
     "table_jobs",
-    "writer_session",
+    "snapshotter_session",
     "QueryFailedError",
 ]

@@ -24,9 +24,9 @@ from streamfold.model.records import (
     metered_size,
 )
 from streamfold.records.columns import encode_append
-from streamfold.snapshotter.spark.destinations import Place
+from streamfold.snapshotter.spark.destinations import DestinationSpec
 from streamfold.spark.stream.client import Streams
-from streamfold.spark.stream.connection import Connection, Endpoint, Patience
+from streamfold.spark.stream.connection import Connection, Endpoint, RetryDeadline
 
 #: Bytes of a reason that a header keeps: it may quote what it is about.
 _REASON_BYTES = 1000
@@ -46,7 +46,7 @@ class DeadLetters(Protocol):
 class DeadLetterFolder:
     """A file of JSON lines for each batch: table, stream, seq_num, reason, body in base64."""
 
-    place: Place
+    place: DestinationSpec
     table: str
     stream: str
     prefix: str = "dead-letters/"
@@ -84,7 +84,7 @@ class DeadLetterStream:
                 self._append(connection, batch)
 
     def _append(self, connection: Connection, batch: bytes) -> None:
-        patience = Patience(self.endpoint.retry_timeout)
+        patience = RetryDeadline(self.endpoint.retry_timeout)
         while True:
             try:
                 Streams(connection).append(self.target, batch)

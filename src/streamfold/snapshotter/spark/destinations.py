@@ -14,7 +14,7 @@ from streamfold.errors import InvalidError
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DestinationSpec:
     """Where one destination is and as whom it is written to; pickled with tasks, never shown whole."""
 
     url: str
@@ -50,6 +50,6 @@ def _access(profile: Profile) -> AwsAccess:
     return Profiles({"destination": profile}).access("destination", path="credentials")
 
 
-def open_mirrors(places: Sequence[Place]) -> Mirrors:
+def open_mirrors(places: Sequence[DestinationSpec]) -> Mirrors:
     """All destinations of a table, the deciding one first."""
     return Mirrors([place.open() for place in places], SEQ_NUM)

@@ -43,7 +43,7 @@ class ServerUnreachableError(RetryLaterError):
         )
 
 
-def told_by(error: BaseException) -> StreamfoldError:
+def error_from_spark(error: BaseException) -> StreamfoldError:
     """The error that a failure comes from; Spark hands on those of its Python processes as text."""
     if isinstance(error, StreamfoldError):
         return error
@@ -61,7 +61,7 @@ def told_by(error: BaseException) -> StreamfoldError:
     )
 
 
-def may_pass(error: StreamfoldError) -> bool:
+def is_retryable(error: StreamfoldError) -> bool:
     """Whether the same may succeed later."""
     return isinstance(error, _PASSING)
 

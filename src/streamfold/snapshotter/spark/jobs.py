@@ -34,7 +34,7 @@ from streamfold.snapshotter.spark.dead_letters import (
     DeadLetters,
     DeadLetterStream,
 )
-from streamfold.snapshotter.spark.destinations import Place
+from streamfold.snapshotter.spark.destinations import DestinationSpec
 from streamfold.spark.buckets import BUCKET_BYTES
 from streamfold.spark.stream.connection import Endpoint
 from streamfold.spark.stream.options import parse_source
@@ -52,7 +52,7 @@ class TableJob:
     #: Options of `format("streamfold")`: endpoint, basin, secrets.
     source: Mapping[str, str] = field(repr=False)
     decoder: ChangeDecoder
-    places: tuple[Place, ...]
+    places: tuple[DestinationSpec, ...]
     formats: tuple[Format, ...]
     diff_formats: tuple[Format, ...]
     dead_letters: DeadLetters
@@ -109,7 +109,8 @@ def _job(
 ) -> TableJob:
     source = _source(table.source, environment)
     places = tuple(
-        _place(place, table.key_prefix, configuration.credentials) for place in table.destinations
+        _destination_spec(place, table.key_prefix, configuration.credentials)
+        for place in table.destinations
     )
     return TableJob(
         table=table.name,
@@ -148,9 +149,11 @@ def _source(source: SourceSettings, environment: Mapping[str, str]) -> dict[str,
     return options | ({"accessToken": token.strip()} if token.strip() else {})
 
 
-def _place(place: DestinationSettings, key_prefix: str, profiles: Mapping[str, Profile]) -> Place:
+def _destination_spec(
+    place: DestinationSettings, key_prefix: str, profiles: Mapping[str, Profile]
+) -> DestinationSpec:
     options = {"region": place.region, "endpoint": place.endpoint}
-    return Place(
+    return DestinationSpec(
         place.folder(key_prefix),
         {name: value for name, value in options.items() if value},
         profiles[place.credentials] if place.credentials else None,
@@ -158,7 +161,7 @@ def _place(place: DestinationSettings, key_prefix: str, profiles: Mapping[str, P
 
 
 def _dead_letters(
-    table: TableSettings, source: Mapping[str, str], places: Sequence[Place]
+    table: TableSettings, source: Mapping[str, str], places: Sequence[DestinationSpec]
 ) -> DeadLetters:
     wanted = table.dead_letters
     if wanted.stream is not None:
@@ -166,7 +169,9 @@ def _dead_letters(
         endpoint: Endpoint = parse_source(given).endpoint
         return DeadLetterStream(endpoint, wanted.stream, table.name, table.source.stream)
     if wanted.folder is not None:
-        place = Place(f"{wanted.folder.rstrip('/')}/{table.key_prefix.strip('/')}".rstrip("/"))
+        place = DestinationSpec(
+            f"{wanted.folder.rstrip('/')}/{table.key_prefix.strip('/')}".rstrip("/")
+        )
         return DeadLetterFolder(place, table.name, table.source.stream, prefix="")
     return DeadLetterFolder(places[0], table.name, table.source.stream)
 

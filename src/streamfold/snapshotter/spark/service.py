@@ -33,7 +33,7 @@ _DEFAULTS = {
 }
 
 
-def writer_session(
+def snapshotter_session(
     settings: Mapping[str, str] | None = None, *, verbose: bool = False
 ) -> SparkSession:
     """A session for a snapshot writer; `settings` win over its own, and so does spark-submit.
@@ -55,7 +55,7 @@ CHECK_SECONDS = 5.0
 _CHECK_PAUSE = 2.0
 
 
-class SnapshotWriter:
+class Snapshotter:
     """The tables of one process, which can be looked at before Spark is there.
 
         with SnapshotWriter(jobs, scratch=folder) as writer:
@@ -87,7 +87,7 @@ class SnapshotWriter:
             for job in jobs
         }
 
-    def __enter__(self) -> SnapshotWriter:
+    def __enter__(self) -> Snapshotter:
         self._loop.__enter__()
         return self
 

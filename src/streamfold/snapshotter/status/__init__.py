@@ -8,13 +8,13 @@ from streamfold.snapshotter.status.table_status import (
     Failure,
     State,
     TableStatus,
-    Writers,
+    TableWriters,
 )
 
 __all__ = [
     "StatusServer",
     "render_metrics",
-    "Writers",
+    "TableWriters",
     "TableStatus",
     "ArtifactStatus",
     "Counts",

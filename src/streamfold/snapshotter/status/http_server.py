@@ -33,7 +33,7 @@ from streamfold.errors import (
 from streamfold.snapshotter.errors import AddressUnavailableError
 from streamfold.snapshotter.status.metrics import render_metrics
 from streamfold.snapshotter.status.snapshot_request import WAITS_MAX, SnapshotRequest
-from streamfold.snapshotter.status.table_status import Writers
+from streamfold.snapshotter.status.table_status import TableWriters
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class StatusServer:
     AddressUnavailableError when something else listens there, or the address is none of this machine.
     """
 
-    def __init__(self, writers: Writers, host: str, port: int) -> None:
+    def __init__(self, writers: TableWriters, host: str, port: int) -> None:
         try:
             self._http = _Server((host, port), writers)
         except OSError as error:
@@ -80,7 +80,7 @@ class StatusServer:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, address: tuple[str, int], writers: Writers) -> None:
+    def __init__(self, address: tuple[str, int], writers: TableWriters) -> None:
         super().__init__(address, _Handler)
         self.writers = writers
         #: One for each request that waits for a base: it holds a thread.

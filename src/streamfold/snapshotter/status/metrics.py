@@ -8,7 +8,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from streamfold.snapshotter.status.table_status import TableStatus, Writers
+from streamfold.snapshotter.status.table_status import TableStatus, TableWriters
 
 _GAUGES: Final[dict[str, tuple[str, Callable[[TableStatus], float | None]]]] = {
     "snapshotter_snapshot_age_seconds": (
@@ -69,7 +69,7 @@ _COUNTERS: Final[dict[str, tuple[str, Callable[[TableStatus], int]]]] = {
 class TableCollector:
     """Makes metrics of statuses; holds nothing itself."""
 
-    def __init__(self, writers: Writers) -> None:
+    def __init__(self, writers: TableWriters) -> None:
         self._writers = writers
 
     def collect(self) -> Iterable[Metric]:
@@ -110,7 +110,7 @@ def _labelled(statuses: list[TableStatus]) -> Iterable[Metric]:
     yield from (artifacts, places, sinks)
 
 
-def render_metrics(writers: Writers) -> bytes:
+def render_metrics(writers: TableWriters) -> bytes:
     """All metrics in the text form of Prometheus."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(TableCollector(writers))

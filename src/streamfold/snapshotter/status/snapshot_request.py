@@ -13,7 +13,7 @@ from urllib.parse import parse_qs
 
 from streamfold.errors import InvalidError, RetryLaterError, StreamfoldError
 from streamfold.model.units import duration_text, parse_duration
-from streamfold.snapshotter.status.table_status import ArtifactStatus, Writers
+from streamfold.snapshotter.status.table_status import ArtifactStatus, TableWriters
 
 #: How long a request may wait: a base of a large table takes minutes, a connection not for ever.
 WAIT_MAX = timedelta(minutes=10)
@@ -45,7 +45,7 @@ class SnapshotRequest:
         wait = found.get("wait", [None])[0]
         return cls(found.get("table", [None])[0], None if wait is None else _duration(wait))
 
-    def serve(self, writers: Writers, waits: threading.BoundedSemaphore) -> Answer:
+    def serve(self, writers: TableWriters, waits: threading.BoundedSemaphore) -> Answer:
         """Have the bases written, and wait for them if that is asked for."""
         if self.wait is None:
             requests, refused = self._requests(writers)
@@ -61,7 +61,7 @@ class SnapshotRequest:
             waits.release()
 
     def _requests(
-        self, writers: Writers
+        self, writers: TableWriters
     ) -> tuple[dict[str, Future[ArtifactStatus]], dict[str, StreamfoldError]]:
         """Requests by table, and refusals; raises if there is nothing but refusals."""
         names = [self.table] if self.table is not None else list(writers.statuses())

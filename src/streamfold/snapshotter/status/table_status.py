@@ -97,7 +97,7 @@ class TableStatus(msgspec.Struct, frozen=True, kw_only=True):
     counts: Counts = Counts()
 
 
-class Writers(Protocol):
+class TableWriters(Protocol):
     """The tables of one process, as the service sees them; called from any thread."""
 
     def statuses(self) -> dict[str, TableStatus]:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamfold.archive.manifest.model import Part
-from streamfold.archive.read.decoding import Chosen, Decoding
+from streamfold.archive.read.decoding import ChosenFiles, Decoding
 from streamfold.archive.read.folding import columns_of, fitted
 from streamfold.archive.read.part_files import PartFiles
 from streamfold.archive.read.plan import ChangesPlan
@@ -39,7 +39,7 @@ _IMAGES = ("before", "after")
 class FeedPart:
     """One file of a diff. `truncates` tells whether it shows a TRUNCATE; None: as the file does."""
 
-    diff: Chosen
+    diff: ChosenFiles
     part: Part
     truncates: bool | None = None
 
@@ -73,7 +73,7 @@ async def feed_parts(
         diff = slim(decoding.choose(plan.manifest, artifact))
         several = len(diff.parts) > 1
         shows = await empties(diff, files, keys) if several else None
-        own = Chosen(diff.artifact, diff.form, diff.schema, ())
+        own = ChosenFiles(diff.artifact, diff.form, diff.schema, ())
         for number, part in enumerate(diff.parts):
             found.append(FeedPart(own, part, shows and number == 0))
     return list(_grouped(found))
@@ -115,7 +115,7 @@ def _truncate(table: TableSchema) -> pa.RecordBatch:
 
 
 def _rows(
-    changes: pa.RecordBatch, diff: Chosen, table: TableSchema, columns: pa.Schema
+    changes: pa.RecordBatch, diff: ChosenFiles, table: TableSchema, columns: pa.Schema
 ) -> pa.RecordBatch:
     artifact, count = diff.artifact, len(changes)
     told = (artifact.from_position, artifact.to_position, artifact.epoch)

@@ -13,7 +13,7 @@ from typing import BinaryIO, TypeVar
 import pyarrow as pa
 
 from streamfold.archive.manifest.model import Part
-from streamfold.archive.read.decoding import Chosen
+from streamfold.archive.read.decoding import ChosenFiles
 from streamfold.archive.read.folding import Delta, fitted
 from streamfold.archive.read.part_files import PartFiles
 from streamfold.archive.read.rebuild import in_thread
@@ -69,7 +69,7 @@ def _rows(
     fields: pa.Schema,
     conditions: Sequence[Condition],
 ) -> Iterator[pa.RecordBatch]:
-    base: Chosen = part.base
+    base: ChosenFiles = part.base
     written = base.schema.arrow if base.schema else fields
     own = pa.schema([field for field in written if field.name in fields.names])
     if base.form.id == "parquet" and (conditions or part.share != WHOLE):

@@ -13,7 +13,7 @@ import msgspec
 
 from streamfold.archive.destinations.destination import local_folder
 from streamfold.archive.manifest.model import Artifact, Part
-from streamfold.archive.read.decoding import Chosen, Decoding
+from streamfold.archive.read.decoding import ChosenFiles, Decoding
 from streamfold.archive.read.part_files import PartFiles
 from streamfold.archive.read.plan import TablePlan
 from streamfold.archive.read.rebuild import truncates
@@ -31,8 +31,8 @@ SHARES_MAX = 8
 class TablePart:
     """What one task reads; pickled with it, so it names no other files than its own."""
 
-    base: Chosen
-    diffs: tuple[Chosen, ...]
+    base: ChosenFiles
+    diffs: tuple[ChosenFiles, ...]
     keys: tuple[str, ...]
     bucket: int | None = None
     #: Whether the first diff empties the table, though its own files need not say so.
@@ -40,20 +40,20 @@ class TablePart:
     share: Share = WHOLE
 
 
-def choose_all(decoding: Decoding, plan: TablePlan) -> tuple[Chosen, tuple[Chosen, ...]]:
+def choose_all(decoding: Decoding, plan: TablePlan) -> tuple[ChosenFiles, tuple[ChosenFiles, ...]]:
     """The base and the diffs of a plan, each in the best format."""
     found = [slim(decoding.choose(plan.manifest, artifact)) for artifact in plan.artifacts]
     return found[0], tuple(found[1:])
 
 
-def slim(chosen: Chosen) -> Chosen:
+def slim(chosen: ChosenFiles) -> ChosenFiles:
     """The same without the files of other formats, which need not travel."""
     bare: Artifact = msgspec.structs.replace(chosen.artifact, formats={})
     return replace(chosen, artifact=bare)
 
 
 async def table_parts(
-    base: Chosen, diffs: tuple[Chosen, ...], keys: tuple[str, ...], files: PartFiles
+    base: ChosenFiles, diffs: tuple[ChosenFiles, ...], keys: tuple[str, ...], files: PartFiles
 ) -> list[TablePart]:
     """Cut a table into parts; `files` are looked into only where diffs do not say what they are."""
     if not diffs:
@@ -84,14 +84,14 @@ async def table_parts(
     ]
 
 
-async def empties(diff: Chosen, files: PartFiles, keys: Sequence[str]) -> bool:
+async def empties(diff: ChosenFiles, files: PartFiles, keys: Sequence[str]) -> bool:
     """Whether a diff begins with a TRUNCATE, which may stand in any of its parts."""
     if any(part.extra.get(TRUNCATES) for part in diff.parts):
         return True
     return not is_hashed(diff) and await truncates(diff, files, keys)
 
 
-def _by_bucket(chosen: Chosen) -> dict[int | None, Chosen]:
+def _by_bucket(chosen: ChosenFiles) -> dict[int | None, ChosenFiles]:
     """The artifact with the files of each bucket alone."""
     found: dict[int | None, list[Part]] = {}
     for part in chosen.parts:
@@ -99,11 +99,11 @@ def _by_bucket(chosen: Chosen) -> dict[int | None, Chosen]:
     return {bucket: _only(chosen, parts) for bucket, parts in found.items()}
 
 
-def _only(chosen: Chosen, parts: Sequence[Part]) -> Chosen:
+def _only(chosen: ChosenFiles, parts: Sequence[Part]) -> ChosenFiles:
     return replace(chosen, parts=tuple(parts))
 
 
-def _shares(base: Chosen, part: Part, files: PartFiles) -> Iterator[Share]:
+def _shares(base: ChosenFiles, part: Part, files: PartFiles) -> Iterator[Share]:
     """Shares of a file on a disk; elsewhere each of them would fetch all of it."""
     local = local_folder(files.destination.uri) is not None
     large = local and base.form.id == "parquet" and part.bucket is None

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from streamfold.archive.read.decoding import Chosen
+from streamfold.archive.read.decoding import ChosenFiles
 from streamfold.archive.schema.table_schema import TableSchema
 from streamfold.spark.archive.filters import Condition
 from streamfold.spark.buckets import BUCKETING, SPLITMIX64, bucket_numbers
@@ -21,7 +21,7 @@ from streamfold.spark.buckets import BUCKETING, SPLITMIX64, bucket_numbers
 KEYS_MAX = 1024
 
 
-def is_hashed(artifact: Chosen) -> bool:
+def is_hashed(artifact: ChosenFiles) -> bool:
     """Whether the writer says that the parts hold their keys by our hash."""
     return all(
         part.bucket is not None and part.extra.get(BUCKETING) == SPLITMIX64
@@ -30,7 +30,7 @@ def is_hashed(artifact: Chosen) -> bool:
 
 
 def wanted_buckets(
-    conditions: Sequence[Condition], schema: TableSchema, artifacts: Sequence[Chosen]
+    conditions: Sequence[Condition], schema: TableSchema, artifacts: Sequence[ChosenFiles]
 ) -> set[int] | None:
     """The buckets that hold all keys that pass, None if every bucket may hold some.
 

@@ -11,9 +11,9 @@ from streamfold.records.columns import read_columns
 from streamfold.spark.stream.connection import (
     Answer,
     Connection,
-    PassingError,
+    TransientError,
     code_of,
-    refusal,
+    error_from_response,
     stream_path,
 )
 
@@ -66,7 +66,7 @@ class Streams:
             return int(answer.headers["stream-snapshot-offset"])
         if answer.status == 404 and code_of(answer.body) != "stream_not_found":
             return None
-        raise refusal(f"the newest snapshot of {stream!r}", answer.status, answer.body)
+        raise error_from_response(f"the newest snapshot of {stream!r}", answer.status, answer.body)
 
     def append(self, stream: str, raw: bytes, match_seq_num: int | None = None) -> int:
         """Append an AppendInput, once; returns the seq_num after its last record.
@@ -77,13 +77,13 @@ class Streams:
         path = stream_path(stream, "records")
         try:
             answer = self._connection.attempt("POST", path, headers, raw)
-        except PassingError as error:
+        except TransientError as error:
             raise errors.OutcomeUnknownError(error.message) from error
         if answer.status == _CONDITION_FAILED and match_seq_num is not None:
             following = answer.json()["seq_num_mismatch"]
             raise errors.SeqNumMismatchError(match_seq_num, following)
         if answer.status != 200:
-            raise refusal(f"an append to {stream!r}", answer.status, answer.body)
+            raise error_from_response(f"an append to {stream!r}", answer.status, answer.body)
         return int(answer.json()["end"]["seq_num"])
 
     def _first(self, stream: str, **start: int) -> int:
@@ -97,11 +97,11 @@ class Streams:
         path = f"{stream_path(stream, 'records')}?{urlencode(query)}"
         answer = self._connection.get(path, {"accept": PROTOBUF})
         if answer.status not in (200, _UNWRITTEN):
-            raise refusal(f"a read of {stream!r}", answer.status, answer.body)
+            raise error_from_response(f"a read of {stream!r}", answer.status, answer.body)
         return answer
 
     def _ask(self, path: str, what: str) -> Answer:
         answer = self._connection.get(path)
         if answer.status != 200:
-            raise refusal(what, answer.status, answer.body)
+            raise error_from_response(what, answer.status, answer.body)
         return answer

@@ -103,12 +103,12 @@ class Answer(NamedTuple):
         return json.loads(self.body)
 
 
-class PassingError(RetryLaterError):
+class TransientError(RetryLaterError):
     """Worth another attempt."""
 
 
 @dataclass(slots=True)
-class Patience:
+class RetryDeadline:
     """How long failures are put up with: so many seconds without any progress."""
 
     seconds: float
@@ -116,7 +116,7 @@ class Patience:
     _wait: float = _WAIT_MIN
 
     @classmethod
-    def from_now(cls, seconds: float) -> Patience:
+    def from_now(cls, seconds: float) -> RetryDeadline:
         """Count the time of the first attempt, too: it may be spent waiting for a silent server."""
         return cls(seconds, time.monotonic())
 
@@ -153,26 +153,26 @@ class Connection:
 
     def get(self, path: str, headers: Mapping[str, str] | None = None) -> Answer:
         """Ask until there is an answer that is not a passing failure."""
-        patience = Patience.from_now(self.endpoint.retry_timeout)
+        patience = RetryDeadline.from_now(self.endpoint.retry_timeout)
         while True:
             try:
                 return self.attempt("GET", path, headers)
-            except PassingError as error:
+            except TransientError as error:
                 patience.wait(self.endpoint, error)
 
     def attempt(
         self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b""
     ) -> Answer:
-        """Ask once. A `PassingError` leaves open whether the request had its effect."""
+        """Ask once. A `TransientError` leaves open whether the request had its effect."""
         response = self.open(method, path, headers, body)
         try:
             content = response.read()
         except (OSError, http.client.HTTPException) as error:
             self.close()
-            raise PassingError(_words(error)) from error
+            raise TransientError(_words(error)) from error
         answer = Answer(response.status, dict(response.headers.items()), content)
-        if is_passing(answer.status, answer.body):
-            raise PassingError(f"status {answer.status}: {message_of(answer.body)}")
+        if is_transient(answer.status, answer.body):
+            raise TransientError(f"status {answer.status}: {message_of(answer.body)}")
         return answer
 
     def open(
@@ -192,7 +192,7 @@ class Connection:
             ) from error
         except (OSError, http.client.HTTPException) as error:
             self.close()
-            raise PassingError(_words(error)) from error
+            raise TransientError(_words(error)) from error
 
 
 def answer_timeout(endpoint: Endpoint) -> float:
@@ -214,11 +214,11 @@ def _http(endpoint: Endpoint, io_timeout: float) -> http.client.HTTPConnection:
     )
 
 
-def is_passing(status: int, body: bytes) -> bool:
+def is_transient(status: int, body: bytes) -> bool:
     return status in _PASSING or (status == 409 and code_of(body) == _PASSING_CONFLICT)
 
 
-def refusal(what: str, status: int, body: bytes) -> StreamfoldError:
+def error_from_response(what: str, status: int, body: bytes) -> StreamfoldError:
     """The error for an answer that will not change by asking again."""
     kind = _BY_STATUS.get(status, errors.InvalidError)
     return kind(f"{what} was refused with status {status}: {message_of(body)}")

@@ -23,7 +23,7 @@ from streamfold.records.plain import parse_record
 from streamfold.records.protobuf import fields, varint
 from streamfold.spark.errors import ReplayChangedError
 from streamfold.spark.stream.client import Streams
-from streamfold.spark.stream.connection import Connection, Patience
+from streamfold.spark.stream.connection import Connection, RetryDeadline
 from streamfold.spark.stream.range_reads import Range, Wanted, read_range
 from streamfold.spark.stream.schema import arrow_schema, record_batch
 
@@ -82,7 +82,7 @@ class Transaction:
 
     def append(self) -> int:
         """Append what is not there yet; returns how many appends that took."""
-        patience = Patience(self._connection.endpoint.retry_timeout)
+        patience = RetryDeadline(self._connection.endpoint.retry_timeout)
         looked, done, appended = 0, 0, 0
         tail, found = self._look(looked)
         done = self._done(found)

@@ -11,7 +11,7 @@ import numpy as np
 from streamfold.records.columns import BytesColumn, Columns, HeaderColumn, read_columns
 from streamfold.spark.errors import DataLossError
 from streamfold.spark.stream.client import Streams
-from streamfold.spark.stream.connection import Connection, Endpoint, PassingError, Patience
+from streamfold.spark.stream.connection import Connection, Endpoint, RetryDeadline, TransientError
 from streamfold.spark.stream.transfer import SessionRefusedError, transfer
 
 _log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Wanted:
 def read_range(endpoint: Endpoint, wanted_range: Range, wanted: Wanted) -> Iterator[Columns]:
     """Every record of the range, once and in order, whatever connections break on the way."""
     stream, at, end = wanted_range.stream, wanted_range.start, wanted_range.end
-    patience, sessions = Patience(endpoint.retry_timeout), wanted.sessions
+    patience, sessions = RetryDeadline(endpoint.retry_timeout), wanted.sessions
     while at < end:
         began = at
         try:
@@ -57,7 +57,7 @@ def read_range(endpoint: Endpoint, wanted_range: Range, wanted: Wanted) -> Itera
                     at = _ended_early(Streams(connection), stream, at, end, wanted)
         except SessionRefusedError:
             sessions = False
-        except PassingError as error:
+        except TransientError as error:
             # Whatever stands between may not let sessions through: try the other way, too.
             sessions = wanted.sessions and (at > began or not sessions)
             patience.wait(endpoint, error)
@@ -81,7 +81,7 @@ def _ended_early(streams: Streams, stream: str, at: int, end: int, wanted: Wante
     """Where to go on when a read came to its end before the range did."""
     first = streams.first(stream, at)
     if at <= first < min(end, streams.tail(stream).seq_num):
-        raise PassingError(f"the read ended at {at}, where there are more records")
+        raise TransientError(f"the read ended at {at}, where there are more records")
     _lost(stream, at, end, first, wanted)
     return end
 

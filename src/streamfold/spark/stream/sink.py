@@ -27,7 +27,7 @@ from streamfold.errors import InvalidError, OutcomeUnknownError, TooLargeError
 from streamfold.records.columns import warm_up_columns
 from streamfold.spark.errors import OptionError
 from streamfold.spark.stream.client import Streams
-from streamfold.spark.stream.connection import Connection, Patience
+from streamfold.spark.stream.connection import Connection, RetryDeadline
 from streamfold.spark.stream.exactly_once import MARKER_RESERVE, Transaction
 from streamfold.spark.stream.options import SinkOptions
 from streamfold.spark.stream.rows import by_stream, check_columns, cut_batches, stage
@@ -172,7 +172,7 @@ class BatchAppends(_Rows, DataSourceArrowWriter):
         """Nothing is taken back: streams only grow."""
 
     def _append(self, connection: Connection, stream: str, raw: bytes) -> None:
-        patience = Patience(connection.endpoint.retry_timeout)
+        patience = RetryDeadline(connection.endpoint.retry_timeout)
         while True:
             try:
                 Streams(connection).append(stream, raw)

@@ -15,9 +15,9 @@ from streamfold.records.columns import read_columns
 from streamfold.spark.stream.client import PROTOBUF, Streams
 from streamfold.spark.stream.connection import (
     Connection,
-    PassingError,
-    is_passing,
-    refusal,
+    TransientError,
+    error_from_response,
+    is_transient,
     stream_path,
 )
 from streamfold.wire.s2.errors import BadFrameError
@@ -74,8 +74,8 @@ def _check_opening(response: http.client.HTTPResponse, stream: str) -> None:
     try:
         body = response.read()
     except (OSError, http.client.HTTPException) as error:
-        raise PassingError(f"the answer broke off: {type(error).__name__}") from error
-    if response.status in _FINAL or is_passing(response.status, body):
+        raise TransientError(f"the answer broke off: {type(error).__name__}") from error
+    if response.status in _FINAL or is_transient(response.status, body):
         _check_ending(response.status, body, stream)
     elif response.status != _UNWRITTEN:
         raise SessionRefusedError(f"status {response.status}")
@@ -84,9 +84,9 @@ def _check_opening(response: http.client.HTTPResponse, stream: str) -> None:
 def _check_ending(status: int, body: bytes, stream: str) -> None:
     if status == _UNWRITTEN:
         return
-    if is_passing(status, body):
-        raise PassingError(f"the session ended with status {status}")
-    raise refusal(f"a read of {stream!r}", status, body)
+    if is_transient(status, body):
+        raise TransientError(f"the session ended with status {status}")
+    raise error_from_response(f"a read of {stream!r}", status, body)
 
 
 class _Frames:
@@ -105,7 +105,7 @@ class _Frames:
             while self._receive_frame():
                 if self._filled >= _PIECE:
                     yield self._taken()
-        except PassingError:
+        except TransientError:
             if self._filled:
                 yield self._taken()
             raise
@@ -137,7 +137,7 @@ class _Frames:
         try:
             frame = decoder.next_frame()
         except BadFrameError as error:
-            raise PassingError(error.message) from error
+            raise TransientError(error.message) from error
         if frame is None or frame.terminal:
             if frame is not None:
                 _check_ending(*frame.failure(), self._stream)
@@ -148,11 +148,11 @@ class _Frames:
 
     def _receive_whole(self, room: memoryview) -> None:
         if self._receive(room) < len(room):
-            raise PassingError("the session broke off within a frame")
+            raise TransientError("the session broke off within a frame")
 
     def _receive(self, room: memoryview) -> int:
         """Fill `room`; returns less than its length at the end of the session only."""
         try:
             return self._response.readinto(room) if len(room) else 0
         except (OSError, http.client.HTTPException) as error:
-            raise PassingError(f"the session broke: {type(error).__name__}") from error
+            raise TransientError(f"the session broke: {type(error).__name__}") from error

@@ -27,7 +27,7 @@ from streamfold.store import keys, rows
 from streamfold.store.catalog import listing
 from streamfold.store.catalog.locks import NamedLocks
 from streamfold.store.engine.engine import Op
-from streamfold.store.mount import Session
+from streamfold.store.mount import Mount
 from streamfold.store.rows import TokenRow
 
 #: Random bytes in a secret: as many as its digest has, so that neither is the weaker one.
@@ -49,7 +49,7 @@ def new_secret() -> Secret:
 class AccessTokens:
     """The access tokens of one session."""
 
-    def __init__(self, session: Session, now: Callable[[], int]) -> None:
+    def __init__(self, session: Mount, now: Callable[[], int]) -> None:
         self._session = session
         self._now = now
         self._locks = NamedLocks()

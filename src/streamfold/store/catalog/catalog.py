@@ -38,7 +38,7 @@ from streamfold.store import keys, rows
 from streamfold.store.catalog.locks import NamedLocks
 from streamfold.store.engine.engine import Op
 from streamfold.store.log.stream_log import StreamLog
-from streamfold.store.mount import Session
+from streamfold.store.mount import Mount
 from streamfold.store.rows import BasinRow, CleanupRow, CounterRow, StreamRow
 
 P = ParamSpec("P")
@@ -64,7 +64,7 @@ def _finished(change: Change[P, R]) -> Change[P, R]:
 class Catalog:
     """Operations on basins and streams within one session."""
 
-    session: Session
+    session: Mount
     locks: NamedLocks
     now: Callable[[], int]
     under_way: set[asyncio.Task[Any]] = field(default_factory=set)

@@ -32,7 +32,7 @@ from streamfold.store.engine.engine import Op, first_row
 from streamfold.store.log.lifetime import Lifetime
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.log.stream_log import StreamLog
-from streamfold.store.mount import Session
+from streamfold.store.mount import Mount
 from streamfold.store.read import lineage
 from streamfold.store.read.cursor import Cursor
 from streamfold.store.read.requests import Allowance
@@ -52,7 +52,7 @@ class ForkPoint(NamedTuple):
 
 
 async def find_fork_point(
-    session: Session,
+    session: Mount,
     source: StreamLog,
     anchor: int,
     sub_offset: int,
@@ -82,7 +82,7 @@ async def find_fork_point(
 
 
 async def _append_at(
-    session: Session,
+    session: Mount,
     source: StreamLog,
     seq_num: int | None,
     key: SealingKey | None,
@@ -107,7 +107,7 @@ async def _append_at(
 
 
 async def _position(
-    session: Session, source: StreamLog, end: int, key: SealingKey | None
+    session: Mount, source: StreamLog, end: int, key: SealingKey | None
 ) -> StreamPosition:
     """The position `end` with the timestamp of the record before it."""
     if end == source.durable.seq_num:
@@ -136,7 +136,7 @@ def prepared(batches: Sequence[RecordBatch]) -> Content:
 
 
 @dataclass(frozen=True, slots=True)
-class ForkWish:
+class ForkSpec:
     """From where a new stream is to go on."""
 
     source: StreamName
@@ -148,7 +148,7 @@ class ForkWish:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class StreamSpec:
     """A stream as somebody wants it to be."""
 
     #: None = that of the source, or octets.
@@ -158,7 +158,7 @@ class Wish:
     #: None = as the store does by default.
     trim_on_snapshot: bool | None
     closed: bool
-    fork: ForkWish | None
+    fork: ForkSpec | None
     content: Content
     key: SealingKey | None
 
@@ -167,11 +167,11 @@ class Wish:
 class Creator:
     """Creates streams within one session."""
 
-    session: Session
+    session: Mount
     catalog: Catalog
 
     async def create(
-        self, basin: BasinName, name: StreamName, wish: Wish
+        self, basin: BasinName, name: StreamName, wish: StreamSpec
     ) -> tuple[StreamLog, bool]:
         """The stream, and whether this created it; raises if it is there and is another."""
         created = await self.catalog.finish(self._create(basin, name, wish))
@@ -184,7 +184,7 @@ class Creator:
         """Whether there are forks that need records of the stream."""
         return await first_row(self.session.engine, *keys.forks_span(stream_id)) is not None
 
-    async def _create(self, basin: BasinName, name: StreamName, wish: Wish) -> bool:
+    async def _create(self, basin: BasinName, name: StreamName, wish: StreamSpec) -> bool:
         async with self._locks(basin, name, wish.fork.source if wish.fork else name):
             if await self.session.stream(basin, name) is None:
                 await self._insert(basin, name, wish, None)
@@ -213,7 +213,7 @@ class Creator:
             async with self.catalog.locks.hold(basin, last):
                 yield
 
-    async def _match(self, log: StreamLog, wish: Wish) -> None:
+    async def _match(self, log: StreamLog, wish: StreamSpec) -> None:
         """Raise unless the stream is what was wished for; one without traits takes on the wish."""
         if log.row.traits is None and not log.durable.seq_num and wish.fork is None:
             traits = _traits(wish, None, log.row.created_at)
@@ -226,7 +226,7 @@ class Creator:
             raise AlreadyExistsError("stream", log.name)
 
     async def _insert(
-        self, basin: BasinName, name: StreamName, wish: Wish, former: StreamRow | None
+        self, basin: BasinName, name: StreamName, wish: StreamSpec, former: StreamRow | None
     ) -> None:
         now = self.session.now()
         parent = await self.session.basin(basin)
@@ -263,7 +263,7 @@ class Creator:
         await self.catalog.insert(basin, name, row, *ops)
 
     async def _source(
-        self, basin: BasinName, fork: ForkWish, content_type: str | None
+        self, basin: BasinName, fork: ForkSpec, content_type: str | None
     ) -> StreamLog:
         log = await self.session.open_log(basin, fork.source)
         if log.over:
@@ -275,7 +275,7 @@ class Creator:
         return log
 
     async def _fork_point(
-        self, source: StreamLog, fork: ForkWish, content_type: str, key: SealingKey | None
+        self, source: StreamLog, fork: ForkSpec, content_type: str, key: SealingKey | None
     ) -> ForkPoint:
         tail = int(source.durable.seq_num)
         anchor = tail if fork.seq_num is None else fork.seq_num
@@ -299,7 +299,7 @@ class Creator:
         source: StreamLog | None,
         point: ForkPoint,
         content: list[RecordBatch],
-        wish: Wish,
+        wish: StreamSpec,
     ) -> list[Op]:
         """The rows of the stream's state and first content."""
         now = row.created_at
@@ -319,7 +319,7 @@ class Creator:
         return draft.take().ops
 
 
-def _traits(wish: Wish, source: StreamLog | None, now: int) -> StreamTraits:
+def _traits(wish: StreamSpec, source: StreamLog | None, now: int) -> StreamTraits:
     """What the new stream is; what the wish leaves open, a fork has from its source."""
     inherited = (source.row.traits if source else None) or StreamTraits()
     ttl, expires_at = wish.ttl, wish.expires_at
@@ -333,7 +333,7 @@ def _traits(wish: Wish, source: StreamLog | None, now: int) -> StreamTraits:
     )
 
 
-def _agrees(traits: StreamTraits, closed: bool, wish: Wish) -> bool:
+def _agrees(traits: StreamTraits, closed: bool, wish: StreamSpec) -> bool:
     """Whether a stream is what was wished for."""
     fork = wish.fork
     if fork is None:

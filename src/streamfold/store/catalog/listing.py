@@ -27,7 +27,7 @@ async def list_basins(engine: Engine, prefix: str, start_after: str, limit: int)
         name = keys.basin_name(key)
         return basin_info(name, rows.decode(value, BasinRow)) if name.startswith(prefix) else None
 
-    return await _page(engine, start, keys.BASINS_END, limit, item)
+    return await _read_page(engine, start, keys.BASINS_END, limit, item)
 
 
 async def list_streams(
@@ -40,7 +40,7 @@ async def list_streams(
         name = keys.stream_names(key)[1]
         return stream_info(name, rows.decode(value, StreamRow)) if name.startswith(prefix) else None
 
-    return await _page(engine, start, keys.streams_end(basin), limit, item)
+    return await _read_page(engine, start, keys.streams_end(basin), limit, item)
 
 
 async def list_access_tokens(
@@ -53,10 +53,10 @@ async def list_access_tokens(
         shown = keys.token_id(key).startswith(prefix)
         return rows.decode(value, TokenRow).token if shown else None
 
-    return await _page(engine, start, keys.TOKENS_END, limit, item)
+    return await _read_page(engine, start, keys.TOKENS_END, limit, item)
 
 
-async def _page(
+async def _read_page(
     engine: Engine,
     start: bytes,
     end: bytes,

@@ -32,7 +32,7 @@ from streamfold.store.engine.disk_space import DiskSpace, SpaceClaim, is_disk_fu
 from streamfold.store.engine.engine import Op
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.log.stream_log import StreamLog
-from streamfold.store.mount import Session
+from streamfold.store.mount import Mount
 from streamfold.store.read.cursor import Cursor
 from streamfold.store.read.requests import Allowance
 from streamfold.store.read.seek import apply_retention
@@ -137,10 +137,10 @@ class SnapshotBlobs:
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotShelf:
+class StreamSnapshots:
     """The snapshots of all streams within one session."""
 
-    session: Session
+    session: Mount
     catalog: Catalog
     blobs: SnapshotBlobs
     #: Whether snapshots trim streams that nobody has configured.

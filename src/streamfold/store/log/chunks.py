@@ -100,7 +100,7 @@ def clear(chunk: Chunk, stream_id: int, key: SealingKey | None) -> Chunk:
     return unseal(chunk, stream_id, key)
 
 
-def below(chunk: Chunk, end: int) -> Chunk:
+def cut_before(chunk: Chunk, end: int) -> Chunk:
     """The part of a clear `chunk` before the record `end`; there is at least one."""
     if chunk.last_seq_num < end:
         return chunk

@@ -26,7 +26,7 @@ from streamfold.model.configs import Cipher
 from streamfold.model.positions import U64_MAX, StreamPosition
 from streamfold.model.traits import Claim
 from streamfold.records.batch import Fence, RecordBatch
-from streamfold.records.sequencing import Place
+from streamfold.records.sequencing import Slot
 from streamfold.store import keys, rows
 from streamfold.store.engine.engine import Op
 from streamfold.store.log import chunks
@@ -34,7 +34,7 @@ from streamfold.store.log.chunks import Chunk
 from streamfold.store.log.lifetime import Lifetime
 from streamfold.store.log.retention import Expiry, age_limit
 from streamfold.store.log.sealing import GCM_SEQ_NUM_MAX, SEALING_OF, SealingKey
-from streamfold.store.log.tail_waiters import Audience, Waiter
+from streamfold.store.log.tail_waiters import TailWaiters, Waiter
 from streamfold.store.log.terms import Terms
 from streamfold.store.log.trim_points import TrimPoints
 from streamfold.store.rows import CleanupRow, ProducerRow, StateRow, StreamRow
@@ -129,7 +129,7 @@ class StreamLog:
         self._pending: list[Accepted] = []
         self._unsettled = 0
         self._settlers: list[asyncio.Future[None]] = []
-        self._audience = Audience(self._loop)
+        self._audience = TailWaiters(self._loop)
 
     @property
     def idle(self) -> bool:
@@ -249,7 +249,7 @@ class StreamLog:
     ) -> asyncio.Future[AppendAck]:
         first = self._next_seq_num
         config = self.row.config
-        place = Place(
+        place = Slot(
             first, config.timestamp_mode, config.timestamp_uncapped, now, self._last_timestamp
         )
         payload, first_timestamp, last_timestamp = batch.sequence(place)

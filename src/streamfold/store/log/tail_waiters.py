@@ -10,16 +10,16 @@ from streamfold.errors import StreamfoldError
 
 #: Followers that are told in one turn of the event loop: to serve them takes half a millisecond, after
 #: which others, above all appends, have their turn.
-TOLD_AT_ONCE: Final = 32
+WAKES_PER_STEP: Final = 32
 #: Seconds from one round to the next for each follower. To serve one over HTTP takes about 20 us of the
 #: event loop; so followers of one stream keep it busy for less than half of the time, and 1000 of them
 #: get what was appended in the last 50 ms at once.
-PAUSE_EACH: Final = 50e-6
+PAUSE_PER_WAITER: Final = 50e-6
 #: Seconds by which a timer may be early: those of uvloop count whole milliseconds.
 _TICK: Final = 1e-3
 
 
-class Audience:
+class TailWaiters:
     """Everybody who waits at the tail of one stream.
 
     They are told in rounds. To serve a follower costs the same however many records it gets, so a pause
@@ -44,7 +44,7 @@ class Audience:
         """Let everybody know that there is more, now or in the next round."""
         if self._next_round is not None or not self.waiting:
             return
-        pause = self._began + len(self) * PAUSE_EACH - self._loop.time()
+        pause = self._began + len(self) * PAUSE_PER_WAITER - self._loop.time()
         if pause <= 0:
             self._begin_round()
         else:
@@ -71,7 +71,7 @@ class Audience:
             self._tell_some()
 
     def _tell_some(self) -> None:
-        for _ in range(min(TOLD_AT_ONCE, len(self._called))):
+        for _ in range(min(WAKES_PER_STEP, len(self._called))):
             self._called.popleft().tell(True)
         if self._called:
             self._loop.call_soon(self._tell_some)
@@ -86,7 +86,7 @@ class Waiter:
 
     __slots__ = ("_deadline", "_due", "_loop", "_ready", "_timer", "_waiting")
 
-    def __init__(self, audience: Audience, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, audience: TailWaiters, loop: asyncio.AbstractEventLoop) -> None:
         self._waiting = audience.waiting
         self._loop = loop
         self._ready: asyncio.Future[bool] | None = None

@@ -14,7 +14,7 @@ from streamfold.store.log import chunks
 from streamfold.store.log.chunks import Chunk
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.log.stream_log import StreamLog
-from streamfold.store.mount import Session
+from streamfold.store.mount import Mount
 from streamfold.store.read import lineage
 from streamfold.store.read.requests import Allowance, ReadBatch
 from streamfold.store.read.seek import apply_retention
@@ -33,7 +33,7 @@ class Cursor:
 
     def __init__(
         self,
-        session: Session,
+        session: Mount,
         log: StreamLog,
         seq_num: int,
         allowance: Allowance,

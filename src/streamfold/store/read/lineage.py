@@ -37,7 +37,7 @@ def span_from(row: StreamRow, seq_num: int) -> tuple[bytes, bytes]:
     return keys.chunk(holder, seq_num), keys.chunks_end(holder)
 
 
-def after(chunk: Chunk, row: StreamRow, seq_num: int) -> int:
+def next_segment(chunk: Chunk, row: StreamRow, seq_num: int) -> int:
     """The record that follows what the stream has of `chunk`, which holds its record `seq_num`."""
     segment = segment_of(row, seq_num)
     end = chunk.last_seq_num + 1
@@ -49,4 +49,4 @@ def own(chunk: Chunk, row: StreamRow, key: SealingKey | None) -> Chunk:
     segment = segment_of(row, chunk.first_seq_num)
     if segment is None:
         return chunks.clear(chunk, row.id, key)
-    return chunks.below(chunks.clear(chunk, segment.stream_id, key), segment.end)
+    return chunks.cut_before(chunks.clear(chunk, segment.stream_id, key), segment.end)

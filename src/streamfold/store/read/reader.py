@@ -13,14 +13,14 @@ from streamfold.model.positions import StreamPosition
 from streamfold.model.records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.log.stream_log import StreamLog
-from streamfold.store.mount import Session
+from streamfold.store.mount import Mount
 from streamfold.store.read.cursor import Cursor
 from streamfold.store.read.requests import WAIT_MAX, Allowance, ReadBatch, ReadRequest, StartKind
 from streamfold.store.read.seek import apply_retention, seek_timestamp
 
 
 async def read_once(
-    session: Session, log: StreamLog, request: ReadRequest, key: SealingKey | None
+    session: Mount, log: StreamLog, request: ReadRequest, key: SealingKey | None
 ) -> ReadBatch:
     """One batch; waits at the tail only if `request.wait` says so, and returns it empty then."""
     count = BATCH_RECORDS_MAX if request.count is None else min(request.count, BATCH_RECORDS_MAX)
@@ -65,7 +65,7 @@ class ReadSession:
 
     @classmethod
     async def open(
-        cls, session: Session, log: StreamLog, request: ReadRequest, key: SealingKey | None
+        cls, session: Mount, log: StreamLog, request: ReadRequest, key: SealingKey | None
     ) -> ReadSession:
         """Find the start; raises PositionUnwrittenError if nothing can come from there."""
         return cls(log, await _open(session, log, request, key), request)
@@ -122,7 +122,7 @@ class ReadSession:
 
 
 async def _open(
-    session: Session, log: StreamLog, request: ReadRequest, key: SealingKey | None
+    session: Mount, log: StreamLog, request: ReadRequest, key: SealingKey | None
 ) -> Cursor:
     log.check_alive()
     log.check_key(key)
@@ -133,7 +133,7 @@ async def _open(
 
 
 async def _resolve_start(
-    session: Session, log: StreamLog, request: ReadRequest, key: SealingKey | None
+    session: Mount, log: StreamLog, request: ReadRequest, key: SealingKey | None
 ) -> int:
     start, tail = request.start, log.durable
     if start.kind is StartKind.TIMESTAMP and start.value <= tail.timestamp:

@@ -15,12 +15,12 @@ from streamfold.store.log.chunks import Chunk
 from streamfold.store.log.retention import Expiry
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.log.stream_log import StreamLog
-from streamfold.store.mount import Session
+from streamfold.store.mount import Mount
 from streamfold.store.read import lineage
 
 
 async def chunk_from(
-    session: Session, log: StreamLog, seq_num: int, key: SealingKey | None
+    session: Mount, log: StreamLog, seq_num: int, key: SealingKey | None
 ) -> Chunk | None:
     """The chunk that holds `seq_num`, with timestamps that are right for this stream."""
     chunk = await _stored_chunk(session, log, seq_num)
@@ -31,7 +31,7 @@ async def chunk_from(
 
 
 async def seek_timestamp(
-    session: Session, log: StreamLog, timestamp: int, key: SealingKey | None
+    session: Mount, log: StreamLog, timestamp: int, key: SealingKey | None
 ) -> int:
     """seq_num of the first record at or after `timestamp`; the tail if there is none."""
     first = log.readable_from
@@ -48,7 +48,7 @@ async def seek_timestamp(
     return max(found.first_seq_num + within, first)
 
 
-async def apply_retention(session: Session, log: StreamLog) -> None:
+async def apply_retention(session: Mount, log: StreamLog) -> None:
     """Have `log.readable_from` leave out every record that is too old now."""
     limit = log.age_limit
     if limit is None or not log.retention_due:
@@ -71,7 +71,7 @@ async def apply_retention(session: Session, log: StreamLog) -> None:
         log.expire(Expiry(limit, max(first, found.first_seq_num), found.arrived_at))
 
 
-async def _stored_chunk(session: Session, log: StreamLog, seq_num: int) -> Chunk | None:
+async def _stored_chunk(session: Mount, log: StreamLog, seq_num: int) -> Chunk | None:
     """The chunk that holds `seq_num`, as the stream that wrote it has it."""
     row = await first_row(session.engine, *lineage.span_from(log.row, seq_num))
     return chunks.decode(row[1]) if row else None
@@ -94,6 +94,6 @@ async def _first_chunk(
         elif reached(chunk):
             found, high = chunk, min(middle, chunk.first_seq_num)
         else:
-            low = lineage.after(chunk, log.row, middle)
+            low = lineage.next_segment(chunk, log.row, middle)
         middle = (low + high) // 2
     return found

@@ -23,11 +23,11 @@ from streamfold.model.names import BasinName, StreamName
 from streamfold.store import keys, rows
 from streamfold.store.catalog.access_tokens import AccessTokens
 from streamfold.store.catalog.catalog import Catalog
-from streamfold.store.catalog.snapshots import SnapshotShelf
+from streamfold.store.catalog.snapshots import StreamSnapshots
 from streamfold.store.engine.engine import Op, first_row
 from streamfold.store.log.retention import age_limit
 from streamfold.store.log.stream_log import StreamLog
-from streamfold.store.mount import Session
+from streamfold.store.mount import Mount
 from streamfold.store.read.seek import apply_retention
 from streamfold.store.rows import BasinRow, CleanupRow, StateRow, StreamRow
 from streamfold.store.upkeep.due_times import DueTimes
@@ -43,11 +43,11 @@ _KNOWN_STREAMS = 100_000
 class Upkeep:
     """The background work of one session."""
 
-    session: Session
+    session: Mount
     catalog: Catalog
     tokens: AccessTokens
     usage: UsageKeeper
-    snapshots: SnapshotShelf
+    snapshots: StreamSnapshots
     now: Callable[[], int]
     #: Seconds from one whole pass to the next.
     interval: float

@@ -11,7 +11,7 @@ from typing import Final
 #: are looked at together.
 _ROUND: Final = 500
 
-Place = tuple[str, str]
+StreamRef = tuple[str, str]
 
 
 class DueTimes:
@@ -23,8 +23,8 @@ class DueTimes:
     def __init__(self, now: Callable[[], int], wake: Callable[[], None]) -> None:
         self._now = now
         self._wake = wake
-        self._heap: list[tuple[int, Place]] = []
-        self._earliest: dict[Place, int] = {}
+        self._heap: list[tuple[int, StreamRef]] = []
+        self._earliest: dict[StreamRef, int] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
 
@@ -38,7 +38,7 @@ class DueTimes:
         heapq.heappush(self._heap, (at, place))
         self._set_timer()
 
-    def take(self) -> list[Place]:
+    def take(self) -> list[StreamRef]:
         """The streams whose time has come; they are no longer in here."""
         now, taken = self._now(), []
         while self._heap and self._heap[0][0] <= now:

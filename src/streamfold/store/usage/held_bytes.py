@@ -20,7 +20,7 @@ from streamfold.store import keys, rows
 from streamfold.store.engine.engine import Op, Row
 from streamfold.store.log import chunks
 from streamfold.store.log.stream_log import Share
-from streamfold.store.mount import Session
+from streamfold.store.mount import Mount
 from streamfold.store.rows import HeldRow, LevelRow
 from streamfold.store.upkeep.live_bytes import stored_size
 
@@ -48,7 +48,7 @@ class _Fresh:
 class HeldBytes:
     """Bytes held per stream and per basin, in one session. All but `appended` is for upkeep alone."""
 
-    def __init__(self, session: Session, now: Callable[[], int]) -> None:
+    def __init__(self, session: Mount, now: Callable[[], int]) -> None:
         self._session = session
         self._now = now
         self._fresh: dict[int, _Fresh] = {}

@@ -24,7 +24,7 @@ from streamfold.model.metrics import (
 )
 from streamfold.store import keys, rows
 from streamfold.store.engine.engine import first_row
-from streamfold.store.mount import Session
+from streamfold.store.mount import Mount
 from streamfold.store.rows import LevelRow, StreamRow
 from streamfold.store.usage.held_bytes import LEVEL_HOURS
 from streamfold.store.usage.recorder import ACCOUNT, Hour
@@ -46,7 +46,7 @@ _AMOUNTS: Final[dict[str, tuple[Unit, Interval, tuple[str, ...]]]] = {
 class UsageReport:
     """What one session can tell about usage; `now` is in Unix seconds."""
 
-    def __init__(self, session: Session, keeper: UsageKeeper, now: int) -> None:
+    def __init__(self, session: Mount, keeper: UsageKeeper, now: int) -> None:
         self._session = session
         self._keeper = keeper
         self._now = now

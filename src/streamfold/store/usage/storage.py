@@ -12,7 +12,7 @@ from streamfold.model.configs import StorageClass
 from streamfold.store import keys, rows
 from streamfold.store.engine.engine import Op
 from streamfold.store.log.stream_log import Share
-from streamfold.store.mount import Session
+from streamfold.store.mount import Mount
 from streamfold.store.rows import UsageRow
 from streamfold.store.usage.held_bytes import HeldBytes
 from streamfold.store.usage.recorder import ACCOUNT, Hour, UsageRecorder
@@ -28,7 +28,7 @@ _ROWS_AT_ONCE = 500
 class UsageKeeper:
     """The usage of one session. All but `appended` and `load` is for upkeep alone."""
 
-    def __init__(self, session: Session, recorder: UsageRecorder, now: Callable[[], int]) -> None:
+    def __init__(self, session: Mount, recorder: UsageRecorder, now: Callable[[], int]) -> None:
         self.recorder = recorder
         self.held = HeldBytes(session, now)
         self._session = session

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from streamfold.archive.destinations.aws_credentials import AwsAccess
 from streamfold.archive.events.event import Event
 from streamfold.archive.events.sink import EventRefusedError, EventSink, EventUnconfirmedError
-from streamfold.archive.events.sinks.worker_thread import Lane
+from streamfold.archive.events.sinks.worker_thread import WorkerThread
 from streamfold.errors import InvalidError, RetryLaterError, StreamfoldError
 
 #: botocore's errors of requests that were never sent, or never reached anybody.
@@ -34,7 +34,7 @@ class AwsSink(EventSink):
     def __init__(self, access: AwsAccess, target: str) -> None:
         self._access = access
         self._target = target
-        self._lane = Lane(self.service)
+        self._lane = WorkerThread(self.service)
         self._client: Any = None
         self._closed = False
 

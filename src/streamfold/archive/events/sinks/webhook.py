@@ -26,11 +26,11 @@ from urllib.parse import SplitResult, urlsplit
 from streamfold.archive.events.event import Event, encode_event
 from streamfold.archive.events.secret_references import SecretReference
 from streamfold.archive.events.sink import EventRefusedError, EventSink, EventUnconfirmedError
-from streamfold.archive.events.sinks.worker_thread import Lane
+from streamfold.archive.events.sinks.worker_thread import WorkerThread
 from streamfold.errors import InvalidError
 
 #: Seconds for everything, from the connection to the status of the answer.
-PATIENCE = 15.0
+TIMEOUT = 15.0
 
 
 class WebhookSink(EventSink):
@@ -44,7 +44,7 @@ class WebhookSink(EventSink):
         url: str,
         *,
         secret: SecretReference | None = None,
-        patience: float = PATIENCE,
+        patience: float = TIMEOUT,
         tls: ssl.SSLContext | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -54,7 +54,7 @@ class WebhookSink(EventSink):
         self._patience = patience
         self._tls = tls
         self._now = now
-        self._lane = Lane("webhook")
+        self._lane = WorkerThread("webhook")
         self._closed = False
         if secret is not None:
             secret.read_key()  # one that is missing is told at once, not by the first event

@@ -11,7 +11,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Lane:
+class WorkerThread:
     """Runs calls one after another: one that was cancelled ends before the next begins.
 
     The threads that all tasks share would not do: a few sinks that hang would stop the others.

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from streamfold.archive.errors import ArtifactCorruptError
 from streamfold.archive.formats.admission import admitted_changes, admitted_rows
 from streamfold.archive.formats.base64_column import values_of
-from streamfold.archive.formats.compression import Compression, packed, unpacked
+from streamfold.archive.formats.compression import Compression, compress_stream, decompress_stream
 from streamfold.archive.formats.inference import (
     inferred_batch,
     inferred_changes,
@@ -70,7 +70,7 @@ class JsonlFormat:
 
     def _write(self, sink: BinaryIO, texts: Iterable[tuple[pa.Array, int]]) -> int:
         count = 0
-        with packed(sink, self.packing) as out:
+        with compress_stream(sink, self.packing) as out:
             for text, rows in texts:
                 lines = join(text, "\n")
                 out.write(values_of(lines)[0].data)
@@ -102,7 +102,7 @@ class JsonlFormat:
 
     def _blocks(self, source: BinaryIO) -> Iterator[bytes]:
         source.seek(0)
-        return whole_lines(unpacked(source, self.packing, BLOCK_BYTES))
+        return whole_lines(decompress_stream(source, self.packing, BLOCK_BYTES))
 
     def _objects(self, source: BinaryIO) -> Iterator[list[dict[str, Any]]]:
         for block in self._blocks(source):

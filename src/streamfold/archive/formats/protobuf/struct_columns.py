@@ -22,7 +22,7 @@ from streamfold.archive.formats.jsonl.json_values import (
 from streamfold.archive.formats.protobuf.message_blocks import Block
 
 Bytes = npt.NDArray[np.uint8]
-Places = npt.NDArray[np.int64]
+Offsets = npt.NDArray[np.int64]
 
 #: Bytes after a block, so that a look ahead at its very end finds something, if nothing useful.
 PADDING = 16
@@ -44,8 +44,8 @@ class Values:
     """One column: the kind of each value by its tag, and where its content begins and ends."""
 
     kinds: Bytes
-    starts: Places
-    ends: Places
+    starts: Offsets
+    ends: Offsets
 
 
 def read_in_step(block: Block, schema: pa.Schema, others_ignored: bool) -> pa.RecordBatch:
@@ -73,7 +73,7 @@ def read_in_step(block: Block, schema: pa.Schema, others_ignored: bool) -> pa.Re
     return restored_batch(columns, schema)
 
 
-def _next_entry(data: Bytes, at: Places, ends: Places) -> tuple[str, Values, Places]:
+def _next_entry(data: Bytes, at: Offsets, ends: Offsets) -> tuple[str, Values, Offsets]:
     """Return the name that all rows have next, its values, and where the entry ends in each row."""
     _require(data[at] == _FIRST)
     start, end = _delimited(data, at + 1, ends)
@@ -89,7 +89,7 @@ def _next_entry(data: Bytes, at: Places, ends: Places) -> tuple[str, Values, Pla
     return name.tobytes().decode(), _values(data, value_start, value_end), end
 
 
-def _values(data: Bytes, start: Places, end: Places) -> Values:
+def _values(data: Bytes, start: Offsets, end: Offsets) -> Values:
     kinds = data[start]
     sizes = end - start
     begins, finishes = start + 1, end.copy()
@@ -105,7 +105,7 @@ def _values(data: Bytes, start: Places, end: Places) -> Values:
     return Values(kinds, begins, finishes)
 
 
-def _delimited(data: Bytes, at: Places, limit: Places) -> tuple[Places, Places]:
+def _delimited(data: Bytes, at: Offsets, limit: Offsets) -> tuple[Offsets, Offsets]:
     """Return where the contents begin whose lengths are at `at`, and where they end."""
     _require(at < limit)
     length = (data[at] & 0x7F).astype(np.int64)

@@ -14,8 +14,8 @@ from streamfold.server.durable_streams.subscriptions.problems import (
     WakeClaimedError,
     WakeTokenInvalidError,
 )
-from streamfold.server.durable_streams.subscriptions.registry import Book
-from streamfold.server.durable_streams.subscriptions.subscription import Entry
+from streamfold.server.durable_streams.subscriptions.registry import SubscriptionRegistry
+from streamfold.server.durable_streams.subscriptions.subscription import ActiveSubscription
 from streamfold.wire.durable_streams.subscription_bodies import (
     AckRequest,
     AckView,
@@ -25,13 +25,13 @@ from streamfold.wire.durable_streams.subscription_bodies import (
 )
 
 
-class Work:
+class WakeClaims:
     """Each call is durable when it returns, or changed nothing."""
 
-    def __init__(self, book: Book) -> None:
+    def __init__(self, book: SubscriptionRegistry) -> None:
         self._book = book
 
-    async def claim(self, entry: Entry, worker: str) -> ClaimView:
+    async def claim(self, entry: ActiveSubscription, worker: str) -> ClaimView:
         """Give the work to `worker`, if there is some and nobody has it."""
         _require(entry, SubscriptionType.PULL_WAKE)
         parse_name(worker, "worker")
@@ -45,7 +45,7 @@ class Work:
             return self._give(draft, worker)
 
     async def acknowledge(
-        self, entry: Entry, kind: SubscriptionType, token: str, said: AckRequest
+        self, entry: ActiveSubscription, kind: SubscriptionType, token: str, said: AckRequest
     ) -> AckView:
         """Note what is processed. It is a sign of life, and the end of the wake if done."""
         _require(entry, kind)
@@ -61,7 +61,7 @@ class Work:
             more = draft.finish() if said.done else False
         return AckView(more)
 
-    async def release(self, entry: Entry, token: str, said: ReleaseRequest) -> None:
+    async def release(self, entry: ActiveSubscription, token: str, said: ReleaseRequest) -> None:
         """Give the work back."""
         _require(entry, SubscriptionType.PULL_WAKE)
         async with self._book.changing(entry) as draft:
@@ -83,14 +83,14 @@ class Work:
         )
 
 
-def _require_good_owner(entry: Entry) -> None:
+def _require_good_owner(entry: ActiveSubscription) -> None:
     if entry.grant == NOBODY:
         raise WakeTokenInvalidError(
             "the access token that this subscription belongs to was revoked or has expired"
         )
 
 
-def _require(entry: Entry, kind: SubscriptionType) -> None:
+def _require(entry: ActiveSubscription, kind: SubscriptionType) -> None:
     if entry.state.config.type is not kind:
         raise InvalidError(
             f"subscription {entry.id[:80]!r} is of type {entry.state.config.type}: "

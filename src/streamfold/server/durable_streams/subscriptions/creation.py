@@ -18,13 +18,13 @@ from streamfold.server.durable_streams.subscriptions.problems import (
     SubscriptionExistsError,
     SubscriptionNotFoundError,
 )
-from streamfold.server.durable_streams.subscriptions.registry import Book
+from streamfold.server.durable_streams.subscriptions.registry import SubscriptionRegistry
 from streamfold.server.durable_streams.subscriptions.state import Config, Subscription
-from streamfold.server.durable_streams.subscriptions.subscription import Entry
+from streamfold.server.durable_streams.subscriptions.subscription import ActiveSubscription
 from streamfold.server.durable_streams.subscriptions.webhook_addresses import (
     Resolve,
     find_addresses,
-    parse_target,
+    parse_webhook_url,
 )
 from streamfold.store.catalog.locks import NamedLocks
 from streamfold.wire.durable_streams.patterns import Pattern
@@ -42,11 +42,11 @@ class Creation:
 
     def __init__(
         self,
-        book: Book,
+        book: SubscriptionRegistry,
         basin: str,
         look_up: Resolve,
         now: Callable[[], int],
-        start: Callable[[Entry], None],
+        start: Callable[[ActiveSubscription], None],
         *,
         local_webhooks: bool,
     ) -> None:
@@ -60,7 +60,7 @@ class Creation:
 
     async def create(
         self, id_: str, asked: SubscriptionRequest, base_url: str, caller: Grant
-    ) -> tuple[Entry, bool]:
+    ) -> tuple[ActiveSubscription, bool]:
         """The caller's subscription, durable, and whether this created it."""
         config, streams = configure(asked, caller), named_streams(asked, caller)
         self._require_rights(config, streams, caller)
@@ -116,14 +116,16 @@ class Creation:
     async def _check_target(self, config: Config) -> None:
         if config.url is None:
             return
-        target = parse_target(config.url, local=self._local)
+        target = parse_webhook_url(config.url, local=self._local)
         try:
             await find_addresses(target, self._look_up)
         except OSError:
             # A name that nobody knows may become known; it is judged again whenever it is used.
             return
 
-    async def _insert(self, entry: Entry, streams: Sequence[str]) -> Entry:
+    async def _insert(
+        self, entry: ActiveSubscription, streams: Sequence[str]
+    ) -> ActiveSubscription:
         async with entry.alone():
             # Known from here on, so that what is appended while streams are listed is noticed.
             self._book.add(entry)
@@ -142,7 +144,7 @@ class Creation:
                 self._start(entry)
         return entry
 
-    async def _link(self, entry: Entry, streams: Sequence[str]) -> Subscription:
+    async def _link(self, entry: ActiveSubscription, streams: Sequence[str]) -> Subscription:
         linked = self._book.streams
         state = await linked.link_explicit(entry.state, streams, entry.tails)
         if entry.pattern is not None:
@@ -150,7 +152,7 @@ class Creation:
         return state
 
 
-async def _confirm(entry: Entry, config: Config, base_url: str, prefix: str) -> bool:
+async def _confirm(entry: ActiveSubscription, config: Config, base_url: str, prefix: str) -> bool:
     """Whether it is there, as is asked for; a creation that failed may have left nothing."""
     try:
         async with entry.alone():

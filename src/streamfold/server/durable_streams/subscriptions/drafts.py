@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from streamfold.server.durable_streams.subscriptions import leases
 from streamfold.server.durable_streams.subscriptions.state import Link, Subscription
-from streamfold.server.durable_streams.subscriptions.subscription import Entry
+from streamfold.server.durable_streams.subscriptions.subscription import ActiveSubscription
 from streamfold.wire.durable_streams.offsets import format_offset
 from streamfold.wire.durable_streams.subscription_bodies import (
     LinkType,
@@ -20,7 +20,7 @@ from streamfold.wire.durable_streams.subscription_bodies import (
 class Draft:
     """The state as it is to be."""
 
-    entry: Entry
+    entry: ActiveSubscription
     state: Subscription
     #: Milliseconds since the Unix epoch.
     now: int

@@ -32,7 +32,7 @@ from streamfold.server.durable_streams.subscriptions.state import (
     Subscription,
     encode,
 )
-from streamfold.server.durable_streams.subscriptions.subscription import Entry
+from streamfold.server.durable_streams.subscriptions.subscription import ActiveSubscription
 from streamfold.store.durable_streams import StreamStatus
 from streamfold.store.store import StreamStore
 from streamfold.wire.durable_streams.patterns import Pattern
@@ -52,7 +52,7 @@ class LinkedStreams:
         #: Links of all subscriptions together, or of one owner's.
         self._count_links = count_links
 
-    async def refresh(self, entry: Entry, streams: Collection[str]) -> Subscription:
+    async def refresh(self, entry: ActiveSubscription, streams: Collection[str]) -> Subscription:
         """The entry's state with links as the streams are now; the tails are noted beside.
 
         Streams that the owner may not read are left alone: the owner may get the right back.
@@ -78,7 +78,7 @@ class LinkedStreams:
         return self._grow(entry, state, fresh) if fresh else state
 
     def _grow(
-        self, entry: Entry, state: Subscription, fresh: Mapping[str, Link | None]
+        self, entry: ActiveSubscription, state: Subscription, fresh: Mapping[str, Link | None]
     ) -> Subscription:
         """The state with new links, if there is room for them."""
         grown = _with_links(state, fresh)
@@ -105,7 +105,7 @@ class LinkedStreams:
         return self._require_room(_with_links(state, links), state)
 
     async def link_matching(
-        self, entry: Entry, state: Subscription, pattern: Pattern
+        self, entry: ActiveSubscription, state: Subscription, pattern: Pattern
     ) -> Subscription:
         """The state with all streams linked, at their tails, that are there and that it wants."""
         links: dict[str, Link | None] = {}

@@ -110,7 +110,7 @@ _KNOWN: Final[dict[type[StreamfoldError], tuple[int, str]]] = {
 }
 
 
-async def answer_refusal(request: Request, error: StreamfoldError) -> None:
+async def answer_problem(request: Request, error: StreamfoldError) -> None:
     """Answer with the protocol's error object; what it has no code for is raised again."""
     if isinstance(error, TooLargeError):
         status, code = 413, "INVALID_REQUEST"

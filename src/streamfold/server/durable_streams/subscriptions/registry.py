@@ -14,7 +14,7 @@ from streamfold.server.durable_streams.subscriptions.drafts import Draft
 from streamfold.server.durable_streams.subscriptions.links import LinkedStreams
 from streamfold.server.durable_streams.subscriptions.problems import SubscriptionNotFoundError
 from streamfold.server.durable_streams.subscriptions.state import LINKS_MAX, Subscription, decode
-from streamfold.server.durable_streams.subscriptions.subscription import Entry, kind_of
+from streamfold.server.durable_streams.subscriptions.subscription import ActiveSubscription, kind_of
 from streamfold.store.store import StreamStore
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ _SWEEP_EVERY: Final = 180
 GrantOf: TypeAlias = Callable[[str | None], Awaitable[Grant]]
 
 
-class Book:
+class SubscriptionRegistry:
     """Finds subscriptions by id and by stream."""
 
     def __init__(
@@ -48,7 +48,7 @@ class Book:
         subscriptions_max: int,
         grant_of: GrantOf,
     ) -> None:
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, ActiveSubscription] = {}
         self.streams = LinkedStreams(store, basin, self.count_links)
         self._documents = store.documents
         self._basin = basin
@@ -60,7 +60,7 @@ class Book:
         self._fresh: dict[str, None] = {}
         self._freshened = asyncio.Event()
         self._room_made = asyncio.Event()
-        self._interested: dict[str, tuple[Entry, ...]] = {}
+        self._interested: dict[str, tuple[ActiveSubscription, ...]] = {}
 
     async def load(self) -> None:
         """Take up what storage holds."""
@@ -68,20 +68,20 @@ class Book:
             state = decode(id_, content)
             self.add(self.entry(id_, state, await self._grant_of(state.owner)))
 
-    def entry(self, id_: str, state: Subscription, grant: Grant) -> Entry:
-        return Entry(self._documents, self._basin, id_, state, grant)
+    def entry(self, id_: str, state: Subscription, grant: Grant) -> ActiveSubscription:
+        return ActiveSubscription(self._documents, self._basin, id_, state, grant)
 
-    def get(self, id_: str) -> Entry:
+    def get(self, id_: str) -> ActiveSubscription:
         entry = self.entries.get(id_)
         if entry is None:
             raise SubscriptionNotFoundError(id_)
         return entry
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: ActiveSubscription) -> None:
         self.entries[entry.id] = entry
         self.forget_interests()
 
-    def drop(self, entry: Entry) -> None:
+    def drop(self, entry: ActiveSubscription) -> None:
         if self.entries.get(entry.id) is entry:
             del self.entries[entry.id]
         self.forget_interests()
@@ -112,7 +112,7 @@ class Book:
         )
 
     @asynccontextmanager
-    async def changing(self, entry: Entry) -> AsyncIterator[Draft]:
+    async def changing(self, entry: ActiveSubscription) -> AsyncIterator[Draft]:
         """A draft that looks at rights and streams as they are; written when the block ends well."""
         async with entry.alone():
             await self._look_up_rights(entry)
@@ -135,7 +135,7 @@ class Book:
             if draft.token is not None and draft.state.wake is not None:
                 entry.token = (draft.state.wake.id, draft.token)
 
-    async def _look_up_rights(self, entry: Entry) -> None:
+    async def _look_up_rights(self, entry: ActiveSubscription) -> None:
         """See what the owner's token allows now: it may be another, or worth nothing any more."""
         grant = await self._grant_of(entry.state.owner)
         if grant != entry.grant:
@@ -165,7 +165,7 @@ class Book:
         """Streams that are looked through before others get a turn."""
         return max(1, _TURN // max(1, len(self.entries)))
 
-    def _interested_in(self, stream: str) -> tuple[Entry, ...]:
+    def _interested_in(self, stream: str) -> tuple[ActiveSubscription, ...]:
         interested = self._interested.get(stream)
         if interested is None:
             if len(self._interested) >= _REMEMBERED:

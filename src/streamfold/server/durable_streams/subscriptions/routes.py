@@ -18,7 +18,7 @@ from streamfold.errors import StoreClosingError, StreamfoldError, TooLargeError
 from streamfold.model.access_tokens import Operation
 from streamfold.model.grants import NOBODY, ROOT, Grant
 from streamfold.server.durable_streams.subscriptions import leases
-from streamfold.server.durable_streams.subscriptions.claims import Work
+from streamfold.server.durable_streams.subscriptions.claims import WakeClaims
 from streamfold.server.durable_streams.subscriptions.creation import Creation
 from streamfold.server.durable_streams.subscriptions.paths import (
     parse_id,
@@ -29,18 +29,18 @@ from streamfold.server.durable_streams.subscriptions.problems import (
     NO_STORE,
     SubscriptionNotFoundError,
     WakeTokenInvalidError,
-    answer_refusal,
+    answer_problem,
 )
 from streamfold.server.durable_streams.subscriptions.registry import (
     SUBSCRIPTIONS_MAX,
-    Book,
     GrantOf,
+    SubscriptionRegistry,
 )
 from streamfold.server.durable_streams.subscriptions.runner import Runner
 from streamfold.server.durable_streams.subscriptions.signing_key import Keyring
-from streamfold.server.durable_streams.subscriptions.subscription import Entry
+from streamfold.server.durable_streams.subscriptions.subscription import ActiveSubscription
 from streamfold.server.durable_streams.subscriptions.webhook_addresses import Resolve, resolve
-from streamfold.server.durable_streams.subscriptions.webhook_client import Webhooks
+from streamfold.server.durable_streams.subscriptions.webhook_client import WebhookClient
 from streamfold.server.http.bodies import JSON
 from streamfold.server.http.request import Request
 from streamfold.store.store import StreamStore, wall_clock
@@ -58,7 +58,9 @@ from streamfold.wire.durable_streams.subscription_bodies import (
 )
 
 
-def show(entry: Entry, kid: str | None, base_url: str, *, to_root: bool) -> SubscriptionView:
+def show(
+    entry: ActiveSubscription, kid: str | None, base_url: str, *, to_root: bool
+) -> SubscriptionView:
     """What is durable of a subscription, without anything secret; `kid` if it has a webhook.
 
     Names are the owner's; root is told whose they are, and what they lack.
@@ -88,7 +90,7 @@ def show(entry: Entry, kid: str | None, base_url: str, *, to_root: bool) -> Subs
     )
 
 
-def _links(entry: Entry) -> tuple[LinkView, ...]:
+def _links(entry: ActiveSubscription) -> tuple[LinkView, ...]:
     return tuple(
         LinkView(
             entry.short_name(path),
@@ -138,21 +140,23 @@ class Subscriptions:
         subscriptions_max: int = SUBSCRIPTIONS_MAX,
         now: Callable[[], int] = wall_clock,
         look_up: Resolve = resolve,
-        webhooks: Webhooks | None = None,
+        webhooks: WebhookClient | None = None,
         random_text: Callable[[], str] = _random_text,
         chance: random.Random | None = None,
     ) -> None:
         self._public_url = public_url
         self._authorise = authorise
         self._keyring = Keyring(store.documents)
-        self._book = book = Book(store, basin, now, random_text, subscriptions_max, grant_of)
-        self._work = Work(book)
+        self._book = book = SubscriptionRegistry(
+            store, basin, now, random_text, subscriptions_max, grant_of
+        )
+        self._work = WakeClaims(book)
         self._runner = Runner(
             store,
             basin,
             book,
             self._keyring,
-            webhooks or Webhooks(),
+            webhooks or WebhookClient(),
             look_up,
             now,
             chance or random.Random(),  # noqa: S311 - spreads retries, keeps no secret
@@ -220,7 +224,7 @@ class Subscriptions:
                 allow = ", ".join(sorted((*handlers, "OPTIONS"))).encode()
                 await request.respond(405, ((b"allow", allow),))
         except StreamfoldError as error:
-            await answer_refusal(request, error)
+            await answer_problem(request, error)
 
     def _handlers(self, rest: Sequence[str]) -> dict[str, Handler]:
         """What can be done at a path, by method."""
@@ -259,13 +263,13 @@ class Subscriptions:
 
         return handle
 
-    def _owned(self, id_: str, caller: Grant) -> Entry:
+    def _owned(self, id_: str, caller: Grant) -> ActiveSubscription:
         """The subscription, if it is the caller's."""
         entry = self._book.get(id_)
         entry.require_owner(caller)
         return entry
 
-    def _proven(self, id_: str, request: Request) -> tuple[Entry, str]:
+    def _proven(self, id_: str, request: Request) -> tuple[ActiveSubscription, str]:
         """The subscription, and the token of one of its wakes that the request shows.
 
         The same refusal whether there is such a subscription or not: only who has a token of it may
@@ -345,7 +349,9 @@ class Subscriptions:
         await self._work.release(entry, token, said)
         await request.respond(204, (NO_STORE,))
 
-    async def _show(self, request: Request, entry: Entry, caller: Grant, status: int) -> None:
+    async def _show(
+        self, request: Request, entry: ActiveSubscription, caller: Grant, status: int
+    ) -> None:
         kid = (await self._keyring.key()).kid if entry.state.config.url is not None else None
         view = partial(show, entry, kid, self._base_url(request), to_root=caller is ROOT)
         # A view of ten thousand links takes long; the state that it shows never changes.
@@ -355,7 +361,7 @@ class Subscriptions:
     def _base_url(self, request: Request) -> str:
         return self._public_url(request) + CONTROL_ROOT
 
-    def _start(self, entry: Entry) -> None:
+    def _start(self, entry: ActiveSubscription) -> None:
         if self._group is not None:
             entry.task = self._group.create_task(self._runner.run(entry))
 

@@ -27,18 +27,18 @@ from streamfold.server.durable_streams.subscriptions.problems import (
     SubscriptionNotFoundError,
     WebhookUrlRejectedError,
 )
-from streamfold.server.durable_streams.subscriptions.registry import Book
+from streamfold.server.durable_streams.subscriptions.registry import SubscriptionRegistry
 from streamfold.server.durable_streams.subscriptions.signing_key import Keyring
-from streamfold.server.durable_streams.subscriptions.subscription import Entry
+from streamfold.server.durable_streams.subscriptions.subscription import ActiveSubscription
 from streamfold.server.durable_streams.subscriptions.webhook_addresses import (
     Resolve,
     find_addresses,
-    parse_target,
+    parse_webhook_url,
 )
 from streamfold.server.durable_streams.subscriptions.webhook_client import (
     Reply,
+    WebhookClient,
     WebhookError,
-    Webhooks,
 )
 from streamfold.store.durable_streams import prepared
 from streamfold.store.store import StreamStore
@@ -67,9 +67,9 @@ class Runner:
         self,
         store: StreamStore,
         basin: str,
-        book: Book,
+        book: SubscriptionRegistry,
         keyring: Keyring,
-        webhooks: Webhooks,
+        webhooks: WebhookClient,
         look_up: Resolve,
         now: Callable[[], int],
         chance: random.Random,
@@ -91,7 +91,7 @@ class Runner:
         self._own_url = own_url
         self._slots = asyncio.Semaphore(DELIVERIES_MAX)
 
-    async def run(self, entry: Entry) -> None:
+    async def run(self, entry: ActiveSubscription) -> None:
         """Do what is due, until the subscription is gone."""
         while True:
             entry.poked.clear()
@@ -110,7 +110,7 @@ class Runner:
             else:
                 await entry.wait(None if due is None else max(0, due - self._now()) / 1000)
 
-    async def _step(self, entry: Entry) -> int | None:
+    async def _step(self, entry: ActiveSubscription) -> int | None:
         """Do what is due; when to look again, ms since the Unix epoch, if nothing happens before."""
         async with self._book.changing(entry) as draft:
             _advance(draft)
@@ -132,7 +132,7 @@ class Runner:
             await self._announce(entry, wake.id)
         return self._now()
 
-    async def _announce(self, entry: Entry, wake_id: str) -> None:
+    async def _announce(self, entry: ActiveSubscription, wake_id: str) -> None:
         """Tell workers of a wake by the wake stream, if the owner may append to it."""
         async with self._book.changing(entry) as draft:
             stream, wake_stream = draft.pending, draft.state.config.wake_stream or ""
@@ -158,7 +158,7 @@ class Runner:
         async with self._book.changing(entry) as draft:
             draft.state = leases.succeed(draft.state)
 
-    async def _deliver(self, entry: Entry, wake_id: str) -> None:
+    async def _deliver(self, entry: ActiveSubscription, wake_id: str) -> None:
         """Tell a webhook's receiver of a wake, and take its answer."""
         async with self._book.changing(entry) as draft:
             untaken = _is_untaken(draft, wake_id) and draft.pending is not None
@@ -181,7 +181,7 @@ class Runner:
             elif wake.lease_until is None:
                 draft.state = leases.fail(draft.state, draft.now, self._chance.random())
 
-    async def _send(self, entry: Entry, body: bytes) -> Reply | None:
+    async def _send(self, entry: ActiveSubscription, body: bytes) -> Reply | None:
         """The receiver's answer; None if there is none. Where it may go is judged each time."""
         key = await self._keyring.key()
         headers = {
@@ -189,7 +189,7 @@ class Runner:
             SIGNATURE_HEADER: key.sign(self._now() // 1000, body),
         }
         try:
-            target = parse_target(entry.state.config.url or "", local=self._local)
+            target = parse_webhook_url(entry.state.config.url or "", local=self._local)
             addresses = await find_addresses(target, self._look_up)
             reply = await self._webhooks.post(target, addresses, headers, body)
         except (OSError, WebhookError, WebhookUrlRejectedError) as error:

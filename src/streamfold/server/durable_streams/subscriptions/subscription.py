@@ -22,7 +22,7 @@ def kind_of(basin: str) -> str:
     return f"ds-subscription/{basin}"
 
 
-class Entry:
+class ActiveSubscription:
     """`state` is what storage holds; nothing is answered, sent or done that goes beyond it."""
 
     def __init__(

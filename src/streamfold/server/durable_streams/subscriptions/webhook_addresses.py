@@ -46,7 +46,7 @@ Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class WebhookAddress:
     """A URL, taken apart and found fit by its form."""
 
     secure: bool
@@ -69,7 +69,7 @@ async def resolve(host: str, port: int) -> list[str]:
     return list(dict.fromkeys(str(place[0]) for *_, place in found))
 
 
-def parse_target(url: str, *, local: bool) -> Target:
+def parse_webhook_url(url: str, *, local: bool) -> WebhookAddress:
     """The target that a URL names: https, or with `local` also http to this very machine."""
     if not 0 < len(url) <= URL_MAX or not _URL.fullmatch(url):
         raise WebhookUrlRejectedError(
@@ -91,10 +91,10 @@ def parse_target(url: str, *, local: bool) -> Target:
             + (", or http to localhost or 127.0.0.x" if local else "")
         )
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return Target(secure, host, port or (443 if secure else 80), path, parts.netloc)
+    return WebhookAddress(secure, host, port or (443 if secure else 80), path, parts.netloc)
 
 
-async def find_addresses(target: Target, look_up: Resolve) -> Sequence[str]:
+async def find_addresses(target: WebhookAddress, look_up: Resolve) -> Sequence[str]:
     """The addresses to connect to, if every one of them may be; OSError if there are none."""
     addresses = await look_up(target.host, target.port)
     for address in addresses:

@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from streamfold.server.durable_streams.subscriptions.webhook_addresses import Target
+from streamfold.server.durable_streams.subscriptions.webhook_addresses import WebhookAddress
 
 #: Bytes of an answer's body that are of interest, and of its head.
 BODY_MAX: Final = 64 << 10
 HEAD_MAX: Final = 64 << 10
 #: Seconds for everything, from the first packet to the last.
-PATIENCE: Final = 10.0
+TIMEOUT: Final = 10.0
 #: Interim answers before the final one.
 _INTERIM_MAX: Final = 8
 
@@ -40,15 +40,19 @@ class Reply:
     body: bytes
 
 
-class Webhooks:
+class WebhookClient:
     """Sends requests; redirects are answers like others, and are not followed."""
 
-    def __init__(self, patience: float = PATIENCE, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, patience: float = TIMEOUT, tls: ssl.SSLContext | None = None) -> None:
         self._patience = patience
         self._tls = tls
 
     async def post(
-        self, target: Target, addresses: Sequence[str], headers: Mapping[str, str], body: bytes
+        self,
+        target: WebhookAddress,
+        addresses: Sequence[str],
+        headers: Mapping[str, str],
+        body: bytes,
     ) -> Reply:
         """The answer; OSError (TimeoutError among them) or WebhookError if there is none."""
         async with asyncio.timeout(self._patience):
@@ -64,7 +68,7 @@ class Webhooks:
                 writer.transport.abort()
 
     async def _connect(
-        self, target: Target, addresses: Sequence[str]
+        self, target: WebhookAddress, addresses: Sequence[str]
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         tls = await self._context() if target.secure else None
         name = target.host if target.secure else None
@@ -84,7 +88,7 @@ class Webhooks:
         return self._tls
 
 
-def _request(target: Target, headers: Mapping[str, str], body: bytes) -> bytes:
+def _request(target: WebhookAddress, headers: Mapping[str, str], body: bytes) -> bytes:
     lines = [
         f"POST {target.path} HTTP/1.1",
         f"host: {target.authority}",

@@ -42,7 +42,7 @@ class WrittenBase(NamedTuple):
     closing: Written | None = None
 
 
-class PublishedTable:
+class TableArchive:
     """What is committed, and the ways to commit more. One caller at a time."""
 
     def __init__(self, job: TableJob, loop: DriverLoop) -> None:

@@ -16,12 +16,12 @@ from pyspark.sql import DataFrame
 
 from streamfold.archive.schema.table_schema import TableSchema
 from streamfold.errors import StreamfoldError
-from streamfold.snapshotter.spark.table.archive import PublishedTable
+from streamfold.snapshotter.spark.table.archive import TableArchive
 from streamfold.snapshotter.spark.table.commit_log import CommitLog
 from streamfold.snapshotter.spark.table.events import TableEvents
 from streamfold.snapshotter.spark.table.intake import Batch
 from streamfold.snapshotter.spark.table.pipeline import FIRST, TablePipeline
-from streamfold.snapshotter.spark.table.progress import Watch
+from streamfold.snapshotter.spark.table.progress import TableProgress
 from streamfold.snapshotter.spark.table.stream import TableStream
 
 logger = logging.getLogger(__name__)
@@ -30,16 +30,16 @@ logger = logging.getLogger(__name__)
 REQUESTED = "requested"
 
 
-class Turns:
+class ArchiveUpdates:
     """The turns of one table; closed until `open` and after `close`, when batches do nothing."""
 
     def __init__(
         self,
         stream: TableStream,
         pipeline: TablePipeline,
-        published: PublishedTable,
+        published: TableArchive,
         events: TableEvents,
-        watch: Watch,
+        watch: TableProgress,
         on_failure: Callable[[], None],
     ) -> None:
         self._stream = stream

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from streamfold.archive.destinations.aws_credentials import Profiles
 from streamfold.archive.destinations.destination import Destination
-from streamfold.archive.events import EventPump, open_sink
+from streamfold.archive.events import EventDispatcher, open_sink
 from streamfold.archive.manifest.positions import SEQ_NUM
 from streamfold.snapshotter.spark.driver_loop import DriverLoop
 from streamfold.snapshotter.spark.jobs import TableJob
@@ -19,7 +19,7 @@ class TableEvents:
     def __init__(self, job: TableJob, loop: DriverLoop) -> None:
         self._job = job
         self._loop = loop
-        self._pump: EventPump | None = None
+        self._pump: EventDispatcher | None = None
         self._task: asyncio.Task[None] | None = None
 
     def start(self, destination: Destination) -> None:
@@ -30,7 +30,7 @@ class TableEvents:
                 name: open_sink(dict(raw), profiles, path=f"events.{name}")
                 for name, raw in self._job.events.items()
             }
-            self._pump = EventPump(destination, sinks, order=SEQ_NUM)
+            self._pump = EventDispatcher(destination, sinks, order=SEQ_NUM)
         if self._pump is not None and self._task is None:
             self._task = self._loop.start(self._pump.run(), "events")
 

@@ -19,11 +19,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from streamfold.archive.errors import ChainGapError
 from streamfold.archive.schema.table_schema import TableSchema
-from streamfold.snapshotter.pipeline.transactions import Waiting
+from streamfold.snapshotter.pipeline.transactions import TransactionWait
 from streamfold.snapshotter.spark.jobs import TableJob
 from streamfold.snapshotter.spark.table.stream import TableStream
 from streamfold.snapshotter.spark.tasks.decode import DecodeReport, DecodeStep, decode
-from streamfold.snapshotter.spark.tasks.results import PARCELS, REPORT, raise_failures
+from streamfold.snapshotter.spark.tasks.results import REPORT, TASK_RESULTS, raise_task_errors
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
+class CompleteRecords:
     """Records that may go into the archive: parcels of their changes, and the columns they need."""
 
     batch: Batch
@@ -77,7 +77,7 @@ class Arrived:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class ArchiveState:
     """What the archive says before the records are read."""
 
     schema: TableSchema | None
@@ -86,7 +86,7 @@ class Known:
     head: int | None
 
 
-class Arrivals:
+class TableIntake:
     """The records of one table, in their order; whoever calls holds the table's lock."""
 
     def __init__(
@@ -95,7 +95,7 @@ class Arrivals:
         self._job = job
         self._stream = TableStream(spark, job)
         self._clock = clock
-        self._waiting = Waiting(job.transactions)
+        self._waiting = TransactionWait(job.transactions)
         #: The last record that was looked at: it may be held back, or have no change.
         self.seen: int | None = None
 
@@ -110,7 +110,7 @@ class Arrivals:
         self._waiting.forget()
 
     @contextmanager
-    def take(self, records: DataFrame, known: Known) -> Iterator[Arrived | None]:
+    def take(self, records: DataFrame, known: ArchiveState) -> Iterator[CompleteRecords | None]:
         """Give what may go into the archive, as long as the block runs; None if all of it is there."""
         step = self._step(records, known)
         with _decoded(records, step) as decoded:
@@ -123,11 +123,11 @@ class Arrivals:
             edge, cut = self._edge(reports)
             self.seen = reports[-1].last
             if held_from is None or not held_from < min(first, edge):
-                yield _arrived(decoded, reports, edge, step, cut)
+                yield _complete_records(decoded, reports, edge, step, cut)
                 return
             with _decoded(self._stream.records(held_from, first), step) as held:
                 both = [*_reports(held), *reports]
-                yield _arrived(held.union(decoded), both, edge, step, cut)
+                yield _complete_records(held.union(decoded), both, edge, step, cut)
 
     def is_held_enough(self) -> bool:
         """Whether what is held has to go without what comes after it."""
@@ -136,7 +136,7 @@ class Arrivals:
         return self._waiting.is_complete(now) or self._waiting.is_cut(last, now)
 
     @contextmanager
-    def release(self, known: Known) -> Iterator[Arrived | None]:
+    def release(self, known: ArchiveState) -> Iterator[CompleteRecords | None]:
         """Give what is held though no end of it has come; None if nothing is."""
         if self.held_from is None or self.seen is None:
             yield None
@@ -149,7 +149,7 @@ class Arrivals:
         self._waiting.forget()
         step = self._step(records, known)
         with _decoded(records, step) as decoded:
-            yield _arrived(decoded, _reports(decoded), edge, step, cut)
+            yield _complete_records(decoded, _reports(decoded), edge, step, cut)
 
     def _edge(self, reports: Sequence[DecodeReport]) -> tuple[int, bool]:
         """The first record that has to wait, or the next one; and whether a transaction is cut."""
@@ -171,7 +171,7 @@ class Arrivals:
                 self._job.table, held.id, held.since, last,
             )  # fmt: skip
 
-    def _step(self, records: DataFrame, known: Known) -> DecodeStep:
+    def _step(self, records: DataFrame, known: ArchiveState) -> DecodeStep:
         return DecodeStep(
             decoder=self._job.decoder,
             schema=self._schema(records, known.schema),
@@ -208,7 +208,7 @@ class Arrivals:
 @contextmanager
 def _decoded(records: DataFrame, step: DecodeStep) -> Iterator[DataFrame]:
     """Parcels and reports, kept as long as the block runs."""
-    decoded = records.select(*_COLUMNS).mapInArrow(partial(decode, step=step), PARCELS)
+    decoded = records.select(*_COLUMNS).mapInArrow(partial(decode, step=step), TASK_RESULTS)
     decoded.persist(StorageLevel.MEMORY_AND_DISK)
     try:
         yield decoded
@@ -218,19 +218,19 @@ def _decoded(records: DataFrame, step: DecodeStep) -> Iterator[DataFrame]:
 
 def _reports(decoded: DataFrame) -> list[DecodeReport]:
     rows = decoded.where(f"bucket <= {REPORT}").collect()
-    raise_failures(rows)
+    raise_task_errors(rows)
     reports = [msgspec.json.decode(bytes(row.payload), type=DecodeReport) for row in rows]
     return sorted(reports, key=lambda report: report.first)
 
 
-def _arrived(
+def _complete_records(
     decoded: DataFrame, reports: Sequence[DecodeReport], edge: int, step: DecodeStep, cut: bool
-) -> Arrived:
+) -> CompleteRecords:
     """What is before the edge: runs end there, so whole reports and parcels are in or out."""
     taken = [report for report in reports if report.first < edge]
     batch = replace(Batch.of(taken, reports[-1]), cut=cut)
     parcels = decoded.where(f"bucket >= 0 AND seq_num < {edge}")
-    return Arrived(batch, parcels, _merged(step.schema, taken))
+    return CompleteRecords(batch, parcels, _merged(step.schema, taken))
 
 
 def _merged(known: TableSchema, reports: Sequence[DecodeReport]) -> TableSchema:

@@ -21,12 +21,17 @@ from pyspark.sql import DataFrame, SparkSession
 from streamfold.archive.manifest.model import Manifest
 from streamfold.archive.write.thresholds import Action, Decision, Pending, chain_state, decide
 from streamfold.snapshotter.spark.jobs import TableJob
-from streamfold.snapshotter.spark.table.archive import PublishedTable, Written, WrittenBase
-from streamfold.snapshotter.spark.table.intake import Arrivals, Arrived, Batch, Known
+from streamfold.snapshotter.spark.table.archive import TableArchive, Written, WrittenBase
+from streamfold.snapshotter.spark.table.intake import (
+    ArchiveState,
+    Batch,
+    CompleteRecords,
+    TableIntake,
+)
 from streamfold.snapshotter.spark.tasks.fold import FoldStep, fold, written_parts
 from streamfold.snapshotter.spark.tasks.layers import Layer, Stack
-from streamfold.snapshotter.spark.tasks.net import SettleStep, empty_parcel, settle
-from streamfold.snapshotter.spark.tasks.results import PARCELS, raise_failures
+from streamfold.snapshotter.spark.tasks.net import NetStep, empty_result, write_net_changes
+from streamfold.snapshotter.spark.tasks.results import TASK_RESULTS, raise_task_errors
 from streamfold.spark.buckets import bucket_count
 
 #: Reason of the base that begins an archive.
@@ -63,14 +68,14 @@ class TablePipeline:
         self,
         spark: SparkSession,
         job: TableJob,
-        published: PublishedTable,
+        published: TableArchive,
         now: Callable[[], datetime] = _now,
     ) -> None:
         self._spark = spark
         self._job = job
         self._published = published
         self._now = now
-        self._arrivals = Arrivals(spark, job)
+        self._arrivals = TableIntake(spark, job)
         self._uncommitted: Uncommitted | None = None
 
     @property
@@ -178,11 +183,11 @@ class TablePipeline:
         """Have the jobs of this thread share the cores with other tables, where Spark is fair."""
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", self._job.table)
 
-    def _known(self) -> Known:
+    def _known(self) -> ArchiveState:
         published = self._published
-        return Known(published.schema, self._stack().buckets, published.head)
+        return ArchiveState(published.schema, self._stack().buckets, published.head)
 
-    def _write(self, arrived: Arrived | None, force: str | None) -> Batch | None:
+    def _write(self, arrived: CompleteRecords | None, force: str | None) -> Batch | None:
         if arrived is None:
             return None
         batch, schema = arrived.batch, arrived.schema
@@ -198,7 +203,7 @@ class TablePipeline:
     def _write_first(self, parcels: DataFrame, batch: Batch) -> None:
         count = bucket_count(batch.size_bytes, self._job.buckets or 1, self._job.bucket_bytes)
         plan = self._published.writer.plan_base(str(batch.last))
-        step = SettleStep(plan, self._job.places, batch.truncated_at, None)
+        step = NetStep(plan, self._job.places, batch.truncated_at, None)
         parts = self._settle(parcels, step, count, range(count), batch)
         self._commit(Uncommitted(WrittenBase(plan, parts, FIRST), batch))
 
@@ -207,25 +212,25 @@ class TablePipeline:
         assert manifest is not None  # noqa: S101 - the first base is there
         stack = self._stack()
         plan = self._published.writer.plan_diff(manifest.head_position, str(batch.last))
-        step = SettleStep(plan, self._job.places, batch.truncated_at, stack)
+        step = NetStep(plan, self._job.places, batch.truncated_at, stack)
         needed = range(1) if batch.truncated_at >= 0 else range(0)
         parts = self._settle(parcels, step, stack.buckets, needed, batch)
         self._commit(Uncommitted(Written(plan, parts, batch.records), batch, force))
 
     def _settle(
-        self, parcels: DataFrame, step: SettleStep, count: int, needed: range, batch: Batch
+        self, parcels: DataFrame, step: NetStep, count: int, needed: range, batch: Batch
     ) -> list[Any]:
         """Parts of all buckets that have changes, and of those that are needed anyway."""
         parcels = parcels.selectExpr(f"bucket % {count} AS bucket", "seq_num", "payload")
         if needed:
-            empty = [empty_parcel(bucket) for bucket in needed]
-            parcels = parcels.union(parcels.sparkSession.createDataFrame(empty, PARCELS))
+            empty = [empty_result(bucket) for bucket in needed]
+            parcels = parcels.union(parcels.sparkSession.createDataFrame(empty, TASK_RESULTS))
         tasks = max(1, min(count, batch.changes // TASK_CHANGES + 1))
         # One task needs no exchange by bucket; more of them get whole buckets each.
         spread = parcels.coalesce(1) if tasks == 1 else parcels.repartition(tasks, "bucket")
         ordered = spread.sortWithinPartitions("bucket", "seq_num")
-        rows = ordered.mapInArrow(partial(settle, step=step), PARCELS).collect()
-        raise_failures(rows)
+        rows = ordered.mapInArrow(partial(write_net_changes, step=step), TASK_RESULTS).collect()
+        raise_task_errors(rows)
         return written_parts(rows)
 
     def _fold(self, step: FoldStep) -> list[Any]:
@@ -233,8 +238,8 @@ class TablePipeline:
         if not count:
             return []
         ids = self._spark.range(0, count, 1, count)
-        rows = ids.mapInArrow(partial(fold, step=step), PARCELS).collect()
-        raise_failures(rows)
+        rows = ids.mapInArrow(partial(fold, step=step), TASK_RESULTS).collect()
+        raise_task_errors(rows)
         return written_parts(rows)
 
     def _decide(self, manifest: Manifest, pending: Pending) -> Decision:

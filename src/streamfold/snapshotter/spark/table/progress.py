@@ -22,7 +22,7 @@ from streamfold.snapshotter.status.table_status import (
 )
 
 
-class Watch:
+class TableProgress:
     """The numbers of one table."""
 
     def __init__(

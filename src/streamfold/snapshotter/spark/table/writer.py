@@ -25,14 +25,18 @@ from pyspark.sql.streaming import StreamingQuery
 from streamfold.archive.events import Backoff
 from streamfold.errors import ConflictError, StreamfoldError, WriterFencedError
 from streamfold.snapshotter.spark.driver_loop import DriverLoop
-from streamfold.snapshotter.spark.errors_from_spark import ServerUnreachableError, may_pass, told_by
+from streamfold.snapshotter.spark.errors_from_spark import (
+    ServerUnreachableError,
+    error_from_spark,
+    is_retryable,
+)
 from streamfold.snapshotter.spark.jobs import TableJob
 from streamfold.snapshotter.spark.snapshot_requests import Request, SnapshotRequests
-from streamfold.snapshotter.spark.table.archive import PublishedTable
-from streamfold.snapshotter.spark.table.archive_updates import Turns
+from streamfold.snapshotter.spark.table.archive import TableArchive
+from streamfold.snapshotter.spark.table.archive_updates import ArchiveUpdates
 from streamfold.snapshotter.spark.table.events import TableEvents
 from streamfold.snapshotter.spark.table.pipeline import TablePipeline
-from streamfold.snapshotter.spark.table.progress import Watch
+from streamfold.snapshotter.spark.table.progress import TableProgress
 from streamfold.snapshotter.spark.table.stream import StreamEdges, TableStream
 from streamfold.snapshotter.status.table_status import State, TableStatus
 from streamfold.spark.errors import EndpointUnavailableError
@@ -72,9 +76,9 @@ class TableWriter:
         self._starting = starting or threading.Lock()
         #: Of the query, by which the listener knows the table; a session may hold two writers of it.
         self.name = f"snapshotter {job.table} {uuid4().hex[:8]}"
-        self._published = PublishedTable(job, loop)
+        self._published = TableArchive(job, loop)
         self._events = TableEvents(job, loop)
-        self._watch = Watch(job.table, job.stream, job.destinations, now)
+        self._watch = TableProgress(job.table, job.stream, job.destinations, now)
         self._now = now
         self._woken = threading.Event()
         self._scratch = scratch
@@ -109,7 +113,9 @@ class TableWriter:
     def start(self, spark: SparkSession) -> None:
         stream = TableStream(spark, self.job)
         pipeline = TablePipeline(spark, self.job, self._published, self._now)
-        turns = Turns(stream, pipeline, self._published, self._events, self._watch, self._woken.set)
+        turns = ArchiveUpdates(
+            stream, pipeline, self._published, self._events, self._watch, self._woken.set
+        )
         with self._beginning:
             self._thread = threading.Thread(
                 target=self._live, args=(turns, stream), name=self.name, daemon=True
@@ -142,7 +148,7 @@ class TableWriter:
         self._woken.set()
         return request
 
-    def _live(self, turns: Turns, stream: TableStream) -> None:
+    def _live(self, turns: ArchiveUpdates, stream: TableStream) -> None:
         failures = 0
         while not self._stopping.is_set():
             try:
@@ -159,7 +165,7 @@ class TableWriter:
         self._requests.close(self._refusal())
         self._events.stop()
 
-    def _run(self, turns: Turns, stream: TableStream) -> None:
+    def _run(self, turns: ArchiveUpdates, stream: TableStream) -> None:
         """Open the archive and follow the stream, until asked to stop; raises what went wrong."""
         start = turns.open()
         self._events.start(self._published.primary)
@@ -174,7 +180,7 @@ class TableWriter:
             shutil.rmtree(checkpoint, ignore_errors=True)
 
     def _follow(
-        self, turns: Turns, stream: TableStream, start: int, checkpoint: Path
+        self, turns: ArchiveUpdates, stream: TableStream, start: int, checkpoint: Path
     ) -> StreamingQuery:
         """Start the query; Spark gives its process seconds to appear, so tables start in turn."""
         with self._starting:
@@ -197,7 +203,7 @@ class TableWriter:
             # It ends when its server answers or is given up; by then its batches do nothing.
             logger.debug("table %s: the query has not ended in time: %s", self.job.table, error)
 
-    def _look_after(self, turns: Turns, query: StreamingQuery) -> None:
+    def _look_after(self, turns: ArchiveUpdates, query: StreamingQuery) -> None:
         while not self._stopping.is_set():
             self._woken.wait(_LOOK)
             self._woken.clear()
@@ -209,7 +215,7 @@ class TableWriter:
             turns.release_if_due()
             turns.rebase_if_due()
 
-    def _serve_requests(self, turns: Turns) -> None:
+    def _serve_requests(self, turns: ArchiveUpdates) -> None:
         if not self._requests.begin():
             return
         try:
@@ -223,7 +229,7 @@ class TableWriter:
         else:
             self._requests.give_up()
 
-    def _finish(self, turns: Turns) -> None:
+    def _finish(self, turns: ArchiveUpdates) -> None:
         """The last diff; what cannot be written now stays in the stream for the next run."""
         try:
             turns.flush()
@@ -236,7 +242,7 @@ class TableWriter:
 
     def _understood(self, raised: Exception) -> StreamfoldError:
         """What went wrong, in the words of the configuration."""
-        error = told_by(raised)
+        error = error_from_spark(raised)
         if isinstance(error, EndpointUnavailableError):
             cause = getattr(error, "cause", "it did not answer")
             return ServerUnreachableError(self.job.source["endpoint"], cause)
@@ -244,7 +250,7 @@ class TableWriter:
 
     def _goes_on(self, error: StreamfoldError) -> bool:
         """Record a failure; whether another try may help."""
-        if may_pass(error):
+        if is_retryable(error):
             self._note(error, State.RETRYING)
             return True
         fenced = isinstance(error, WriterFencedError)

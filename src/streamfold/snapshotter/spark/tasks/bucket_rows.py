@@ -14,7 +14,7 @@ from streamfold.archive.manifest.model import Part
 from streamfold.archive.read.folding import KeyIndex
 from streamfold.archive.schema.table_schema import TableSchema
 from streamfold.snapshotter.spark.tasks.layers import Layer, Stack
-from streamfold.snapshotter.spark.tasks.open_files import OpenedFiles
+from streamfold.snapshotter.spark.tasks.open_files import OpenFiles
 from streamfold.snapshotter.spark.tasks.runs import Mask, Run, base_runs, diff_runs
 from streamfold.spark.buckets import bucket_numbers
 
@@ -43,11 +43,11 @@ class SeenKeys:
     def _look(self, runs: Sequence[Run]) -> tuple[pa.Table, Mask]:
         keys = pa.concat_tables([self._keys, *(pa.Table.from_batches([run.keys]) for run in runs)])
         fresh = np.zeros(len(keys), np.bool_)
-        fresh[first_places(keys.columns)] = True
+        fresh[first_indices(keys.columns)] = True
         return keys, fresh
 
 
-def first_places(columns: Sequence[pa.ChunkedArray]) -> Numbers:
+def first_indices(columns: Sequence[pa.ChunkedArray]) -> Numbers:
     """Where each key comes first, in no order."""
     if not len(columns[0]):
         return np.zeros(0, np.int64)
@@ -87,7 +87,7 @@ class BucketRows:
     stack: Stack
     bucket: int
     schema: TableSchema
-    files: OpenedFiles
+    files: OpenFiles
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         seen = SeenKeys(self.schema.select(self.schema.key_fields))

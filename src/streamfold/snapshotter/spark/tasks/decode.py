@@ -14,7 +14,7 @@ from streamfold.archive.schema.table_schema import TableSchema
 from streamfold.snapshotter.decoding.decoder import ChangeDecoder, Decoded
 from streamfold.snapshotter.pipeline.transactions import CLOSED, SILENT, Tail
 from streamfold.snapshotter.spark.dead_letters import DeadLetters
-from streamfold.snapshotter.spark.tasks.results import REPORT, Batches, Parcel, pack, task
+from streamfold.snapshotter.spark.tasks.results import REPORT, Batches, TaskResult, pack, task
 from streamfold.spark.buckets import bucket_numbers
 
 
@@ -60,7 +60,7 @@ class DecodeStep:
 
 
 @task
-def decode(batches: Batches, step: DecodeStep) -> Iterator[Parcel]:
+def decode(batches: Batches, step: DecodeStep) -> Iterator[TaskResult]:
     """Yield a report for each run of records, and its changes by bucket.
 
     Parcels bear the first record of their run, so those of an open transaction can be left out.
@@ -71,7 +71,7 @@ def decode(batches: Batches, step: DecodeStep) -> Iterator[Parcel]:
             yield from _decode(fresh, step)
 
 
-def _decode(records: pa.RecordBatch, step: DecodeStep) -> Iterator[Parcel]:
+def _decode(records: pa.RecordBatch, step: DecodeStep) -> Iterator[TaskResult]:
     decoded = step.decoder.decode(records, step.schema)
     letters = decoded.dead_letters.filter(
         pc.greater(decoded.dead_letters["seq_num"], step.lettered)
@@ -81,10 +81,10 @@ def _decode(records: pa.RecordBatch, step: DecodeStep) -> Iterator[Parcel]:
     for run, found in _runs(records, decoded):
         changes, truncated_at = _after_truncate(found.changes)
         report = _report(run, found, changes, truncated_at)
-        yield Parcel(REPORT, report.first, msgspec.json.encode(report))
+        yield TaskResult(REPORT, report.first, msgspec.json.encode(report))
         if found.schema is not None:
             for bucket, part in _by_bucket(changes, found.schema, step.buckets):
-                yield Parcel(bucket, report.first, pack(part))
+                yield TaskResult(bucket, report.first, pack(part))
 
 
 def _runs(records: pa.RecordBatch, decoded: Decoded) -> Iterator[tuple[pa.RecordBatch, Decoded]]:

@@ -17,11 +17,11 @@ from streamfold.archive.manifest.model import Part
 from streamfold.archive.read.part_files import PartFiles
 from streamfold.archive.schema.table_schema import TableSchema
 from streamfold.archive.write.parts import PartPlan, WrittenPart, write_part
-from streamfold.snapshotter.spark.destinations import Place, open_mirrors
+from streamfold.snapshotter.spark.destinations import DestinationSpec, open_mirrors
 from streamfold.snapshotter.spark.tasks.bucket_rows import BucketRows
 from streamfold.snapshotter.spark.tasks.layers import Stack
-from streamfold.snapshotter.spark.tasks.open_files import OpenedFiles
-from streamfold.snapshotter.spark.tasks.results import Batches, Parcel, task
+from streamfold.snapshotter.spark.tasks.open_files import OpenFiles
+from streamfold.snapshotter.spark.tasks.results import Batches, TaskResult, task
 from streamfold.spark.buckets import BUCKETING, SPLITMIX64, bucket_numbers
 
 
@@ -31,7 +31,7 @@ class FoldStep:
 
     stack: Stack
     plan: PartPlan
-    places: tuple[Place, ...]
+    places: tuple[DestinationSpec, ...]
     #: The buckets to fold, of the stack's count; each task gets places in this list.
     buckets: tuple[int, ...]
     #: Of the new base: the stack's count or a multiple of it.
@@ -43,23 +43,23 @@ class FoldStep:
 
 
 @task
-def fold(batches: Batches, step: FoldStep) -> Iterator[Parcel]:
+def fold(batches: Batches, step: FoldStep) -> Iterator[TaskResult]:
     """Yield a report for every part that was written; `id` of a row is a place in `step.buckets`."""
     for batch in batches:
         for place in batch.column("id").to_pylist():
             yield from asyncio.run(_fold_bucket(step, step.buckets[place]))
 
 
-async def _fold_bucket(step: FoldStep, bucket: int) -> list[Parcel]:
+async def _fold_bucket(step: FoldStep, bucket: int) -> list[TaskResult]:
     mirrors = open_mirrors(step.places)
     schema, plan = step.plan.schema, own_attempt(step.plan)
     found = []
     for target in step.targets(bucket):
-        async with OpenedFiles(PartFiles(mirrors.primary)) as files:
+        async with OpenFiles(PartFiles(mirrors.primary)) as files:
             rows = BucketRows(step.stack, bucket, schema, files)
             own = _of_bucket(rows, schema, target, step)
             written = await write_part(plan, own, mirrors, bucket=target)
-        found.append(part_parcel(target, written))
+        found.append(part_result(target, written))
     # Tasks of several tables share a worker, so what one of them is done with goes back.
     pa.default_memory_pool().release_unused()
     return found
@@ -89,11 +89,11 @@ def own_attempt(plan: PartPlan) -> PartPlan:
     return replace(plan, attempt=f"{plan.attempt}t{number}")
 
 
-def part_parcel(bucket: int, written: WrittenPart) -> Parcel:
+def part_result(bucket: int, written: WrittenPart) -> TaskResult:
     """What a task tells of a part."""
     rows = next(iter(written.files.values())).rows or 0
     files = {name: _marked(part) for name, part in written.files.items()}
-    return Parcel(bucket, rows, msgspec.json.encode(replace(written, files=files)))
+    return TaskResult(bucket, rows, msgspec.json.encode(replace(written, files=files)))
 
 
 def _marked(part: Part) -> Part:
@@ -101,7 +101,7 @@ def _marked(part: Part) -> Part:
     return msgspec.structs.replace(part, extra={**part.extra, BUCKETING: SPLITMIX64})
 
 
-def written_parts(rows: Sequence[Parcel]) -> list[WrittenPart]:
+def written_parts(rows: Sequence[TaskResult]) -> list[WrittenPart]:
     """The parts that tasks told of, in the order of their buckets."""
     ordered = sorted(rows, key=lambda row: row.bucket)
     return [msgspec.json.decode(row.payload, type=WrittenPart) for row in ordered]

@@ -23,12 +23,18 @@ from streamfold.archive.write.parts import PartPlan, WrittenPart, write_part
 from streamfold.blob.local.files import finish
 from streamfold.snapshotter.decoding.decoder import decoded_schema
 from streamfold.snapshotter.pipeline.net_changes import net_changes
-from streamfold.snapshotter.spark.destinations import Place, open_mirrors
+from streamfold.snapshotter.spark.destinations import DestinationSpec, open_mirrors
 from streamfold.snapshotter.spark.tasks.bucket_rows import BucketRows
-from streamfold.snapshotter.spark.tasks.fold import own_attempt, part_parcel
+from streamfold.snapshotter.spark.tasks.fold import own_attempt, part_result
 from streamfold.snapshotter.spark.tasks.layers import Stack
-from streamfold.snapshotter.spark.tasks.open_files import OpenedFiles
-from streamfold.snapshotter.spark.tasks.results import Batches, Parcel, parcels_of, task, unpack
+from streamfold.snapshotter.spark.tasks.open_files import OpenFiles
+from streamfold.snapshotter.spark.tasks.results import (
+    Batches,
+    TaskResult,
+    task,
+    task_results,
+    unpack,
+)
 from streamfold.snapshotter.spark.tasks.unsent_columns import fill_unsent, has_unsent
 from streamfold.spark.buckets import TRUNCATES
 
@@ -37,12 +43,12 @@ TRUNCATE_BUCKET = 0
 
 
 @dataclass(frozen=True, slots=True)
-class SettleStep:
+class NetStep:
     """What every task of the step needs; pickled with it."""
 
     #: Of a diff, or of a first base: then the rows that the changes leave are written.
     plan: PartPlan
-    places: tuple[Place, ...]
+    places: tuple[DestinationSpec, ...]
     #: The last record that empties the table, -1 for none: what is before it does not matter.
     truncated_at: int
     #: The table before these changes, None when there is none.
@@ -53,20 +59,20 @@ class SettleStep:
         return self.plan.schema
 
 
-def empty_parcel(bucket: int) -> Parcel:
+def empty_result(bucket: int) -> TaskResult:
     """A parcel that brings nothing but a part of its bucket into being."""
-    return Parcel(bucket, -1, b"")
+    return TaskResult(bucket, -1, b"")
 
 
 @task
-def settle(batches: Batches, step: SettleStep) -> Iterator[Parcel]:
+def write_net_changes(batches: Batches, step: NetStep) -> Iterator[TaskResult]:
     """Yield a report for the part of each bucket; parcels come sorted by bucket and seq_num."""
-    for bucket, parcels in groupby(parcels_of(batches), key=lambda parcel: parcel.bucket):
+    for bucket, parcels in groupby(task_results(batches), key=lambda parcel: parcel.bucket):
         changes = [unpack(parcel.payload) for parcel in parcels if len(parcel.payload)]
-        yield part_parcel(bucket, asyncio.run(_settle_bucket(step, bucket, changes)))
+        yield part_result(bucket, asyncio.run(_settle_bucket(step, bucket, changes)))
 
 
-async def _settle_bucket(step: SettleStep, bucket: int, runs: list[pa.Table]) -> WrittenPart:
+async def _settle_bucket(step: NetStep, bucket: int, runs: list[pa.Table]) -> WrittenPart:
     mirrors = open_mirrors(step.places)
     net = _net(step, bucket, runs)
     if step.stack is not None and has_unsent(net):
@@ -77,7 +83,7 @@ async def _settle_bucket(step: SettleStep, bucket: int, runs: list[pa.Table]) ->
     return written if plan.is_base or step.truncated_at < 0 else _marked(written)
 
 
-def _net(step: SettleStep, bucket: int, runs: list[pa.Table]) -> pa.Table:
+def _net(step: NetStep, bucket: int, runs: list[pa.Table]) -> pa.Table:
     if step.truncated_at < 0:
         return net_changes(runs, step.schema)
     kept = [run.filter(pc.greater(run["seq_num"], step.truncated_at)) for run in runs]
@@ -85,16 +91,16 @@ def _net(step: SettleStep, bucket: int, runs: list[pa.Table]) -> pa.Table:
     return net if bucket == TRUNCATE_BUCKET else net.slice(1)
 
 
-def _truncate(step: SettleStep) -> pa.Table:
+def _truncate(step: NetStep) -> pa.Table:
     row = {"seq_num": step.truncated_at, "op": "truncate", "unchanged": []}
     return pa.Table.from_pylist([row], schema=decoded_schema(step.schema))
 
 
-async def _fill(step: SettleStep, bucket: int, net: pa.Table, mirrors: Mirrors) -> pa.Table:
+async def _fill(step: NetStep, bucket: int, net: pa.Table, mirrors: Mirrors) -> pa.Table:
     stack = step.stack
     if stack is None or step.truncated_at >= 0:
         return net
-    async with OpenedFiles(PartFiles(mirrors.primary)) as files:
+    async with OpenFiles(PartFiles(mirrors.primary)) as files:
         rows = BucketRows(stack, bucket, step.schema, files)
         return await finish(asyncio.to_thread(fill_unsent, net, rows, step.schema))
 

@@ -13,7 +13,7 @@ from streamfold.archive.manifest.model import Part
 from streamfold.archive.read.part_files import PartFiles
 
 
-class OpenedFiles:
+class OpenFiles:
     """Some files at a time, whole and unchanged; entered on the loop, used in a thread of it.
 
     What is open at the end is closed by the loop, however the thread ended.
@@ -23,7 +23,7 @@ class OpenedFiles:
         self._files = files
         self._held = AsyncExitStack()
 
-    async def __aenter__(self) -> OpenedFiles:
+    async def __aenter__(self) -> OpenFiles:
         self._loop = asyncio.get_running_loop()
         return self
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from streamfold.errors import StreamfoldError
 
 #: Of a data frame of parcels.
-PARCELS = "bucket int, seq_num long, payload binary"
+TASK_RESULTS = "bucket int, seq_num long, payload binary"
 _ARROW = pa.schema([("bucket", pa.int32()), ("seq_num", pa.int64()), ("payload", pa.binary())])
 
 #: Buckets that are none: what a task tells the driver, and an error that ended it.
@@ -25,7 +25,7 @@ REPORT, FAILURE = -1, -2
 Batches: TypeAlias = Iterable[pa.RecordBatch]
 
 
-class Parcel(NamedTuple):
+class TaskResult(NamedTuple):
     """One row: changes of a bucket, or a report."""
 
     bucket: int
@@ -48,15 +48,15 @@ def unpack(payload: Any) -> pa.Table:
     return pa.ipc.open_stream(pa.py_buffer(payload)).read_all()
 
 
-def parcels_of(batches: Batches) -> Iterator[Parcel]:
+def task_results(batches: Batches) -> Iterator[TaskResult]:
     """The rows that Spark hands to a task."""
     for batch in batches:
         columns = (batch.column(name) for name in ("bucket", "seq_num", "payload"))
         for bucket, seq_num, payload in zip(*columns, strict=True):
-            yield Parcel(bucket.as_py(), seq_num.as_py(), payload.as_buffer())
+            yield TaskResult(bucket.as_py(), seq_num.as_py(), payload.as_buffer())
 
 
-def task(work: Callable[..., Iterator[Parcel]]) -> Callable[..., Iterator[pa.RecordBatch]]:
+def task(work: Callable[..., Iterator[TaskResult]]) -> Callable[..., Iterator[pa.RecordBatch]]:
     """Make `work` a function for `mapInArrow`; an error of ours becomes a parcel, kept whole.
 
     Spark would make text of it, and try again what cannot succeed.
@@ -68,12 +68,12 @@ def task(work: Callable[..., Iterator[Parcel]]) -> Callable[..., Iterator[pa.Rec
             for parcel in work(batches, **given):
                 yield _row(parcel)
         except StreamfoldError as error:
-            yield _row(Parcel(FAILURE, 0, pickle.dumps(_told(error))))
+            yield _row(TaskResult(FAILURE, 0, pickle.dumps(_error_text(error))))
 
     return run
 
 
-def raise_failures(rows: Iterable[Any]) -> None:
+def raise_task_errors(rows: Iterable[Any]) -> None:
     """Raise the first error that a task ended with."""
     for row in rows:
         if row.bucket == FAILURE:
@@ -81,14 +81,14 @@ def raise_failures(rows: Iterable[Any]) -> None:
             raise _rebuilt(kind, fields)
 
 
-def _row(parcel: Parcel) -> pa.RecordBatch:
+def _row(parcel: TaskResult) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
         [pa.array([value], kind) for value, kind in zip(parcel, _ARROW.types, strict=True)],
         schema=_ARROW,
     )
 
 
-def _told(error: StreamfoldError) -> tuple[type[StreamfoldError], dict[str, Any]]:
+def _error_text(error: StreamfoldError) -> tuple[type[StreamfoldError], dict[str, Any]]:
     # Errors have constructors of their own, so they do not pickle by themselves.
     return type(error), dict(error.__dict__)
 

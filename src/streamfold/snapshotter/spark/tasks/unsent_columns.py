@@ -28,7 +28,7 @@ def fill_unsent(net: pa.Table, state: Iterable[pa.RecordBatch], schema: TableSch
     keys = pa.Table.from_struct_array(net["key"].chunk(0).take(pa.array(lacking)))
     known = _known_rows(keys, state, schema)
     places = np.full(len(net), -1, np.int64)
-    places[lacking] = _places(keys, known, schema.key_fields)
+    places[lacking] = _row_indices(keys, known, schema.key_fields)
     columns = [
         _filled(child, field.name, lists, places, known)
         for field, child in zip(after.type, after.flatten(), strict=True)
@@ -48,7 +48,7 @@ def _known_rows(keys: pa.Table, state: Iterable[pa.RecordBatch], schema: TableSc
     return pa.concat_tables(found).combine_chunks()
 
 
-def _places(keys: pa.Table, known: pa.Table, key_fields: Sequence[str]) -> Numbers:
+def _row_indices(keys: pa.Table, known: pa.Table, key_fields: Sequence[str]) -> Numbers:
     """Where in `known` the row of each key is; -1 where it is not."""
     both = [
         pa.chunked_array([*known[name].chunks, *keys[name].chunks], keys[name].type)
