@@ -53,16 +53,16 @@ def table_job(folder: Path) -> Any:
     from streamfold.snapshotter.decoding import EnvelopeDecoder
     from streamfold.snapshotter.spark import DeadLetterFolder, DestinationSpec, TableJob
 
-    place, form = DestinationSpec(folder.as_uri()), format_of("parquet")
+    spec, form = DestinationSpec(folder.as_uri()), format_of("parquet")
     return TableJob(
         table=TABLE,
         stream=TABLE,
         source={},
         decoder=EnvelopeDecoder(SCHEMA.key_fields),
-        places=(place,),
+        destination_specs=(spec,),
         formats=(form,),
         diff_formats=(form,),
-        dead_letters=DeadLetterFolder(place, TABLE, TABLE),
+        dead_letters=DeadLetterFolder(spec, TABLE, TABLE),
         writer_id="bench",
         schema=SCHEMA,
     )

@@ -16,7 +16,7 @@ BASIN, STREAM = "test-basin", "orders"
 async def server() -> AsyncIterator[Server]:
     """A server in memory on a free port of this machine, that says nothing and stops quickly."""
     configuration = Configuration(
-        host="127.0.0.1", port=0, access_log=False, drain_patience=1.0, linger=0.0
+        host="127.0.0.1", port=0, access_log=False, drain_timeout=1.0, linger=0.0
     )
     async with running_server(configuration) as server:
         await server.store.create_basin(BASIN)

@@ -173,20 +173,20 @@ async def test_framed_snapshots_without_trimming_are_found_from_the_tail(ledger:
         assert state.plan.read_from == state.plan.snapshot.cursor == 2500
 
 
-@pytest.mark.parametrize("place", [Placement.RECORD, Placement.FRAMED])
+@pytest.mark.parametrize("placement", [Placement.RECORD, Placement.FRAMED])
 @pytest.mark.parametrize("records", [30, 3000])
 async def test_a_trim_that_has_not_taken_effect_does_not_make_a_restore_replay_everything(
-    records: int, place: Placement
+    records: int, placement: Placement
 ) -> None:
     ledger = Ledger(MemoryStream(lazy_trims=True))
     await ledger.add(records)
-    sizes = Sizes(record=64, frame=10 * records) if place is Placement.FRAMED else Sizes()
+    sizes = Sizes(record=64, frame=10 * records) if placement is Placement.FRAMED else Sizes()
     async with ledger.snapshotter(in_stream(), sizes=sizes) as snapshotter:
-        assert (await snapshotter.take()).place is place
+        assert (await snapshotter.take()).place is placement
     await ledger.add(2)
     async with ledger.follow() as state:
         assert state.plan.first == 0
-        assert state.plan.read_from == (records if place is Placement.FRAMED else records + 1)
+        assert state.plan.read_from == (records if placement is Placement.FRAMED else records + 1)
         assert state.value["seen"] == ledger.expected
 
 

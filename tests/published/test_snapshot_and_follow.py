@@ -24,7 +24,7 @@ BASIN, STREAM = "orders-basin", "orders"
 async def stream() -> AsyncIterator[Stream]:
     """A stream with the records 0 to 999, on a server in memory."""
     configuration = Configuration(
-        host="127.0.0.1", port=0, access_log=False, drain_patience=1.0, linger=0.0
+        host="127.0.0.1", port=0, access_log=False, drain_timeout=1.0, linger=0.0
     )
     async with running_server(configuration) as server:
         endpoint = f"http://127.0.0.1:{server.port}"

@@ -34,7 +34,7 @@ def plain_values(found: Any) -> Any:
 
 
 def cells(column: BytesColumn) -> list[bytes]:
-    ends = column.places.tolist()
+    ends = column.offsets.tolist()
     data = column.content.tobytes()
     return [data[start:end] for start, end in pairwise(ends)]
 
@@ -42,7 +42,7 @@ def cells(column: BytesColumn) -> list[bytes]:
 def records_of(found: Columns) -> list[SequencedRecord]:
     assert found.headers is not None
     assert found.bodies is not None
-    places = found.headers.places.tolist()
+    places = found.headers.offsets.tolist()
     pairs = list(map(Header, cells(found.headers.names), cells(found.headers.values)))
     return [
         SequencedRecord(SeqNum(seq_num), Timestamp(stamp), tuple(pairs[start:end]), body)

@@ -98,7 +98,7 @@ class Driven:
 async def driven(location: Location | str) -> AsyncIterator[Driven]:
     async with open_store(location, SETTINGS) as store:
         await store.ensure_basin(BASIN)
-        reclaimer = (await store._supervisor.opening()).reclaimer
+        reclaimer = (await store._supervisor.mounted()).reclaimer
         reclaimer.clock = clock = Seconds()
         await reclaimer.step()
         yield Driven(store, reclaimer, clock)

@@ -230,18 +230,18 @@ async def test_a_device_that_fails_to_sync_stops_the_store_for_good(tmp_path: Pa
 async def test_work_that_comes_after_a_session_was_given_up_is_refused_not_left_waiting(
     store: StreamStore,
 ) -> None:
-    opening = store._supervisor.current
-    assert opening is not None
-    session = opening.session
-    log = await session.open_log(BASIN, STREAM)
-    session.committer.fail(StoreClosingError())
+    mounted = store._supervisor.current
+    assert mounted is not None
+    mount = mounted.mount
+    log = await mount.open_log(BASIN, STREAM)
+    mount.committer.fail(StoreClosingError())
     ack = log.accept(RecordBatch.of(bodies("late")), None, None, None, 0)
-    session.committer.touch(log)
+    mount.committer.touch(log)
     async with asyncio.timeout(60):
         with pytest.raises(StoreClosingError):
             await ack
         with pytest.raises(StoreClosingError):
-            await session.committer.write([(b"late", b"row")])
+            await mount.committer.write([(b"late", b"row")])
 
 
 async def test_records_that_a_replaced_writer_could_not_append_leave_memory(

@@ -127,5 +127,5 @@ class BasinType(click.ParamType[str]):
 
 
 #: The one argument of verbs that work on a stream, and on a basin.
-stream_argument = click.argument("place", type=StreamRefType(), metavar="S2://BASIN/STREAM")
+stream_argument = click.argument("ref", type=StreamRefType(), metavar="S2://BASIN/STREAM")
 basin_argument = click.argument("basin", type=BasinType(), metavar="BASIN")

@@ -124,9 +124,9 @@ class Follower(Generic[S]):
                 return Change(record.seq_num, record.timestamp, record.headers, record.body)
             await self._fill()
 
-    async def advance(self, patience: float | None = None) -> bool:
+    async def advance(self, max_wait: float | None = None) -> bool:
         """Apply whatever comes next, all at once; False when nothing came in so many seconds."""
-        if not self._ready and not await self._fill(patience):
+        if not self._ready and not await self._fill(max_wait):
             return False
         deltas = list(self._ready)
         self._ready.clear()
@@ -162,10 +162,10 @@ class Follower(Generic[S]):
         if self._feed is not None:
             await self._feed.seek(self._intake.position)
 
-    async def _fill(self, patience: float | None = None) -> bool:
+    async def _fill(self, max_wait: float | None = None) -> bool:
         if self._feed is None:
             raise InvalidError("the state is not followed any more: its `async with` block is over")
-        batch = await self._feed.next(patience)
+        batch = await self._feed.next(max_wait)
         if batch is None:
             return False
         if self._intake.is_gap(batch):

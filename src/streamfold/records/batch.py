@@ -29,7 +29,7 @@ __all__ = ["Fence", "RecordBatch", "Sequenced", "Trim", "validate"]
 class Unsequenced(Protocol):
     """Records in whichever form makes them quick to sequence."""
 
-    def sequence(self, place: Slot) -> Sequenced: ...
+    def sequence(self, slot: Slot) -> Sequenced: ...
 
 
 class RecordBatch(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -59,12 +59,12 @@ class RecordBatch(msgspec.Struct, frozen=True, eq=False, gc=False):
             return False
         return all(isinstance(command, Trim) for command in self.commands)
 
-    def sequence(self, place: Slot) -> Sequenced:
+    def sequence(self, slot: Slot) -> Sequenced:
         """Give the records sequence numbers from the first of `place` on, and timestamps.
 
         Changes nothing, so that it may be called again with another place.
         """
-        return self._records.sequence(place)
+        return self._records.sequence(slot)
 
     def bodies(self) -> list[bytes]:
         """The body of every record that is not a command; for those who must look inside."""

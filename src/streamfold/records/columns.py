@@ -39,14 +39,14 @@ _log = logging.getLogger(__name__)
 class BytesColumn(NamedTuple):
     """Row i is `content[places[i]:places[i + 1]]`: the buffers of an Arrow binary array."""
 
-    places: CellOffsets
+    offsets: CellOffsets
     content: Bytes
 
 
 class HeaderColumn(NamedTuple):
     """The headers of row i are entries `places[i]` to `places[i + 1]` of names and values."""
 
-    places: CellOffsets
+    offsets: CellOffsets
     names: BytesColumn
     values: BytesColumn
 
@@ -147,10 +147,10 @@ def decode_compiled(payload: bytes | memoryview) -> list[SequencedRecord] | None
     if found is None or found.headers is None or found.bodies is None:
         return None
     bodies = _cells(found.bodies)
-    if found.headers.places[-1]:
+    if found.headers.offsets[-1]:
         names, values = _cells(found.headers.names), _cells(found.headers.values)
         every = list(map(Header, names, values))
-        places = found.headers.places.tolist()
+        places = found.headers.offsets.tolist()
         headers = [tuple(every[start:end]) for start, end in pairwise(places)]
     else:
         headers = [()] * len(bodies)
@@ -231,11 +231,11 @@ def _record(rows: AppendColumns, index: int) -> Record:
 
 def _cells(column: BytesColumn) -> list[bytes]:
     content = column.content.tobytes()
-    return [content[start:end] for start, end in pairwise(column.places.tolist())]
+    return [content[start:end] for start, end in pairwise(column.offsets.tolist())]
 
 
 def _cell(column: BytesColumn, row: int) -> bytes:
-    return column.content[column.places[row] : column.places[row + 1]].tobytes()
+    return column.content[column.offsets[row] : column.offsets[row + 1]].tobytes()
 
 
 def _read_compiled(
@@ -270,19 +270,19 @@ def _taken_bodies(room: _Room, content: Bytes, rows: int) -> BytesColumn:
 
 def _taken(column: BytesColumn, rows: int) -> BytesColumn:
     """A copy of the rows that were filled, of a column with more room."""
-    content = column.content[: column.places[rows]].copy()
-    return BytesColumn(column.places[: rows + 1].copy(), content)
+    content = column.content[: column.offsets[rows]].copy()
+    return BytesColumn(column.offsets[: rows + 1].copy(), content)
 
 
 def _encode_compiled(kernel: ModuleType, rows: AppendColumns) -> EncodedRecords:
-    count, entries = len(rows.timestamps), len(rows.headers.names.places) - 1
+    count, entries = len(rows.timestamps), len(rows.headers.names.offsets) - 1
     content = (rows.headers.names, rows.headers.values, rows.bodies)
     room = sum(len(column.content) for column in content)
     out = np.empty(room + count * _RECORD_GROWTH + entries * _HEADER_GROWTH, np.uint8)
     offsets, metered = np.empty(count + 1, np.int64), np.empty(count, np.int64)
     names, values, bodies = ((_frozen(places), _frozen(data)) for places, data in content)
     kernel.encode_appends(
-        _frozen(rows.timestamps), _frozen(rows.stamped), _frozen(rows.headers.places),
+        _frozen(rows.timestamps), _frozen(rows.stamped), _frozen(rows.headers.offsets),
         names, values, bodies, out, offsets, metered,
     )  # fmt: skip
     return EncodedRecords(out[: offsets[-1]].tobytes(), offsets, metered)

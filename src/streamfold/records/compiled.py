@@ -56,8 +56,8 @@ class ScannedRecords:
             for i in found
         ]
 
-    def sequence(self, place: Slot) -> Sequenced:
-        first, mode, uncapped, now, floor = place
+    def sequence(self, slot: Slot) -> Sequenced:
+        first, mode, uncapped, now, floor = slot
         if mode is TimestampMode.CLIENT_REQUIRE and self._unstamped < len(self._rows):
             raise missing_timestamp(self._unstamped)
         out = _room(len(self._raw) + record_kernel.GROWTH_MAX * len(self._rows))

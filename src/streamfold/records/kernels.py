@@ -67,6 +67,6 @@ def _exercise(twin: Compiled) -> None:
         raise RuntimeError("the scan kernel refuses a valid record")
     if twin.count_parts(b"\x0a\x03\x1a\x01a", 9) != 1:
         raise RuntimeError("the counting kernel miscounts a valid record")
-    place = Slot(1, TimestampMode.ARRIVAL, uncapped=False, now=1, floor=0)
-    if twin.measure(scanned.sequence(place).payload) is None:
+    slot = Slot(1, TimestampMode.ARRIVAL, uncapped=False, now=1, floor=0)
+    if twin.measure(scanned.sequence(slot).payload) is None:
         raise RuntimeError("the measuring kernel refuses a valid payload")

@@ -44,10 +44,10 @@ class PlainRecords:
     def of(cls, records: Sequence[Record]) -> PlainRecords:
         return cls([record.timestamp for record in records], [encode_rest(r) for r in records])
 
-    def sequence(self, place: Slot) -> Sequenced:
-        stamps = assign_timestamps(self._timestamps, place)
+    def sequence(self, slot: Slot) -> Sequenced:
+        stamps = assign_timestamps(self._timestamps, slot)
         parts: list[bytes] = []
-        for seq_num, stamp, rest in zip(count(place.first), stamps, self._rests, strict=False):
+        for seq_num, stamp, rest in zip(count(slot.first), stamps, self._rests, strict=False):
             position = encode_position(seq_num, stamp)
             parts += (b"\x0a", varint(len(position) + len(rest)), position, rest)
         return Sequenced(b"".join(parts), stamps[0], stamps[-1])

@@ -29,9 +29,9 @@ class Sequenced(NamedTuple):
     last_timestamp: int
 
 
-def assign_timestamps(given: Iterable[int | None], place: Slot) -> list[int]:
+def assign_timestamps(given: Iterable[int | None], slot: Slot) -> list[int]:
     """One timestamp per record, never decreasing."""
-    _, mode, uncapped, now, latest = place
+    _, mode, uncapped, now, latest = slot
     ignored = mode is TimestampMode.ARRIVAL
     out: list[int] = []
     for index, stamp in enumerate(given):

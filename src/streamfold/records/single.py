@@ -32,8 +32,8 @@ class SingleRecord(msgspec.Struct, frozen=True, eq=False, gc=False):
         """Records that have a header with an empty name: this one has no headers."""
         return []
 
-    def sequence(self, place: Slot) -> Sequenced:
-        first, mode, uncapped, now, floor = place
+    def sequence(self, slot: Slot) -> Sequenced:
+        first, mode, uncapped, now, floor = slot
         stamp = self._timestamp
         if stamp is None or mode is TimestampMode.ARRIVAL or (stamp > now and not uncapped):
             if stamp is None and mode is TimestampMode.CLIENT_REQUIRE:

@@ -42,7 +42,7 @@ class Application:
         self,
         router: Router,
         durable: DurableStreamsFace,
-        gate: DrainGate,
+        drain_gate: DrainGate,
         access_log: AccessLog | None,
         pages: PagePolicy,
         public_url: str | None,
@@ -50,7 +50,7 @@ class Application:
     ) -> None:
         self._router = router
         self._durable = durable
-        self._gate = gate
+        self._gate = drain_gate
         self._access_log = access_log
         self._pages = pages
         self._public_url = public_url

@@ -51,7 +51,7 @@ class Configuration:
     open_metrics: bool = False
     access_log: bool = True
     #: Seconds over which the pace of a body is measured; a small body has so long to arrive.
-    body_patience: float = BODY_TIMEOUT
+    body_timeout: float = BODY_TIMEOUT
     #: Bytes of memory for bodies that are arriving, over all requests.
     body_bytes: int = BODIES_MAX
     #: Files that snapshots keep open while they arrive, over all requests. None is a sixteenth of the
@@ -75,7 +75,7 @@ class Configuration:
     #: Let webhooks go to plain HTTP on this machine: for development.
     local_webhooks: bool = False
     #: Seconds that a stop may take; sessions are ended after half of them.
-    drain_patience: float = 10.0
+    drain_timeout: float = 10.0
     #: Seconds from the last answer to the first goodbye. granian does not tell when an answer has left,
     #: and clients on Python's h2 drop an answer that a GOAWAY overtakes.
     linger: float = 0.1

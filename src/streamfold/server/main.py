@@ -99,22 +99,24 @@ async def running_server(configuration: Configuration) -> AsyncIterator[Server]:
         access_log = AccessLog(sys.stderr.buffer) if configuration.access_log else None
         if access_log is not None:
             await stack.enter_async_context(access_log.running())
-        gate = DrainGate()
+        drain_gate = DrainGate()
         access = Access(store.account, configuration.root_token)
         subscriptions = _subscriptions(configuration, store, access)
         await stack.enter_async_context(subscriptions.running())
-        traffic = _client_limits(configuration)
+        client_limits = _client_limits(configuration)
         application = _application(
-            configuration, store, gate, access, subscriptions, access_log, traffic
+            configuration, store, drain_gate, access, subscriptions, access_log, client_limits
         )
-        listener = Listener(bound, application, tls, traffic)
+        listener = Listener(bound, application, tls, client_limits)
         listener.start()
         try:
             url = configuration.url(listener.port)
-            yield Server(store, url, listener.port, gate, configuration.guarded, traffic)
+            yield Server(
+                store, url, listener.port, drain_gate, configuration.guarded, client_limits
+            )
         finally:
-            await gate.drain(configuration.drain_patience)
-            await gate.linger(configuration.linger)
+            await drain_gate.drain(configuration.drain_timeout)
+            await drain_gate.linger(configuration.linger)
             await listener.stop(_CLOSE_PATIENCE)
 
 
@@ -122,7 +124,7 @@ def _client_limits(configuration: Configuration) -> ClientLimits:
     descriptors = raise_descriptor_limit()
     files = configuration.upload_files or upload_files_max(descriptors)
     return ClientLimits(
-        RequestBudget(configuration.body_patience, configuration.body_bytes, files),
+        RequestBudget(configuration.body_timeout, configuration.body_bytes, files),
         Connections(
             connections_max(descriptors), configuration.first_request, configuration.idle_connection
         ),
@@ -147,28 +149,28 @@ def _subscriptions(
 def _application(
     configuration: Configuration,
     store: StreamStore,
-    gate: DrainGate,
+    drain_gate: DrainGate,
     access: Access,
     subscriptions: Subscriptions,
     access_log: AccessLog | None,
-    traffic: ClientLimits,
+    client_limits: ClientLimits,
 ) -> Application:
     router, instruments = Router(), AppendMetrics()
     add_s2(
         router,
         store,
-        gate,
+        drain_gate,
         instruments,
         configuration.heartbeat,
         access,
     )
     watchers = None if configuration.open_metrics else access
-    measured = (instruments, StoreMetrics(store), ClientMetrics(traffic))
-    OpsEndpoints(store, gate, measured, watchers).add_to(router)
+    measured = (instruments, StoreMetrics(store), ClientMetrics(client_limits))
+    OpsEndpoints(store, drain_gate, measured, watchers).add_to(router)
     add_front_page(router)
     durable = DurableStreamsFace(
         store,
-        gate,
+        drain_gate,
         access,
         subscriptions,
         parse_bucket_name(configuration.default_basin),
@@ -184,7 +186,7 @@ def _application(
     return Application(
         router,
         durable,
-        gate,
+        drain_gate,
         access_log,
         pages,
         configuration.public_url,

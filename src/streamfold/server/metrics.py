@@ -82,7 +82,7 @@ class AppendMetrics(Collector):
             "s2_append_batch_bytes", "Metered bytes in a batch", BYTES_BUCKETS
         )
 
-    def placed(self, seconds: float, records: int, metered: int) -> None:
+    def sequenced(self, seconds: float, records: int, metered: int) -> None:
         """A batch has its place in its stream, after so long."""
         self.permit_latency.observe(seconds)
         self.batch_records.observe(records)

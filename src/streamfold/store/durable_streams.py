@@ -82,36 +82,36 @@ class DurableStreams:
     async def ensure_basin(self, basin: str) -> None:
         """Create the basin unless it is there; whatever configuration it has, it keeps."""
         name = names.parse_bucket_name(basin)
-        opening = await self.supervisor.opening()
-        if await opening.session.basin(name) is None:
-            await opening.catalog.open_basin(name, BasinConfig())
+        mounted = await self.supervisor.mounted()
+        if await mounted.mount.basin(name) is None:
+            await mounted.catalog.open_basin(name, BasinConfig())
 
     async def has_basin(self, basin: str) -> bool:
-        opening = await self.supervisor.opening()
-        return await opening.session.basin(names.parse_bucket_name(basin)) is not None
+        mounted = await self.supervisor.mounted()
+        return await mounted.mount.basin(names.parse_bucket_name(basin)) is not None
 
-    async def create(self, basin: str, stream: str, wish: StreamSpec) -> tuple[StreamStatus, bool]:
+    async def create(self, basin: str, stream: str, spec: StreamSpec) -> tuple[StreamStatus, bool]:
         """The stream, and whether this created it; AlreadyExistsError if it is another."""
         place = _parse_names(basin, stream)
         self.supervisor.space.check()
-        opening = await self.supervisor.opening()
-        log, created = await _creator(opening).create(*place, wish)
+        mounted = await self.supervisor.mounted()
+        log, created = await _creator(mounted).create(*place, spec)
         begins = log.row.lineage[-1].end if log.row.lineage else 0
         if created and log.durable.seq_num > begins:
-            self.supervisor.tell_listeners(basin, stream, begins, int(log.durable.seq_num))
+            self.supervisor.notify_listeners(basin, stream, begins, int(log.durable.seq_num))
         return _status(log), created
 
     async def status(self, basin: str, stream: str) -> StreamStatus:
         """What there is to know; asking does not count as use."""
-        async with self._using(basin, stream) as (opening, log):
-            await apply_retention(opening.session, log)
+        async with self._using(basin, stream) as (mounted, log):
+            await apply_retention(mounted.mount, log)
             return _status(log)
 
     async def delete(self, basin: str, stream: str) -> None:
         """Delete the stream; what forks need of it stays until they are gone."""
-        async with self._using(basin, stream) as (opening, log):
-            await opening.catalog.delete_stream(BasinName(log.basin), StreamName(log.name))
-            opening.upkeep.poke()
+        async with self._using(basin, stream) as (mounted, log):
+            await mounted.catalog.delete_stream(BasinName(log.basin), StreamName(log.name))
+            mounted.upkeep.request_pass()
 
     async def append(
         self,
@@ -125,23 +125,23 @@ class DurableStreams:
 
         It is durable when this returns. Terms are judged before `content` is asked.
         """
-        async with self._using(basin, stream) as (opening, log):
+        async with self._using(basin, stream) as (mounted, log):
             try:
                 repeated, ack = await self._accept(log, claim, content, key)
             except (ConditionFailedError, TermsError):
-                await opening.session.settle(log)
+                await mounted.mount.settle(log)
                 raise
             except StreamDeletingError:
-                await opening.catalog.deletion(log.basin, log.name)
+                await mounted.catalog.deletion(log.basin, log.name)
                 raise
             # As it is now: what others append meanwhile may not be durable when this is.
             producer = log.terms.producer(claim.producer.id) if claim.producer else None
             log.renew(self.now())
-            opening.session.committer.touch(log)
+            mounted.mount.committer.touch(log)
             if ack is not None:
                 return Appended(False, int((await ack).end.seq_num), claim.close, producer)
             # Only the terms changed, or nothing did: what that rests on may not be durable yet.
-            await opening.session.committer.write([])
+            await mounted.mount.committer.write([])
             return Appended(repeated, *_tail(log), producer)
 
     async def _accept(
@@ -174,25 +174,25 @@ class DurableStreams:
     async def publish(self, basin: str, stream: str, new: Publication) -> Snapshot:
         """Store a snapshot; the same one again changes nothing."""
         self.supervisor.space.check_upload(new.size or 0)
-        async with self._using(basin, stream) as (opening, log):
-            return await opening.snapshots.publish(log, new)
+        async with self._using(basin, stream) as (mounted, log):
+            return await mounted.snapshots.publish(log, new)
 
     async def snapshots(self, basin: str, stream: str) -> list[Snapshot]:
         """Every snapshot from which the stream can be followed, oldest first."""
-        async with self._using(basin, stream) as (opening, log):
-            return await opening.snapshots.all(log)
+        async with self._using(basin, stream) as (mounted, log):
+            return await mounted.snapshots.all(log)
 
     async def snapshot(self, basin: str, stream: str, seq_num: int | None) -> Snapshot | None:
         """The snapshot at a position, which must be there; without one the newest, if any."""
-        async with self._using(basin, stream) as (opening, log):
+        async with self._using(basin, stream) as (mounted, log):
             if seq_num is None:
-                return await opening.snapshots.newest(log)
-            return await opening.snapshots.at(log, seq_num)
+                return await mounted.snapshots.newest(log)
+            return await mounted.snapshots.at(log, seq_num)
 
     async def snapshot_pieces(self, snapshot: Snapshot) -> AsyncGenerator[bytes]:
         """The bytes of a snapshot, in pieces; it stays whatever is published meanwhile."""
-        opening = await self.supervisor.opening()
-        async with aclosing(opening.snapshots.blobs.read(snapshot)) as pieces:
+        mounted = await self.supervisor.mounted()
+        async with aclosing(mounted.snapshots.blobs.read(snapshot)) as pieces:
             async for piece in pieces:
                 yield piece
 
@@ -206,24 +206,24 @@ class DurableStreams:
         key: SealingKey | None = None,
     ) -> None:
         """Let go of the records before `seq_num`, for which a snapshot must stand."""
-        async with self._using(basin, stream) as (opening, log):
-            await opening.snapshots.retain(log, seq_num, whole_appends=whole_appends, key=key)
+        async with self._using(basin, stream) as (mounted, log):
+            await mounted.snapshots.retain(log, seq_num, whole_appends=whole_appends, key=key)
 
     @asynccontextmanager
     async def reading(
         self, basin: str, stream: str, seq_num: int | None, key: SealingKey | None = None
     ) -> AsyncIterator[Reading]:
         """A place in the stream to read from: before record `seq_num`, or at the tail."""
-        async with self._using(basin, stream) as (opening, log):
+        async with self._using(basin, stream) as (mounted, log):
             log.check_key(key)
             if log.renew(self.now()):
-                opening.session.committer.touch(log)
-                await opening.session.committer.write([])  # else a crash now could end it early
+                mounted.mount.committer.touch(log)
+                await mounted.mount.committer.write([])  # else a crash now could end it early
             start = int(log.durable.seq_num) if seq_num is None else seq_num
-            await apply_retention(opening.session, log)
+            await apply_retention(mounted.mount, log)
             if start < log.readable_from:
                 raise PositionTrimmedError(start, log.retained_from)
-            cursor = Cursor(opening.session, log, start, Allowance(None, None, None), key)
+            cursor = Cursor(mounted.mount, log, start, Allowance(None, None, None), key)
             delivered = partial(self.supervisor.usage.record_delivery, basin)
             try:
                 yield Reading(log, cursor, delivered)
@@ -235,18 +235,18 @@ class DurableStreams:
         self, basin: str, stream: str
     ) -> AsyncIterator[tuple[MountedStore, StreamLog]]:
         """The log of a stream that is neither deleted nor over."""
-        opening = self.supervisor.current or await self.supervisor.opening()
-        log = opening.session.cached_log(basin, stream)
+        mounted = self.supervisor.current or await self.supervisor.mounted()
+        log = mounted.mount.cached_log(basin, stream)
         if log is None:
-            log = await _load(opening, *_parse_names(basin, stream))
+            log = await _load(mounted, *_parse_names(basin, stream))
         with log.in_use():
             if log.failure is None and log.over:
-                await self._refuse(opening, log)
-            yield opening, log
+                await self._refuse(mounted, log)
+            yield mounted, log
 
-    async def _refuse(self, opening: MountedStore, log: StreamLog) -> None:
-        await opening.catalog.deletion(log.basin, log.name)
-        if await _creator(opening).forked(log.id):
+    async def _refuse(self, mounted: MountedStore, log: StreamLog) -> None:
+        await mounted.catalog.deletion(log.basin, log.name)
+        if await _creator(mounted).forked(log.id):
             raise StreamForkedError(log.basin, log.name)
         raise StreamNotFoundError(log.basin, log.name)
 
@@ -307,17 +307,17 @@ class Reading:
         return await self._cursor.advanced(seconds)
 
 
-async def _load(opening: MountedStore, basin: BasinName, stream: StreamName) -> StreamLog:
+async def _load(mounted: MountedStore, basin: BasinName, stream: StreamName) -> StreamLog:
     try:
-        return await opening.session.open_log(basin, stream)
+        return await mounted.mount.open_log(basin, stream)
     except StreamNotFoundError:
-        if await opening.session.basin(basin) is None:
+        if await mounted.mount.basin(basin) is None:
             raise BasinNotFoundError(basin) from None
         raise
 
 
-def _creator(opening: MountedStore) -> Creator:
-    return Creator(opening.session, opening.catalog)
+def _creator(mounted: MountedStore) -> Creator:
+    return Creator(mounted.mount, mounted.catalog)
 
 
 def _status(log: StreamLog) -> StreamStatus:

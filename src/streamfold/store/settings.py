@@ -43,7 +43,7 @@ class StoreSettings:
     #: Whether publishing a snapshot trims what it covers, in streams that nobody has configured.
     trim_on_snapshot: bool = False
     #: Seconds from a failure for which calls wait while the store reopens its storage.
-    recovery_patience: float = 5.0
+    recovery_timeout: float = 5.0
     #: On local disk: sync each commit to the device before it is acknowledged.
     fsync: bool = True
     #: On local disk: bytes that must stay free for appends to be taken. None is 256 MiB, or a quarter

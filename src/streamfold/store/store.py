@@ -104,8 +104,8 @@ class StreamStore:
         """Create a basin; a repetition with the same token and configuration succeeds as NOOP."""
         name, token = names.parse_bucket_name(basin), _request_token(request_token)
         where = choose_location(location, self.location)
-        opening = await self._supervisor.opening()
-        made = await opening.catalog.create_basin(name, config or BasinConfig(), token, where)
+        mounted = await self._supervisor.mounted()
+        made = await mounted.catalog.create_basin(name, config or BasinConfig(), token, where)
         return self._located(made[0]), made[1]
 
     async def ensure_basin(
@@ -113,27 +113,27 @@ class StreamStore:
     ) -> tuple[BasinInfo, Provision]:
         """Create the basin, or replace its configuration; members not given get their default."""
         name, where = names.parse_bucket_name(basin), choose_location(location, self.location)
-        opening = await self._supervisor.opening()
-        made = await opening.catalog.ensure_basin(name, config or BasinConfig(), where)
+        mounted = await self._supervisor.mounted()
+        made = await mounted.catalog.ensure_basin(name, config or BasinConfig(), where)
         return self._located(made[0]), made[1]
 
     async def basin_config(self, basin: str) -> BasinConfig:
         name = names.parse_bucket_name(basin)
-        return await (await self._supervisor.opening()).catalog.basin_config(name)
+        return await (await self._supervisor.mounted()).catalog.basin_config(name)
 
     async def reconfigure_basin(self, basin: str, change: BasinReconfiguration) -> BasinConfig:
         name = names.parse_bucket_name(basin)
-        return await (await self._supervisor.opening()).catalog.reconfigure_basin(name, change)
+        return await (await self._supervisor.mounted()).catalog.reconfigure_basin(name, change)
 
     async def delete_basin(self, basin: str) -> None:
         """Start deleting the basin and all its streams; repeating it is fine."""
         name = names.parse_bucket_name(basin)
-        opening = await self._supervisor.opening()
+        mounted = await self._supervisor.mounted()
         try:
-            await opening.catalog.delete_basin(name)
+            await mounted.catalog.delete_basin(name)
         except BasinNotFoundError:
             raise BasinNotFoundError(name, _NOTHING_TO_DELETE) from None
-        opening.upkeep.poke()
+        mounted.upkeep.request_pass()
 
     async def list_basins(
         self, *, prefix: str = "", start_after: str = "", limit: int = listing.LIST_MAX
@@ -141,7 +141,7 @@ class StreamStore:
         """Basins in byte order of their names; a limit of 0 or more than 1000 means 1000."""
         prefix = names.parse_basin_prefix(prefix)
         start_after = names.parse_basin_prefix(start_after)
-        engine = (await self._supervisor.opening()).session.engine
+        engine = (await self._supervisor.mounted()).mount.engine
         page = await listing.list_basins(engine, prefix, start_after, limit)
         return replace(page, items=tuple(map(self._located, page.items)))
 
@@ -160,38 +160,38 @@ class StreamStore:
     ) -> tuple[StreamInfo, Provision]:
         """Create a stream; a repetition with the same token and configuration succeeds as NOOP."""
         place, token = _parse_names(basin, stream), _request_token(request_token)
-        opening = await self._supervisor.opening()
-        return await opening.catalog.create_stream(*place, config, token)
+        mounted = await self._supervisor.mounted()
+        return await mounted.catalog.create_stream(*place, config, token)
 
     async def ensure_stream(
         self, basin: str, stream: str, config: StreamConfigLayer = _NO_LAYER
     ) -> tuple[StreamInfo, Provision]:
         """Create the stream, or replace its configuration; members not given get their default."""
         place = _parse_names(basin, stream)
-        return await (await self._supervisor.opening()).catalog.ensure_stream(*place, config)
+        return await (await self._supervisor.mounted()).catalog.ensure_stream(*place, config)
 
     async def stream_config(self, basin: str, stream: str) -> StreamConfig:
         place = _parse_names(basin, stream)
-        return await (await self._supervisor.opening()).catalog.stream_config(*place)
+        return await (await self._supervisor.mounted()).catalog.stream_config(*place)
 
     async def reconfigure_stream(
         self, basin: str, stream: str, change: StreamReconfiguration
     ) -> StreamConfig:
         """Change a stream's configuration; appends that follow this call go by it."""
         place = _parse_names(basin, stream)
-        return await (await self._supervisor.opening()).catalog.reconfigure_stream(*place, change)
+        return await (await self._supervisor.mounted()).catalog.reconfigure_stream(*place, change)
 
     async def delete_stream(self, basin: str, stream: str) -> None:
         """Stop the stream at once and start deleting it; repeating it is fine."""
         place = _parse_names(basin, stream)
-        opening = await self._supervisor.opening()
+        mounted = await self._supervisor.mounted()
         try:
-            await opening.catalog.delete_stream(*place)
+            await mounted.catalog.delete_stream(*place)
         except BasinNotFoundError:
             raise BasinNotFoundError(place[0], _NOTHING_TO_DELETE) from None
         except StreamNotFoundError:
             raise StreamNotFoundError(*place, _NOTHING_TO_DELETE) from None
-        opening.upkeep.poke()
+        mounted.upkeep.request_pass()
 
     async def list_streams(
         self,
@@ -205,10 +205,10 @@ class StreamStore:
         name = names.parse_bucket_name(basin)
         prefix = names.parse_stream_prefix(prefix)
         start_after = names.parse_stream_prefix(start_after)
-        session = (await self._supervisor.opening()).session
-        if await session.basin(name) is None:
+        mount = (await self._supervisor.mounted()).mount
+        if await mount.basin(name) is None:
             raise BasinNotFoundError(name)
-        return await listing.list_streams(session.engine, name, prefix, start_after, limit)
+        return await listing.list_streams(mount.engine, name, prefix, start_after, limit)
 
     # Records
 
@@ -259,9 +259,9 @@ class StreamStore:
             names.parse_token(fencing_token, "fencing token")
         if not batch.only_trims:
             self.space.check()
-        opening = self._supervisor.current or await self._supervisor.opening()
-        log = opening.session.cached_log(basin, stream) or await self._log_for(
-            opening.session, _parse_names(basin, stream), create_with, on_append=True
+        mounted = self._supervisor.current or await self._supervisor.mounted()
+        log = mounted.mount.cached_log(basin, stream) or await self._log_for(
+            mounted.mount, _parse_names(basin, stream), create_with, on_append=True
         )
         if check is not None and log.row.traits is not None:
             check(log.terms.content_type, batch)
@@ -274,10 +274,10 @@ class StreamStore:
         except BaseException as error:
             self._admission.release(batch.metered)
             with log.in_use():
-                await _settle_refusal(error, log, opening)
+                await _settle_refusal(error, log, mounted)
             raise
         log.renew(now)
-        opening.session.committer.touch(log)
+        mounted.mount.committer.touch(log)
         return ack
 
     def submit_at_once(
@@ -298,10 +298,10 @@ class StreamStore:
         """
         if fencing_token is not None:
             names.parse_token(fencing_token, "fencing token")
-        opening = self._supervisor.current
-        if opening is None or self.space.full:
+        mounted = self._supervisor.current
+        if mounted is None or self.space.full:
             return None
-        log = opening.session.cached_log(basin, stream)
+        log = mounted.mount.cached_log(basin, stream)
         if log is None or log.row.traits is not None:
             return None
         if not self._admission.acquire_at_once(batch.metered):
@@ -314,7 +314,7 @@ class StreamStore:
         except BaseException:
             self._admission.release(batch.metered)
             raise
-        opening.session.committer.touch(log)
+        mounted.mount.committer.touch(log)
         return ack
 
     async def open_stream(
@@ -329,14 +329,14 @@ class StreamStore:
 
         What a session calls before it starts: `append`, `read` and `follow` do it by themselves.
         """
-        opening = self._supervisor.current or await self._supervisor.opening()
-        log = opening.session.cached_log(basin, stream) or await self._log_for(
-            opening.session, _parse_names(basin, stream), create_with, on_append=on_append
+        mounted = self._supervisor.current or await self._supervisor.mounted()
+        log = mounted.mount.cached_log(basin, stream) or await self._log_for(
+            mounted.mount, _parse_names(basin, stream), create_with, on_append=on_append
         )
         try:
             log.check_alive()
         except StreamDeletingError as error:
-            await _settle_refusal(error, log, opening)
+            await _settle_refusal(error, log, mounted)
             raise
         return log.row.cipher
 
@@ -345,8 +345,8 @@ class StreamStore:
     ) -> StreamPosition:
         """The position after the last durable record."""
         place = _parse_names(basin, stream)
-        session = (await self._supervisor.opening()).session
-        log = await self._log_for(session, place, create_with, on_append=False)
+        mount = (await self._supervisor.mounted()).mount
+        log = await self._log_for(mount, place, create_with, on_append=False)
         log.check_alive()
         return log.durable
 
@@ -361,10 +361,10 @@ class StreamStore:
     ) -> ReadBatch:
         """One batch of at most 1000 records and 1 MiB; PositionUnwrittenError at the tail."""
         place = _parse_names(basin, stream)
-        session = (await self._supervisor.opening()).session
-        log = await self._log_for(session, place, create_with, on_append=False)
+        mount = (await self._supervisor.mounted()).mount
+        log = await self._log_for(mount, place, create_with, on_append=False)
         with log.in_use():
-            batch = await reader.read_once(session, log, request, key)
+            batch = await reader.read_once(mount, log, request, key)
         self.usage.record_read(basin, batch.metered)
         return batch
 
@@ -380,10 +380,10 @@ class StreamStore:
     ) -> AsyncIterator[reader.ReadSession]:
         """A session that reads what is there, and then what comes, as far as `request` lets it."""
         place = _parse_names(basin, stream)
-        session = (await self._supervisor.opening()).session
-        log = await self._log_for(session, place, create_with, on_append=False)
+        mount = (await self._supervisor.mounted()).mount
+        log = await self._log_for(mount, place, create_with, on_append=False)
         with log.in_use():
-            reading = await reader.ReadSession.open(session, log, request, key)
+            reading = await reader.ReadSession.open(mount, log, request, key)
             self.usage.record_read_session(basin)
             reading.on_delivered = partial(self.usage.record_delivery, basin)
             try:
@@ -417,16 +417,16 @@ class StreamStore:
     @property
     def storage_use(self) -> StorageUse | None:
         """What the store takes, as of some seconds ago; None as long as nobody has looked."""
-        opening = self._supervisor.current
-        return opening.reclaimer.use if opening else None
+        mounted = self._supervisor.current
+        return mounted.reclaimer.use if mounted else None
 
     async def upkeep(self) -> None:
         """Do one pass of the background work now, instead of waiting for its turn."""
-        await (await self._supervisor.opening()).upkeep.run_once()
+        await (await self._supervisor.mounted()).upkeep.run_once()
 
     async def _log_for(
         self,
-        session: Mount,
+        mount: Mount,
         place: tuple[BasinName, StreamName],
         create_with: StreamConfigLayer,
         *,
@@ -434,9 +434,9 @@ class StreamStore:
     ) -> StreamLog:
         """The stream's log; a missing stream is created if its basin says so."""
         try:
-            return await session.open_log(*place)
+            return await mount.open_log(*place)
         except StreamNotFoundError:
-            basin = await session.basin(place[0])
+            basin = await mount.basin(place[0])
             if basin is None:
                 raise BasinNotFoundError(place[0]) from None
             config = basin.config
@@ -444,9 +444,9 @@ class StreamStore:
                 raise
             if basin.deleted_at is not None:
                 raise BasinDeletingError(place[0]) from None
-        catalog = (await self._supervisor.opening()).catalog
+        catalog = (await self._supervisor.mounted()).catalog
         await catalog.open_stream(*place, create_with)
-        return await session.open_log(*place)
+        return await mount.open_log(*place)
 
 
 @asynccontextmanager
@@ -482,12 +482,12 @@ async def open_store(
             await asyncio.to_thread(location.close)
 
 
-async def _settle_refusal(error: BaseException, log: StreamLog, opening: MountedStore) -> None:
+async def _settle_refusal(error: BaseException, log: StreamLog, mounted: MountedStore) -> None:
     """Wait until the state that a refusal rests on is durable: it must not be told and then lost."""
     if isinstance(error, ConditionFailedError | TermsError):
-        await opening.session.settle(log)
+        await mounted.mount.settle(log)
     elif isinstance(error, StreamDeletingError):
-        await opening.catalog.deletion(log.basin, log.name)
+        await mounted.catalog.deletion(log.basin, log.name)
 
 
 def _parse_names(basin: str, stream: str) -> tuple[BasinName, StreamName]:

@@ -58,7 +58,7 @@ _LOOK_INTERVAL = 2.0
 class MountedStore:
     """A session and what works in it."""
 
-    session: Mount
+    mount: Mount
     catalog: Catalog
     tokens: AccessTokens
     usage: UsageKeeper
@@ -99,7 +99,7 @@ class Supervisor:
         #: Until when calls wait for the next session, by the clock of the event loop.
         self._wait_until = 0.0
 
-    async def opening(self) -> MountedStore:
+    async def mounted(self) -> MountedStore:
         """The current session; waits a little after a failure, while storage is reopened.
 
         Storage that is not back by then is known to be down: then this raises at once.
@@ -129,10 +129,10 @@ class Supervisor:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Open the storage, keep it open while the context lasts, then drain and close it."""
-        opening = await self._open()
+        mounted = await self._open()
         self._let_calls_wait()
         # Not a task group: that would wrap whatever the body raises.
-        keeper = asyncio.create_task(self._keep(opening))
+        keeper = asyncio.create_task(self._keep(mounted))
         try:
             yield
         finally:
@@ -144,38 +144,38 @@ class Supervisor:
     def _let_calls_wait(self) -> None:
         """From now on for a while, the next session is worth waiting for."""
         now = asyncio.get_running_loop().time()
-        self._wait_until = now + self._settings.recovery_patience
+        self._wait_until = now + self._settings.recovery_timeout
 
-    async def _keep(self, opening: MountedStore) -> None:
+    async def _keep(self, mounted: MountedStore) -> None:
         while True:
             failure = None
             try:
-                failure = await self._run(opening)
+                failure = await self._run(mounted)
             except Exception as bug:
                 self._refuse(StorageError(f"the store stopped, this is a bug: {bug!r}"))
                 raise
             finally:
                 self.current = None
-                opening.session.abandon(self._refusal)
-                await _close(opening.session.engine, flush=failure is None)
+                mounted.mount.abandon(self._refusal)
+                await _close(mounted.mount.engine, flush=failure is None)
             logger.warning("storage failed, session given up: %s", failure)
             if self._final:
                 return
-            reopened = await self._reopen(opening.session.engine)
+            reopened = await self._reopen(mounted.mount.engine)
             if reopened is None:
                 return
-            opening = reopened
+            mounted = reopened
 
-    async def _run(self, opening: MountedStore) -> StreamfoldError:
+    async def _run(self, mounted: MountedStore) -> StreamfoldError:
         """Let the session work until it fails; return why."""
-        self.current = opening
+        self.current = mounted
         self._changed.set()
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(opening.session.committer.run())
-                group.create_task(opening.upkeep.run())
-                group.create_task(opening.reclaimer.run())
-                group.create_task(_look_for_successor(opening.session.engine))
+                group.create_task(mounted.mount.committer.run())
+                group.create_task(mounted.upkeep.run())
+                group.create_task(mounted.reclaimer.run())
+                group.create_task(_look_for_successor(mounted.mount.engine))
         except BaseExceptionGroup as errors:
             failure = _cause(errors)
             self._let_calls_wait()
@@ -183,7 +183,7 @@ class Supervisor:
                 self._refuse(failure)
             elif not self._final:
                 self._refusal = _recovering(failure)
-            opening.session.committer.fail(failure)
+            mounted.mount.committer.fail(failure)
             return failure
         raise AssertionError("a session works until it is cancelled or fails")
 
@@ -207,32 +207,32 @@ class Supervisor:
         engine = await self._opener()
         try:
             await _check_format(engine)
-            session = await Mount.start(engine, self._settings, self.admission, self._now)
+            mount = await Mount.start(engine, self._settings, self.admission, self._now)
         except BaseException:
             await _close(engine, flush=False)
             raise
-        catalog = Catalog(session, NamedLocks(), self._now)
-        tokens = AccessTokens(session, self._now)
-        usage = UsageKeeper(session, self.usage, self._now)
+        catalog = Catalog(mount, NamedLocks(), self._now)
+        tokens = AccessTokens(mount, self._now)
+        usage = UsageKeeper(mount, self.usage, self._now)
         snapshots = StreamSnapshots(
-            session, catalog, self._snapshots, self._settings.trim_on_snapshot, self.space
+            mount, catalog, self._snapshots, self._settings.trim_on_snapshot, self.space
         )
         interval = self._settings.upkeep_interval
-        upkeep = Upkeep(session, catalog, tokens, usage, snapshots, self._now, interval)
-        session.on_trimmed = upkeep.on_trimmed
-        session.on_delete_on_empty = upkeep.on_delete_on_empty
-        session.committer.on_commit = self._on_commit
+        upkeep = Upkeep(mount, catalog, tokens, usage, snapshots, self._now, interval)
+        mount.on_trimmed = upkeep.on_trimmed
+        mount.on_delete_on_empty = upkeep.on_delete_on_empty
+        mount.committer.on_commit = self._on_commit
         reclaimer = Reclaimer(
             engine,
-            session.committer,
-            session.live,
+            mount.committer,
+            mount.live,
             self._settings.reclaim_after,
             self._settings.reclaim_rate,
             held=lambda: usage.held.by_basin,
             room=lambda: self.space.room,
         )
-        session.on_appended = partial(self._on_appended, usage)
-        return MountedStore(session, catalog, tokens, usage, snapshots, upkeep, reclaimer)
+        mount.on_appended = partial(self._on_appended, usage)
+        return MountedStore(mount, catalog, tokens, usage, snapshots, upkeep, reclaimer)
 
     def _on_appended(self, usage: UsageKeeper, shares: Sequence[Share]) -> None:
         usage.appended(shares)
@@ -241,22 +241,22 @@ class Supervisor:
         for share in shares:
             if share.chunks:
                 first, end = share.chunks[0].first_seq_num, share.chunks[-1].last_seq_num + 1
-                self.tell_listeners(share.log.basin, share.log.name, first, end)
+                self.notify_listeners(share.log.basin, share.log.name, first, end)
 
     def _on_commit(self, report: CommitReport) -> None:
         for listener in self.commit_listeners:
             listener(report)
 
-    def tell_listeners(self, basin: str, stream: str, first: int, end: int) -> None:
+    def notify_listeners(self, basin: str, stream: str, first: int, end: int) -> None:
         for listener in self.listeners:
             listener(basin, stream, first, end)
 
     async def _drain(self) -> None:
         """Take nothing new, and wait until everything accepted is settled or has failed."""
-        opening = self.current
+        mounted = self.current
         self._refuse(StoreClosingError())
-        if opening is not None:
-            await opening.session.drain()
+        if mounted is not None:
+            await mounted.mount.drain()
 
     def _refuse(self, error: StreamfoldError) -> None:
         self._refusal = error

@@ -53,8 +53,8 @@ def manifest_of(*artifacts: Artifact, archive_id: str = "a") -> Manifest:
 def due(manifest: Manifest, reached: Artifact | None, archive_id: str = "a") -> list[object]:
     """Return what is to be announced, with a mark for gaps."""
     before = manifest_of(*FIRST, archive_id=archive_id)
-    place = None if reached is None else position_of(before, reached)
-    found = find_due(manifest, place)
+    position = None if reached is None else position_of(before, reached)
+    found = find_due(manifest, position)
     return [("gap", item.artifact) if item.gap else item.artifact for item in found]
 
 

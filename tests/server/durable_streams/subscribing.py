@@ -215,7 +215,7 @@ async def _handle(subscriptions: Subscriptions, request: Request) -> None:
 
 async def create(store: StreamStore, stream: str, *messages: object) -> None:
     """Create a stream of JSON; its first messages are appended afterwards."""
-    wish = StreamSpec(
+    spec = StreamSpec(
         content_type=JSON,
         ttl=None,
         expires_at=None,
@@ -225,7 +225,7 @@ async def create(store: StreamStore, stream: str, *messages: object) -> None:
         content=prepared([]),
         key=None,
     )
-    await store.durable.create(BASIN, stream, wish)
+    await store.durable.create(BASIN, stream, spec)
     if messages:
         await append(store, stream, *messages)
 

@@ -249,8 +249,8 @@ async def test_what_a_fork_inherited_is_not_new(bench: Bench, store: StreamStore
     await create(store, "source", 1, 2, 3)
     await bench.put("s", **pull())
     fork = ForkSpec(StreamName("source"), 2, 0, lambda _: True)
-    wish = StreamSpec(None, None, None, False, False, fork, prepared([]), None)
-    await store.durable.create(BASIN, "events/fork", wish)
+    spec = StreamSpec(None, None, None, False, False, fork, prepared([]), None)
+    await store.durable.create(BASIN, "events/fork", spec)
     await append(store, "events/fork", 4)
     assert await bench.acked("s", "events/fork") == format_offset(2)
 

@@ -305,7 +305,7 @@ async def test_a_receiver_that_answers_byte_by_byte_runs_out_of_time() -> None:
             False, "localhost", server.sockets[0].getsockname()[1], "/", "localhost"
         )
         with pytest.raises(TimeoutError):
-            await WebhookClient(patience=0.2).post(target, ["127.0.0.1"], {}, b"")
+            await WebhookClient(timeout=0.2).post(target, ["127.0.0.1"], {}, b"")
 
 
 async def test_nobody_listens() -> None:

@@ -37,11 +37,11 @@ class Held:
         assert await asyncio.to_thread(self.begun.wait, 60)
 
 
-async def test_one_owner_never_keeps_all_threads(workers: OffloadPool) -> None:
+async def test_one_owner_never_keeps_all_threads(offload_pool: OffloadPool) -> None:
     held = [Held() for _ in range(5)]
-    running = [asyncio.ensure_future(workers.run("greedy", work)) for work in held]
+    running = [asyncio.ensure_future(offload_pool.run("greedy", work)) for work in held]
     await held[0].has_begun()
-    assert await asyncio.wait_for(workers.run("modest", lambda: "mine"), 60) == "mine"
+    assert await asyncio.wait_for(offload_pool.run("modest", lambda: "mine"), 60) == "mine"
     assert not held[1].begun.is_set()
     for work in held:
         work.let_go()
@@ -49,26 +49,28 @@ async def test_one_owner_never_keeps_all_threads(workers: OffloadPool) -> None:
 
 
 async def test_owners_take_turns() -> None:
-    workers, order = OffloadPool(threads=1), list[str]()
+    offload_pool, order = OffloadPool(threads=1), list[str]()
     first = Held()
-    running = asyncio.ensure_future(workers.run("a", first))
+    running = asyncio.ensure_future(offload_pool.run("a", first))
     await first.has_begun()
     owners = ("a", "a", "b", "c", "b")
-    waiting = [asyncio.ensure_future(workers.run(owner, order.append, owner)) for owner in owners]
+    waiting = [
+        asyncio.ensure_future(offload_pool.run(owner, order.append, owner)) for owner in owners
+    ]
     await asyncio.sleep(0)
     first.let_go()
     await asyncio.gather(running, *waiting)
     assert order == ["a", "b", "c", "a", "b"]
-    workers.close()
+    offload_pool.close()
 
 
 async def test_a_caller_that_gives_up_frees_its_thread_only_when_the_work_ends(
-    workers: OffloadPool,
+    offload_pool: OffloadPool,
 ) -> None:
     held, waiting = Held(), Held()
-    given_up = asyncio.ensure_future(workers.run("a", held))
+    given_up = asyncio.ensure_future(offload_pool.run("a", held))
     await held.has_begun()
-    queued = asyncio.ensure_future(workers.run("a", waiting))
+    queued = asyncio.ensure_future(offload_pool.run("a", waiting))
     given_up.cancel()
     await asyncio.gather(given_up, return_exceptions=True)
     assert not waiting.begun.is_set()
@@ -78,26 +80,26 @@ async def test_a_caller_that_gives_up_frees_its_thread_only_when_the_work_ends(
     assert await queued == "done"
 
 
-async def test_who_stops_waiting_takes_nobody_elses_turn(workers: OffloadPool) -> None:
+async def test_who_stops_waiting_takes_nobody_elses_turn(offload_pool: OffloadPool) -> None:
     held = Held()
-    running = asyncio.ensure_future(workers.run("a", held))
+    running = asyncio.ensure_future(offload_pool.run("a", held))
     await held.has_begun()
-    gone = asyncio.ensure_future(workers.run("a", lambda: "never"))
-    last = asyncio.ensure_future(workers.run("a", lambda: "last"))
+    gone = asyncio.ensure_future(offload_pool.run("a", lambda: "never"))
+    last = asyncio.ensure_future(offload_pool.run("a", lambda: "last"))
     await asyncio.sleep(0)
     gone.cancel()
     held.let_go()
     assert (await running, await last) == ("done", "last")
-    assert await workers.run("a", lambda: "again") == "again"
+    assert await offload_pool.run("a", lambda: "again") == "again"
 
 
-async def test_errors_come_back_without_what_they_were_made_of(workers: OffloadPool) -> None:
+async def test_errors_come_back_without_what_they_were_made_of(offload_pool: OffloadPool) -> None:
     def fail() -> None:
         large = [object()]
         raise ValueError(len(large))
 
     with pytest.raises(ValueError, match="1") as caught:
-        await workers.run("a", fail)
+        await offload_pool.run("a", fail)
     assert all("large" not in entry.frame.f_locals for entry in caught.traceback)
 
 

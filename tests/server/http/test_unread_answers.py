@@ -233,18 +233,18 @@ async def test_a_connection_with_many_waiting_reads_does_not_delay_others() -> N
     async with running_server(configuration(unread_bytes=64 << 20)) as server:
         await fill(server, 1)
         await server.store.append(BASIN, STREAM, [Record(b"small")])
-        headers, unread = (("s2-basin", BASIN),), server.traffic.unread
+        headers, response_budget = (("s2-basin", BASIN),), server.traffic.unread
         async with (
             h2_client(server.port, give_credit=False, window=1000) as greedy,
             h2_client(server.port) as reader,
         ):
             for _ in range(100):
                 greedy.open("GET", f"{PATH}?seq_num=0", headers, end=True)
-            await until(lambda: unread.room.waiting > 0)
+            await until(lambda: response_budget.room.waiting > 0)
             for _ in range(10):
                 answer = await reader.exchange("GET", f"{PATH}?seq_num=1", headers)
                 assert (answer.status, b"small" in answer.body) == (200, True)
-            assert (unread.room.waiting > 0, unread.cut_off) == (True, 0)
+            assert (response_budget.room.waiting > 0, response_budget.cut_off) == (True, 0)
 
 
 async def test_readers_at_the_least_pace_give_way_to_those_who_wait() -> None:

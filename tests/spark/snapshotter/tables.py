@@ -28,16 +28,16 @@ def table_schema() -> TableSchema:
 
 def table_job(server: Server, stream: str, folder: Path, **changed: Any) -> TableJob:
     """A job that publishes a stream in a local folder."""
-    place = DestinationSpec(folder.as_uri())
+    spec = DestinationSpec(folder.as_uri())
     given: dict[str, Any] = {
         "table": "public.items",
         "stream": stream,
         "source": server.options,
         "decoder": EnvelopeDecoder(("id",)),
-        "places": (place,),
+        "places": (spec,),
         "formats": (format_of("parquet"),),
         "diff_formats": (format_of("parquet"),),
-        "dead_letters": DeadLetterFolder(place, "public.items", stream),
+        "dead_letters": DeadLetterFolder(spec, "public.items", stream),
         "writer_id": "writer-1",
         "schema": table_schema(),
         "interval": timedelta(milliseconds=500),
@@ -84,8 +84,8 @@ def _with_nulls(state: State) -> State:
     }
 
 
-def place_manifest(place: DestinationSpec) -> Manifest:
+def place_manifest(spec: DestinationSpec) -> Manifest:
     """What is committed at a place, read as whoever the place says."""
-    stored = asyncio.run(place.open().read(SEQ_NUM))
+    stored = asyncio.run(spec.open().read(SEQ_NUM))
     assert stored is not None
     return stored.manifest

@@ -212,7 +212,7 @@ def test_a_role_is_assumed_by_tasks_and_by_sinks_and_not_for_every_part(
             feed(server, stream, bodies[200:])
             live.wait_for_head("items", 399)
             told = wait_for(partial(_received, role, places), lambda told: len(told) >= 2)
-        found = place_manifest(job.places[0])
+        found = place_manifest(job.destination_specs[0])
     announced = [(artifact.kind, artifact.to_position) for artifact in found.artifacts]
     assert set(told) == set(announced[:2])
     parts = sum(len(artifact.formats["jsonl"].parts) for artifact in found.artifacts)

@@ -278,8 +278,8 @@ def _fold(step: FoldStep) -> list[Any]:
 
 async def test_an_archive_in_buckets_of_another_hash_is_folded_as_a_whole(tmp_path: Path) -> None:
     """Nothing but the field `bucketing` tells how its writer chose the buckets."""
-    place = DestinationSpec(tmp_path.as_uri())
-    writer = await open_writer(open_mirrors([place]).primary)
+    spec = DestinationSpec(tmp_path.as_uri())
+    writer = await open_writer(open_mirrors([spec]).primary)
     # Keys of any kind in either bucket: by our hash some of them would be looked for in the other.
     base = {0: rows(dict.fromkeys(range(20), "old")), 1: rows(dict.fromkeys(range(20, 40), "old"))}
     await writer.write_base(base, "0", reason="first")
@@ -287,7 +287,7 @@ async def test_an_archive_in_buckets_of_another_hash_is_folded_as_a_whole(tmp_pa
     manifest = await writer.write_diff(changes(*found, ("DELETE", 1, None)), "0", "1")
     stack = Stack.of(manifest)
     assert (stack.is_bucketed, stack.buckets) == (False, 1)
-    async with OpenFiles(PartFiles(open_mirrors([place]).primary)) as files:
+    async with OpenFiles(PartFiles(open_mirrors([spec]).primary)) as files:
         batches = await asyncio.to_thread(list, BucketRows(stack, 0, SCHEMA, files))
     folded = {row["id"]: row["name"] for batch in batches for row in batch.to_pylist()}
     assert folded == {key: "old" if key % 2 else "new" for key in range(40) if key != 1}

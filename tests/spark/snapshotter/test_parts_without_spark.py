@@ -207,7 +207,7 @@ def test_jobs_follow_the_configuration_and_show_no_secret(tmp_path: Path) -> Non
     assert (job.table, job.stream, job.source["accessToken"]) == ("orders", "changes", secret)
     assert secret not in repr(job)
     assert isinstance(job.dead_letters, DeadLetterStream)
-    assert job.places[0].url == (tmp_path / "orders").as_uri()
+    assert job.destination_specs[0].url == (tmp_path / "orders").as_uri()
     assert [form.extension for form in job.diff_formats] == [".jsonl.zst"]
     assert job.transactions.max_records == 5
     [again] = table_jobs(configuration, {})
@@ -298,7 +298,7 @@ def test_a_table_keeps_its_archive_though_its_name_has_its_schema_now() -> None:
     source = {"server": "h:1", "table": "t", "schema": "public"}
     raw = {"source": source, "destinations": [{"type": "local", "path": "/archive"}]}
     [job] = table_jobs(read_configuration(raw), {})
-    assert (job.table, job.former_names, job.places[0].url) == (
+    assert (job.table, job.former_names, job.destination_specs[0].url) == (
         "public.t",
         ("t",),
         "file:///archive/t",
@@ -377,11 +377,11 @@ def test_a_port_that_is_taken_is_told_in_the_words_of_the_configuration() -> Non
 
 def test_an_error_of_a_task_says_which_destination_failed(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
-    place = DestinationSpec((tmp_path / "taken").as_uri())
+    spec = DestinationSpec((tmp_path / "taken").as_uri())
 
     @task
     def opening(batches: Batches) -> Iterator[TaskResult]:
-        place.open()
+        spec.open()
         yield from task_results(batches)
 
     class Row:
@@ -389,7 +389,7 @@ def test_an_error_of_a_task_says_which_destination_failed(tmp_path: Path) -> Non
 
     with pytest.raises(BlobUnavailableError, match="is a file") as failure:
         raise_task_errors([Row()])
-    assert failure.value.destination == place.uri
+    assert failure.value.destination == spec.uri
 
 
 def test_every_error_series_is_there_from_the_start(tmp_path: Path) -> None:

@@ -133,12 +133,12 @@ def test_a_destination_goes_away_and_comes_back_and_a_second_writer_takes_over(
                 first.wait_for_head(table, 99)
             s3.stop()
             feed(server, stream, bodies[100:200])
-            for table, place in ((job.table, far), ("copied", farther)):
+            for table, spec in ((job.table, far), ("copied", farther)):
                 failed = first.wait_for_state(table, State.RETRYING)
                 assert failed.last_error is not None
                 assert failed.last_error.code in ("blob_unavailable", "blob_outcome_unknown")
                 errors = failed.counts.destination_errors
-                assert [uri for uri, count in errors.items() if count] == [place.uri]
+                assert [uri for uri, count in errors.items() if count] == [spec.uri]
                 assert len(errors) == 2
             for table, folder in ((job.table, mirror), ("copied", copied)):
                 wait_for(

@@ -18,7 +18,7 @@ from tests.store.conftest import BASIN, STREAM
 #: Bytes that a file may have, and of a record that does not fit into one.
 LIMIT, LARGE = 64 << 10, 256 << 10
 #: Seconds that the test does not take: an answer that comes was given, not waited for.
-SETTINGS = StoreSettings(commit_timeout=3600, recovery_patience=60)
+SETTINGS = StoreSettings(commit_timeout=3600, recovery_timeout=60)
 
 
 def limit_files(size: int) -> None:

@@ -30,9 +30,9 @@ pytestmark = pytest.mark.alone
 STREAM = STREAMS[0]
 #: A store that does not wait long for an answer, but long enough on a slow machine; nor for its
 #: recovery. Seconds.
-IMPATIENT = StoreSettings(commit_timeout=2, recovery_patience=0.2, trim_grace=0)
+IMPATIENT = StoreSettings(commit_timeout=2, recovery_timeout=0.2, trim_grace=0)
 #: One that waits for its recovery.
-PATIENT = StoreSettings(commit_timeout=2, recovery_patience=60, trim_grace=0)
+PATIENT = StoreSettings(commit_timeout=2, recovery_timeout=60, trim_grace=0)
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +195,7 @@ async def test_a_store_cannot_be_opened_while_its_endpoint_is_away(
 
 
 #: Seconds that no test takes: what ends before was answered, and not given up.
-SILENCE = StoreSettings(commit_timeout=3600, recovery_patience=60)
+SILENCE = StoreSettings(commit_timeout=3600, recovery_timeout=60)
 
 
 async def test_a_write_that_storage_denies_is_answered_before_the_timeout_for_silence(

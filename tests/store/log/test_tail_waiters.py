@@ -43,7 +43,7 @@ def audience(loop: HandLoop) -> TailWaiters:
 
 
 def sit(audience: TailWaiters, loop: HandLoop, count: int) -> list[asyncio.Future[bool]]:
-    return [Waiter(audience, loop).sit(None) for _ in range(count)]
+    return [Waiter(audience, loop).wait(None) for _ in range(count)]
 
 
 def told(waits: list[asyncio.Future[bool]]) -> int:
@@ -52,7 +52,7 @@ def told(waits: list[asyncio.Future[bool]]) -> int:
 
 def test_what_comes_after_a_silence_is_told_at_once(audience: TailWaiters, loop: HandLoop) -> None:
     waits = sit(audience, loop, 3)
-    audience.tell()
+    audience.wake()
     assert [wait.result() for wait in waits] == [True] * 3
     assert len(audience) == 0
 
@@ -61,7 +61,7 @@ def test_a_crowd_is_told_a_few_in_each_turn_so_that_others_have_theirs(
     audience: TailWaiters, loop: HandLoop
 ) -> None:
     waits = sit(audience, loop, MANY)
-    audience.tell()
+    audience.wake()
     assert told(waits) == WAKES_PER_STEP
     loop.take_turn()
     assert told(waits) == 2 * WAKES_PER_STEP
@@ -74,11 +74,11 @@ def test_what_comes_soon_after_a_round_waits_for_the_next_and_is_told_once(
     audience: TailWaiters, loop: HandLoop
 ) -> None:
     sit(audience, loop, MANY)
-    audience.tell()
+    audience.wake()
     loop.pass_time(0)
     waits = sit(audience, loop, MANY)
     for _ in range(10):
-        audience.tell()
+        audience.wake()
     loop.pass_time(MANY * PAUSE_PER_WAITER * 0.9)
     assert told(waits) == 0
     loop.pass_time(MANY * PAUSE_PER_WAITER * 0.2)
@@ -89,9 +89,9 @@ def test_a_record_during_a_round_reaches_those_already_told_and_those_not_yet(
     audience: TailWaiters, loop: HandLoop
 ) -> None:
     first = sit(audience, loop, MANY)
-    audience.tell()
+    audience.wake()
     again = sit(audience, loop, WAKES_PER_STEP)
-    audience.tell()
+    audience.wake()
     loop.pass_time(0)
     assert told(first) == MANY
     assert told(again) == 0
@@ -101,11 +101,11 @@ def test_a_record_during_a_round_reaches_those_already_told_and_those_not_yet(
 
 def test_who_leaves_is_not_told_and_holds_nobody_up(audience: TailWaiters, loop: HandLoop) -> None:
     waiter = Waiter(audience, loop)
-    waiter.sit(None).cancel()
-    waiter.leave()
+    waiter.wait(None).cancel()
+    waiter.stop_waiting()
     assert len(audience) == 0
     waits = sit(audience, loop, 1)
-    audience.tell()
+    audience.wake()
     assert told(waits) == 1
 
 
@@ -114,13 +114,13 @@ def test_patience_counts_from_the_wait_however_many_there_were_before(
 ) -> None:
     waiter = Waiter(audience, loop)
     for _ in range(5):
-        wait = waiter.sit(10.0)
+        wait = waiter.wait(10.0)
         loop.pass_time(9.0)
         assert not wait.done()
-        audience.tell()
+        audience.wake()
         assert wait.result() is True
-        waiter.leave()
-    wait = waiter.sit(10.0)
+        waiter.stop_waiting()
+    wait = waiter.wait(10.0)
     loop.pass_time(9.9)
     assert not wait.done()
     loop.pass_time(0.2)
@@ -131,14 +131,14 @@ def test_a_wait_of_less_patience_than_those_before_ends_in_time(
     audience: TailWaiters, loop: HandLoop
 ) -> None:
     waiter = Waiter(audience, loop)
-    waiter.sit(10.0)
-    audience.tell()
-    waiter.leave()
-    wait = waiter.sit(1.0)
+    waiter.wait(10.0)
+    audience.wake()
+    waiter.stop_waiting()
+    wait = waiter.wait(1.0)
     loop.pass_time(1.1)
     assert wait.result() is False
-    waiter.leave()
-    assert not waiter.sit(None).done()
+    waiter.stop_waiting()
+    assert not waiter.wait(None).done()
     loop.pass_time(100.0)
     assert len(audience) == 1
 
@@ -147,10 +147,10 @@ def test_dismissal_reaches_those_who_wait_and_those_of_a_round_under_way(
     audience: TailWaiters, loop: HandLoop
 ) -> None:
     called = sit(audience, loop, MANY)
-    audience.tell()
+    audience.wake()
     waiting = sit(audience, loop, 1)
-    audience.tell()
-    audience.dismiss(StoreClosingError())
+    audience.wake()
+    audience.fail_all(StoreClosingError())
     loop.pass_time(0)
     loop.pass_time(60.0)
     for wait in (*called[WAKES_PER_STEP:], *waiting):

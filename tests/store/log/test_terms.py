@@ -30,7 +30,7 @@ from tests.store.conftest import BASIN, Bench, Clock
 from tests.store.durable_streams import append, content, create, read
 
 #: Storage that is given up after a failure comes back at once.
-QUICK = StoreSettings(recovery_patience=30.0)
+QUICK = StoreSettings(recovery_timeout=30.0)
 
 
 async def test_everything_that_an_append_changes_survives_a_restart(bench: Bench) -> None:

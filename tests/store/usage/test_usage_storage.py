@@ -158,14 +158,14 @@ async def test_more_streams_than_are_remembered_are_counted_from_storage(
 async def test_records_that_were_counted_before_they_were_reported_count_once(
     store: StreamStore, clock: Clock
 ) -> None:
-    opening = store._supervisor.current
-    assert opening is not None
+    mounted = store._supervisor.current
+    assert mounted is not None
     shares: list[Share] = []
-    opening.session.on_appended = shares.extend
+    mounted.mount.on_appended = shares.extend
     await store.append(BASIN, STREAM, bodies("a"))
     await store.append(BASIN, STREAM, bodies("b"))
     stream_id = shares[0].log.id
-    ledger = HeldBytes(opening.session, clock)
+    ledger = HeldBytes(mounted.mount, clock)
     assert (await ledger.settle(BASIN, stream_id)).held == 2 * ONE  # storage has them already
     for share in shares:
         ledger.appended(share)

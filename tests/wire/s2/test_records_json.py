@@ -33,8 +33,8 @@ U64 = st.one_of(st.integers(0, U64_MAX), st.sampled_from([0, 2**53 + 1, U64_MAX]
 
 def records_of(append: AppendInput) -> list[SequencedRecord]:
     """The batch as a stream that takes client timestamps would store it."""
-    place = Slot(0, TimestampMode.CLIENT_PREFER, uncapped=True, now=5, floor=0)
-    sequenced = append.batch.sequence(place)
+    slot = Slot(0, TimestampMode.CLIENT_PREFER, uncapped=True, now=5, floor=0)
+    sequenced = append.batch.sequence(slot)
     return decode(sequenced.payload)
 
 

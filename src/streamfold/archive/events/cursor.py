@@ -65,21 +65,21 @@ class CursorFile:
         self._stored: Cursor | None = None
         self._etag: str | None = None
         # Whether storage may hold something else than `_stored`.
-        self._doubt = True
+        self._is_uncertain = True
         self._delivered: tuple[str, SinkPosition] | None = None
 
     @property
-    def place(self) -> SinkPosition | None:
+    def position(self) -> SinkPosition | None:
         """The last place that was delivered, as far as this process knows."""
         return self._delivered[1] if self._delivered else None
 
-    def advance(self, event_id: str, place: SinkPosition) -> None:
+    def advance(self, event_id: str, position: SinkPosition) -> None:
         """Note a delivery; it is durable with the next `save`."""
-        self._delivered = (event_id, place)
+        self._delivered = (event_id, position)
 
     async def settle(self) -> None:
         """Make what is known here and what is stored the same: called before anything is sent."""
-        if self._doubt:
+        if self._is_uncertain:
             await self._look()
         await self.save()
 
@@ -87,17 +87,17 @@ class CursorFile:
         """Store what was delivered, durable when this returns; no write if it is stored already."""
         if self._delivered is None or self._delivered == _delivered(self._stored):
             return
-        event_id, place = self._delivered
+        event_id, position = self._delivered
         wanted = Cursor(
             sink=self._sink,
             revision=self._stored.revision + 1 if self._stored else 1,
             updated_at=format_time(self._now()),
             event_id=event_id,
-            place=place,
+            place=position,
         )
-        self._doubt = True
+        self._is_uncertain = True
         self._etag = await self._swap(_encode(wanted))
-        self._stored, self._doubt = wanted, False
+        self._stored, self._is_uncertain = wanted, False
 
     async def _swap(self, data: bytes) -> str:
         try:
@@ -117,7 +117,7 @@ class CursorFile:
         # all, or another process was here: then storage knows best.
         if found != self._stored:
             self._delivered = _delivered(found)
-        self._stored, self._etag, self._doubt = found, etag, False
+        self._stored, self._etag, self._is_uncertain = found, etag, False
 
     async def _read(self) -> tuple[Cursor | None, str | None]:
         try:

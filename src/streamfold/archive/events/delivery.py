@@ -113,7 +113,7 @@ class Delivery:
             self.status.lag = 0
             return
         manifest = stored.manifest
-        due = find_due(manifest, self._cursor.place)
+        due = find_due(manifest, self._cursor.position)
         self.status.lag = len(due)
         events = events_of(manifest, due, self._destination.manifest_uri)
         for number, (item, event) in enumerate(zip(due, events, strict=True), 1):

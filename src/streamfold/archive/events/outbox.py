@@ -45,19 +45,19 @@ def position_of(manifest: Manifest, artifact: Artifact) -> SinkPosition:
     )
 
 
-def find_due(manifest: Manifest, place: SinkPosition | None) -> list[DueArtifact]:
+def find_due(manifest: Manifest, position: SinkPosition | None) -> list[DueArtifact]:
     """Return what is to be announced after `place`, in order; everything live after None.
 
     If the artifacts that followed `place` are no longer live, announcing begins at the newest base,
     which is marked as a gap.
     """
     artifacts = manifest.artifacts
-    if place is None:
+    if position is None:
         return [DueArtifact(artifacts[0], False), *_linked(artifacts)]
     for index in range(len(artifacts) - 1, -1, -1):
-        if position_of(manifest, artifacts[index]) == place:
+        if position_of(manifest, artifacts[index]) == position:
             return list(_linked(artifacts[index:]))
-    return _find_due_after_pruning(manifest, place)
+    return _find_due_after_pruning(manifest, position)
 
 
 def events_of(manifest: Manifest, due: list[DueArtifact], manifest_uri: str) -> Iterator[Event]:
@@ -66,11 +66,11 @@ def events_of(manifest: Manifest, due: list[DueArtifact], manifest_uri: str) -> 
         yield describe(manifest, item.artifact, manifest_uri, gap=item.gap)
 
 
-def _find_due_after_pruning(manifest: Manifest, place: SinkPosition) -> list[DueArtifact]:
-    later = tuple(a for a in manifest.artifacts if a.epoch > place.epoch)
-    same_archive = manifest.archive_id == place.archive_id
+def _find_due_after_pruning(manifest: Manifest, position: SinkPosition) -> list[DueArtifact]:
+    later = tuple(a for a in manifest.artifacts if a.epoch > position.epoch)
+    same_archive = manifest.archive_id == position.archive_id
     # The last diff of an epoch ends where the next base is: nothing is missing between the two.
-    if same_archive and later and later[0].to_position == place.to_position:
+    if same_archive and later and later[0].to_position == position.to_position:
         return [DueArtifact(later[0], False), *_linked(later)]
     newest = manifest.artifacts.index(manifest.base)
     return [DueArtifact(manifest.base, True), *_linked(manifest.artifacts[newest:])]

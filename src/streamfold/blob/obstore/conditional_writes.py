@@ -83,7 +83,7 @@ class ConditionalWriter:
             raise self._exists(key)
         found = await self._find(key)
         if found is None:
-            return self._unless_doubtful(key, result, doubtful)
+            return self._unless_outcome_unknown(key, result, doubtful)
         if found[0] != write_id:
             raise self._exists(key)
         return found[1]
@@ -133,7 +133,9 @@ class ConditionalWriter:
         etag = found.meta[self._swap_field]
         return None if etag is None else (found.attributes.get(WRITE_ID), etag)
 
-    def _unless_doubtful(self, key: str, failure: FailedRequest, doubtful: bool) -> FailedRequest:
+    def _unless_outcome_unknown(
+        self, key: str, failure: FailedRequest, doubtful: bool
+    ) -> FailedRequest:
         if doubtful:
             raise BlobOutcomeUnknownError(
                 f"blob {key!r} in {self._name} was there when an attempt was repeated and "

@@ -56,7 +56,7 @@ class FailureKind(enum.Enum):
     NOT_SENT = "not sent"
     REFUSED = "refused"
     BEYOND_END = "beyond end"
-    DOUBTFUL = "doubtful"
+    OUTCOME_UNKNOWN = "doubtful"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +70,9 @@ class FailedRequest:
     before_completion: bool = False
 
     @property
-    def worth_repeating(self) -> bool:
+    def is_retryable(self) -> bool:
         """Whether the same request may succeed a moment later."""
-        if self.kind in (FailureKind.NOT_SENT, FailureKind.DOUBTFUL):
+        if self.kind in (FailureKind.NOT_SENT, FailureKind.OUTCOME_UNKNOWN):
             return True
         return self.status in (409, 429)
 
@@ -124,12 +124,12 @@ def _kind(error: Exception, dump: str, status: int | None, code: str | None) -> 
         return FailureKind.BEYOND_END
     if status is not None:
         decided = 400 <= status < 500 and status != 408
-        return FailureKind.REFUSED if decided else FailureKind.DOUBTFUL
+        return FailureKind.REFUSED if decided else FailureKind.OUTCOME_UNKNOWN
     if _was_redirected(dump):
         return FailureKind.REFUSED
     if _was_not_sent(dump):
         return FailureKind.NOT_SENT
-    return FailureKind.REFUSED if isinstance(error, ValueError) else FailureKind.DOUBTFUL
+    return FailureKind.REFUSED if isinstance(error, ValueError) else FailureKind.OUTCOME_UNKNOWN
 
 
 def _was_not_sent(dump: str) -> bool:

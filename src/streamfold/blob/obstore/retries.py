@@ -87,9 +87,9 @@ class WriteRetries:
         doubtful = False
         pauses = self._limits.pauses()
         while isinstance(result := await attempt(doubtful), FailedRequest):
-            doubtful = doubtful or result.kind is FailureKind.DOUBTFUL
+            doubtful = doubtful or result.kind is FailureKind.OUTCOME_UNKNOWN
             pause = next(pauses, None)
-            if pause is None or not result.worth_repeating:
+            if pause is None or not result.is_retryable:
                 raise write_error(self._name, key, result, doubtful=doubtful)
             await self._sleep(pause)
         return result

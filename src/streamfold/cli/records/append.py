@@ -63,7 +63,7 @@ _UNACKED_BATCHES: Final = 256
 async def append(
     s2: S2,
     output: Output,
-    place: StreamRef,
+    ref: StreamRef,
     record_format: str,
     headers: tuple[str, ...],
     source: BinaryIO,
@@ -84,7 +84,7 @@ async def append(
         )
     parse, every = line_parser(record_format), parse_headers(headers)
     batcher = Batcher(parse, every, match_seq_num, fencing_token)
-    stream = open_stream(s2, place, encryption_key_file)
+    stream = open_stream(s2, ref, encryption_key_file)
     progress = Progress()
     try:
         async with stream.append_session(

@@ -114,8 +114,8 @@ class _Copier:
             await open_basin(origin, source.basin).get_stream_config(source.stream)
         await self._ensure_basin(origin, source.basin, target.basin)
         if source.stream is not None:
-            place = StreamRef(target.basin, target.stream or source.stream)
-            await self._copy_stream(origin, StreamRef(source.basin, source.stream), place)
+            ref = StreamRef(target.basin, target.stream or source.stream)
+            await self._copy_stream(origin, StreamRef(source.basin, source.stream), ref)
             return
         streams = open_basin(origin, source.basin).list_all_streams(prefix=prefix)
         names = [info.name async for info in streams]

@@ -37,7 +37,7 @@ def condition_options(function: Function) -> Function:
     return matching(fencing(function))
 
 
-def open_stream(s2: S2, place: StreamRef, key_file: Path | None) -> S2Stream:
+def open_stream(s2: S2, ref: StreamRef, key_file: Path | None) -> S2Stream:
     """The stream, with the key to its records if it has one."""
     key = key_file.read_text().strip() if key_file else None
-    return open_basin(s2, place.basin).stream(place.stream, encryption_key=key)
+    return open_basin(s2, ref.basin).stream(ref.stream, encryption_key=key)

@@ -24,9 +24,9 @@ _U64_MAX = (1 << 64) - 1
 
 @verb("check-tail")
 @stream_argument
-async def check_tail(s2: S2, output: Output, place: StreamRef) -> None:
+async def check_tail(s2: S2, output: Output, ref: StreamRef) -> None:
     """Show the seq_num that the next record gets, and the timestamp of the last."""
-    tail = await open_basin(s2, place.basin).stream(place.stream).check_tail()
+    tail = await open_basin(s2, ref.basin).stream(ref.stream).check_tail()
     moment = rfc3339(datetime.fromtimestamp(tail.timestamp / 1000, UTC))
     text = f"seq_num {tail.seq_num}, timestamp {tail.timestamp} ({moment})"
     output.show(json_output.position(tail), text if tail.timestamp else f"seq_num {tail.seq_num}")
@@ -41,7 +41,7 @@ async def check_tail(s2: S2, output: Output, place: StreamRef) -> None:
 async def trim(
     s2: S2,
     output: Output,
-    place: StreamRef,
+    ref: StreamRef,
     seq_num: int,
     match_seq_num: int | None,
     fencing_token: str | None,
@@ -55,7 +55,7 @@ async def trim(
     """
     from s2_sdk import CommandRecord
 
-    stream = open_stream(s2, place, encryption_key_file)
+    stream = open_stream(s2, ref, encryption_key_file)
     if not yes:
         tail = (await stream.check_tail()).seq_num
         if seq_num > tail:
@@ -74,7 +74,7 @@ async def trim(
 async def fence(
     s2: S2,
     output: Output,
-    place: StreamRef,
+    ref: StreamRef,
     new_token: str,
     match_seq_num: int | None,
     fencing_token: str | None,
@@ -86,7 +86,7 @@ async def fence(
     """
     from s2_sdk import CommandRecord
 
-    stream = open_stream(s2, place, encryption_key_file)
+    stream = open_stream(s2, ref, encryption_key_file)
     ack = await _append(stream, CommandRecord.fence(new_token), match_seq_num, fencing_token)
     output.show(json_output.ack(ack), f"fenced with {new_token!r}, by record {ack.start.seq_num}")
 

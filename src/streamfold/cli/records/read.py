@@ -52,7 +52,7 @@ _format_option = click.option(
 async def read(
     s2: S2,
     output: Output,
-    place: StreamRef,
+    ref: StreamRef,
     seq_num: int | None,
     timestamp: int | None,
     tail_offset: int | None,
@@ -71,7 +71,7 @@ async def read(
     """
     start = _start(seq_num, timestamp, tail_offset, ago)
     printer = RecordPrinter(output, record_format)
-    session = open_stream(s2, place, encryption_key_file).read_session(
+    session = open_stream(s2, ref, encryption_key_file).read_session(
         start=start,
         clamp_to_tail=clamp or (seq_num is None and timestamp is None),
         until_timestamp=until,
@@ -90,7 +90,7 @@ async def read(
 async def tail(
     s2: S2,
     output: Output,
-    place: StreamRef,
+    ref: StreamRef,
     lines: int,
     follow: bool,
     record_format: str | None,
@@ -100,7 +100,7 @@ async def tail(
     from s2_sdk import TailOffset
 
     printer = RecordPrinter(output, record_format)
-    session = open_stream(s2, place, encryption_key_file).read_session(
+    session = open_stream(s2, ref, encryption_key_file).read_session(
         start=TailOffset(lines), clamp_to_tail=True, **_extent(None, None, follow=follow)
     )
     await _print(session, printer, None if follow else 0)

@@ -80,7 +80,7 @@ async def get_basin_metrics(
 @stream_argument
 @_question(_STREAM_SETS)
 async def get_stream_metrics(
-    s2: S2, output: Output, place: StreamRef, metric_set: str, **span: Any
+    s2: S2, output: Output, ref: StreamRef, metric_set: str, **span: Any
 ) -> None:
     """Show the usage of a stream.
 
@@ -89,7 +89,7 @@ async def get_stream_metrics(
     from s2_sdk import StreamMetricSet
 
     chosen = StreamMetricSet(metric_set)
-    _show(output, await s2.stream_metrics(*place, set=chosen, **_span(**span)))
+    _show(output, await s2.stream_metrics(*ref, set=chosen, **_span(**span)))
 
 
 def _span(start: int | None, end: int | None, interval: str | None) -> dict[str, Any]:

@@ -23,17 +23,15 @@ if TYPE_CHECKING:
     "--ensure", is_flag=True, help="If it is there, give it this configuration, and succeed."
 )
 @config_options.stream_config_options
-async def create_stream(
-    s2: S2, output: Output, place: StreamRef, ensure: bool, **given: Any
-) -> None:
+async def create_stream(s2: S2, output: Output, ref: StreamRef, ensure: bool, **given: Any) -> None:
     """Create a stream; what is not configured comes from its basin."""
     config, status = config_options.stream_config(given), "created"
-    basin = open_basin(s2, place.basin)
+    basin = open_basin(s2, ref.basin)
     if ensure:
-        ensured = await basin.ensure_stream(place.stream, config=config)
+        ensured = await basin.ensure_stream(ref.stream, config=config)
         info, status = ensured.stream, ensured.status.value
     else:
-        info = await basin.create_stream(place.stream, config=config)
+        info = await basin.create_stream(ref.stream, config=config)
     output.show({**json_output.stream(info), "status": status}, f"{stream_text(info)}  {status}")
 
 
@@ -63,33 +61,31 @@ async def ls(s2: S2, output: Output, where: str) -> None:
 @verb("delete-stream", changes=True)
 @stream_argument
 @yes_option
-async def delete_stream(s2: S2, output: Output, place: StreamRef, yes: bool) -> None:
+async def delete_stream(s2: S2, output: Output, ref: StreamRef, yes: bool) -> None:
     """Delete a stream.
 
     This stops it at once; cleaning up goes on in the background. Asks first, unless --yes is given.
     """
-    confirm(f"delete the stream s2://{place.basin}/{place.stream}", yes=yes)
-    await open_basin(s2, place.basin).delete_stream(place.stream)
-    output.show({"name": place.stream, "status": "deleting"}, f"{place.stream}  deleting")
+    confirm(f"delete the stream s2://{ref.basin}/{ref.stream}", yes=yes)
+    await open_basin(s2, ref.basin).delete_stream(ref.stream)
+    output.show({"name": ref.stream, "status": "deleting"}, f"{ref.stream}  deleting")
 
 
 @verb("get-stream-config")
 @stream_argument
-async def get_stream_config(s2: S2, output: Output, place: StreamRef) -> None:
+async def get_stream_config(s2: S2, output: Output, ref: StreamRef) -> None:
     """Show the configuration of a stream."""
-    shape = json_output.stream_config(
-        await open_basin(s2, place.basin).get_stream_config(place.stream)
-    )
+    shape = json_output.stream_config(await open_basin(s2, ref.basin).get_stream_config(ref.stream))
     output.show(shape, config_text(shape))
 
 
 @verb("reconfigure-stream", changes=True)
 @stream_argument
 @config_options.stream_config_options
-async def reconfigure_stream(s2: S2, output: Output, place: StreamRef, **given: Any) -> None:
+async def reconfigure_stream(s2: S2, output: Output, ref: StreamRef, **given: Any) -> None:
     """Change the configuration of a stream; what is not named stays as it is."""
     config = config_options.stream_config(given)
     config_options.require_some(config)
-    changed = await open_basin(s2, place.basin).reconfigure_stream(place.stream, config=config)
+    changed = await open_basin(s2, ref.basin).reconfigure_stream(ref.stream, config=config)
     shape = json_output.stream_config(changed)
     output.show(shape, config_text(shape))

@@ -101,7 +101,7 @@ def retention_of(given: dict[str, Any]) -> RetentionRules:
     )
 
 
-def snapshots_of(given: dict[str, Any], place: StreamRef) -> Snapshots[Any]:
+def snapshots_of(given: dict[str, Any], ref: StreamRef) -> Snapshots[Any]:
     """What `where_options` asked for, for the stream at `place`."""
     from streamfold.follow import JsonCodec, MsgpackCodec, auto, external, in_stream
 
@@ -113,14 +113,14 @@ def snapshots_of(given: dict[str, Any], place: StreamRef) -> Snapshots[Any]:
         return auto(codec=codec, shape=shape, trim=trim)
     url = where.removeprefix("auto:")
     served = url.startswith(("http://", "https://"))
-    store = _served(url, place, shape) if served else url
+    store = _served(url, ref, shape) if served else url
     naming = "streamfold" if served else shape
     if where.startswith("auto:"):
         return auto(store, codec=codec, naming=naming, shape=shape, trim=trim)
     return external(store, codec=codec, naming=naming)
 
 
-def _served(endpoint: str, place: StreamRef, shape: str) -> SnapshotStore:
+def _served(endpoint: str, ref: StreamRef, shape: str) -> SnapshotStore:
     """Snapshots of the stream that the server at `endpoint` keeps."""
     from streamfold.follow import ServerSnapshots
 
@@ -128,4 +128,4 @@ def _served(endpoint: str, place: StreamRef, shape: str) -> SnapshotStore:
         raise click.UsageError(
             "a server keeps snapshots in Streamfold's own shape: leave out --shape"
         )
-    return ServerSnapshots(endpoint, place.basin, place.stream, current_token())
+    return ServerSnapshots(endpoint, ref.basin, ref.stream, current_token())

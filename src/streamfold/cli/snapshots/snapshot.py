@@ -91,7 +91,7 @@ def snapshot() -> None:
 @folding_options
 @retention_options
 @_report_progress
-async def take(s2: S2, output: Output, place: StreamRef, **given: Any) -> None:
+async def take(s2: S2, output: Output, ref: StreamRef, **given: Any) -> None:
     """Take one snapshot now, of everything up to the tail.
 
     Ends with status 6, and says why, if it took none: nothing came since the last one, or another
@@ -101,11 +101,11 @@ async def take(s2: S2, output: Output, place: StreamRef, **given: Any) -> None:
 
     folding = fold_of(given)
     async with SnapshotTaker(
-        _client(s2, place),
+        _client(s2, ref),
         fold=folding.fold,
         initial=folding.initial,
         fold_name=folding.name,
-        snapshots=snapshots_of(given, place),
+        snapshots=snapshots_of(given, ref),
         keeping=retention_of(given),
         backoff=Backoff(attempts=_ATTEMPTS),
     ) as snapshotter:
@@ -132,7 +132,7 @@ async def take(s2: S2, output: Output, place: StreamRef, **given: Any) -> None:
 async def run(
     s2: S2,
     output: Output,
-    place: StreamRef,
+    ref: StreamRef,
     records: int | None,
     size: int | None,
     age: int | None,
@@ -146,16 +146,16 @@ async def run(
     policy = Policy(records, size, age, replay) if any(limits) else Policy()
     folding = fold_of(given)
     async with SnapshotTaker(
-        _client(s2, place),
+        _client(s2, ref),
         fold=folding.fold,
         initial=folding.initial,
         fold_name=folding.name,
-        snapshots=snapshots_of(given, place),
+        snapshots=snapshots_of(given, ref),
         policy=policy,
         keeping=retention_of(given),
         on_taken=lambda taken: _show_taken(output, taken),
     ) as snapshotter:
-        output.note(f"follows {place} from {snapshotter.state.cursor}")
+        output.note(f"follows {ref} from {snapshotter.state.cursor}")
         await snapshotter.run()
 
 
@@ -170,9 +170,7 @@ async def run(
     help="Write the state to this file instead of standard output.",
 )
 @_report_progress
-async def restore(
-    s2: S2, output: Output, place: StreamRef, file: Path | None, **given: Any
-) -> None:
+async def restore(s2: S2, output: Output, ref: StreamRef, file: Path | None, **given: Any) -> None:
     """Restore the state as of now, and print it as JSON."""
     import msgspec
 
@@ -180,11 +178,11 @@ async def restore(
 
     folding = fold_of(given)
     async with follow(
-        _client(s2, place),
+        _client(s2, ref),
         fold=folding.fold,
         initial=folding.initial,
         fold_name=folding.name,
-        snapshots=snapshots_of(given, place),
+        snapshots=snapshots_of(given, ref),
         backoff=Backoff(attempts=_ATTEMPTS),
     ) as state:
         shape: Shape = {"cursor": state.cursor, "plan": _plan_shape(state.plan)}
@@ -202,11 +200,11 @@ async def restore(
 @stream_argument
 @where_options
 @_report_progress
-async def plan(s2: S2, output: Output, place: StreamRef, **given: Any) -> None:
+async def plan(s2: S2, output: Output, ref: StreamRef, **given: Any) -> None:
     """Show what a restore would load, and how much it would replay."""
     from streamfold.follow import make_plan
 
-    found = await make_plan(_client(s2, place), snapshots_of(given, place))
+    found = await make_plan(_client(s2, ref), snapshots_of(given, ref))
     output.show(_plan_shape(found), str(found))
 
 
@@ -214,13 +212,13 @@ async def plan(s2: S2, output: Output, place: StreamRef, **given: Any) -> None:
 @stream_argument
 @where_options
 @_report_progress
-async def list_(s2: S2, output: Output, place: StreamRef, **given: Any) -> None:
+async def list_(s2: S2, output: Output, ref: StreamRef, **given: Any) -> None:
     """List snapshots, the newest first; those in the stream are found by reading it."""
     from streamfold.follow.snapshots.listing import list_snapshots
 
-    for info in await list_snapshots(_client(s2, place), snapshots_of(given, place)):
+    for info in await list_snapshots(_client(s2, ref), snapshots_of(given, ref)):
         size = "-" if info.size is None else str(info.size)
-        text = f"{info.cursor:>20}  {info.place:8}  {info.codec:8}  {size:>12}  {info.name}"
+        text = f"{info.cursor:>20}  {info.placement:8}  {info.codec:8}  {size:>12}  {info.name}"
         output.show(_info_shape(info), text)
 
 
@@ -233,7 +231,7 @@ async def list_(s2: S2, output: Output, place: StreamRef, **given: Any) -> None:
 async def prune(
     s2: S2,
     output: Output,
-    place: StreamRef,
+    ref: StreamRef,
     keep: int | None,
     max_age: int | None,
     **given: Any,
@@ -243,7 +241,7 @@ async def prune(
 
     if keep is None and max_age is None:
         raise click.UsageError("say what may go: --keep N, --max-age DURATION, or both")
-    store = _store(snapshots_of(given, place))
+    store = _store(snapshots_of(given, ref))
     now = int(time.time() * 1000)
     for info in await follow.prune(store, keep=keep, max_age=max_age, now=now):
         output.show(_info_shape(info), f"deleted {info.name}")
@@ -253,10 +251,10 @@ for command in (take, run, restore, plan, list_, prune):
     snapshot.add_command(command)
 
 
-def _client(s2: S2, place: StreamRef) -> S2Client:
+def _client(s2: S2, ref: StreamRef) -> S2Client:
     from streamfold.follow.clients.s2 import S2Client
 
-    return S2Client(open_basin(s2, place.basin).stream(place.stream))
+    return S2Client(open_basin(s2, ref.basin).stream(ref.stream))
 
 
 def _store(snapshots: Snapshots[Any]) -> SnapshotStore:
@@ -281,7 +279,7 @@ def _show_taken(output: Output, taken: Taken) -> None:
 
 def _info_shape(info: SnapshotInfo) -> Shape:
     return {
-        "place": info.place,
+        "place": info.placement,
         "name": info.name,
         "cursor": info.cursor,
         "codec": info.codec,

@@ -74,14 +74,14 @@ class Feed:
         self._pending: asyncio.Task[Batch] | None = None
         self._closed = False
 
-    async def next(self, patience: float | None = None) -> Batch | None:
+    async def next(self, max_wait: float | None = None) -> Batch | None:
         """The next batch; None when none came in so many seconds. Nothing is lost by cancelling."""
         if self._closed:
             raise InvalidError(
                 "the stream is not followed any more: its `async with` block is over"
             )
         step = self._pending = self._pending or asyncio.create_task(self._step())
-        done, _ = await asyncio.wait({step}, timeout=patience)
+        done, _ = await asyncio.wait({step}, timeout=max_wait)
         if not done:
             return None
         if step.cancelled():

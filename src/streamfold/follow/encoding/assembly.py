@@ -58,15 +58,15 @@ class Assembly:
         `records` and `size` say how many deltas, and bytes of them, have come before. Raises for a
         snapshot that cannot be used; others under way are not touched.
         """
-        shape = form_of(record) or HEADERS
-        frame = shape.parse(record)
+        form = form_of(record) or HEADERS
+        frame = form.parse(record)
         parts = self.open.get(frame.snapshot)
         if parts is None and frame.index == 0:
             parts = self._begin(frame, record, records, size)
         if parts is None:
             return None  # its beginning is trimmed, or it was given up
         try:
-            return self._continue(parts, frame, record, shape)
+            return self._continue(parts, frame, record, form)
         except SnapshotCorruptError:
             self.open.pop(frame.snapshot, None)
             raise
@@ -93,7 +93,7 @@ class Assembly:
         return parts
 
     def _continue(
-        self, parts: PartialSnapshot, frame: Frame, record: StreamRecord, shape: RecordForm
+        self, parts: PartialSnapshot, frame: Frame, record: StreamRecord, form: RecordForm
     ) -> PartialSnapshot | None:
         parts.timestamp = record.timestamp
         if frame.index < parts.next_index:
@@ -101,7 +101,7 @@ class Assembly:
         if frame.index > parts.next_index:
             raise SnapshotCorruptError(parts.name, f"record {parts.next_index} of it is missing")
         if frame.closing is None or frame.index == 0:
-            self._collect(parts, shape.state_of(record))
+            self._collect(parts, form.state_of(record))
         if frame.closing is None:
             return None
         self._check(parts, frame.closing)

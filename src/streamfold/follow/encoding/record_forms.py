@@ -131,8 +131,8 @@ def form_named(name: str) -> RecordForm:
 
 def form_of(record: StreamRecord) -> RecordForm | None:
     """The shape of a snapshot record; None for deltas and commands."""
-    shape: RecordForm = HEADERS if record.headers else PLAIN
-    return shape if shape.snapshot_of(record) is not None else None
+    form: RecordForm = HEADERS if record.headers else PLAIN
+    return form if form.snapshot_of(record) is not None else None
 
 
 def may_be_snapshot(record: StreamRecord) -> bool:

@@ -57,7 +57,7 @@ class StreamWriter:
         backoff: Backoff,
         fencing_token: str | None = None,
         sizes: Sizes | None = None,
-        shape: RecordForm = HEADERS,
+        form: RecordForm = HEADERS,
         *,
         trims: bool = True,
     ) -> None:
@@ -65,7 +65,7 @@ class StreamWriter:
         self._backoff = backoff
         self._token = fencing_token
         self._sizes = sizes or Sizes()
-        self._shape = shape
+        self._shape = form
         self._trims = trims
 
     def split(self, pieces: Iterable[Piece]) -> tuple[bytes | None, Iterator[Piece]]:

@@ -74,11 +74,11 @@ async def _snapshot_records(
         if not batch:
             break
         for record in batch:
-            shape = form_of(record)
-            if shape is None or record.seq_num >= end:
+            form = form_of(record)
+            if form is None or record.seq_num >= end:
                 continue
             try:
-                found.append(_Seen(record.seq_num, record.timestamp, shape.parse(record)))
+                found.append(_Seen(record.seq_num, record.timestamp, form.parse(record)))
             except (SnapshotCorruptError, SnapshotUnsupportedError):
                 continue  # of no use here; a search that meets it again names it
         start = batch[-1].seq_num + 1
@@ -86,6 +86,6 @@ async def _snapshot_records(
 
 
 def _info(seen: _Seen, opening: Opening, closing: Closing) -> SnapshotInfo:
-    place = Placement.RECORD if seen.frame.closing else Placement.FRAMED
+    placement = Placement.RECORD if seen.frame.closing else Placement.FRAMED
     cursor, codec = opening.covers_before, opening.codec
-    return SnapshotInfo(place, seen.frame.snapshot, cursor, codec, closing.size, seen.timestamp)
+    return SnapshotInfo(placement, seen.frame.snapshot, cursor, codec, closing.size, seen.timestamp)

@@ -63,7 +63,7 @@ class RestorePlan:
         """Whether the state is still to be found in the stream."""
         if self.snapshot is None:
             return self.first > 0
-        return self.snapshot.place is not Placement.EXTERNAL
+        return self.snapshot.placement is not Placement.EXTERNAL
 
     def __str__(self) -> str:
         lines = [f"restore {self.stream} up to {self.tail}"]
@@ -109,7 +109,7 @@ async def make_plan(
         best, read_from = inside.info, inside.began_at
     if read_from > first and tail > read_from:
         sample = await retrying(backoff, partial(client.peek, read_from, _SAMPLE))
-    loaded = best.size or 0 if best is not None and best.place is Placement.EXTERNAL else 0
+    loaded = best.size or 0 if best is not None and best.placement is Placement.EXTERNAL else 0
     estimate = loaded + _mean_size(sample) * (tail - read_from)
     return RestorePlan(client.name, best, first, read_from, tail, estimate, tuple(skipped))
 
@@ -131,12 +131,12 @@ def _newest_outside(
 
 def _at_head(sample: Sequence[StreamRecord], skipped: set[str]) -> Located | None:
     """The snapshot that the stream begins with: once it is trimmed, the newest one does."""
-    shape = form_of(sample[0]) if sample else None
-    if shape is None:
+    form = form_of(sample[0]) if sample else None
+    if form is None:
         return None
     record = sample[0]
     try:
-        frame = shape.parse(record)
+        frame = form.parse(record)
     except (SnapshotCorruptError, SnapshotUnsupportedError):
         return None  # the search meets it again, and names it
     if frame.opening is None or frame.snapshot in skipped:

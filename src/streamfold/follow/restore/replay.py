@@ -148,11 +148,11 @@ class Replay(Generic[S]):
 
     def _is_bridged(self, record: StreamRecord) -> bool:
         """Whether only the trim command is missing that a snapshot in one record came with."""
-        shape = form_of(record)
-        if shape is None:
+        form = form_of(record)
+        if form is None:
             return False
         try:
-            frame = shape.parse(record)
+            frame = form.parse(record)
         except (SnapshotCorruptError, SnapshotUnsupportedError):
             return False
         covered = frame.opening.covers_before if frame.opening and frame.closing else None

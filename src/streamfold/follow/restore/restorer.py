@@ -44,12 +44,12 @@ class Restorer(Generic[S]):
         self,
         client: StreamClient,
         snapshots: Snapshots[S],
-        intake: Replay[S],
+        replay: Replay[S],
         report: ProgressCallback,
     ) -> None:
         self._client = client
         self._snapshots = snapshots
-        self._intake = intake
+        self._intake = replay
         self._backoff = Backoff()
         self._report = report
         self._skipped: list[Skipped] = []
@@ -115,20 +115,20 @@ class Restorer(Generic[S]):
         return None
 
     async def _run(self, feed: Feed, plan: RestorePlan) -> bool:
-        intake, began = self._intake, time.perf_counter()
-        while not intake.known or intake.position < plan.tail:
-            if intake.position >= plan.tail:
+        replay, began = self._intake, time.perf_counter()
+        while not replay.known or replay.position < plan.tail:
+            if replay.position >= plan.tail:
                 self._give_up(plan)
                 return False
             batch = await feed.next()
             if batch is None:
                 continue
-            if intake.known and intake.is_gap(batch):
+            if replay.known and replay.is_gap(batch):
                 return False
-            intake.absorb(batch)
-            if intake.position != batch[-1].seq_num + 1:
-                await feed.seek(intake.position)
-            self._report(Progress("replay", intake.position - plan.read_from, plan.records))
+            replay.absorb(batch)
+            if replay.position != batch[-1].seq_num + 1:
+                await feed.seek(replay.position)
+            self._report(Progress("replay", replay.position - plan.read_from, plan.records))
         if plan.records >= _MEASURABLE:
             self.speed = plan.records / max(1e-6, time.perf_counter() - began)
         return True
@@ -138,7 +138,7 @@ class Restorer(Generic[S]):
         for problem in self._intake.problems:
             self._skipped.append(Skipped("in the stream", problem))
         info = plan.snapshot
-        if info is not None and info.place is not Placement.EXTERNAL:
+        if info is not None and info.placement is not Placement.EXTERNAL:
             error = self._intake.problems[-1] if self._intake.problems else None
             self._skip(info.name, error or SnapshotCorruptError(info.name, "it has no end"))
             return

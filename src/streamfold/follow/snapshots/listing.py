@@ -44,9 +44,9 @@ async def list_in_stream(client: StreamClient, backoff: Backoff) -> list[Snapsho
 
 
 def _info(parts: PartialSnapshot) -> SnapshotInfo:
-    place = Placement.RECORD if parts.in_one_record else Placement.FRAMED
+    placement = Placement.RECORD if parts.in_one_record else Placement.FRAMED
     return SnapshotInfo(
-        place,
+        placement,
         parts.snapshot,
         parts.opening.covers_before,
         parts.opening.codec,

@@ -65,9 +65,11 @@ class ServerSnapshots(SnapshotStore):
         found = []
         for item in msgspec.json.decode(body, type=_List).snapshots:
             if match := _TYPE.fullmatch(item.content_type):
-                place, cursor = Placement.EXTERNAL, int(item.offset)
+                placement, cursor = Placement.EXTERNAL, int(item.offset)
                 size, created_at = item.size_bytes, item.created_at
-                found.append(SnapshotInfo(place, item.offset, cursor, match[1], size, created_at))
+                found.append(
+                    SnapshotInfo(placement, item.offset, cursor, match[1], size, created_at)
+                )
         return found
 
     async def load(self, info: SnapshotInfo) -> AsyncIterator[bytes]:

@@ -28,7 +28,7 @@ class Placement(enum.StrEnum):
 class SnapshotInfo:
     """A snapshot that is there, as far as can be told without reading it."""
 
-    place: Placement
+    placement: Placement
     #: Key of a blob, or id of a snapshot in the stream.
     name: str
     #: The state has all records before it.
@@ -42,7 +42,7 @@ class SnapshotInfo:
     naming: str = CONTAINER.name
 
     def __str__(self) -> str:
-        return f"{self.place} snapshot {self.name}"
+        return f"{self.placement} snapshot {self.name}"
 
 
 class SnapshotStore(ABC):
@@ -108,7 +108,7 @@ class Snapshots(Generic[S]):
     store: SnapshotStore | None
     writing: Writing
     #: Of new snapshots in one record of the stream.
-    shape: RecordForm = HEADERS
+    form: RecordForm = HEADERS
     #: Whether those in the stream trim the records that they cover. Without that, readers look for the
     #: newest one from the tail backwards.
     trim: bool = True

@@ -143,7 +143,7 @@ class SnapshotTaker(Generic[S]):
         )
         token = self._keeping.fencing_token
         self._writer = StreamWriter(
-            self._client, self._backoff, token, sizes, snapshots.shape, trims=snapshots.trim
+            self._client, self._backoff, token, sizes, snapshots.form, trims=snapshots.trim
         )
         #: Whether the state was too large for one record when it was last encoded.
         self._outgrown = False
@@ -198,14 +198,14 @@ class SnapshotTaker(Generic[S]):
 
     def since(self) -> SinceSnapshot:
         """What has come since the newest snapshot that is known of."""
-        intake = self._follower.intake
-        mark = intake.mark
+        replay = self._follower.intake
+        mark = replay.mark
         if self._saved is not None and self._saved.cursor > mark.cursor:
             mark = self._saved
         taken_at = self._began if mark.taken_at is None else mark.taken_at
         return SinceSnapshot(
-            max(0, intake.records - mark.records),
-            max(0, intake.bytes - mark.bytes),
+            max(0, replay.records - mark.records),
+            max(0, replay.bytes - mark.bytes),
             (self._now() - taken_at) / 1000,
             self._follower.speed,
         )
@@ -223,7 +223,7 @@ class SnapshotTaker(Generic[S]):
             cursor = self._follower.cursor
             if self.since().records == 0:
                 return Taken(Outcome.NOTHING_NEW, cursor)
-            if self._snapshots.writing is not Writing.EXTERNAL and self._is_anothers_turn():
+            if self._snapshots.writing is not Writing.EXTERNAL and self._should_leave_to_another():
                 return Taken(Outcome.ANOTHERS, cursor)
             taken = await self._write(cursor)
             if taken is not None:
@@ -328,25 +328,25 @@ class SnapshotTaker(Generic[S]):
 
     async def _look_outside(self) -> None:
         """Know of a newer snapshot that another saved outside; what came since is estimated."""
-        store, intake = self._snapshots.store, self._follower.intake
+        store, replay = self._snapshots.store, self._follower.intake
         newest = await retrying(self._backoff, store.newest) if store else None
-        known = self._saved.cursor if self._saved else intake.mark.cursor
-        if newest is None or newest.cursor <= known or newest.cursor > intake.position:
+        known = self._saved.cursor if self._saved else replay.mark.cursor
+        if newest is None or newest.cursor <= known or newest.cursor > replay.position:
             return
-        since = min(intake.position - newest.cursor, intake.records)
-        share = since / intake.records if intake.records else 0.0
+        since = min(replay.position - newest.cursor, replay.records)
+        share = since / replay.records if replay.records else 0.0
         self._saved = KnownSnapshot(
             newest.cursor,
-            intake.records - since,
-            intake.bytes - round(intake.bytes * share),
+            replay.records - since,
+            replay.bytes - round(replay.bytes * share),
             newest.created_at,
         )
 
     def _remember(self, cursor: int) -> None:
-        intake = self._follower.intake
-        self._saved = KnownSnapshot(cursor, intake.records, intake.bytes, self._now())
+        replay = self._follower.intake
+        self._saved = KnownSnapshot(cursor, replay.records, replay.bytes, self._now())
 
-    def _is_anothers_turn(self) -> bool:
+    def _should_leave_to_another(self) -> bool:
         """Whether another snapshotter is writing frames just now."""
         now = self._now()
         return any(

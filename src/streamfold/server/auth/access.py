@@ -93,7 +93,7 @@ class Access:
             grant.require(operation, basin)
 
     @asynccontextmanager
-    async def standing(self, request: Request, grant: Grant) -> AsyncIterator[ActiveGrant]:
+    async def active_grant(self, request: Request, grant: Grant) -> AsyncIterator[ActiveGrant]:
         """What tells a session, while the context lasts, that its token has become worthless."""
         if grant is ROOT:
             yield ActiveGrant(None, None)

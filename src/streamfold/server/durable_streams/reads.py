@@ -124,17 +124,17 @@ class Reads:
     """Answers reads that end."""
 
     def __init__(
-        self, store: StreamStore, gate: DrainGate, long_poll: float, *, private: bool
+        self, store: StreamStore, drain_gate: DrainGate, long_poll: float, *, private: bool
     ) -> None:
         self._store = store
-        self._gate = gate
+        self._gate = drain_gate
         self._long_poll = long_poll
         self._kept = (b"private, " if private else b"public, ") + _IMMUTABLE
 
     async def catch_up(
-        self, request: Request, place: StreamPath, query: Query, key: SealingKey | None
+        self, request: Request, stream_path: StreamPath, query: Query, key: SealingKey | None
     ) -> None:
-        page, status = await self._page(request, place, start_of(query.start), key)
+        page, status = await self._page(request, stream_path, start_of(query.start), key)
         headers = [
             (b"content-type", status.traits.content_type.encode()),
             *_position_headers(page),
@@ -151,12 +151,12 @@ class Reads:
         await answer(request, page.body, headers=headers)
 
     async def _page(
-        self, request: Request, place: StreamPath, start: int | None, key: SealingKey | None
+        self, request: Request, stream_path: StreamPath, start: int | None, key: SealingKey | None
     ) -> tuple[Page, StreamStatus]:
         """What can be read now from `start` on, and the stream when that began."""
 
         async def read() -> tuple[Page, StreamStatus]:
-            source = self._store.durable.reading(place.basin, place.stream, start, key)
+            source = self._store.durable.reading(stream_path.basin, stream_path.stream, start, key)
             async with source as reading:
                 check_start(reading, start)
                 status = reading.status
@@ -172,23 +172,25 @@ class Reads:
     async def long_poll(
         self,
         request: Request,
-        place: StreamPath,
+        stream_path: StreamPath,
         query: Query,
         key: SealingKey | None,
-        standing: ActiveGrant,
+        active_grant: ActiveGrant,
     ) -> None:
         """Answer with what comes within a while; UnauthenticatedError if the token ends before."""
         start = start_of(query.start)
         async with (
             WaitGuard(request, self._gate),
-            self._store.durable.reading(place.basin, place.stream, start, key) as reading,
+            self._store.durable.reading(
+                stream_path.basin, stream_path.stream, start, key
+            ) as reading,
         ):
             check_start(reading, start)
             content_type = reading.status.traits.content_type
             if reading.resting and not reading.closed:
-                await standing.during(reading.wait(self._long_poll))
-            page, _ = await self._page(request, place, reading.seq_num, key)
-            await standing.require()
+                await active_grant.during(reading.wait(self._long_poll))
+            page, _ = await self._page(request, stream_path, reading.seq_num, key)
+            await active_grant.require()
         cursor = caching.next_cursor(query.cursor, wall_clock(), random.randint)
         headers = [*_position_headers(page), problems.NO_STORE]
         if not page.closed:

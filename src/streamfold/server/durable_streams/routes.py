@@ -55,7 +55,7 @@ class DurableStreamsFace:
     def __init__(
         self,
         store: StreamStore,
-        gate: DrainGate,
+        drain_gate: DrainGate,
         access: Access,
         subscriptions: Subscriptions,
         default_basin: BasinName,
@@ -67,8 +67,8 @@ class DurableStreamsFace:
         self._access = access
         self._default_basin = default_basin
         self._streams = Streams(store)
-        self._reads = Reads(store, gate, long_poll, private=private)
-        self._events = Events(store, gate)
+        self._reads = Reads(store, drain_gate, long_poll, private=private)
+        self._events = Events(store, drain_gate)
         self._snapshots = Snapshots(store)
         self._buckets = Buckets(store, access)
         self._subscriptions = subscriptions
@@ -88,10 +88,10 @@ class DurableStreamsFace:
             if path.startswith(_CONTROLS):
                 await self._subscriptions.handle(request, path[len(_CONTROLS) :].split("/"))
                 return
-            place = parse_stream_path(path, self._default_basin)
-            if place is not None:
-                path = place.path
-                await self._dispatch(request, place)
+            stream_path = parse_stream_path(path, self._default_basin)
+            if stream_path is not None:
+                path = stream_path.path
+                await self._dispatch(request, stream_path)
             else:
                 await self._handle_bucket(request)
         except ClientHangupError:
@@ -116,72 +116,72 @@ class DurableStreamsFace:
         else:
             await problems.refuse_method(request, ("GET",))
 
-    async def _dispatch(self, request: Request, place: StreamPath) -> None:
+    async def _dispatch(self, request: Request, stream_path: StreamPath) -> None:
         method = request.method
-        needed = _NEEDED.get((place.part, method))
+        needed = _NEEDED.get((stream_path.part, method))
         if needed is None:
-            allowed = (verb for part, verb in _NEEDED if part is place.part)
+            allowed = (verb for part, verb in _NEEDED if part is stream_path.part)
             await problems.refuse_method(request, allowed)
             return
-        place, source, grant = await self._allowed(request, place, needed)
+        stream_path, source, grant = await self._allowed(request, stream_path, needed)
         key = _key(request)
-        match place.part, method:
+        match stream_path.part, method:
             case None, "PUT":
-                await self._streams.create(request, place, source, key)
+                await self._streams.create(request, stream_path, source, key)
             case None, "POST":
-                await self._streams.append(request, place, key)
+                await self._streams.append(request, stream_path, key)
             case None, "GET":
-                await self._read(request, place, key, grant)
+                await self._read(request, stream_path, key, grant)
             case None, "HEAD":
-                await self._streams.head(request, place)
+                await self._streams.head(request, stream_path)
             case None, _:
-                await self._streams.delete(request, place)
+                await self._streams.delete(request, stream_path)
             case SubResource.SNAPSHOT, "PUT":
-                await self._snapshots.publish(request, place, key)
+                await self._snapshots.publish(request, stream_path, key)
             case SubResource.SNAPSHOT, "DELETE":
-                await self._snapshots.refuse_deletion(request, place, key)
-            case SubResource.SNAPSHOT, _ if place.position is None:
-                await self._snapshots.newest(request, place, key)
+                await self._snapshots.refuse_deletion(request, stream_path, key)
+            case SubResource.SNAPSHOT, _ if stream_path.position is None:
+                await self._snapshots.newest(request, stream_path, key)
             case SubResource.SNAPSHOT, _:
-                await self._snapshots.read(request, place, key)
+                await self._snapshots.read(request, stream_path, key)
             case SubResource.SNAPSHOTS, _:
-                await self._snapshots.list(request, place, key)
+                await self._snapshots.list(request, stream_path, key)
             case SubResource.RETENTION, _:
-                await self._snapshots.retain(request, place, key)
+                await self._snapshots.retain(request, stream_path, key)
             case _:
-                await self._snapshots.bootstrap(request, place, key)
+                await self._snapshots.bootstrap(request, stream_path, key)
 
     async def _allowed(
-        self, request: Request, place: StreamPath, needed: Operation
+        self, request: Request, stream_path: StreamPath, needed: Operation
     ) -> tuple[StreamPath, StreamName | None, Grant]:
         """The place with the stream's whole name, that of a fork's source, and all that is allowed."""
-        grant = await self._access.allow(request, needed, place.basin, place.stream)
+        grant = await self._access.allow(request, needed, stream_path.basin, stream_path.stream)
         source = None
         if needed is Operation.CREATE_STREAM and not await self._store.durable.has_basin(
-            place.basin
+            stream_path.basin
         ):
-            grant.require(Operation.CREATE_BASIN, place.basin)
+            grant.require(Operation.CREATE_BASIN, stream_path.basin)
         named = request.header("stream-forked-from")
         if needed is Operation.CREATE_STREAM and named is not None:
-            source = grant.full_stream_name(source_of(named, place.basin))
-            grant.require(Operation.READ, place.basin, source)
+            source = grant.full_stream_name(source_of(named, stream_path.basin))
+            grant.require(Operation.READ, stream_path.basin, source)
         if grant.stream_prefix:
-            place = place._replace(stream=grant.full_stream_name(place.stream))
-        publishing = place.part is SubResource.SNAPSHOT and needed is Operation.APPEND
+            stream_path = stream_path._replace(stream=grant.full_stream_name(stream_path.stream))
+        publishing = stream_path.part is SubResource.SNAPSHOT and needed is Operation.APPEND
         if publishing and parse_trim_on_snapshot(request.header):
-            grant.require(Operation.TRIM, place.basin, place.stream)
-        return place, source, grant
+            grant.require(Operation.TRIM, stream_path.basin, stream_path.stream)
+        return stream_path, source, grant
 
     async def _read(
-        self, request: Request, place: StreamPath, key: SealingKey | None, grant: Grant
+        self, request: Request, stream_path: StreamPath, key: SealingKey | None, grant: Grant
     ) -> None:
         query = parse_query(request.query)
         if query.live is None:
-            await self._reads.catch_up(request, place, query, key)
+            await self._reads.catch_up(request, stream_path, query, key)
             return
-        async with self._access.standing(request, grant) as standing:
+        async with self._access.active_grant(request, grant) as active_grant:
             live = self._events.serve if query.live == "sse" else self._reads.long_poll
-            await live(request, place, query, key, standing)
+            await live(request, stream_path, query, key, active_grant)
 
 
 def _key(request: Request) -> SealingKey | None:

@@ -86,10 +86,12 @@ class Snapshots:
         self._show = show
         self._present = present
 
-    async def publish(self, request: Request, place: StreamPath, key: SealingKey | None) -> None:
-        seq_num = _position(place)
+    async def publish(
+        self, request: Request, stream_path: StreamPath, key: SealingKey | None
+    ) -> None:
+        seq_num = _position(stream_path)
         content_type = parse_stream_type(request.header("content-type")) or OCTETS
-        status = await self._store.durable.status(place.basin, place.stream)
+        status = await self._store.durable.status(stream_path.basin, stream_path.stream)
         new = Publication(
             seq_num,
             content_type,
@@ -101,24 +103,30 @@ class Snapshots:
             parse_trim_on_snapshot(request.header),
             request.declared_size,
         )
-        snapshot = await self._store.durable.publish(place.basin, place.stream, new)
+        snapshot = await self._store.durable.publish(stream_path.basin, stream_path.stream, new)
         await request.respond(204, self._headers(snapshot))
 
-    async def newest(self, request: Request, place: StreamPath, key: SealingKey | None) -> None:
+    async def newest(
+        self, request: Request, stream_path: StreamPath, key: SealingKey | None
+    ) -> None:
         """Lead to the newest snapshot: its own address never changes what it gives."""
-        snapshot = await self._store.durable.snapshot(place.basin, place.stream, None)
+        snapshot = await self._store.durable.snapshot(stream_path.basin, stream_path.stream, None)
         if snapshot is None:
-            raise SnapshotNotFoundError(f"stream {place.stream!r} has no snapshot: publish one")
-        where = request.url_of(f"{place.path}/snapshot/{self._show(snapshot.seq_num)}")
+            raise SnapshotNotFoundError(
+                f"stream {stream_path.stream!r} has no snapshot: publish one"
+            )
+        where = request.url_of(f"{stream_path.path}/snapshot/{self._show(snapshot.seq_num)}")
         headers = [(b"location", where.encode()), problems.NO_STORE, *self._headers(snapshot)]
         await request.respond(307, headers)
 
-    async def read(self, request: Request, place: StreamPath, key: SealingKey | None) -> None:
-        durable, seq_num = self._store.durable, _position(place)
-        snapshot = await durable.snapshot(place.basin, place.stream, seq_num)
-        status = await durable.status(place.basin, place.stream)
+    async def read(self, request: Request, stream_path: StreamPath, key: SealingKey | None) -> None:
+        durable, seq_num = self._store.durable, _position(stream_path)
+        snapshot = await durable.snapshot(stream_path.basin, stream_path.stream, seq_num)
+        status = await durable.status(stream_path.basin, stream_path.stream)
         if snapshot is None:
-            raise SnapshotNotFoundError(f"stream {place.stream!r} has no snapshot at {seq_num}")
+            raise SnapshotNotFoundError(
+                f"stream {stream_path.stream!r} has no snapshot at {seq_num}"
+            )
         headers = [
             (b"content-type", snapshot.content_type.encode()),
             (b"content-length", str(snapshot.size).encode()),
@@ -137,9 +145,9 @@ class Snapshots:
                 await stream.send(piece)
         await stream.close()
 
-    async def list(self, request: Request, place: StreamPath, key: SealingKey | None) -> None:
+    async def list(self, request: Request, stream_path: StreamPath, key: SealingKey | None) -> None:
         await request.reserve_answer(LIST_ROOM)
-        found = await self._store.durable.snapshots(place.basin, place.stream)
+        found = await self._store.durable.snapshots(stream_path.basin, stream_path.stream)
         items = [
             SnapshotItem(
                 self._show(s.seq_num),
@@ -155,39 +163,45 @@ class Snapshots:
         await request.respond(200, (JSON, problems.NO_STORE), body)
 
     async def refuse_deletion(
-        self, request: Request, place: StreamPath, key: SealingKey | None
+        self, request: Request, stream_path: StreamPath, key: SealingKey | None
     ) -> None:
         """The newest snapshot cannot be deleted, and no other counts: readers may still have it."""
-        seq_num = _position(place)
-        newest = await self._store.durable.snapshot(place.basin, place.stream, None)
+        seq_num = _position(stream_path)
+        newest = await self._store.durable.snapshot(stream_path.basin, stream_path.stream, None)
         if newest is None or newest.seq_num != seq_num:
             there = "none" if newest is None else f"the one at {newest.seq_num}"
             raise SnapshotNotFoundError(
-                f"no snapshot at {seq_num} can be deleted: the newest of stream {place.stream!r} is "
-                f"{there}, and older ones go by themselves"
+                f"no snapshot at {seq_num} can be deleted: the newest of stream "
+                f"{stream_path.stream!r} is {there}, and older ones go by themselves"
             )
         raise SnapshotConflictError(
             f"the snapshot at {seq_num} is the newest and cannot be deleted: publish a newer one, and "
             "it goes by itself"
         )
 
-    async def retain(self, request: Request, place: StreamPath, key: SealingKey | None) -> None:
-        seq_num, durable = _position(place), self._store.durable
-        status = await durable.status(place.basin, place.stream)
+    async def retain(
+        self, request: Request, stream_path: StreamPath, key: SealingKey | None
+    ) -> None:
+        seq_num, durable = _position(stream_path), self._store.durable
+        status = await durable.status(stream_path.basin, stream_path.stream)
         whole = not is_json(status.traits.content_type)
-        await durable.retain(place.basin, place.stream, seq_num, whole_appends=whole, key=key)
+        await durable.retain(
+            stream_path.basin, stream_path.stream, seq_num, whole_appends=whole, key=key
+        )
         kept = (b"stream-retained-offset", self._show(seq_num).encode())
         await request.respond(204, (kept,))
 
-    async def bootstrap(self, request: Request, place: StreamPath, key: SealingKey | None) -> None:
+    async def bootstrap(
+        self, request: Request, stream_path: StreamPath, key: SealingKey | None
+    ) -> None:
         if "live" in parse_parameters(request.query):
             raise InvalidError("a bootstrap is not live: read on from its Stream-Next-Offset")
         durable = self._store.durable
-        snapshot = await durable.snapshot(place.basin, place.stream, None)
-        status = await durable.status(place.basin, place.stream)
+        snapshot = await durable.snapshot(stream_path.basin, stream_path.stream, None)
+        status = await durable.status(stream_path.basin, stream_path.stream)
         start = status.first if snapshot is None else snapshot.seq_num
         await request.reserve_answer(_BOOTSTRAP_ROOM)
-        parts, end, closed = await self._updates(request, place, start, key)
+        parts, end, closed = await self._updates(request, stream_path, start, key)
         separator = bootstrap.boundary(os.urandom(bootstrap.BOUNDARY_RANDOM_MIN))
         updates = await request.offload(_multipart, parts, separator)
         del parts
@@ -225,13 +239,15 @@ class Snapshots:
     async def _updates(
         self,
         request: Request,
-        place: StreamPath,
+        stream_path: StreamPath,
         start: int,
         key: SealingKey | None,
     ) -> tuple[Parts, int, bool | None]:
         """Whole updates from `start` on, where they end, and if that is the tail, whether closed."""
         batches, fresh, size, pace = [], [], 0, ReaderFairness()
-        async with self._store.durable.reading(place.basin, place.stream, start, key) as reading:
+        async with self._store.durable.reading(
+            stream_path.basin, stream_path.stream, start, key
+        ) as reading:
             while batch := await reading.next():
                 batches.append(batch)
                 fresh.append(batch)
@@ -280,7 +296,7 @@ def _multipart(parts: Parts, separator: str) -> Sequence[bytes]:
     return [*pieces, b"".join(gathered)]
 
 
-def _position(place: StreamPath) -> int:
-    if place.position is None:
+def _position(stream_path: StreamPath) -> int:
+    if stream_path.position is None:
         raise InvalidError("the position is missing: it is the last part of the path")
-    return int(parse_position(place.position))
+    return int(parse_position(stream_path.position))

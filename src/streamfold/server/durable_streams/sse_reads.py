@@ -58,22 +58,24 @@ def _control_event(seq_num: int, cursor: str, at_tail: bool, closed: bool) -> by
 class Events:
     """Serves live reads."""
 
-    def __init__(self, store: StreamStore, gate: DrainGate) -> None:
+    def __init__(self, store: StreamStore, drain_gate: DrainGate) -> None:
         self._store = store
-        self._gate = gate
+        self._gate = drain_gate
         self._shared = SharedEncodings()
 
     async def serve(
         self,
         request: Request,
-        place: StreamPath,
+        stream_path: StreamPath,
         query: Query,
         key: SealingKey | None,
-        standing: ActiveGrant,
+        active_grant: ActiveGrant,
     ) -> None:
         """Answer with events until the stream, the connection or the caller's token ends."""
         start = start_of(query.start)
-        async with self._store.durable.reading(place.basin, place.stream, start, key) as reading:
+        async with self._store.durable.reading(
+            stream_path.basin, stream_path.stream, start, key
+        ) as reading:
             check_start(reading, start)
             content_type = reading.status.traits.content_type
             headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
@@ -88,7 +90,7 @@ class Events:
             )
             try:
                 async with WaitGuard(request, self._gate) as watch:
-                    await connection.run(watch, standing)
+                    await connection.run(watch, active_grant)
             except _TOLD_LATER:
                 pass
             await stream.close()
@@ -112,17 +114,17 @@ class _Connection:
         self._shared = shared
         self._told: tuple[int, bool] | None = None
 
-    async def run(self, watch: WaitGuard, standing: ActiveGrant) -> None:
+    async def run(self, watch: WaitGuard, active_grant: ActiveGrant) -> None:
         """Send what is there and what comes, until the end of the stream or of this connection."""
         loop, pace = asyncio.get_running_loop(), ReaderFairness()
         ends = loop.time() + LIFETIME
         while True:
             watch.interruptible = False
             while batch := await self._reading.next():
-                await standing.require()
+                await active_grant.require()
                 await self._send_data(batch)
                 await pace.after(batch)
-            await standing.require()
+            await active_grant.require()
             await self._send_position()
             if self._reading.resting:
                 await self._stream.settle()
@@ -130,7 +132,7 @@ class _Connection:
                 return
             watch.interruptible = True
             quiet = min(KEEP_ALIVE, max(0.0, ends - loop.time()))
-            if not await standing.during(self._reading.wait(quiet)):
+            if not await active_grant.during(self._reading.wait(quiet)):
                 watch.interruptible = False
                 await self._stream.send(_COMMENT)
 

@@ -46,28 +46,36 @@ class Streams:
         self._order = ArrivalOrder()
 
     async def create(
-        self, request: Request, place: StreamPath, source: StreamName | None, key: SealingKey | None
+        self,
+        request: Request,
+        stream_path: StreamPath,
+        source: StreamName | None,
+        key: SealingKey | None,
     ) -> None:
         """Create a stream; `source` is the whole name of the stream that it is a fork of."""
         options = parse_create(request.header)
         body = await read_body(request)
         content: Content = partial(_batches, request, body, None, allow_empty=True)
-        if source is None and not await self._store.durable.has_basin(place.basin):
+        if source is None and not await self._store.durable.has_basin(stream_path.basin):
             # A creation that is refused leaves nothing behind, not even its bucket.
             content = prepared(await content(options.content_type or OCTETS))
-        wish = _stream_spec(options, source, content, key)
-        await self._store.durable.ensure_basin(place.basin)
-        status, created = await self._store.durable.create(place.basin, place.stream, wish)
+        spec = _stream_spec(options, source, content, key)
+        await self._store.durable.ensure_basin(stream_path.basin)
+        status, created = await self._store.durable.create(
+            stream_path.basin, stream_path.stream, spec
+        )
         headers = [
             (b"content-type", status.traits.content_type.encode()),
             problems.offset_header(status.tail),
             *([problems.CLOSED] if status.closed else []),
         ]
         if created:
-            headers.append((b"location", request.url_of(place.path).encode()))
+            headers.append((b"location", request.url_of(stream_path.path).encode()))
         await request.respond(201 if created else 200, headers)
 
-    async def append(self, request: Request, place: StreamPath, key: SealingKey | None) -> None:
+    async def append(
+        self, request: Request, stream_path: StreamPath, key: SealingKey | None
+    ) -> None:
         options = parse_append(request.header)
         body = await read_body(request)
         if not body.size and not options.closed:
@@ -76,9 +84,9 @@ class Streams:
             raise InvalidError("content-type is missing: an append names the type of its content")
         claim = _claim(options, has_content=bool(body.size))
         try:
-            done = await self._append(request, place, claim, body, key)
+            done = await self._append(request, stream_path, claim, body, key)
         except StreamClosedError:
-            status = await self._store.durable.status(place.basin, place.stream)
+            status = await self._store.durable.status(stream_path.basin, stream_path.stream)
             headers = (problems.offset_header(status.tail), problems.CLOSED, problems.NO_STORE)
             await request.respond(409, headers)
             return
@@ -86,20 +94,25 @@ class Streams:
         await request.respond(200 if fresh else 204, _append_headers(done))
 
     async def _append(
-        self, request: Request, place: StreamPath, claim: Claim, body: Body, key: SealingKey | None
+        self,
+        request: Request,
+        stream_path: StreamPath,
+        claim: Claim,
+        body: Body,
+        key: SealingKey | None,
     ) -> Appended:
         """Append in the order of arrival: a large body does not let later ones come first."""
-        append = partial(self._store.durable.append, place.basin, place.stream, claim)
-        arrival = (request.connection, place.basin, place.stream)
+        append = partial(self._store.durable.append, stream_path.basin, stream_path.stream, claim)
+        arrival = (request.connection, stream_path.basin, stream_path.stream)
         if is_light(body, claim.content_type or ""):
             await self._order.reached(arrival)
             return await append(partial(_batches, request, body, None, allow_empty=False), key)
         async with self._order.turn(arrival) as turn:
             return await append(partial(_batches, request, body, turn, allow_empty=False), key)
 
-    async def head(self, request: Request, place: StreamPath) -> None:
-        status = await self._store.durable.status(place.basin, place.stream)
-        newest = await self._store.durable.snapshot(place.basin, place.stream, None)
+    async def head(self, request: Request, stream_path: StreamPath) -> None:
+        status = await self._store.durable.status(stream_path.basin, stream_path.stream)
+        newest = await self._store.durable.snapshot(stream_path.basin, stream_path.stream, None)
         tag = caching.etag(status.id, status.first, status.tail, status.closed)
         headers = [
             (b"content-type", status.traits.content_type.encode()),
@@ -115,8 +128,8 @@ class Streams:
             headers.append((b"stream-snapshot-digest", newest.digest.encode()))
         await request.respond(200, headers)
 
-    async def delete(self, request: Request, place: StreamPath) -> None:
-        await self._store.durable.delete(place.basin, place.stream)
+    async def delete(self, request: Request, stream_path: StreamPath) -> None:
+        await self._store.durable.delete(stream_path.basin, stream_path.stream)
         await request.respond(204)
 
 

@@ -18,13 +18,13 @@ class ClientLimits:
 
     def __init__(
         self,
-        intake: RequestBudget | None = None,
+        request_budget: RequestBudget | None = None,
         connections: Connections | None = None,
-        unread: ResponseBudget | None = None,
+        response_budget: ResponseBudget | None = None,
     ) -> None:
-        self.intake = intake or RequestBudget()
+        self.intake = request_budget or RequestBudget()
         self.connections = connections or Connections()
-        self.unread = unread or ResponseBudget()
+        self.unread = response_budget or ResponseBudget()
         self.unread.on_cut_off = self._disconnect
 
     def _disconnect(self, answer: ResponseStream) -> None:
@@ -38,19 +38,27 @@ class ClientLimits:
 class ClientMetrics(Collector):
     """What the bounds hold now, what they allow, and whom they cut off."""
 
-    def __init__(self, traffic: ClientLimits) -> None:
-        self._traffic = traffic
+    def __init__(self, client_limits: ClientLimits) -> None:
+        self._traffic = client_limits
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        traffic = self._traffic
-        connections, unread = traffic.connections, traffic.unread
-        bodies, files = traffic.intake.room, traffic.intake.files
+        client_limits = self._traffic
+        connections, response_budget = client_limits.connections, client_limits.unread
+        bodies, files = client_limits.intake.room, client_limits.intake.files
         for name, text, value in (
             ("connections", "Connections that are open", connections.open),
             ("connections_max", "Connections that may be open", connections.most),
-            ("unread_bytes", "Bytes held for clients that have not read them", unread.room.used),
-            ("unread_bytes_max", "Bytes that may be held for clients", unread.room.capacity),
-            ("unread_waiting", "Answers that wait for memory", unread.room.waiting),
+            (
+                "unread_bytes",
+                "Bytes held for clients that have not read them",
+                response_budget.room.used,
+            ),
+            (
+                "unread_bytes_max",
+                "Bytes that may be held for clients",
+                response_budget.room.capacity,
+            ),
+            ("unread_waiting", "Answers that wait for memory", response_budget.room.waiting),
             ("body_bytes", "Bytes reserved for bodies of requests", bodies.used),
             ("body_bytes_max", "Bytes that may be reserved for bodies", bodies.capacity),
             ("upload_files", "Files that uploads keep open", files.used),
@@ -62,8 +70,8 @@ class ClientMetrics(Collector):
         )
         for reason, count in (
             ("silent_connection", connections.closed),
-            ("unread_answer", unread.cut_off),
-            ("slow_body", traffic.intake.cut_off),
+            ("unread_answer", response_budget.cut_off),
+            ("slow_body", client_limits.intake.cut_off),
         ):
             cut_off.add_metric((reason,), count)
         yield cut_off

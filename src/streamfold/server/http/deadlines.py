@@ -18,10 +18,10 @@ class WaitGuard:
     `interruptible` is set, since a message that has been begun must go out whole.
     """
 
-    def __init__(self, request: Request, gate: DrainGate) -> None:
+    def __init__(self, request: Request, drain_gate: DrainGate) -> None:
         self.interruptible = True
         self._request = request
-        self._gate = gate
+        self._gate = drain_gate
         self._reason: StreamfoldError | None = None
 
     async def __aenter__(self) -> WaitGuard:

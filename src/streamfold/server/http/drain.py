@@ -44,7 +44,7 @@ class DrainGate:
     def forget(self, callback: Callable[[], None]) -> None:
         self._callbacks.discard(callback)
 
-    async def drain(self, patience: float) -> None:
+    async def drain(self, max_wait: float) -> None:
         """Let nothing new in, and return when everything is out.
 
         Sessions are advised to reconnect; half of `patience` (seconds) later they are ended, and at its
@@ -54,18 +54,18 @@ class DrainGate:
         for callback in tuple(self._callbacks):
             callback()
         for last_word in (self.expired.set, self._cut_off):
-            if await self._all_out(patience / 2):
+            if await self._wait_until_empty(max_wait / 2):
                 return
             last_word()
-        await self._all_out(None)
+        await self._wait_until_empty(None)
 
     async def linger(self, seconds: float) -> None:
         """Return so long after the last request has left."""
         await asyncio.sleep(max(0.0, self._last_left + seconds - monotonic()))
 
-    async def _all_out(self, patience: float | None) -> bool:
+    async def _wait_until_empty(self, max_wait: float | None) -> bool:
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(max_wait):
                 while self._inside:
                     self._emptied.clear()
                     await self._emptied.wait()

@@ -69,13 +69,13 @@ class Listener:
         bound: socket.socket,
         handler: Handler,
         tls: TlsFiles | None = None,
-        traffic: ClientLimits | None = None,
+        client_limits: ClientLimits | None = None,
     ) -> None:
         self.port: int = bound.getsockname()[1]
         self._socket = bound
         self._handler = handler
         self._tls = tls
-        self._traffic = traffic or ClientLimits()
+        self._traffic = client_limits or ClientLimits()
         self._workers = OffloadPool()
         self._signal = WorkerSignal()
         self._stopped = asyncio.Event()
@@ -89,24 +89,29 @@ class Listener:
         self._worker().serve_async(scheduler, loop, self._signal)
         self._traffic.connections.start(self.port)
 
-    async def stop(self, patience: float) -> None:
+    async def stop(self, max_wait: float) -> None:
         """Accept no more, tell clients to go away, and wait until they have gone."""
         await self._traffic.connections.stop()
         self._signal.set()
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(max_wait):
                 await self._stopped.wait()
         except TimeoutError:
-            logger.warning("connections are still open after %.1f s: leaving them", patience)
+            logger.warning("connections are still open after %.1f s: leaving them", max_wait)
         self._workers.close()
 
     def _begin(self, watcher: Any) -> None:
         """Start a task for a request; granian keeps it alive."""
-        proto, traffic = watcher.proto, self._traffic
+        proto, client_limits = watcher.proto, self._traffic
         request = Request(
-            watcher.scope, proto.receive, proto.send, traffic.intake, traffic.unread, self._workers
+            watcher.scope,
+            proto.receive,
+            proto.send,
+            client_limits.intake,
+            client_limits.unread,
+            self._workers,
         )
-        traffic.connections.begin(request.connection)
+        client_limits.connections.begin(request.connection)
         request.task = self._loop.create_task(self._answer(request, watcher))
         watcher.taskref(request.task)
 

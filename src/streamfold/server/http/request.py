@@ -96,17 +96,17 @@ class Request:
         scope: Mapping[str, Any],
         receive: Receive,
         send: Send,
-        intake: RequestBudget,
-        unread: ResponseBudget,
-        workers: OffloadPool,
+        request_budget: RequestBudget,
+        response_budget: ResponseBudget,
+        offload_pool: OffloadPool,
     ) -> None:
         self._scope = scope
         self.method: str = scope["method"]
         #: The path as the client wrote it, still percent-encoded.
         self.raw_path: str = from_bytes(scope["raw_path"])
-        self._intake = intake
-        self._unread = unread
-        self._workers = workers
+        self._intake = request_budget
+        self._unread = response_budget
+        self._workers = offload_pool
         self._upload: Upload | None = None
         self._receive = receive
         self._send = send
@@ -306,15 +306,15 @@ class Request:
     def _watches(self, size: int) -> bool:
         """Whether to send an answer in pieces and count it until it is taken; reserves memory then."""
         version: str = self._scope["http_version"]
-        unread, counted = self._unread, size + min(size, MESSAGES_BELOW * PIECE)
+        response_budget, counted = self._unread, size + min(size, MESSAGES_BELOW * PIECE)
         if size <= WHOLE_MAX[version[0]]:
-            if size and version[0] == "2" and unread.is_sample(size + ANSWER_COST):
+            if size and version[0] == "2" and response_budget.is_sample(size + ANSWER_COST):
                 counted = SAMPLE
-            elif size <= TINY or not unread.room.pressed:
+            elif size <= TINY or not response_budget.room.pressed:
                 return False
         # It is made already, so that to wait here would not make it smaller.
         if self._reservation is None:
-            self._reservation = unread.room.reserve_at_once(self.connection, counted)
+            self._reservation = response_budget.room.reserve_at_once(self.connection, counted)
         else:
             self._reservation.resize(counted)
         return True

@@ -159,8 +159,8 @@ class Upload:
     #: That waits for the client.
     task: asyncio.Task[Any]
 
-    def __init__(self, intake: RequestBudget, looks: int) -> None:
-        self._intake = intake
+    def __init__(self, request_budget: RequestBudget, looks: int) -> None:
+        self._intake = request_budget
         #: The look after which the window began, and after which the client was last heard of.
         self.window = self.heard = looks
         #: Bytes since the window began.
@@ -219,13 +219,15 @@ class Upload:
         """
         if self.holds_file:
             return
-        intake = self._intake
+        request_budget = self._intake
         try:
-            async with asyncio.timeout(intake.file_wait):
-                await intake.files.acquire(1)
+            async with asyncio.timeout(request_budget.file_wait):
+                await request_budget.files.acquire(1)
         except TimeoutError:
-            raise UploadsBusyError(intake.files.capacity, intake.file_wait) from None
-        self.file_at = intake.looks
+            raise UploadsBusyError(
+                request_budget.files.capacity, request_budget.file_wait
+            ) from None
+        self.file_at = request_budget.looks
         self._begin_anew()
 
     def _begin_anew(self) -> None:

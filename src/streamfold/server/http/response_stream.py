@@ -59,10 +59,10 @@ class ResponseStream:
         "taken",
     )
 
-    def __init__(self, request: Request, send: Send, unread: ResponseBudget) -> None:
+    def __init__(self, request: Request, send: Send, response_budget: ResponseBudget) -> None:
         self._request = request
         self._send = send
-        self._unread = unread
+        self._unread = response_budget
         #: The last bytes of what was sent, until more is sent or it is settled.
         self._kept_back = b""
         # As `unread.Answer` has them.
@@ -115,12 +115,12 @@ class ResponseStream:
 
     async def _send_watched(self, parts: Sequence[bytes], size: int) -> None:
         """Hand over `parts`, and count what is below us until the client has taken all of it."""
-        unread = self._unread
+        response_budget = self._unread
         if size > SHARED_PIECE:
             below = min(size, MESSAGES_BELOW * SHARED_PIECE)
-            reservation = await unread.reserve(self.connection, below, first=True)
+            reservation = await response_budget.reserve(self.connection, below, first=True)
         else:
-            reservation = unread.room.reserve_at_once(self.connection, SAMPLE)
+            reservation = response_budget.room.reserve_at_once(self.connection, SAMPLE)
         try:
             await self._hand_over(chain(_pieces(parts, SHARED_PIECE), _single(_end_of(parts))))
         finally:
@@ -140,10 +140,10 @@ class ResponseStream:
 
     async def _hand_over(self, messages: Iterable[bytes]) -> None:
         """Give messages to granian, as it takes them."""
-        unread, request = self._unread, self._request
+        response_budget, request = self._unread, self._request
         self.since = self.moved = _now()
         self.taken = 0
-        unread.begin(self)
+        response_budget.begin(self)
         try:
             for message in messages:
                 request.sent += len(message)
@@ -158,7 +158,7 @@ class ResponseStream:
                 ) from None
             raise
         finally:
-            unread.end(self)
+            response_budget.end(self)
 
 
 def _now() -> float:

@@ -65,13 +65,13 @@ class OpsEndpoints:
     def __init__(
         self,
         store: StreamStore,
-        gate: DrainGate,
+        drain_gate: DrainGate,
         instruments: Sequence[Collector],
         access: Access | None,
     ) -> None:
         """With `access`, /metrics is for those who may see the account's metrics."""
         self._store = store
-        self._gate = gate
+        self._gate = drain_gate
         self._access = access
         self._registry = CollectorRegistry()
         for collector in (*instruments, PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):

@@ -43,16 +43,16 @@ class AppendSession:
     def __init__(
         self,
         request: Request,
-        target: StreamRequest,
-        standing: ActiveGrant,
+        stream_request: StreamRequest,
+        active_grant: ActiveGrant,
         appends: Appends,
-        gate: DrainGate,
+        drain_gate: DrainGate,
     ) -> None:
         self._request = request
-        self._target = target
-        self._standing = standing
+        self._target = stream_request
+        self._standing = active_grant
         self._appends = appends
-        self._gate = gate
+        self._gate = drain_gate
         #: What there is to do, in order; an end is the last.
         self._steps: asyncio.Queue[Ticket | _End] = asyncio.Queue()
         self._room = asyncio.Semaphore(OUTSTANDING_MAX)

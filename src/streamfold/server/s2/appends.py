@@ -45,32 +45,32 @@ class Appends:
         self._store = store
         self._instruments = instruments
 
-    async def submit(self, target: StreamRequest, wanted: AppendInput) -> Ticket:
+    async def submit(self, stream_request: StreamRequest, wanted: AppendInput) -> Ticket:
         """Take a place for a batch; raises if it is refused, and then nothing has happened."""
         batch = wanted.batch
-        require_append(target.grant, target.basin, target.stream, batch)
+        require_append(stream_request.grant, stream_request.basin, stream_request.stream, batch)
         started = perf_counter()
         ack = self._store.submit_at_once(
-            target.basin,
-            target.stream,
+            stream_request.basin,
+            stream_request.stream,
             batch,
             match_seq_num=wanted.match_seq_num,
             fencing_token=wanted.fencing_token,
-            key=target.sealing_key,
+            key=stream_request.sealing_key,
         )
         if ack is None:
             ack = await self._store.submit(
-                target.basin,
-                target.stream,
+                stream_request.basin,
+                stream_request.stream,
                 batch,
                 match_seq_num=wanted.match_seq_num,
                 fencing_token=wanted.fencing_token,
-                create_with=target.create_with,
-                key=target.sealing_key,
+                create_with=stream_request.create_with,
+                key=stream_request.sealing_key,
                 check=check_content,
             )
         placed = perf_counter()
-        self._instruments.placed(placed - started, batch.count, batch.metered)
+        self._instruments.sequenced(placed - started, batch.count, batch.metered)
         return Ticket(ack, self._instruments, placed)
 
 

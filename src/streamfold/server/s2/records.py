@@ -48,13 +48,13 @@ class Records:
         self,
         store: StreamStore,
         access: Access,
-        gate: DrainGate,
+        drain_gate: DrainGate,
         appends: Appends,
         followers: LiveReads,
     ) -> None:
         self._store = store
         self._access = access
-        self._gate = gate
+        self._gate = drain_gate
         self._appends = appends
         self._followers = followers
         self._shared = SharedEncodings()
@@ -64,13 +64,13 @@ class Records:
         given = request.headers
         negotiated = _negotiate_append(given.get(b"content-type", b""), given.get(b"accept", b""))
         grant = ROOT if self._access.open else await self._access.grant(request)
-        target = parse_stream_request(request, segment, grant)
-        require_append_session(grant, target.basin, target.stream)
+        stream_request = parse_stream_request(request, segment, grant)
+        require_append_session(grant, stream_request.basin, stream_request.stream)
         if negotiated.session:
-            await self._open_append_session(request, target)
+            await self._open_append_session(request, stream_request)
             return
         unparsed = await _read_append(request, negotiated.request)
-        ticket = await self._submit(request, target, unparsed)
+        ticket = await self._submit(request, stream_request, unparsed)
         ack = await ticket.acknowledged()
         if negotiated.response is Encoding.PROTO:
             body = records_proto.encode_append_ack(ack.start, ack.end, ack.tail)
@@ -79,36 +79,42 @@ class Records:
             body = records_json.encode_append_ack(ack.start, ack.end, ack.tail)
             await request.respond(200, _JSON_HEAD, body)
 
-    async def _submit(self, request: Request, target: StreamRequest, unparsed: _Unparsed) -> Ticket:
+    async def _submit(
+        self, request: Request, stream_request: StreamRequest, unparsed: _Unparsed
+    ) -> Ticket:
         """Place an append in the order of arrival: a large one does not let later ones come first."""
-        arrival = (request.connection, target.basin, target.stream)
+        arrival = (request.connection, stream_request.basin, stream_request.stream)
         wanted = unparsed.parse_light()
         if wanted is not None:
             await self._order.reached(arrival)
-            return await self._appends.submit(target, wanted)
+            return await self._appends.submit(stream_request, wanted)
         async with self._order.turn(arrival):
             wanted = await request.offload(unparsed.parse)
-            return await self._appends.submit(target, wanted)
+            return await self._appends.submit(stream_request, wanted)
 
-    async def _open_append_session(self, request: Request, target: StreamRequest) -> None:
-        await ensure_stream(self._store, target, on_append=True)
-        async with self._access.standing(request, target.grant) as standing:
-            session = AppendSession(request, target, standing, self._appends, self._gate)
+    async def _open_append_session(self, request: Request, stream_request: StreamRequest) -> None:
+        await ensure_stream(self._store, stream_request, on_append=True)
+        async with self._access.active_grant(request, stream_request.grant) as active_grant:
+            session = AppendSession(
+                request, stream_request, active_grant, self._appends, self._gate
+            )
             await session.run(await request.open(200, FRAME_HEADERS))
 
     async def read(self, request: Request, segment: str) -> None:
         negotiated = negotiate_read(request.header("content-type"), request.header("accept"))
-        target = parse_stream_request(request, segment, await self._access.grant(request))
-        target.grant.require(Operation.READ, target.basin, target.stream)
+        stream_request = parse_stream_request(request, segment, await self._access.grant(request))
+        stream_request.grant.require(Operation.READ, stream_request.basin, stream_request.stream)
         query = parse_read_query(request.query)
         match negotiated.response:
             case Encoding.S2S:
                 accepted = headers.parse_accept_encoding(request.header("accept-encoding"))
-                await self._follow(request, target, query, FrameEncoding(accepted, self._shared))
+                await self._follow(
+                    request, stream_request, query, FrameEncoding(accepted, self._shared)
+                )
             case Encoding.SSE:
-                await self._read_events(request, target, query)
+                await self._read_events(request, stream_request, query)
             case _:
-                await self._read_once(request, target, query, negotiated.response)
+                await self._read_once(request, stream_request, query, negotiated.response)
 
     async def tail(self, request: Request, segment: str) -> None:
         basin, stream = basin_of(request), stream_of(segment)
@@ -117,11 +123,11 @@ class Records:
         await answer(request, records_json.encode_tail(tail))
 
     async def _read_once(
-        self, request: Request, target: StreamRequest, query: ReadQuery, response: Encoding
+        self, request: Request, stream_request: StreamRequest, query: ReadQuery, response: Encoding
     ) -> None:
         record_format = headers.parse_format(request.header(headers.FORMAT))
-        await ensure_stream(self._store, target, on_append=False)
-        read = partial(self._wait_for_batch, request, target, query.unary())
+        await ensure_stream(self._store, stream_request, on_append=False)
+        read = partial(self._wait_for_batch, request, stream_request, query.unary())
         if query.wait:
             batch = await read()
             await request.reserve_answer(_answer_size(batch))
@@ -138,38 +144,48 @@ class Records:
             await answer(request, await request.offload(encode) if heavy else encode())
 
     async def _wait_for_batch(
-        self, request: Request, target: StreamRequest, query: ReadQuery
+        self, request: Request, stream_request: StreamRequest, query: ReadQuery
     ) -> ReadBatch:
         reading = self._store.read(
-            target.basin,
-            target.stream,
+            stream_request.basin,
+            stream_request.stream,
             _wanted(query),
-            create_with=target.create_with,
-            key=target.sealing_key,
+            create_with=stream_request.create_with,
+            key=stream_request.sealing_key,
         )
         if not query.wait:
             return await reading
         async with (
-            self._access.standing(request, target.grant) as standing,
+            self._access.active_grant(request, stream_request.grant) as active_grant,
             WaitGuard(request, self._gate),
         ):
-            batch = await standing.during(reading)
-            await standing.require()
+            batch = await active_grant.during(reading)
+            await active_grant.require()
             return batch
 
-    async def _read_events(self, request: Request, target: StreamRequest, query: ReadQuery) -> None:
+    async def _read_events(
+        self, request: Request, stream_request: StreamRequest, query: ReadQuery
+    ) -> None:
         record_format = headers.parse_format(request.header(headers.FORMAT))
         last = request.header(headers.LAST_EVENT_ID)
         if last is not None:
             query = query.resumed(EventId.parse(last))
-        await self._follow(request, target, query, EventEncoding(record_format, self._shared))
+        await self._follow(
+            request, stream_request, query, EventEncoding(record_format, self._shared)
+        )
 
     async def _follow(
-        self, request: Request, target: StreamRequest, query: ReadQuery, presentation: LiveEncoding
+        self,
+        request: Request,
+        stream_request: StreamRequest,
+        query: ReadQuery,
+        presentation: LiveEncoding,
     ) -> None:
-        await ensure_stream(self._store, target, on_append=False)
-        async with self._access.standing(request, target.grant) as standing:
-            await self._followers.serve(request, target, standing, _wanted(query), presentation)
+        await ensure_stream(self._store, stream_request, on_append=False)
+        async with self._access.active_grant(request, stream_request.grant) as active_grant:
+            await self._followers.serve(
+                request, stream_request, active_grant, _wanted(query), presentation
+            )
 
 
 class _Unparsed(NamedTuple):

@@ -26,15 +26,15 @@ from streamfold.wire.s2.paths import parse_basin
 def add_s2(
     router: Router,
     store: StreamStore,
-    gate: DrainGate,
+    drain_gate: DrainGate,
     instruments: AppendMetrics,
     heartbeat: tuple[float, float],
     access: Access,
 ) -> None:
     """Route everything below /v1."""
-    appends, followers = Appends(store, instruments), LiveReads(store, gate, heartbeat)
+    appends, followers = Appends(store, instruments), LiveReads(store, drain_gate, heartbeat)
     locations = Locations(store.location)
-    _add_records(router, Records(store, access, gate, appends, followers), store.usage)
+    _add_records(router, Records(store, access, drain_gate, appends, followers), store.usage)
     _add_streams(router, Streams(store, access), store.usage)
     StreamSnapshots(store, access).add_to(router)
     _add_basins(router, Basins(store, access), store.usage)

@@ -44,13 +44,19 @@ class StreamSnapshots:
 
     def _guarded(self, operation: Operation, handler: Handler) -> Handler:
         async def handle(request: Request, segment: str, position: str | None = None) -> None:
-            target = parse_stream_request(request, segment, await self._access.grant(request))
-            target.grant.require(operation, target.basin, target.stream)
+            stream_request = parse_stream_request(
+                request, segment, await self._access.grant(request)
+            )
+            stream_request.grant.require(operation, stream_request.basin, stream_request.stream)
             if handler == self._snapshots.publish and parse_trim_on_snapshot(request.header):
-                target.grant.require(Operation.TRIM, target.basin, target.stream)
+                stream_request.grant.require(
+                    Operation.TRIM, stream_request.basin, stream_request.stream
+                )
             path = f"/v1/streams/{segment}"
-            place = StreamPath(target.basin, target.stream, path, SubResource.SNAPSHOT, position)
-            await handler(request, place, target.sealing_key)
+            stream_path = StreamPath(
+                stream_request.basin, stream_request.stream, path, SubResource.SNAPSHOT, position
+            )
+            await handler(request, stream_path, stream_request.sealing_key)
 
         return handle
 

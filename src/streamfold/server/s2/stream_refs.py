@@ -51,10 +51,15 @@ def parse_stream_request(request: Request, segment: str, grant: Grant) -> Stream
     )
 
 
-async def ensure_stream(store: StreamStore, target: StreamRequest, *, on_append: bool) -> None:
+async def ensure_stream(
+    store: StreamStore, stream_request: StreamRequest, *, on_append: bool
+) -> None:
     """Make sure that the stream is there, creating it if its basin says so, and that the key fits."""
     cipher = await store.open_stream(
-        target.basin, target.stream, on_append=on_append, create_with=target.create_with
+        stream_request.basin,
+        stream_request.stream,
+        on_append=on_append,
+        create_with=stream_request.create_with,
     )
     if cipher is not None:
-        headers.require_encryption_key(target.key, cipher)
+        headers.require_encryption_key(stream_request.key, cipher)

@@ -56,32 +56,34 @@ class LiveEncoding(Protocol):
 class LiveReads:
     """Serves read sessions."""
 
-    def __init__(self, store: StreamStore, gate: DrainGate, heartbeat: tuple[float, float]) -> None:
+    def __init__(
+        self, store: StreamStore, drain_gate: DrainGate, heartbeat: tuple[float, float]
+    ) -> None:
         self._store = store
-        self._gate = gate
+        self._gate = drain_gate
         self._heartbeat = heartbeat
 
     async def serve(
         self,
         request: Request,
-        target: StreamRequest,
-        standing: ActiveGrant,
+        stream_request: StreamRequest,
+        active_grant: ActiveGrant,
         wanted: ReadRequest,
         presentation: LiveEncoding,
     ) -> None:
         """Answer with a session; what is wrong before it opens is raised, what is later is sent."""
         async with self._store.follow(
-            target.basin,
-            target.stream,
+            stream_request.basin,
+            stream_request.stream,
             wanted,
-            create_with=target.create_with,
-            key=target.sealing_key,
+            create_with=stream_request.create_with,
+            key=stream_request.sealing_key,
         ) as reading:
             reading.before_own_batch = partial(request.reserve_answer, OWN_BATCH)
             stream = await request.open(200, presentation.headers)
             try:
                 async with WaitGuard(request, self._gate) as watch:
-                    await self._deliver(request, reading, stream, watch, standing, presentation)
+                    await self._deliver(request, reading, stream, watch, active_grant, presentation)
             except ClientHangupError:
                 raise
             except Exception as error:
@@ -95,28 +97,28 @@ class LiveReads:
         reading: ReadSession,
         stream: ResponseStream,
         watch: WaitGuard,
-        standing: ActiveGrant,
+        active_grant: ActiveGrant,
         presentation: LiveEncoding,
     ) -> None:
-        patience, certain, pace = self._patience(), standing.certain, ReaderFairness()
+        patience, certain, pace = self._heartbeat_timeout(), active_grant.certain, ReaderFairness()
         while not self._gate.draining.is_set():
             watch.interruptible = True
             following = reading.next(patience)
-            batch = await (following if certain else standing.during(following))
+            batch = await (following if certain else active_grant.during(following))
             watch.interruptible = False
             if batch is None:
                 return
             if not certain:
-                await standing.require()
+                await active_grant.require()
             await _send(request, stream, batch, presentation)
             if reading.resting:
                 await stream.settle()
             if not batch.count:
-                patience = self._patience()
+                patience = self._heartbeat_timeout()
             await pace.after(batch)
         raise StoreClosingError
 
-    def _patience(self) -> float:
+    def _heartbeat_timeout(self) -> float:
         """Seconds of silence before the next heartbeat."""
         return random.uniform(*self._heartbeat)  # noqa: S311
 

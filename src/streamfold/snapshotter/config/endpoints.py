@@ -141,7 +141,7 @@ def read_credentials(section: Section) -> dict[str, Profile]:
             Profiles.parse({name: raw}, path=section.path(""))
             found[name] = Profile(**raw)
         except InvalidError as error:
-            section.tell(error.message)
+            section.report(error.message)
     return found
 
 

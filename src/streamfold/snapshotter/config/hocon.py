@@ -36,22 +36,22 @@ def parse_hocon(text: str) -> dict[str, Any]:
 class _Parser:
     def __init__(self, text: str) -> None:
         self._text = text
-        self._place = 0
+        self._position = 0
 
     def root(self) -> dict[str, Any]:
         self._skip(_BLANK_LINES)
         found = self._object(0) if self._next("{") else self._members("", 0)
         self._skip(_BLANK_LINES)
-        if self._place < len(self._text):
+        if self._position < len(self._text):
             self._fail("nothing may follow the last object")
         return found
 
     def _object(self, depth: int) -> dict[str, Any]:
         if depth > _DEPTH_MAX:
             self._fail(f"objects are nested more than {_DEPTH_MAX} deep")
-        self._place += 1
+        self._position += 1
         found = self._members("}", depth)
-        self._place += 1
+        self._position += 1
         return found
 
     def _members(self, end: str, depth: int) -> dict[str, Any]:
@@ -78,12 +78,12 @@ class _Parser:
         return path
 
     def _name(self) -> str:
-        if quoted := _QUOTED.match(self._text, self._place):
+        if quoted := _QUOTED.match(self._text, self._position):
             return self._unquoted(quoted)
-        bare = _KEY.match(self._text, self._place)
+        bare = _KEY.match(self._text, self._position)
         if bare is None:
             self._fail("the name of a setting must come here")
-        self._place = bare.end()
+        self._position = bare.end()
         return bare[0]
 
     def _value(self, depth: int) -> Any:
@@ -93,34 +93,34 @@ class _Parser:
             return self._array(depth + 1)
         if self._next('"""'):
             return self._long_text()
-        if quoted := _QUOTED.match(self._text, self._place):
+        if quoted := _QUOTED.match(self._text, self._position):
             return self._unquoted(quoted)
-        bare = _BARE.match(self._text, self._place)
+        bare = _BARE.match(self._text, self._position)
         if bare is None or not bare[0].strip():
             self._fail("a value must come here")
         word = bare[0].strip()
         if word.endswith(":"):
             self._fail(f"{word}// would end in a comment: put the value into quotes")
-        self._place = bare.end()
+        self._position = bare.end()
         return None if word == "null" else word
 
     def _array(self, depth: int) -> list[Any]:
         if depth > _DEPTH_MAX:
             self._fail(f"arrays are nested more than {_DEPTH_MAX} deep")
-        self._place += 1
+        self._position += 1
         found: list[Any] = []
         self._skip(_BLANK_LINES)
         while not self._at_end("]"):
             found.append(self._value(depth))
             self._separator("]")
-        self._place += 1
+        self._position += 1
         return found
 
     def _long_text(self) -> str:
-        end = self._text.find('"""', self._place + 3)
+        end = self._text.find('"""', self._position + 3)
         if end < 0:
             self._fail('a text that begins with """ must end with it')
-        found, self._place = self._text[self._place + 3 : end], end + 3
+        found, self._position = self._text[self._position + 3 : end], end + 3
         return found
 
     def _unquoted(self, quoted: re.Match[str]) -> str:
@@ -128,43 +128,43 @@ class _Parser:
             found: str = json.loads(quoted[0])
         except ValueError as error:
             self._fail(f"the text in quotes is not valid: {error}")
-        self._place = quoted.end()
+        self._position = quoted.end()
         return found
 
     def _separator(self, end: str) -> None:
         """A comma, a line end, or the end of what the values are in."""
-        before = self._place
+        before = self._position
         self._skip(_BLANK_LINES)
-        crossed = "\n" in self._text[before : self._place]
+        crossed = "\n" in self._text[before : self._position]
         comma = self._take(",")
         self._skip(_BLANK_LINES)
         if not (comma or crossed or self._at_end(end)):
             self._fail("a comma, a line end or the end must come after a value")
 
     def _at_end(self, end: str) -> bool:
-        if self._place < len(self._text):
+        if self._position < len(self._text):
             return bool(end) and self._next(end)
         if end:
             self._fail(f"{end} is missing")
         return True
 
     def _skip(self, blank: re.Pattern[str]) -> None:
-        if found := blank.match(self._text, self._place):
-            self._place = found.end()
+        if found := blank.match(self._text, self._position):
+            self._position = found.end()
 
     def _next(self, what: str) -> bool:
-        return self._text.startswith(what, self._place)
+        return self._text.startswith(what, self._position)
 
     def _take(self, what: str) -> bool:
         if self._next(what):
-            self._place += len(what)
+            self._position += len(what)
             return True
         return False
 
     def _fail(self, rule: str) -> NoReturn:
         if self._next("/*"):
             rule = "a comment that begins with /* must end with */"
-        line = self._text.count("\n", 0, self._place) + 1
+        line = self._text.count("\n", 0, self._position) + 1
         if self._next("${"):
             rule = "substitutions are not read: override the setting by the environment instead"
         raise HoconError(f"line {line}: {rule}")

@@ -37,9 +37,9 @@ class Section:
 
     def problem(self, name: str, rule: str) -> None:
         where = self.path(name)
-        self.tell(f"{where}: {rule}" if where else rule)
+        self.report(f"{where}: {rule}" if where else rule)
 
-    def tell(self, problem: str) -> None:
+    def report(self, problem: str) -> None:
         """Add a problem that names its path itself."""
         self._problems.append(problem)
 

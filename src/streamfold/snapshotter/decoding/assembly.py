@@ -49,12 +49,12 @@ class Assembly:
     mismatch: str = STOP
 
     def decoded(
-        self, intake: RecordIntake, told: RawChanges, schema: TableSchema | None
+        self, intake: RecordIntake, changes: RawChanges, schema: TableSchema | None
     ) -> Decoded:
         if schema is not None:
             _check_key_fields(schema, self.key_fields)
-        told, given_images = refuse_malformed(intake, told)
-        typed = _Typed.read(self, intake, told, given_images, schema)
+        changes, given_images = refuse_malformed(intake, changes)
+        typed = _Typed.read(self, intake, changes, given_images, schema)
         changes = typed.changes() if typed.schema else typed.bare_changes()
         return Decoded(changes, intake.dead_letters(), typed.schema, intake.ignored)
 
@@ -75,7 +75,7 @@ class _Typed:
         cls,
         how: Assembly,
         intake: RecordIntake,
-        told: RawChanges,
+        changes: RawChanges,
         given_images: Sequence[Mask],
         schema: TableSchema | None,
     ) -> _Typed:
@@ -85,31 +85,31 @@ class _Typed:
             every = list(schema.arrow)
             try:
                 images = (
-                    read_plain(told.keys, key, keys, how.reading),
-                    read_plain(told.befores, before, every, how.reading),
-                    read_plain(told.afters, after, every, how.reading),
+                    read_plain(changes.keys, key, keys, how.reading),
+                    read_plain(changes.befores, before, every, how.reading),
+                    read_plain(changes.afters, after, every, how.reading),
                 )
-                return cls(intake, told, schema, *images)
+                return cls(intake, changes, schema, *images)
             except NotPlainError:
                 pass  # the slower way finds what is new, and whose value does not fit
-        return cls._read_values(how, intake, told, schema)
+        return cls._read_values(how, intake, changes, schema)
 
     @classmethod
     def _read_values(
-        cls, how: Assembly, intake: RecordIntake, told: RawChanges, schema: TableSchema | None
+        cls, how: Assembly, intake: RecordIntake, changes: RawChanges, schema: TableSchema | None
     ) -> _Typed:
         rows, keys = ValueReader(how.reading), ValueReader(how.reading)
-        rows.add(told.afters)
-        rows.add(told.befores)
-        keys.add(told.keys)
+        rows.add(changes.afters)
+        rows.add(changes.befores)
+        keys.add(changes.keys)
         keys.keep_only(how.key_fields)
         merged = learned_schema(schema, how.key_fields, (rows, keys))
         fields = list(merged.arrow) if merged else []
         key_fields = [merged.arrow.field(name) for name in how.key_fields] if merged else []
         columns, key_columns = rows.columns(fields), keys.columns(key_fields)
-        count = len(told.ops)
+        count = len(changes.ops)
         typed = cls(
-            intake, told, merged,
+            intake, changes, merged,
             keys.images(key_columns, 0, count),
             rows.images(columns, count, count),
             rows.images(columns, 0, count),
@@ -122,26 +122,26 @@ class _Typed:
         count = len(self.told.ops)
         for reader in (rows, keys):
             for row, reason in reader.broken.items():
-                self.intake.refuse(self.told.places[row % count], reason)
+                self.intake.refuse(self.told.indices[row % count], reason)
         if self.schema is None:
             return  # without a key no row can be used, whatever its values
         unfit = [(row % count, reasons) for r in (rows, keys) for row, reasons in r.unfit.items()]
         if unfit and how.mismatch == STOP:
-            first = min(self.told.places[row] for row, _ in unfit)
+            first = min(self.told.indices[row] for row, _ in unfit)
             problems = dict.fromkeys(reason for _, reasons in unfit for reason in reasons)
             raise ValuesIncompatibleError(int(self.intake.seq_nums[first]), sorted(problems))
         for row, reasons in unfit:
-            self.intake.refuse(self.told.places[row], "; ".join(reasons))
+            self.intake.refuse(self.told.indices[row], "; ".join(reasons))
 
     def bare_changes(self) -> pa.Table:
         """Truncates, the only changes that need no columns; the others lack their key."""
         truncates = is_op(pa.array(self.told.ops, pa.string()), "truncate")
         for row in np.flatnonzero(~truncates):
-            self.intake.refuse(self.told.places[row], "no key field has a value")
+            self.intake.refuse(self.told.indices[row], "no key field has a value")
         count = int(truncates.sum())
-        told = self.told.only(truncates)
+        changes = self.told.only(truncates)
         empty = [pa.nulls(count)] * 3
-        return change_table(None, self.intake, told, empty, no_lists(count))
+        return change_table(None, self.intake, changes, empty, no_lists(count))
 
     def changes(self) -> pa.Table:
         schema = self.schema
@@ -158,7 +158,7 @@ class _Typed:
         self._refuse(
             moved & any_mark, "the key changed, and columns were not sent that only the old row has"
         )
-        used = self.after.present & self._alive(self.told.places)
+        used = self.after.present & self._alive(self.told.indices)
         self.schema = schema = relaxed(schema, self.after, used, marks)
         fresh = is_op(ops, "insert", "read")
         parts = [
@@ -173,7 +173,7 @@ class _Typed:
             table = split_moves(table, moved, old_key, old_row)
         if not self.intake.letters:
             return table
-        owners = np.repeat(np.array(self.told.places, np.int64), 1 + moved.astype(np.int64))
+        owners = np.repeat(np.array(self.told.indices, np.int64), 1 + moved.astype(np.int64))
         return table.filter(pa.array(self._alive(owners.tolist())))
 
     def _alive(self, places: Sequence[int]) -> Mask:
@@ -185,7 +185,7 @@ class _Typed:
 
     def _refuse(self, rows: Mask, reason: str) -> None:
         for row in np.flatnonzero(rows):
-            self.intake.refuse(self.told.places[row], reason)
+            self.intake.refuse(self.told.indices[row], reason)
 
     def _keys(
         self, ops: pa.Array, names: Sequence[str]

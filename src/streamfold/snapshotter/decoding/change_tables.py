@@ -63,17 +63,17 @@ def name_lists(marks: dict[str, Mask], count: int) -> pa.Array:
 def change_table(
     schema: TableSchema | None,
     intake: RecordIntake,
-    told: RawChanges,
+    changes: RawChanges,
     parts: list[pa.Array],
     lists: pa.Array,
 ) -> pa.Table:
-    seq_nums = pa.array(intake.seq_nums[np.array(told.places, np.int64)], pa.int64())
+    seq_nums = pa.array(intake.seq_nums[np.array(changes.indices, np.int64)], pa.int64())
     columns = [
         seq_nums,
-        pa.array(told.ops, pa.string()),
+        pa.array(changes.ops, pa.string()),
         *parts,
         lists,
-        pa.array(told.txns, pa.string()),
+        pa.array(changes.txns, pa.string()),
     ]
     return pa.table(columns, schema=decoded_schema(schema))
 

@@ -89,7 +89,7 @@ class EnvelopeDecoder:
         if _END in ops:
             places, found = _without_ends(intake, places, found)
             ops = [m.op for m in found]
-        told = RawChanges(
+        changes = RawChanges(
             places,
             [OP_OF_LETTER[op] for op in ops],
             [m.key for m in found],
@@ -99,7 +99,7 @@ class EnvelopeDecoder:
             [_id_of(m.txn) for m in found],
         )
         assembly = Assembly(self.key_fields, RowReading(), self.mismatch)
-        return replace(assembly.decoded(intake, told, schema), tail=tail)
+        return replace(assembly.decoded(intake, changes, schema), tail=tail)
 
 
 def _id_of(txn: str | int | _Transaction | None) -> str | None:

@@ -22,7 +22,7 @@ Mask = npt.NDArray[np.bool_]
 class RawChanges:
     """Changes as records tell them, one entry for each in every list; images are JSON, or ABSENT."""
 
-    places: list[int]
+    indices: list[int]
     ops: list[str]
     keys: Sequence[msgspec.Raw]
     befores: Sequence[msgspec.Raw]
@@ -36,27 +36,27 @@ class RawChanges:
             return self
         chosen = np.flatnonzero(kept).tolist()
         lists: tuple[Sequence[Any], ...] = (
-            self.places, self.ops, self.keys, self.befores, self.afters, self.unchanged, self.txns,
+            self.indices, self.ops, self.keys, self.befores, self.afters, self.unchanged, self.txns,
         )  # fmt: skip
         return RawChanges(*([values[i] for i in chosen] for values in lists))
 
 
-def refuse_malformed(intake: RecordIntake, told: RawChanges) -> tuple[RawChanges, list[Mask]]:
+def refuse_malformed(intake: RecordIntake, changes: RawChanges) -> tuple[RawChanges, list[Mask]]:
     """Only what has the images that its op needs, and none that it must not have."""
-    ops = pa.array(told.ops, pa.string())
-    key, before, after = (given(raws) for raws in (told.keys, told.befores, told.afters))
+    ops = pa.array(changes.ops, pa.string())
+    key, before, after = (given(raws) for raws in (changes.keys, changes.befores, changes.afters))
     rules = (
         (is_op(ops, "insert", "update", "read") & ~after, "has no row after it"),
         (is_op(ops, "delete") & after, "is a delete and has a row after it"),
         (is_op(ops, "delete") & ~key & ~before, "is a delete that names no row"),
         (is_op(ops, "truncate") & (key | before | after), "is a truncate and names a row"),
     )
-    kept = np.ones(len(told.ops), np.bool_)
+    kept = np.ones(len(changes.ops), np.bool_)
     for broken, reason in rules:
         for row in np.flatnonzero(broken):
-            intake.refuse(told.places[row], f"the change {reason}")
+            intake.refuse(changes.indices[row], f"the change {reason}")
         kept &= ~broken
-    return told.only(kept), [images[kept] for images in (key, before, after)]
+    return changes.only(kept), [images[kept] for images in (key, before, after)]
 
 
 def is_op(ops: pa.Array, *names: str) -> Mask:

@@ -30,7 +30,7 @@ class RecordIntake:
     seq_nums: npt.NDArray[np.int64]
     bodies: list[bytes]
     headers: pa.Array | None
-    places: list[int]
+    indices: list[int]
     letters: dict[int, str] = field(default_factory=dict)
     ignored: int = 0
 
@@ -49,9 +49,9 @@ class RecordIntake:
 
     def ignore(self, is_nothing: Callable[[bytes], bool]) -> None:
         """Leave out records whose body says nothing."""
-        kept = [place for place in self.places if not is_nothing(self.bodies[place])]
-        self.ignored += len(self.places) - len(kept)
-        self.places = kept
+        kept = [place for place in self.indices if not is_nothing(self.bodies[place])]
+        self.ignored += len(self.indices) - len(kept)
+        self.indices = kept
 
     def refuse(self, place: int, reason: str) -> None:
         """Make a dead letter of a record; the first reason stands."""
@@ -59,10 +59,10 @@ class RecordIntake:
 
     def parsed(self, decode: Callable[[bytes], T]) -> tuple[list[int], list[T]]:
         """What the records decode to, and where each was; those that do not are dead letters."""
-        every = len(self.places) == len(self.bodies)
-        bodies = self.bodies if every else [self.bodies[place] for place in self.places]
+        every = len(self.indices) == len(self.bodies)
+        bodies = self.bodies if every else [self.bodies[place] for place in self.indices]
         try:
-            return self.places, list(map(decode, bodies))
+            return self.indices, list(map(decode, bodies))
         except UNREADABLE:
             return self._parsed_singly(bodies, decode)
 
@@ -70,7 +70,7 @@ class RecordIntake:
         self, bodies: Sequence[bytes], decode: Callable[[bytes], T]
     ) -> tuple[list[int], list[T]]:
         places, found = [], []
-        for place, body in zip(self.places, bodies, strict=True):
+        for place, body in zip(self.indices, bodies, strict=True):
             try:
                 found.append(decode(body))
                 places.append(place)

@@ -47,7 +47,7 @@ class UpsertDecoder:
         deleted = [body == ABSENT for body in bodies]
         if self.deleted_field is not None:
             self._take_flags(intake, places, rows, deleted)
-        told = RawChanges(
+        changes = RawChanges(
             places,
             ["delete" if gone else "update" for gone in deleted],
             self._keys(intake, places),
@@ -56,8 +56,12 @@ class UpsertDecoder:
             [()] * len(places),
             [None] * len(places),
         )
-        told = told.only(np.array([place not in intake.letters for place in places], np.bool_))
-        return Assembly(self.key_fields, RowReading(), self.mismatch).decoded(intake, told, schema)
+        changes = changes.only(
+            np.array([place not in intake.letters for place in places], np.bool_)
+        )
+        return Assembly(self.key_fields, RowReading(), self.mismatch).decoded(
+            intake, changes, schema
+        )
 
     def _keys(self, intake: RecordIntake, places: Sequence[int]) -> list[msgspec.Raw]:
         if self.key_header is None:

@@ -84,13 +84,13 @@ class DeadLetterStream:
                 self._append(connection, batch)
 
     def _append(self, connection: Connection, batch: bytes) -> None:
-        patience = RetryDeadline(self.endpoint.retry_timeout)
+        deadline = RetryDeadline(self.endpoint.retry_timeout)
         while True:
             try:
                 Streams(connection).append(self.target, batch)
                 return
             except OutcomeUnknownError as error:
-                patience.wait(self.endpoint, error)
+                deadline.wait(self.endpoint, error)
 
     def _record(self, row: dict[str, Any]) -> Record:
         headers = {

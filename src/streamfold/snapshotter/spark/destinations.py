@@ -52,4 +52,4 @@ def _access(profile: Profile) -> AwsAccess:
 
 def open_mirrors(places: Sequence[DestinationSpec]) -> Mirrors:
     """All destinations of a table, the deciding one first."""
-    return Mirrors([place.open() for place in places], SEQ_NUM)
+    return Mirrors([spec.open() for spec in places], SEQ_NUM)

@@ -52,7 +52,7 @@ class TableJob:
     #: Options of `format("streamfold")`: endpoint, basin, secrets.
     source: Mapping[str, str] = field(repr=False)
     decoder: ChangeDecoder
-    places: tuple[DestinationSpec, ...]
+    destination_specs: tuple[DestinationSpec, ...]
     formats: tuple[Format, ...]
     diff_formats: tuple[Format, ...]
     dead_letters: DeadLetters
@@ -81,8 +81,11 @@ class TableJob:
     def destinations(self) -> list[str]:
         """URIs that failures are counted by: of the archive, and of dead letters in a folder."""
         letters = self.dead_letters
-        places = [*self.places, *([letters.place] if isinstance(letters, DeadLetterFolder) else [])]
-        return list(dict.fromkeys(place.uri for place in places))
+        places = [
+            *self.destination_specs,
+            *([letters.place] if isinstance(letters, DeadLetterFolder) else []),
+        ]
+        return list(dict.fromkeys(spec.uri for spec in places))
 
 
 #: Hexadecimal digits by which two sinks of one type are told apart.
@@ -117,7 +120,7 @@ def _job(
         stream=table.source.stream,
         source=source,
         decoder=table.decoder.decoder(table.key_fields),
-        places=places,
+        destination_specs=places,
         formats=tuple(format_of(*chosen) for chosen in table.formats.snapshot),
         diff_formats=tuple(format_of(*chosen) for chosen in table.formats.diff),
         dead_letters=_dead_letters(table, source, places),
@@ -169,10 +172,10 @@ def _dead_letters(
         endpoint: Endpoint = parse_source(given).endpoint
         return DeadLetterStream(endpoint, wanted.stream, table.name, table.source.stream)
     if wanted.folder is not None:
-        place = DestinationSpec(
+        spec = DestinationSpec(
             f"{wanted.folder.rstrip('/')}/{table.key_prefix.strip('/')}".rstrip("/")
         )
-        return DeadLetterFolder(place, table.name, table.source.stream, prefix="")
+        return DeadLetterFolder(spec, table.name, table.source.stream, prefix="")
     return DeadLetterFolder(places[0], table.name, table.source.stream)
 
 

@@ -120,7 +120,7 @@ class RetryDeadline:
         """Count the time of the first attempt, too: it may be spent waiting for a silent server."""
         return cls(seconds, time.monotonic())
 
-    def progress(self) -> None:
+    def reset(self) -> None:
         self._since, self._wait = None, _WAIT_MIN
 
     def wait(self, endpoint: Endpoint, error: StreamfoldError) -> None:
@@ -153,12 +153,12 @@ class Connection:
 
     def get(self, path: str, headers: Mapping[str, str] | None = None) -> Answer:
         """Ask until there is an answer that is not a passing failure."""
-        patience = RetryDeadline.from_now(self.endpoint.retry_timeout)
+        deadline = RetryDeadline.from_now(self.endpoint.retry_timeout)
         while True:
             try:
                 return self.attempt("GET", path, headers)
             except TransientError as error:
-                patience.wait(self.endpoint, error)
+                deadline.wait(self.endpoint, error)
 
     def attempt(
         self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b""

@@ -82,7 +82,7 @@ class Transaction:
 
     def append(self) -> int:
         """Append what is not there yet; returns how many appends that took."""
-        patience = RetryDeadline(self._connection.endpoint.retry_timeout)
+        deadline = RetryDeadline(self._connection.endpoint.retry_timeout)
         looked, done, appended = 0, 0, 0
         tail, found = self._look(looked)
         done = self._done(found)
@@ -91,12 +91,12 @@ class Transaction:
                 looked = tail
                 tail = self._streams.append(self._stream, self._input(done, tail), tail)
                 done, appended = done + 1, appended + 1
-                patience.progress()
+                deadline.reset()
             except SeqNumMismatchError:
                 tail, found = self._look(looked)
                 done = max(done, self._done(found))
             except OutcomeUnknownError as error:
-                patience.wait(self._connection.endpoint, error)
+                deadline.wait(self._connection.endpoint, error)
                 tail, found = self._look(looked)
                 done = max(done, self._done(found))
         return appended

@@ -42,7 +42,7 @@ class Wanted:
 def read_range(endpoint: Endpoint, wanted_range: Range, wanted: Wanted) -> Iterator[Columns]:
     """Every record of the range, once and in order, whatever connections break on the way."""
     stream, at, end = wanted_range.stream, wanted_range.start, wanted_range.end
-    patience, sessions = RetryDeadline(endpoint.retry_timeout), wanted.sessions
+    deadline, sessions = RetryDeadline(endpoint.retry_timeout), wanted.sessions
     while at < end:
         began = at
         try:
@@ -51,7 +51,7 @@ def read_range(endpoint: Endpoint, wanted_range: Range, wanted: Wanted) -> Itera
                     found = read_columns(payload, headers=wanted.headers, bodies=wanted.bodies)
                     found, at = _within(found, stream, at, end, wanted)
                     if len(found.seq_nums):
-                        patience.progress()
+                        deadline.reset()
                         yield found
                 if at < end:
                     at = _ended_early(Streams(connection), stream, at, end, wanted)
@@ -60,7 +60,7 @@ def read_range(endpoint: Endpoint, wanted_range: Range, wanted: Wanted) -> Itera
         except TransientError as error:
             # Whatever stands between may not let sessions through: try the other way, too.
             sessions = wanted.sessions and (at > began or not sessions)
-            patience.wait(endpoint, error)
+            deadline.wait(endpoint, error)
 
 
 def _within(found: Columns, stream: str, at: int, end: int, wanted: Wanted) -> tuple[Columns, int]:
@@ -100,6 +100,6 @@ def cut(found: Columns, rows: int) -> Columns:
     return Columns(
         found.seq_nums[:rows],
         found.timestamps[:rows],
-        headers and HeaderColumn(headers.places[: rows + 1], headers.names, headers.values),
-        bodies and BytesColumn(bodies.places[: rows + 1], bodies.content),
+        headers and HeaderColumn(headers.offsets[: rows + 1], headers.names, headers.values),
+        bodies and BytesColumn(bodies.offsets[: rows + 1], bodies.content),
     )

@@ -151,7 +151,7 @@ def _headers(column: Any, rows: int) -> HeaderColumn:
     counts = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
     pairs = column.flatten()
     names, values = (_binary(pc.struct_field(pairs, part)) for part in ("name", "value"))
-    if (np.diff(names.places) == 0).any():
+    if (np.diff(names.offsets) == 0).any():
         raise InvalidError(
             "a header has no name: that would make its record a command; name all headers"
         )

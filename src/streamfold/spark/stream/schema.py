@@ -85,8 +85,8 @@ def _headers(stream: str, found: Columns) -> Any:
     )
     return pa.Array.from_buffers(
         _ARROW_HEADERS,
-        len(headers.places) - 1,
-        [None, pa.py_buffer(headers.places)],
+        len(headers.offsets) - 1,
+        [None, pa.py_buffer(headers.offsets)],
         children=[pairs],
     )
 

@@ -172,11 +172,11 @@ class BatchAppends(_Rows, DataSourceArrowWriter):
         """Nothing is taken back: streams only grow."""
 
     def _append(self, connection: Connection, stream: str, raw: bytes) -> None:
-        patience = RetryDeadline(connection.endpoint.retry_timeout)
+        deadline = RetryDeadline(connection.endpoint.retry_timeout)
         while True:
             try:
                 Streams(connection).append(stream, raw)
             except OutcomeUnknownError as error:
-                patience.wait(connection.endpoint, error)
+                deadline.wait(connection.endpoint, error)
             else:
                 return

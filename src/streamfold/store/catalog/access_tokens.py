@@ -49,8 +49,8 @@ def new_secret() -> Secret:
 class AccessTokens:
     """The access tokens of one session."""
 
-    def __init__(self, session: Mount, now: Callable[[], int]) -> None:
-        self._session = session
+    def __init__(self, mount: Mount, now: Callable[[], int]) -> None:
+        self._session = mount
         self._now = now
         self._locks = NamedLocks()
         #: By the digest of the secret, least recently used first.

@@ -42,12 +42,12 @@ class Account:
 
     async def authenticate(self, secret: Secret) -> Grant:
         """What the one who shows `secret` may do; UnauthenticatedError if that is nothing."""
-        opening = self._supervisor.current or await self._supervisor.opening()
-        return await opening.tokens.authenticate(secret)
+        mounted = self._supervisor.current or await self._supervisor.mounted()
+        return await mounted.tokens.authenticate(secret)
 
     async def grant_of(self, token_id: str) -> Grant:
         """What the token of this id allows at this moment; NOBODY if there is none that is good."""
-        return await (await self._supervisor.opening()).tokens.grant_of(token_id)
+        return await (await self._supervisor.mounted()).tokens.grant_of(token_id)
 
     async def issue_access_token(
         self,
@@ -61,19 +61,19 @@ class Account:
         `make_secret` is for tests.
         """
         parse_token_id(token.id)
-        tokens = (await self._supervisor.opening()).tokens
+        tokens = (await self._supervisor.mounted()).tokens
         return await tokens.issue(token, issuer, make_secret=make_secret)
 
     async def revoke_access_token(self, token_id: str) -> None:
         """Make the token worthless; when this returns, nobody gets in with it."""
-        await (await self._supervisor.opening()).tokens.revoke(parse_token_id(token_id))
+        await (await self._supervisor.mounted()).tokens.revoke(parse_token_id(token_id))
 
     async def list_access_tokens(
         self, *, prefix: str = "", start_after: str = "", limit: int = LIST_MAX
     ) -> Page[AccessToken]:
         """Tokens in byte order of their ids; a limit of 0 or more than 1000 means 1000."""
         prefix, start_after = parse_token_id_prefix(prefix), parse_token_id_prefix(start_after)
-        return await (await self._supervisor.opening()).tokens.page(prefix, start_after, limit)
+        return await (await self._supervisor.mounted()).tokens.page(prefix, start_after, limit)
 
     async def account_metrics(
         self, metric_set: str, start: int | None, end: int | None, interval: Interval | None = None
@@ -100,7 +100,7 @@ class Account:
         if chosen is BasinMetrics.STORAGE:
             _check_interval("basin", interval, Interval.HOUR)
         span = parse_span(start, end, self._seconds())
-        if await (await self._supervisor.opening()).session.basin(name) is None:
+        if await (await self._supervisor.mounted()).mount.basin(name) is None:
             raise BasinNotFoundError(name)
         report = await self._report()
         if chosen is BasinMetrics.STORAGE:
@@ -121,16 +121,16 @@ class Account:
         _choose(StreamMetrics, metric_set)
         _check_interval("stream", interval, Interval.MINUTE)
         span = parse_span(start, end, self._seconds())
-        session = (await self._supervisor.opening()).session
-        if (row := await session.stream(*place)) is None:
-            if await session.basin(place[0]) is None:
+        mount = (await self._supervisor.mounted()).mount
+        if (row := await mount.stream(*place)) is None:
+            if await mount.basin(place[0]) is None:
                 raise BasinNotFoundError(place[0])
             raise StreamNotFoundError(*place)
         return await (await self._report()).stream_storage(row, span)
 
     async def _report(self) -> UsageReport:
-        opening = await self._supervisor.opening()
-        return UsageReport(opening.session, opening.usage, self._seconds())
+        mounted = await self._supervisor.mounted()
+        return UsageReport(mounted.mount, mounted.usage, self._seconds())
 
     def _seconds(self) -> int:
         return self._now() // 1000

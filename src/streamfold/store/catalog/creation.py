@@ -52,7 +52,7 @@ class ForkPoint(NamedTuple):
 
 
 async def find_fork_point(
-    session: Mount,
+    mount: Mount,
     source: StreamLog,
     anchor: int,
     sub_offset: int,
@@ -63,7 +63,7 @@ async def find_fork_point(
     """The point `sub_offset` records or bytes into the append at `anchor`."""
     end, left, part = anchor, sub_offset, None
     begin = anchor if sub_offset else None
-    async for record in _append_at(session, source, begin, key, in_records=in_records):
+    async for record in _append_at(mount, source, begin, key, in_records=in_records):
         size = 1 if in_records else len(record.body)
         if size > left:
             part = record.body[:left] if left else None
@@ -78,11 +78,11 @@ async def find_fork_point(
         raise InvalidError(
             f"fork sub-offset {sub_offset} is {left} {what} more than the append at its offset has"
         )
-    return ForkPoint(await _position(session, source, end, key), anchor, part)
+    return ForkPoint(await _position(mount, source, end, key), anchor, part)
 
 
 async def _append_at(
-    session: Mount,
+    mount: Mount,
     source: StreamLog,
     seq_num: int | None,
     key: SealingKey | None,
@@ -92,7 +92,7 @@ async def _append_at(
     """The records of the append that begins at `seq_num`; of a fork, what it has of that append."""
     if seq_num is None:
         return
-    cursor = Cursor(session, source, seq_num, Allowance(None, None, None), key)
+    cursor = Cursor(mount, source, seq_num, Allowance(None, None, None), key)
     try:
         while batch := await cursor.next(fill=False):
             for record in batch.records():
@@ -107,14 +107,14 @@ async def _append_at(
 
 
 async def _position(
-    session: Mount, source: StreamLog, end: int, key: SealingKey | None
+    mount: Mount, source: StreamLog, end: int, key: SealingKey | None
 ) -> StreamPosition:
     """The position `end` with the timestamp of the record before it."""
     if end == source.durable.seq_num:
         return source.durable
     if end <= source.retained_from:
         return StreamPosition(SeqNum(end), Timestamp(0))
-    chunk = await chunk_from(session, source, end - 1, key)
+    chunk = await chunk_from(mount, source, end - 1, key)
     if chunk is None:
         return StreamPosition(SeqNum(end), Timestamp(0))
     index = payloads.measure(lineage.own(chunk, source.row, key).payload)
@@ -171,10 +171,10 @@ class Creator:
     catalog: Catalog
 
     async def create(
-        self, basin: BasinName, name: StreamName, wish: StreamSpec
+        self, basin: BasinName, name: StreamName, spec: StreamSpec
     ) -> tuple[StreamLog, bool]:
         """The stream, and whether this created it; raises if it is there and is another."""
-        created = await self.catalog.finish(self._create(basin, name, wish))
+        created = await self.catalog.finish(self._create(basin, name, spec))
         log = await self.session.open_log(basin, name)
         if created:
             log.lifetime.renew(self.session.now())  # by itself it would live as long as its lease
@@ -184,21 +184,21 @@ class Creator:
         """Whether there are forks that need records of the stream."""
         return await first_row(self.session.engine, *keys.forks_span(stream_id)) is not None
 
-    async def _create(self, basin: BasinName, name: StreamName, wish: StreamSpec) -> bool:
-        async with self._locks(basin, name, wish.fork.source if wish.fork else name):
+    async def _create(self, basin: BasinName, name: StreamName, spec: StreamSpec) -> bool:
+        async with self._locks(basin, name, spec.fork.source if spec.fork else name):
             if await self.session.stream(basin, name) is None:
-                await self._insert(basin, name, wish, None)
+                await self._insert(basin, name, spec, None)
                 return True
             # The log of a stream that is replaced stays in memory until it is: nobody can load it
             # again meanwhile, and keep it for the new one.
             async with self.session.log(basin, name) as log:
                 if not log.over:
-                    await self._match(log, wish)
+                    await self._match(log, spec)
                     return False
                 if await self.forked(log.id):
                     raise StreamForkedError(basin, name)
                 await log.settled()
-                await self._insert(basin, name, wish, log.row)
+                await self._insert(basin, name, spec, log.row)
                 self.session.forget(log)
                 return True
 
@@ -213,20 +213,20 @@ class Creator:
             async with self.catalog.locks.hold(basin, last):
                 yield
 
-    async def _match(self, log: StreamLog, wish: StreamSpec) -> None:
+    async def _match(self, log: StreamLog, spec: StreamSpec) -> None:
         """Raise unless the stream is what was wished for; one without traits takes on the wish."""
-        if log.row.traits is None and not log.durable.seq_num and wish.fork is None:
-            traits = _traits(wish, None, log.row.created_at)
-            if traits.ttl is None and traits.expires_at is None and not wish.closed:
+        if log.row.traits is None and not log.durable.seq_num and spec.fork is None:
+            traits = _traits(spec, None, log.row.created_at)
+            if traits.ttl is None and traits.expires_at is None and not spec.closed:
                 row = msgspec.structs.replace(log.row, traits=traits)
                 await self.catalog.replace_stream(BasinName(log.basin), StreamName(log.name), row)
                 log.terms.content_type = media_type(traits.content_type)
                 return
-        if not _agrees(log.row.traits or StreamTraits(), log.terms.closed, wish):
+        if not _agrees(log.row.traits or StreamTraits(), log.terms.closed, spec):
             raise AlreadyExistsError("stream", log.name)
 
     async def _insert(
-        self, basin: BasinName, name: StreamName, wish: StreamSpec, former: StreamRow | None
+        self, basin: BasinName, name: StreamName, spec: StreamSpec, former: StreamRow | None
     ) -> None:
         now = self.session.now()
         parent = await self.session.basin(basin)
@@ -234,19 +234,19 @@ class Creator:
             raise BasinNotFoundError(basin)
         if parent.deleted_at is not None:
             raise BasinDeletingError(basin)
-        source = await self._source(basin, wish.fork, wish.content_type) if wish.fork else None
-        traits = _traits(wish, source, now)
+        source = await self._source(basin, spec.fork, spec.content_type) if spec.fork else None
+        traits = _traits(spec, source, now)
         point = ForkPoint(StreamPosition(SeqNum(0), Timestamp(0)), 0, None)
-        if source is not None and wish.fork is not None:
-            point = await self._fork_point(source, wish.fork, traits.content_type, wish.key)
-            origin = Origin(wish.fork.source, SeqNum(point.anchor), wish.fork.sub_offset)
+        if source is not None and spec.fork is not None:
+            point = await self._fork_point(source, spec.fork, traits.content_type, spec.key)
+            origin = Origin(spec.fork.source, SeqNum(point.anchor), spec.fork.sub_offset)
             traits = msgspec.structs.replace(traits, origin=origin)
-        content = list(await wish.content(traits.content_type))
+        content = list(await spec.content(traits.content_type))
         row = StreamRow(
             id=self.session.new_stream_id(),
             created_at=now,
             config=resolve(
-                StreamConfigLayer(retention=INFINITE, trim_on_snapshot=wish.trim_on_snapshot),
+                StreamConfigLayer(retention=INFINITE, trim_on_snapshot=spec.trim_on_snapshot),
                 parent.config.default_stream_config,
             ),
             cipher=parent.config.stream_cipher,
@@ -254,7 +254,7 @@ class Creator:
             lineage=lineage.fork_at(source.row, point.end.seq_num) if source else (),
             forked_from=source.id if source else None,
         )
-        ops = self._seed(basin, name, row, source, point, content, wish)
+        ops = self._seed(basin, name, row, source, point, content, spec)
         fork = rows.encode(ForkRow(basin, name))
         ops += [(keys.fork(ancestor, row.id), fork) for ancestor in row.ancestors]
         if former is not None:
@@ -299,7 +299,7 @@ class Creator:
         source: StreamLog | None,
         point: ForkPoint,
         content: list[RecordBatch],
-        wish: StreamSpec,
+        spec: StreamSpec,
     ) -> list[Op]:
         """The rows of the stream's state and first content."""
         now = row.created_at
@@ -313,39 +313,39 @@ class Creator:
         if point.part is not None:
             content.insert(0, RecordBatch.of([Record(point.part)]))
         draft = StreamLog(basin, name, row, state, point.end, now, self.session.now)
-        draft.check_key(wish.key)
-        draft.accept_claimed(content, Claim(close=wish.closed), wish.key, now)
+        draft.check_key(spec.key)
+        draft.accept_claimed(content, Claim(close=spec.closed), spec.key, now)
         draft.write_state()
         return draft.take().ops
 
 
-def _traits(wish: StreamSpec, source: StreamLog | None, now: int) -> StreamTraits:
+def _traits(spec: StreamSpec, source: StreamLog | None, now: int) -> StreamTraits:
     """What the new stream is; what the wish leaves open, a fork has from its source."""
     inherited = (source.row.traits if source else None) or StreamTraits()
-    ttl, expires_at = wish.ttl, wish.expires_at
+    ttl, expires_at = spec.ttl, spec.expires_at
     if ttl is None and expires_at is None:
         ttl, expires_at = inherited.ttl, inherited.expires_at
     return StreamTraits(
-        content_type=wish.content_type or (inherited.content_type if source else OCTETS),
+        content_type=spec.content_type or (inherited.content_type if source else OCTETS),
         ttl=ttl,
         expires_at=expires_at,
-        trim_on_snapshot=bool(wish.trim_on_snapshot),
+        trim_on_snapshot=bool(spec.trim_on_snapshot),
     )
 
 
-def _agrees(traits: StreamTraits, closed: bool, wish: StreamSpec) -> bool:
+def _agrees(traits: StreamTraits, closed: bool, spec: StreamSpec) -> bool:
     """Whether a stream is what was wished for."""
-    fork = wish.fork
+    fork = spec.fork
     if fork is None:
         return (
             traits.origin is None
-            and media_type(traits.content_type) == media_type(wish.content_type or OCTETS)
-            and (traits.ttl, traits.expires_at) == (wish.ttl, wish.expires_at)
-            and traits.trim_on_snapshot == bool(wish.trim_on_snapshot)
-            and closed == wish.closed
+            and media_type(traits.content_type) == media_type(spec.content_type or OCTETS)
+            and (traits.ttl, traits.expires_at) == (spec.ttl, spec.expires_at)
+            and traits.trim_on_snapshot == bool(spec.trim_on_snapshot)
+            and closed == spec.closed
         )
-    wished = wish.content_type
-    lifetime = (wish.ttl, wish.expires_at)
+    wished = spec.content_type
+    lifetime = (spec.ttl, spec.expires_at)
     return (
         traits.origin is not None
         and traits.origin.stream == fork.source
@@ -353,5 +353,5 @@ def _agrees(traits: StreamTraits, closed: bool, wish: StreamSpec) -> bool:
         and traits.origin.sub_offset == fork.sub_offset
         and (wished is None or media_type(wished) == media_type(traits.content_type))
         and lifetime in ((None, None), (traits.ttl, traits.expires_at))
-        and closed == wish.closed
+        and closed == spec.closed
     )

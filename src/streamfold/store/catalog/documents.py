@@ -24,23 +24,23 @@ class Documents:
             raise InvalidError(
                 f"{kind} {document_id!r} has {len(content)} bytes: at most {DOCUMENT_MAX}"
             )
-        opening = await self.supervisor.opening()
-        await opening.session.committer.write([(keys.document(kind, document_id), content)])
+        mounted = await self.supervisor.mounted()
+        await mounted.mount.committer.write([(keys.document(kind, document_id), content)])
 
     async def get(self, kind: str, document_id: str) -> bytes | None:
-        opening = await self.supervisor.opening()
-        return await opening.session.engine.get(keys.document(kind, document_id))
+        mounted = await self.supervisor.mounted()
+        return await mounted.mount.engine.get(keys.document(kind, document_id))
 
     async def delete(self, kind: str, document_id: str) -> None:
-        opening = await self.supervisor.opening()
-        await opening.session.committer.write([(keys.document(kind, document_id), None)])
+        mounted = await self.supervisor.mounted()
+        await mounted.mount.committer.write([(keys.document(kind, document_id), None)])
 
     async def all(self, kind: str) -> dict[str, bytes]:
         """Every document of a kind, by id."""
-        opening = await self.supervisor.opening()
+        mounted = await self.supervisor.mounted()
         found: dict[str, bytes] = {}
         span = keys.documents_span(kind)
-        async with aclosing(opening.session.engine.scan(*span, first=100)) as pages:
+        async with aclosing(mounted.mount.engine.scan(*span, first=100)) as pages:
             async for page in pages:
                 found.update((keys.document_id(key), bytes(value)) for key, value in page)
         return found

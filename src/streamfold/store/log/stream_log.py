@@ -129,12 +129,12 @@ class StreamLog:
         self._pending: list[Accepted] = []
         self._unsettled = 0
         self._settlers: list[asyncio.Future[None]] = []
-        self._audience = TailWaiters(self._loop)
+        self._tail_waiters = TailWaiters(self._loop)
 
     @property
     def idle(self) -> bool:
         """Whether nobody would notice if this object were dropped and read from storage again."""
-        busy = self.users or self._unsettled or self._state_changed or len(self._audience)
+        busy = self.users or self._unsettled or self._state_changed or len(self._tail_waiters)
         return not busy and self.trims.due_at is None
 
     @property
@@ -208,7 +208,7 @@ class StreamLog:
         if match_seq_num is not None and match_seq_num != first:
             raise SeqNumMismatchError(match_seq_num, first)
         self._check_numbers_left(batch.count)
-        return self._place(batch, key, now)
+        return self._sequence(batch, key, now)
 
     def repeats(self, claim: Claim, key: SealingKey | None, now: int) -> bool:
         """Whether an append on the terms of `claim` was accepted before; raises if it may not be."""
@@ -226,7 +226,7 @@ class StreamLog:
         self._check_numbers_left(sum(batch.count for batch in batches))
         ack = None
         for batch in batches:
-            ack = self._place(batch, key, now)
+            ack = self._sequence(batch, key, now)
         first_producer = claim.producer is not None and not self.terms.has_producers
         if claim.close or claim.stream_seq is not None or first_producer:
             self._state_changed = True
@@ -244,15 +244,15 @@ class StreamLog:
         self._state_changed = True
         return True
 
-    def _place(
+    def _sequence(
         self, batch: RecordBatch, key: SealingKey | None, now: int
     ) -> asyncio.Future[AppendAck]:
         first = self._next_seq_num
         config = self.row.config
-        place = Slot(
+        slot = Slot(
             first, config.timestamp_mode, config.timestamp_uncapped, now, self._last_timestamp
         )
-        payload, first_timestamp, last_timestamp = batch.sequence(place)
+        payload, first_timestamp, last_timestamp = batch.sequence(slot)
         # Nothing below can fail.
         if batch.commands:
             self._obey(batch, first)
@@ -329,9 +329,9 @@ class StreamLog:
 
     def waiter(self) -> Waiter:
         """A seat for one who is going to call `advanced`; close it afterwards."""
-        return Waiter(self._audience, self._loop)
+        return Waiter(self._tail_waiters, self._loop)
 
-    async def advanced(self, seq_num: int, waiter: Waiter, patience: float | None) -> bool:
+    async def advanced(self, seq_num: int, waiter: Waiter, max_wait: float | None) -> bool:
         """Wait until there are durable records at or after `seq_num`; False when time ran out.
 
         Of a closed stream nothing more can come: this returns True at once, as when it is closed.
@@ -339,10 +339,10 @@ class StreamLog:
         self.check_alive()
         while self.durable.seq_num <= seq_num and not self.durable_closed:
             try:
-                if not await waiter.sit(patience):
+                if not await waiter.wait(max_wait):
                     return False
             finally:
-                waiter.leave()
+                waiter.stop_waiting()
         return True
 
     # What follows is for the committer.
@@ -424,7 +424,7 @@ class StreamLog:
             _resolve(self._settlers)
         if share.chunks or (share.closed and not self.durable_closed):
             self.durable_closed = share.closed
-            self._audience.tell()
+            self._tail_waiters.wake()
 
     def fail(
         self, written: Sequence[Accepted], unknown: StreamfoldError, unsent: StreamfoldError
@@ -448,7 +448,7 @@ class StreamLog:
 
     def dismiss(self, error: StreamfoldError) -> None:
         """Let go of those who follow the stream: nothing more will come."""
-        self._audience.dismiss(error)
+        self._tail_waiters.fail_all(error)
 
 
 class _Hold:

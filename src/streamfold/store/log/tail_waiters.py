@@ -40,7 +40,7 @@ class TailWaiters:
     def __len__(self) -> int:
         return len(self.waiting) + len(self._called)
 
-    def tell(self) -> None:
+    def wake(self) -> None:
         """Let everybody know that there is more, now or in the next round."""
         if self._next_round is not None or not self.waiting:
             return
@@ -50,7 +50,7 @@ class TailWaiters:
         else:
             self._next_round = self._loop.call_later(pause, self._begin_round)
 
-    def dismiss(self, error: StreamfoldError) -> None:
+    def fail_all(self, error: StreamfoldError) -> None:
         """Raise `error` wherever somebody waits: nothing more will come."""
         if self._next_round is not None:
             self._next_round.cancel()
@@ -68,13 +68,13 @@ class TailWaiters:
         self._called.extend(self.waiting)
         self.waiting.clear()
         if not under_way:
-            self._tell_some()
+            self._wake_some()
 
-    def _tell_some(self) -> None:
+    def _wake_some(self) -> None:
         for _ in range(min(WAKES_PER_STEP, len(self._called))):
-            self._called.popleft().tell(True)
+            self._called.popleft().wake(True)
         if self._called:
-            self._loop.call_soon(self._tell_some)
+            self._loop.call_soon(self._wake_some)
 
 
 class Waiter:
@@ -86,8 +86,8 @@ class Waiter:
 
     __slots__ = ("_deadline", "_due", "_loop", "_ready", "_timer", "_waiting")
 
-    def __init__(self, audience: TailWaiters, loop: asyncio.AbstractEventLoop) -> None:
-        self._waiting = audience.waiting
+    def __init__(self, waiters: TailWaiters, loop: asyncio.AbstractEventLoop) -> None:
+        self._waiting = waiters.waiting
         self._loop = loop
         self._ready: asyncio.Future[bool] | None = None
         #: Of the current wait, if its patience is limited.
@@ -96,25 +96,25 @@ class Waiter:
         #: When the timer looks.
         self._due = 0.0
 
-    def sit(self, patience: float | None) -> asyncio.Future[bool]:
+    def wait(self, max_wait: float | None) -> asyncio.Future[bool]:
         """True once there is more; False when `patience` seconds have passed without.
 
         Leave the seat after each wait, however it ends.
         """
         ready: asyncio.Future[bool] = self._loop.create_future()
         self._ready = ready
-        if patience is not None:
-            self._deadline = self._loop.time() + patience
+        if max_wait is not None:
+            self._deadline = self._loop.time() + max_wait
             if self._timer is None or self._due > self._deadline:
                 self._set_timer(self._deadline)
         self._waiting[self] = None
         return ready
 
-    def leave(self) -> None:
+    def stop_waiting(self) -> None:
         self._waiting.pop(self, None)
         self._ready = self._deadline = None
 
-    def tell(self, more: bool) -> None:
+    def wake(self, more: bool) -> None:
         if self._ready is not None and not self._ready.done():
             self._ready.set_result(more)
 
@@ -140,4 +140,4 @@ class Waiter:
         if self._deadline - self._loop.time() > _TICK:
             self._set_timer(self._deadline)
         else:
-            self.tell(False)
+            self.wake(False)

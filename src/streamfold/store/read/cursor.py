@@ -33,7 +33,7 @@ class Cursor:
 
     def __init__(
         self,
-        session: Mount,
+        mount: Mount,
         log: StreamLog,
         seq_num: int,
         allowance: Allowance,
@@ -42,7 +42,7 @@ class Cursor:
         self.seq_num = seq_num
         #: No more will come: the allowance is spent, or `until` was reached.
         self.ended = allowance.spent
-        self._session = session
+        self._session = mount
         self._log = log
         self._allowance = allowance
         self._key = key
@@ -91,9 +91,9 @@ class Cursor:
             self.ended = self.ended or self._allowance.spent
         return batch
 
-    def advanced(self, patience: float | None) -> Coroutine[None, None, bool]:
+    def advanced(self, max_wait: float | None) -> Coroutine[None, None, bool]:
         """Wait for something to read, or for the end; False when neither came in time."""
-        return self._log.advanced(self.seq_num, self._waiter, patience)
+        return self._log.advanced(self.seq_num, self._waiter, max_wait)
 
     @property
     def resting(self) -> bool:

@@ -20,13 +20,13 @@ from streamfold.store.read.seek import apply_retention, seek_timestamp
 
 
 async def read_once(
-    session: Mount, log: StreamLog, request: ReadRequest, key: SealingKey | None
+    mount: Mount, log: StreamLog, request: ReadRequest, key: SealingKey | None
 ) -> ReadBatch:
     """One batch; waits at the tail only if `request.wait` says so, and returns it empty then."""
     count = BATCH_RECORDS_MAX if request.count is None else min(request.count, BATCH_RECORDS_MAX)
     size = BATCH_BYTES_MAX if request.bytes is None else min(request.bytes, BATCH_BYTES_MAX)
     request = replace(request, count=count, bytes=size)
-    cursor = await _open(session, log, request, key)
+    cursor = await _open(mount, log, request, key)
     try:
         if batch := await cursor.next(fill=True):
             return batch
@@ -65,10 +65,10 @@ class ReadSession:
 
     @classmethod
     async def open(
-        cls, session: Mount, log: StreamLog, request: ReadRequest, key: SealingKey | None
+        cls, mount: Mount, log: StreamLog, request: ReadRequest, key: SealingKey | None
     ) -> ReadSession:
         """Find the start; raises PositionUnwrittenError if nothing can come from there."""
-        return cls(log, await _open(session, log, request, key), request)
+        return cls(log, await _open(mount, log, request, key), request)
 
     async def next(self, heartbeat: float | None = None) -> ReadBatch | None:
         """The next batch, or None when the session has ended.
@@ -122,22 +122,22 @@ class ReadSession:
 
 
 async def _open(
-    session: Mount, log: StreamLog, request: ReadRequest, key: SealingKey | None
+    mount: Mount, log: StreamLog, request: ReadRequest, key: SealingKey | None
 ) -> Cursor:
     log.check_alive()
     log.check_key(key)
-    await apply_retention(session, log)
-    seq_num = await _resolve_start(session, log, request, key)
+    await apply_retention(mount, log)
+    seq_num = await _resolve_start(mount, log, request, key)
     allowance = Allowance(request.count, request.bytes, request.until)
-    return Cursor(session, log, seq_num, allowance, key)
+    return Cursor(mount, log, seq_num, allowance, key)
 
 
 async def _resolve_start(
-    session: Mount, log: StreamLog, request: ReadRequest, key: SealingKey | None
+    mount: Mount, log: StreamLog, request: ReadRequest, key: SealingKey | None
 ) -> int:
     start, tail = request.start, log.durable
     if start.kind is StartKind.TIMESTAMP and start.value <= tail.timestamp:
-        return await seek_timestamp(session, log, start.value, key)
+        return await seek_timestamp(mount, log, start.value, key)
     if start.kind is StartKind.TAIL_OFFSET:
         seq_num = max(0, tail.seq_num - start.value)
     elif start.kind is StartKind.SEQ_NUM and start.value <= tail.seq_num:

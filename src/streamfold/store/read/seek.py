@@ -20,10 +20,10 @@ from streamfold.store.read import lineage
 
 
 async def chunk_from(
-    session: Mount, log: StreamLog, seq_num: int, key: SealingKey | None
+    mount: Mount, log: StreamLog, seq_num: int, key: SealingKey | None
 ) -> Chunk | None:
     """The chunk that holds `seq_num`, with timestamps that are right for this stream."""
-    chunk = await _stored_chunk(session, log, seq_num)
+    chunk = await _stored_chunk(mount, log, seq_num)
     segment = lineage.segment_of(log.row, seq_num)
     if chunk is None or segment is None or chunk.last_seq_num < segment.end:
         return chunk
@@ -31,14 +31,14 @@ async def chunk_from(
 
 
 async def seek_timestamp(
-    session: Mount, log: StreamLog, timestamp: int, key: SealingKey | None
+    mount: Mount, log: StreamLog, timestamp: int, key: SealingKey | None
 ) -> int:
     """seq_num of the first record at or after `timestamp`; the tail if there is none."""
     first = log.readable_from
     found = await _first_chunk(
         log,
         first,
-        lambda seq_num: chunk_from(session, log, seq_num, key),
+        lambda seq_num: chunk_from(mount, log, seq_num, key),
         lambda chunk: chunk.last_timestamp >= timestamp,
     )
     if found is None:
@@ -48,12 +48,12 @@ async def seek_timestamp(
     return max(found.first_seq_num + within, first)
 
 
-async def apply_retention(session: Mount, log: StreamLog) -> None:
+async def apply_retention(mount: Mount, log: StreamLog) -> None:
     """Have `log.readable_from` leave out every record that is too old now."""
     limit = log.age_limit
     if limit is None or not log.retention_due:
         return
-    now = session.now()
+    now = mount.now()
     horizon = now - limit
     if log.arrived_at < horizon:
         log.expire(Expiry(limit, int(log.durable.seq_num), now))
@@ -62,7 +62,7 @@ async def apply_retention(session: Mount, log: StreamLog) -> None:
     found = await _first_chunk(
         log,
         first,
-        lambda seq_num: _stored_chunk(session, log, seq_num),
+        lambda seq_num: _stored_chunk(mount, log, seq_num),
         lambda chunk: chunk.arrived_at >= horizon,
     )
     if found is None:
@@ -71,9 +71,9 @@ async def apply_retention(session: Mount, log: StreamLog) -> None:
         log.expire(Expiry(limit, max(first, found.first_seq_num), found.arrived_at))
 
 
-async def _stored_chunk(session: Mount, log: StreamLog, seq_num: int) -> Chunk | None:
+async def _stored_chunk(mount: Mount, log: StreamLog, seq_num: int) -> Chunk | None:
     """The chunk that holds `seq_num`, as the stream that wrote it has it."""
-    row = await first_row(session.engine, *lineage.span_from(log.row, seq_num))
+    row = await first_row(mount.engine, *lineage.span_from(log.row, seq_num))
     return chunks.decode(row[1]) if row else None
 
 

@@ -59,16 +59,16 @@ class Upkeep:
     _due: DueTimes = field(init=False)
 
     def __post_init__(self) -> None:
-        self._due = DueTimes(self.now, self.poke)
+        self._due = DueTimes(self.now, self.request_pass)
 
-    def poke(self) -> None:
+    def request_pass(self) -> None:
         """There is something to clean up: do not wait for the next pass."""
         self._wake.set()
 
     def on_trimmed(self, log: StreamLog, at: int) -> None:
         """Records of `log` are to be deleted from the time `at` on."""
         if at <= self.now():
-            self.poke()
+            self.request_pass()
         else:
             self._look_at(log.basin, log.name, at)
 
@@ -90,7 +90,7 @@ class Upkeep:
                 await self._pass()  # usage is to gather for an interval before it is written
             while True:
                 deadline = asyncio.get_running_loop().time() + self.interval
-                while await self._poked_before(deadline):
+                while await self._requested_before(deadline):
                     async with self._busy:
                         with _going_on():
                             await self._sweep_due()
@@ -117,7 +117,7 @@ class Upkeep:
             await self.tokens.remove_expired()
             await self.session.engine.collect()
 
-    async def _poked_before(self, deadline: float) -> bool:
+    async def _requested_before(self, deadline: float) -> bool:
         try:
             async with asyncio.timeout_at(deadline):
                 await self._wake.wait()
@@ -149,7 +149,7 @@ class Upkeep:
                 usage = await self.usage.forget_basin(basin)
                 await self.session.committer.write([(keys.basin(basin), None), *usage])
         else:
-            self.poke()  # once the streams are gone, the basin goes
+            self.request_pass()  # once the streams are gone, the basin goes
 
     async def _delete_stream(
         self,
@@ -159,7 +159,7 @@ class Upkeep:
     ) -> None:
         with _skipping(basin, stream):
             await self.catalog.delete_stream(basin, stream, when=when)
-            self.poke()
+            self.request_pass()
 
     async def _sweep_streams(self) -> None:
         """Apply retention and delete-on-empty to every stream, and look at what each holds."""
@@ -278,7 +278,7 @@ class Upkeep:
             if log is not None and log.id == stream_id:
                 self.session.forget(log)
         if cleanup.ancestors:
-            self.poke()  # those it came from may go now
+            self.request_pass()  # those it came from may go now
 
     async def _producers_of(self, stream_id: int) -> list[Op]:
         ops: list[Op] = []

@@ -48,8 +48,8 @@ class _Fresh:
 class HeldBytes:
     """Bytes held per stream and per basin, in one session. All but `appended` is for upkeep alone."""
 
-    def __init__(self, session: Mount, now: Callable[[], int]) -> None:
-        self._session = session
+    def __init__(self, mount: Mount, now: Callable[[], int]) -> None:
+        self._session = mount
         self._now = now
         self._fresh: dict[int, _Fresh] = {}
         self._unwritten: dict[int, HeldRow] = {}

@@ -46,8 +46,8 @@ _AMOUNTS: Final[dict[str, tuple[Unit, Interval, tuple[str, ...]]]] = {
 class UsageReport:
     """What one session can tell about usage; `now` is in Unix seconds."""
 
-    def __init__(self, session: Mount, keeper: UsageKeeper, now: int) -> None:
-        self._session = session
+    def __init__(self, mount: Mount, keeper: UsageKeeper, now: int) -> None:
+        self._session = mount
         self._keeper = keeper
         self._now = now
 

@@ -28,10 +28,10 @@ _ROWS_AT_ONCE = 500
 class UsageKeeper:
     """The usage of one session. All but `appended` and `load` is for upkeep alone."""
 
-    def __init__(self, session: Mount, recorder: UsageRecorder, now: Callable[[], int]) -> None:
+    def __init__(self, mount: Mount, recorder: UsageRecorder, now: Callable[[], int]) -> None:
         self.recorder = recorder
-        self.held = HeldBytes(session, now)
-        self._session = session
+        self.held = HeldBytes(mount, now)
+        self._session = mount
         self._now = now
         #: Basins that were seen to have a stream, and the bytes of their streams, in this round.
         self._seen: dict[str, int] = {}

@@ -44,14 +44,14 @@ class WebhookSink(EventSink):
         url: str,
         *,
         secret: SecretReference | None = None,
-        patience: float = TIMEOUT,
+        timeout: float = TIMEOUT,
         tls: ssl.SSLContext | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._url = _parse_url(url)
         self._path = (self._url.path or "/") + (f"?{self._url.query}" if self._url.query else "")
         self._secret = secret
-        self._patience = patience
+        self._timeout = timeout
         self._tls = tls
         self._now = now
         self._lane = WorkerThread("webhook")
@@ -76,7 +76,7 @@ class WebhookSink(EventSink):
         request = _Request()
         status: int | None = None
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._timeout):
                 status = await self._lane.run(self._post, request, event)
         except (OSError, http.client.HTTPException) as error:  # TimeoutError is an OSError
             reason = type(error).__name__
@@ -102,9 +102,9 @@ class WebhookSink(EventSink):
         if self._url.scheme == "https":
             self._tls = self._tls or ssl.create_default_context()
             return http.client.HTTPSConnection(
-                host, self._port, timeout=self._patience, context=self._tls
+                host, self._port, timeout=self._timeout, context=self._tls
             )
-        return http.client.HTTPConnection(host, self._port, timeout=self._patience)
+        return http.client.HTTPConnection(host, self._port, timeout=self._timeout)
 
     def _headers(self, event: Event, body: bytes) -> dict[str, str]:
         moment = str(int(self._now()))

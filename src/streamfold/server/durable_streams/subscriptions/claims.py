@@ -28,14 +28,14 @@ from streamfold.wire.durable_streams.subscription_bodies import (
 class WakeClaims:
     """Each call is durable when it returns, or changed nothing."""
 
-    def __init__(self, book: SubscriptionRegistry) -> None:
-        self._book = book
+    def __init__(self, registry: SubscriptionRegistry) -> None:
+        self._registry = registry
 
     async def claim(self, entry: ActiveSubscription, worker: str) -> ClaimView:
         """Give the work to `worker`, if there is some and nobody has it."""
         _require(entry, SubscriptionType.PULL_WAKE)
         parse_name(worker, "worker")
-        async with self._book.changing(entry) as draft:
+        async with self._registry.changing(entry) as draft:
             draft.state = leases.expire(draft.state, draft.now)
             wake = draft.state.wake
             if wake is not None and wake.holder is not None:
@@ -52,7 +52,7 @@ class WakeClaims:
         # Judged by the streams as they are now, not as they were last noticed.
         acked = {entry.state.prefix + ack.stream.strip("/") for ack in said.acks}
         entry.noticed.update(acked.intersection(entry.state.links))
-        async with self._book.changing(entry) as draft:
+        async with self._registry.changing(entry) as draft:
             _require_good_owner(entry)
             draft.state = leases.expire(draft.state, draft.now)
             wake = leases.prove(draft.state, token, said.wake_id, said.generation)
@@ -64,7 +64,7 @@ class WakeClaims:
     async def release(self, entry: ActiveSubscription, token: str, said: ReleaseRequest) -> None:
         """Give the work back."""
         _require(entry, SubscriptionType.PULL_WAKE)
-        async with self._book.changing(entry) as draft:
+        async with self._registry.changing(entry) as draft:
             _require_good_owner(entry)
             draft.state = leases.expire(draft.state, draft.now)
             leases.prove(draft.state, token, said.wake_id, said.generation)

@@ -42,7 +42,7 @@ class Creation:
 
     def __init__(
         self,
-        book: SubscriptionRegistry,
+        registry: SubscriptionRegistry,
         basin: str,
         look_up: Resolve,
         now: Callable[[], int],
@@ -50,7 +50,7 @@ class Creation:
         *,
         local_webhooks: bool,
     ) -> None:
-        self._book = book
+        self._registry = registry
         self._basin = basin
         self._look_up = look_up
         self._now = now
@@ -65,12 +65,12 @@ class Creation:
         config, streams = configure(asked, caller), named_streams(asked, caller)
         self._require_rights(config, streams, caller)
         async with self._locks.hold(id_):
-            entry = self._book.entries.get(id_)
+            entry = self._registry.entries.get(id_)
             if entry is not None:
                 entry.require_owner(caller)
                 if await _confirm(entry, config, base_url, caller.stream_prefix):
                     return entry, False
-            self._book.require_room(caller.token_id)
+            self._registry.require_room(caller.token_id)
             await self._check_target(config)
             state = Subscription(
                 config,
@@ -80,7 +80,7 @@ class Creation:
                 owner=caller.token_id,
                 prefix=caller.stream_prefix,
             )
-            return await self._insert(self._book.entry(id_, state, caller), streams), True
+            return await self._insert(self._registry.entry(id_, state, caller), streams), True
 
     def _require_rights(self, config: Config, streams: Sequence[str], caller: Grant) -> None:
         """Raise unless the caller may read what is matched, and append where wakes are told.
@@ -102,14 +102,14 @@ class Creation:
     async def delete(self, id_: str, caller: Grant) -> None:
         """See to it that there is no such subscription."""
         async with self._locks.hold(id_):
-            entry = self._book.entries.get(id_)
+            entry = self._registry.entries.get(id_)
             if entry is None:
                 return
             entry.require_owner(caller)
             with suppress(SubscriptionNotFoundError):
                 async with entry.alone():
                     await entry.erase()
-            self._book.drop(entry)
+            self._registry.drop(entry)
             if entry.task is not None:
                 entry.task.cancel()
 
@@ -128,24 +128,24 @@ class Creation:
     ) -> ActiveSubscription:
         async with entry.alone():
             # Known from here on, so that what is appended while streams are listed is noticed.
-            self._book.add(entry)
+            self._registry.add(entry)
             try:
                 state = await self._link(entry, streams)
             except BaseException:
                 entry.gone = True
-                self._book.drop(entry)
+                self._registry.drop(entry)
                 raise
             try:
                 await entry.write(state)
             finally:
                 # Even if nobody can tell whether it is there: the runner will look.
-                self._book.forget_interests()
+                self._registry.forget_interests()
                 entry.notice(*state.links)
                 self._start(entry)
         return entry
 
     async def _link(self, entry: ActiveSubscription, streams: Sequence[str]) -> Subscription:
-        linked = self._book.streams
+        linked = self._registry.streams
         state = await linked.link_explicit(entry.state, streams, entry.tails)
         if entry.pattern is not None:
             state = await linked.link_matching(entry, state, entry.pattern)

@@ -178,12 +178,12 @@ class SubscriptionRegistry:
         """Look at all streams after storage was opened, and now and then, for as long as this runs."""
         swept, looks = None, 0
         while True:
-            opening = self._documents.supervisor.current
+            mounted = self._documents.supervisor.current
             looks += 1
             try:
-                if opening is not None and (opening is not swept or looks >= _SWEEP_EVERY):
+                if mounted is not None and (mounted is not swept or looks >= _SWEEP_EVERY):
                     await self._sweep()
-                    swept, looks = opening, 0
+                    swept, looks = mounted, 0
                 elif self._room_made.is_set():
                     await self._find_unlinked()
             except StreamfoldError as error:

@@ -147,14 +147,14 @@ class Subscriptions:
         self._public_url = public_url
         self._authorise = authorise
         self._keyring = Keyring(store.documents)
-        self._book = book = SubscriptionRegistry(
+        self._registry = registry = SubscriptionRegistry(
             store, basin, now, random_text, subscriptions_max, grant_of
         )
-        self._work = WakeClaims(book)
+        self._work = WakeClaims(registry)
         self._runner = Runner(
             store,
             basin,
-            book,
+            registry,
             self._keyring,
             webhooks or WebhookClient(),
             look_up,
@@ -164,7 +164,7 @@ class Subscriptions:
             own_url=None if own_url is None else own_url + CONTROL_ROOT,
         )
         self._creation = Creation(
-            book, basin, look_up, now, self._start, local_webhooks=local_webhooks
+            registry, basin, look_up, now, self._start, local_webhooks=local_webhooks
         )
         self._group: asyncio.TaskGroup | None = None
         self._basin = basin
@@ -173,7 +173,7 @@ class Subscriptions:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Take up the subscriptions that storage holds, and see to them while the context lasts."""
-        await self._book.load()
+        await self._registry.load()
         # Not a task group: that would wrap whatever the body raises.
         started = asyncio.Event()
         keeper = asyncio.create_task(self._keep(started))
@@ -184,16 +184,16 @@ class Subscriptions:
             keeper.cancel()
             with suppress(asyncio.CancelledError):
                 await keeper
-            for entry in self._book.entries.values():
+            for entry in self._registry.entries.values():
                 await entry.settled()
 
     async def _keep(self, started: asyncio.Event) -> None:
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
-                group.create_task(self._book.spread_notices())
-                group.create_task(self._book.sweep_when_needed())
-                for entry in self._book.entries.values():
+                group.create_task(self._registry.spread_notices())
+                group.create_task(self._registry.sweep_when_needed())
+                for entry in self._registry.entries.values():
                     self._start(entry)
                 started.set()
         finally:
@@ -202,11 +202,11 @@ class Subscriptions:
     def notice(self, stream: str) -> None:
         """Something was appended to a stream; for what the store itself does not announce."""
         if self._group is not None:
-            self._book.notice(stream)
+            self._registry.notice(stream)
 
     def look_again(self) -> None:
         """Have everything done that is due by now: for those who set the clock."""
-        for entry in self._book.entries.values():
+        for entry in self._registry.entries.values():
             entry.poked.set()
 
     async def handle(self, request: Request, rest: Sequence[str]) -> None:
@@ -265,7 +265,7 @@ class Subscriptions:
 
     def _owned(self, id_: str, caller: Grant) -> ActiveSubscription:
         """The subscription, if it is the caller's."""
-        entry = self._book.get(id_)
+        entry = self._registry.get(id_)
         entry.require_owner(caller)
         return entry
 
@@ -276,7 +276,7 @@ class Subscriptions:
         learn that.
         """
         token = _bearer(request)
-        entry = self._book.entries.get(id_)
+        entry = self._registry.entries.get(id_)
         if entry is None or not leases.is_known(entry.state, token):
             raise WakeTokenInvalidError
         return entry, token
@@ -294,7 +294,7 @@ class Subscriptions:
 
     async def _get(self, id_: str, request: Request, caller: Grant) -> None:
         entry = self._owned(id_, caller)
-        async with self._book.changing(entry):
+        async with self._registry.changing(entry):
             pass  # streams that were just linked are shown, and are durable by then
         await self._show(request, entry, caller, 200)
 
@@ -307,11 +307,13 @@ class Subscriptions:
         given = bodies.decode_streams(await _body(request))
         named = [entry.full_name(parse_path(name)) for name in given]
         paths = [path for path in named if path != entry.state.config.wake_stream]
-        async with self._book.changing(entry) as draft:
+        async with self._registry.changing(entry) as draft:
             for path in paths:
                 entry.grant.require(Operation.READ, self._basin, path)
-            draft.state = await self._book.streams.link_explicit(draft.state, paths, entry.tails)
-        self._book.forget_interests()
+            draft.state = await self._registry.streams.link_explicit(
+                draft.state, paths, entry.tails
+            )
+        self._registry.forget_interests()
         entry.notice(*paths)  # until now nobody knew that appends to them matter
         await request.respond(204, (NO_STORE,))
 
@@ -319,7 +321,7 @@ class Subscriptions:
         entry = self._owned(id_, caller)
         name = parse_path_segments(path)
         stream = entry.full_name(name)
-        async with self._book.changing(entry) as draft:
+        async with self._registry.changing(entry) as draft:
             link = draft.state.links.get(stream)
             if link is not None and link.explicit:
                 links = dict(draft.state.links)
@@ -328,9 +330,9 @@ class Subscriptions:
                 else:
                     del links[stream]
                 draft.state = replace(draft.state, links=links)
-        self._book.forget_interests()
+        self._registry.forget_interests()
         if entry.full:
-            self._book.sweep_soon()
+            self._registry.sweep_soon()
         await request.respond(204, (NO_STORE,))
 
     async def _claim(self, id_: str, request: Request, caller: Grant) -> None:

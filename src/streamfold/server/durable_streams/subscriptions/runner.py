@@ -67,7 +67,7 @@ class Runner:
         self,
         store: StreamStore,
         basin: str,
-        book: SubscriptionRegistry,
+        registry: SubscriptionRegistry,
         keyring: Keyring,
         webhooks: WebhookClient,
         look_up: Resolve,
@@ -79,7 +79,7 @@ class Runner:
     ) -> None:
         self._store = store
         self._basin = basin
-        self._book = book
+        self._registry = registry
         self._keyring = keyring
         self._webhooks = webhooks
         self._look_up = look_up
@@ -98,7 +98,7 @@ class Runner:
             try:
                 due = await self._step(entry)
             except SubscriptionNotFoundError:
-                self._book.drop(entry)
+                self._registry.drop(entry)
                 return
             except StreamfoldError as error:
                 logger.warning("subscription %r waits: %s", entry.id, error)
@@ -112,7 +112,7 @@ class Runner:
 
     async def _step(self, entry: ActiveSubscription) -> int | None:
         """Do what is due; when to look again, ms since the Unix epoch, if nothing happens before."""
-        async with self._book.changing(entry) as draft:
+        async with self._registry.changing(entry) as draft:
             _advance(draft)
         state = entry.state
         wake = state.wake
@@ -134,7 +134,7 @@ class Runner:
 
     async def _announce(self, entry: ActiveSubscription, wake_id: str) -> None:
         """Tell workers of a wake by the wake stream, if the owner may append to it."""
-        async with self._book.changing(entry) as draft:
+        async with self._registry.changing(entry) as draft:
             stream, wake_stream = draft.pending, draft.state.config.wake_stream or ""
             if not _is_untaken(draft, wake_id) or stream is None:
                 return
@@ -150,24 +150,24 @@ class Runner:
             )
         except StreamfoldError as error:
             logger.warning("subscription %r cannot write its wake: %s", entry.id, error)
-            async with self._book.changing(entry) as draft:
+            async with self._registry.changing(entry) as draft:
                 if _is_untaken(draft, wake_id):
                     draft.state = leases.fail(draft.state, draft.now, self._chance.random())
             return
         entry.announced = wake_id
-        async with self._book.changing(entry) as draft:
+        async with self._registry.changing(entry) as draft:
             draft.state = leases.succeed(draft.state)
 
     async def _deliver(self, entry: ActiveSubscription, wake_id: str) -> None:
         """Tell a webhook's receiver of a wake, and take its answer."""
-        async with self._book.changing(entry) as draft:
+        async with self._registry.changing(entry) as draft:
             untaken = _is_untaken(draft, wake_id) and draft.pending is not None
             if not untaken or entry.token is None:
                 return
             call = _call(draft, entry.token[1], self._own_url or draft.state.base_url)
             told = {path: entry.tails.get(path, 0) for path in draft.links}
         reply = await self._send(entry, msgspec.json.encode(call))
-        async with self._book.changing(entry) as draft:
+        async with self._registry.changing(entry) as draft:
             wake = draft.state.wake
             if wake is None or wake.id != wake_id:
                 return  # a callback was quicker, or the subscription changed meanwhile

@@ -43,8 +43,8 @@ class Reply:
 class WebhookClient:
     """Sends requests; redirects are answers like others, and are not followed."""
 
-    def __init__(self, patience: float = TIMEOUT, tls: ssl.SSLContext | None = None) -> None:
-        self._patience = patience
+    def __init__(self, timeout: float = TIMEOUT, tls: ssl.SSLContext | None = None) -> None:
+        self._timeout = timeout
         self._tls = tls
 
     async def post(
@@ -55,7 +55,7 @@ class WebhookClient:
         body: bytes,
     ) -> Reply:
         """The answer; OSError (TimeoutError among them) or WebhookError if there is none."""
-        async with asyncio.timeout(self._patience):
+        async with asyncio.timeout(self._timeout):
             reader, writer = await self._connect(target, addresses)
             try:
                 writer.write(_request(target, headers, body))

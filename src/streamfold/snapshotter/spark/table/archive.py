@@ -55,7 +55,7 @@ class TableArchive:
     def _destinations(self) -> list[Destination]:
         """Opened when they are first needed: one that cannot be stops this table alone."""
         if not self._opened:
-            self._opened = [place.open() for place in self._job.places]
+            self._opened = [spec.open() for spec in self._job.destination_specs]
         return self._opened
 
     def check(self) -> None:

@@ -39,14 +39,14 @@ class ArchiveUpdates:
         pipeline: TablePipeline,
         published: TableArchive,
         events: TableEvents,
-        watch: TableProgress,
+        progress: TableProgress,
         on_failure: Callable[[], None],
     ) -> None:
         self._stream = stream
         self._pipeline = pipeline
         self._published = published
         self._events = events
-        self._watch = watch
+        self._watch = progress
         self._on_failure = on_failure
         self._log = CommitLog(stream.job.table)
         self._turn = threading.Lock()
@@ -78,7 +78,7 @@ class ArchiveUpdates:
             self._open = False
             self._settled = self._settled and not failed
 
-    def take(self, records: DataFrame, batch_id: int) -> None:
+    def process_batch(self, records: DataFrame, batch_id: int) -> None:
         """A batch of the query, in a thread of Spark's."""
         with self._turn:
             if not self._open:

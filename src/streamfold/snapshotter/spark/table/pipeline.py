@@ -154,7 +154,7 @@ class TablePipeline:
         everything = set(range(stack.buckets))
         keeps = count == stack.buckets and stack.is_bucketed and published.reusable(plan)
         touched = stack.touched() if keeps else everything
-        step = FoldStep(stack, plan, self._job.places, tuple(sorted(touched)), count)
+        step = FoldStep(stack, plan, self._job.destination_specs, tuple(sorted(touched)), count)
         parts = self._fold(step)
         reuse = sorted(everything - touched)
         self._commit(Uncommitted(WrittenBase(plan, parts, reason, reuse, closing), batch))
@@ -203,7 +203,7 @@ class TablePipeline:
     def _write_first(self, parcels: DataFrame, batch: Batch) -> None:
         count = bucket_count(batch.size_bytes, self._job.buckets or 1, self._job.bucket_bytes)
         plan = self._published.writer.plan_base(str(batch.last))
-        step = NetStep(plan, self._job.places, batch.truncated_at, None)
+        step = NetStep(plan, self._job.destination_specs, batch.truncated_at, None)
         parts = self._settle(parcels, step, count, range(count), batch)
         self._commit(Uncommitted(WrittenBase(plan, parts, FIRST), batch))
 
@@ -212,7 +212,7 @@ class TablePipeline:
         assert manifest is not None  # noqa: S101 - the first base is there
         stack = self._stack()
         plan = self._published.writer.plan_diff(manifest.head_position, str(batch.last))
-        step = NetStep(plan, self._job.places, batch.truncated_at, stack)
+        step = NetStep(plan, self._job.destination_specs, batch.truncated_at, stack)
         needed = range(1) if batch.truncated_at >= 0 else range(0)
         parts = self._settle(parcels, step, stack.buckets, needed, batch)
         self._commit(Uncommitted(Written(plan, parts, batch.records), batch, force))

@@ -113,12 +113,12 @@ class TableWriter:
     def start(self, spark: SparkSession) -> None:
         stream = TableStream(spark, self.job)
         pipeline = TablePipeline(spark, self.job, self._published, self._now)
-        turns = ArchiveUpdates(
+        updates = ArchiveUpdates(
             stream, pipeline, self._published, self._events, self._watch, self._woken.set
         )
         with self._beginning:
             self._thread = threading.Thread(
-                target=self._live, args=(turns, stream), name=self.name, daemon=True
+                target=self._live, args=(updates, stream), name=self.name, daemon=True
             )
         self._thread.start()
 
@@ -148,45 +148,45 @@ class TableWriter:
         self._woken.set()
         return request
 
-    def _live(self, turns: ArchiveUpdates, stream: TableStream) -> None:
+    def _live(self, updates: ArchiveUpdates, stream: TableStream) -> None:
         failures = 0
         while not self._stopping.is_set():
             try:
-                self._run(turns, stream)
+                self._run(updates, stream)
             except Exception as raised:
-                turns.close(failed=True)
-                failures = 1 if turns.progressed else failures + 1
+                updates.close(failed=True)
+                failures = 1 if updates.progressed else failures + 1
                 error = self._understood(raised)
                 if not self._goes_on(error):
                     break
                 self._stopping.wait(self._pause(error, failures))
         if not self.status().state.is_final:
-            self._finish(turns)
+            self._finish(updates)
         self._requests.close(self._refusal())
         self._events.stop()
 
-    def _run(self, turns: ArchiveUpdates, stream: TableStream) -> None:
+    def _run(self, updates: ArchiveUpdates, stream: TableStream) -> None:
         """Open the archive and follow the stream, until asked to stop; raises what went wrong."""
-        start = turns.open()
+        start = updates.open()
         self._events.start(self._published.primary)
         checkpoint = Path(tempfile.mkdtemp(prefix="query-", dir=self._scratch))
-        query = self._follow(turns, stream, start, checkpoint)
+        query = self._follow(updates, stream, start, checkpoint)
         try:
             self._watch.enter(State.RUNNING)
-            self._look_after(turns, query)
+            self._look_after(updates, query)
         finally:
-            turns.close()
+            updates.close()
             self._end(query)
             shutil.rmtree(checkpoint, ignore_errors=True)
 
     def _follow(
-        self, turns: ArchiveUpdates, stream: TableStream, start: int, checkpoint: Path
+        self, updates: ArchiveUpdates, stream: TableStream, start: int, checkpoint: Path
     ) -> StreamingQuery:
         """Start the query; Spark gives its process seconds to appear, so tables start in turn."""
         with self._starting:
             query = stream.follow(
                 start,
-                turns.take,
+                updates.process_batch,
                 name=self.name,
                 interval=self.job.interval,
                 checkpoint=checkpoint,
@@ -203,36 +203,36 @@ class TableWriter:
             # It ends when its server answers or is given up; by then its batches do nothing.
             logger.debug("table %s: the query has not ended in time: %s", self.job.table, error)
 
-    def _look_after(self, turns: ArchiveUpdates, query: StreamingQuery) -> None:
+    def _look_after(self, updates: ArchiveUpdates, query: StreamingQuery) -> None:
         while not self._stopping.is_set():
             self._woken.wait(_LOOK)
             self._woken.clear()
-            if turns.failure is not None:
-                raise turns.failure
+            if updates.failure is not None:
+                raise updates.failure
             if not query.isActive:
                 raise query.exception() or RuntimeError(f"query {self.name!r} ended by itself")
-            self._serve_requests(turns)
-            turns.release_if_due()
-            turns.rebase_if_due()
+            self._serve_requests(updates)
+            updates.release_if_due()
+            updates.rebase_if_due()
 
-    def _serve_requests(self, turns: ArchiveUpdates) -> None:
+    def _serve_requests(self, updates: ArchiveUpdates) -> None:
         if not self._requests.begin():
             return
         try:
-            turns.rebase_on_request()
+            updates.rebase_on_request()
         except BaseException:
             self._requests.give_up()
             raise
         base = self.status().last_base
-        if base is not None and turns.failure is None:
+        if base is not None and updates.failure is None:
             self._requests.answer(base)
         else:
             self._requests.give_up()
 
-    def _finish(self, turns: ArchiveUpdates) -> None:
+    def _finish(self, updates: ArchiveUpdates) -> None:
         """The last diff; what cannot be written now stays in the stream for the next run."""
         try:
-            turns.flush()
+            updates.flush()
         except Exception as raised:
             error = self._understood(raised)
             self._watch.fail(error, State.STOPPED)

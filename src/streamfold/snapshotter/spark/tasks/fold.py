@@ -31,7 +31,7 @@ class FoldStep:
 
     stack: Stack
     plan: PartPlan
-    places: tuple[DestinationSpec, ...]
+    destination_specs: tuple[DestinationSpec, ...]
     #: The buckets to fold, of the stack's count; each task gets places in this list.
     buckets: tuple[int, ...]
     #: Of the new base: the stack's count or a multiple of it.
@@ -51,7 +51,7 @@ def fold(batches: Batches, step: FoldStep) -> Iterator[TaskResult]:
 
 
 async def _fold_bucket(step: FoldStep, bucket: int) -> list[TaskResult]:
-    mirrors = open_mirrors(step.places)
+    mirrors = open_mirrors(step.destination_specs)
     schema, plan = step.plan.schema, own_attempt(step.plan)
     found = []
     for target in step.targets(bucket):

@@ -48,7 +48,7 @@ class NetStep:
 
     #: Of a diff, or of a first base: then the rows that the changes leave are written.
     plan: PartPlan
-    places: tuple[DestinationSpec, ...]
+    destination_specs: tuple[DestinationSpec, ...]
     #: The last record that empties the table, -1 for none: what is before it does not matter.
     truncated_at: int
     #: The table before these changes, None when there is none.
@@ -67,13 +67,17 @@ def empty_result(bucket: int) -> TaskResult:
 @task
 def write_net_changes(batches: Batches, step: NetStep) -> Iterator[TaskResult]:
     """Yield a report for the part of each bucket; parcels come sorted by bucket and seq_num."""
-    for bucket, parcels in groupby(task_results(batches), key=lambda parcel: parcel.bucket):
-        changes = [unpack(parcel.payload) for parcel in parcels if len(parcel.payload)]
+    for bucket, parcels in groupby(
+        task_results(batches), key=lambda task_result: task_result.bucket
+    ):
+        changes = [
+            unpack(task_result.payload) for task_result in parcels if len(task_result.payload)
+        ]
         yield part_result(bucket, asyncio.run(_settle_bucket(step, bucket, changes)))
 
 
 async def _settle_bucket(step: NetStep, bucket: int, runs: list[pa.Table]) -> WrittenPart:
-    mirrors = open_mirrors(step.places)
+    mirrors = open_mirrors(step.destination_specs)
     net = _net(step, bucket, runs)
     if step.stack is not None and has_unsent(net):
         net = await _fill(step, bucket, net, mirrors)

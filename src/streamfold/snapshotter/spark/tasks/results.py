@@ -65,8 +65,8 @@ def task(work: Callable[..., Iterator[TaskResult]]) -> Callable[..., Iterator[pa
     @wraps(work)
     def run(batches: Batches, **given: Any) -> Iterator[pa.RecordBatch]:
         try:
-            for parcel in work(batches, **given):
-                yield _row(parcel)
+            for task_result in work(batches, **given):
+                yield _row(task_result)
         except StreamfoldError as error:
             yield _row(TaskResult(FAILURE, 0, pickle.dumps(_error_text(error))))
 
@@ -81,9 +81,9 @@ def raise_task_errors(rows: Iterable[Any]) -> None:
             raise _rebuilt(kind, fields)
 
 
-def _row(parcel: TaskResult) -> pa.RecordBatch:
+def _row(task_result: TaskResult) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
-        [pa.array([value], kind) for value, kind in zip(parcel, _ARROW.types, strict=True)],
+        [pa.array([value], kind) for value, kind in zip(task_result, _ARROW.types, strict=True)],
         schema=_ARROW,
     )
 
