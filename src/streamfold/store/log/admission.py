@@ -7,7 +7,7 @@ from collections import deque
 
 
 class Admission:
-    """First come, first served permits; a waiter that is cancelled holds nothing."""
+    """Grants permits in the order of the requests; a cancelled waiter holds none."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -21,27 +21,27 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """How many wait for room."""
+        """How many callers wait for room."""
         return len(self._queue)
 
     @property
     def wanted(self) -> int:
-        """Bytes that those who wait want."""
+        """Bytes that the waiting callers ask for."""
         return sum(size for size, turn in self._queue if not turn.done())
 
     def acquire_at_once(self, size: int) -> bool:
-        """Take the permit if `size` bytes fit and nobody waits."""
+        """Take the permit if `size` bytes fit and the queue is empty."""
         if self._queue or self._free < size:
             return False
         self._free -= size
         return True
 
     def overdraw(self, size: int) -> None:
-        """Take the permit whether it fits or not: for one who has some, and must not wait for more."""
+        """Take the permit even if it does not fit, for a caller that holds one and must not wait."""
         self._free -= size
 
     async def acquire(self, size: int) -> None:
-        """Return once `size` bytes fit, after everyone who asked before."""
+        """Return once `size` bytes fit, after all earlier callers."""
         if self.acquire_at_once(size):
             return
         turn = asyncio.get_running_loop().create_future()

@@ -2,17 +2,17 @@
 
     offset  size  field
     0       1     format of the chunk (1)
-    1       1     how the payload is sealed: 0 not at all, 1 AEGIS-256, 2 AES-256-GCM
+    1       1     cipher of the payload: 0 none, 1 AEGIS-256, 2 AES-256-GCM
     2       2     number of records (at most 1000)
     4       4     metered bytes of the records (at most 1 MiB)
     8       8     seq_num of the first record
     16      8     timestamp of the first record
     24      8     timestamp of the last record
-    32      8     time of arrival, ms since the Unix epoch: what retention counts from
+    32      8     time of arrival, ms since the Unix epoch: retention counts from here
     40      -     payload: the records in protobuf form, as a read returns them
 
-A reader that wants the whole chunk copies the payload and decodes nothing; one that wants a part, or
-counts what it got, finds all it needs to decide that in the 40 bytes before it.
+The 40 bytes before the payload are enough to decide whether a read takes the whole chunk: then it
+copies the payload and decodes nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FORMAT = 1
 
 
 class Chunk(msgspec.Struct, frozen=True, gc=False):
-    """Consecutive records of one stream. One is made for every append, hence a cheap kind."""
+    """Consecutive records of one stream; cheap to construct, because every append makes one."""
 
     first_seq_num: int
     records: int
@@ -85,7 +85,7 @@ def seal(chunk: Chunk, stream_id: int, sealing: Sealing, key: SealingKey) -> Chu
 
 
 def unseal(chunk: Chunk, stream_id: int, key: SealingKey) -> Chunk:
-    """What `seal` was given; DecryptionFailedError if the key is another."""
+    """The chunk that `seal` got; DecryptionFailedError if the key differs."""
     context = _header(chunk, chunk.sealing) + stream_id.to_bytes(8, "big")
     payload = key.unseal(chunk.sealing, chunk.payload, context)
     return msgspec.structs.replace(chunk, payload=payload, sealing=Sealing.CLEAR)
@@ -101,7 +101,7 @@ def clear(chunk: Chunk, stream_id: int, key: SealingKey | None) -> Chunk:
 
 
 def cut_before(chunk: Chunk, end: int) -> Chunk:
-    """The part of a clear `chunk` before the record `end`; there is at least one."""
+    """The part of a clear `chunk` before the record `end`: at least one record."""
     if chunk.last_seq_num < end:
         return chunk
     index, count = measure(chunk.payload), end - chunk.first_seq_num
@@ -125,7 +125,7 @@ def decode(value: bytes) -> Chunk:
     )
     if form != _FORMAT or sealing > max(Sealing):
         raise FormatUnsupportedError(
-            f"a stored chunk has format {form} and sealing {sealing}, this version reads format "
+            f"a stored chunk has format {form} and sealing {sealing}, but this version reads format "
             f"{_FORMAT}: open the store with the version that wrote it, or a newer one"
         )
     payload = memoryview(value)[_HEADER.size :]
@@ -133,7 +133,7 @@ def decode(value: bytes) -> Chunk:
 
 
 def merge(parts: list[Chunk]) -> list[Chunk]:
-    """Join neighbours as long as the result is no larger than one batch may be."""
+    """Join neighbours up to the size limit of one batch."""
     if len(parts) == 1:
         return parts
     merged: list[Chunk] = []

@@ -1,4 +1,4 @@
-"""Group commit: everything that arrives while a commit is under way goes out as the next one.
+"""Group commit: everything that arrives during one commit forms the next.
 
 accept ─▶ pending per stream ─▶ gather ─▶ engine.commit ─▶ settle ─▶ acks, followers
                                   ▲            │ up to `commits_in_flight`, settled in order
@@ -27,12 +27,12 @@ from streamfold.store.log.admission import Admission
 from streamfold.store.log.stream_log import Share, StreamLog
 from streamfold.store.settings import StoreSettings
 
-#: Bytes that wait for storage from which to gather them takes milliseconds: 0.7 of them per MiB.
+#: Pending bytes from which gathering takes milliseconds (0.7 ms per MiB).
 _YIELD_FROM: Final = 4 << 20
 
 
 class CommitReport(NamedTuple):
-    """A commit that has become durable, measured."""
+    """Measurements of one durable commit."""
 
     #: Seconds from its start until it was durable.
     duration: float
@@ -44,7 +44,7 @@ class CommitReport(NamedTuple):
 
 @dataclass(slots=True)
 class _Rows:
-    """Rows other than records, to be committed in their turn."""
+    """Rows other than records that wait for a commit."""
 
     ops: Sequence[Op]
     done: asyncio.Future[None]
@@ -58,7 +58,7 @@ class _Commit:
 
 
 class Committer:
-    """Writes what streams have pending to the engine, and settles it once it is durable."""
+    """Writes the streams' pending batches to the engine, and settles them once they are durable."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Committer:
         self._settings = settings
         self._admission = admission
         self._on_durable = on_durable
-        #: Called for each commit that has become durable.
+        #: Called for each durable commit.
         self.on_commit: Callable[[CommitReport], None] = lambda report: None
         self._last_start: float | None = None
         self._dirty: dict[int, StreamLog] = {}
@@ -80,11 +80,11 @@ class Committer:
         self._wake = asyncio.Event()
         self._started = asyncio.Event()
         self._settled = asyncio.Event()
-        #: Why nothing is committed any more: what comes late must hear it, not wait for ever.
+        #: Why commits have stopped: late callers get this error instead of waiting without end.
         self._refusal: StreamfoldError | None = None
 
     def touch(self, log: StreamLog) -> None:
-        """`log` has something pending."""
+        """Commit what `log` has pending."""
         if self._refusal is not None:
             self._admission.release(log.fail((), self._refusal, self._refusal))
             return
@@ -101,28 +101,28 @@ class Committer:
         await done
 
     async def run(self) -> None:
-        """Commit until cancelled, or until a commit fails: then raise why.
+        """Commit until cancelled; raise the cause when a commit fails.
 
-        After it raised, what was under way is of unknown outcome and the engine must not be used.
+        After that the outcome of commits in flight is unknown, and the engine must not be used.
         """
         async with asyncio.TaskGroup() as group:
             group.create_task(self._start_commits(group))
             group.create_task(self._settle_commits())
 
     async def drain(self) -> None:
-        """Return once nothing is pending or under way."""
+        """Return once nothing is pending or in flight."""
         while self._dirty or self._rows or self._under_way:
             self._settled.clear()
             await self._settled.wait()
 
     def fail(self, cause: StreamfoldError) -> None:
-        """Fail all that is outstanding, written as unknown, unwritten as not done; take no more."""
+        """Fail what is in flight as outcome unknown and the rest as not done; refuse all later work."""
         final = isinstance(cause, WriterFencedError | DeviceFailedError)
         unknown = (
             cause
             if final
             else OutcomeUnknownError(
-                f"storage failed while this was being written, it may or may not be there: {cause}"
+                f"storage failed during this write, which may or may not have happened: {cause}"
             )
         )
         known = final or isinstance(cause, RetryLaterError)
@@ -157,9 +157,7 @@ class Committer:
             if (pause := next_start - loop.time()) > 0:
                 await asyncio.sleep(pause)
             if self._admission.used >= _YIELD_FROM:
-                await asyncio.sleep(
-                    0
-                )  # between the step that accepted so much and the next long one
+                await asyncio.sleep(0)  # accepting so much took long, and so does gathering it
             next_start = loop.time() + self._settings.commit_interval
             commit = self._gather()
             task = group.create_task(self._commit(commit))
@@ -167,7 +165,7 @@ class Committer:
             self._started.set()
 
     def _gather(self) -> _Commit:
-        """Everything pending. Records first: rows may rest on records accepted before them."""
+        """Everything pending, records first: rows may depend on records accepted before them."""
         commit = _Commit(rows=self._rows)
         for log in self._dirty.values():
             share = log.take()

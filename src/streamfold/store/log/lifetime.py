@@ -1,4 +1,4 @@
-"""How long a stream lives: for ever, until a time, or as long as it is used."""
+"""How long a stream lives: without end, until a time, or as long as it is used."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from streamfold.model.traits import StreamTraits
 class Lifetime:
     """Knows when a stream ends.
 
-    Use is remembered in memory and, so that a restart does not end a stream early, now and then in
-    storage: as a lease that outlasts the deadline by a quarter of the ttl. After a crash a stream may
-    live that much longer, never shorter.
+    Every use moves the deadline in memory. Storage has a lease that outlasts it by a quarter of the ttl
+    and is renewed now and then: after a crash a stream may live that much longer, but never shorter.
     """
 
     __slots__ = ("_ttl", "deadline", "lease_until")
@@ -28,13 +27,13 @@ class Lifetime:
 
     @classmethod
     def begin(cls, traits: StreamTraits, now: int) -> Lifetime:
-        """Of a stream that is created now."""
+        """The lifetime of a stream that is created now."""
         lifetime = cls(traits, 0)
         lifetime.renew(now)
         return lifetime
 
     def renew(self, now: int) -> bool:
-        """The stream is used; True when that is to be written down."""
+        """Move the deadline because the stream is used; True when storage needs a new lease."""
         if self._ttl is None:
             return False
         self.deadline = now + self._ttl

@@ -11,23 +11,23 @@ from streamfold.store.log.chunks import Chunk
 from streamfold.store.log.sealing import Sealing
 from streamfold.store.read.requests import ReadBatch
 
-#: Bytes that a chunk costs beyond its payload, roughly: small chunks must not slip under the bound.
+#: Bytes that a chunk costs beyond its payload, roughly: many small chunks must count, too.
 _CHUNK_OVERHEAD = 200
-#: Bytes handed out at a time: a reader that stops holds on to no more than this.
+#: Bytes returned at a time: a reader that stalls holds no more than this.
 _HANDOUT_BYTES = 1 << 20
-#: Batches up to the tail that are kept of a stream: followers are at a few places, or far behind.
+#: Batches up to the tail kept per stream: followers share a few positions, or are far behind.
 _TO_TAIL_MAX = 16
 
 
 class _Stream:
-    """Consecutive chunks of one stream; the first `gone` places of the list are empty already."""
+    """Consecutive chunks of one stream; the first `gone` items of the list are dropped already."""
 
     __slots__ = ("chunks", "gone", "to_tail")
 
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []
         self.gone = 0
-        #: By their first seq_num; of the chunks above and of nothing else.
+        #: By their first seq_num; made of the chunks above only.
         self.to_tail: dict[int, ReadBatch | None] = {}
 
     def append(self, chunk: Chunk) -> None:
@@ -46,7 +46,7 @@ class _Stream:
 
 
 class RecentChunks:
-    """At most `capacity` bytes; the streams that were written to longest ago are forgotten first."""
+    """Holds at most `capacity` bytes; forgets the streams with the oldest last write first."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -54,7 +54,7 @@ class RecentChunks:
         self._streams: OrderedDict[int, _Stream] = OrderedDict()
 
     def add(self, stream_id: int, chunk: Chunk) -> None:
-        """Remember the chunk that follows what is known of this stream."""
+        """Keep `chunk`, the newest of its stream."""
         stream = self._streams.get(stream_id)
         if stream is None:
             stream = self._streams[stream_id] = _Stream()
@@ -70,7 +70,7 @@ class RecentChunks:
             self._size -= sum(_cost(chunk) for chunk in stream.chunks[stream.gone :])
 
     def since(self, stream_id: int, seq_num: int) -> list[Chunk]:
-        """Some chunks from the one that holds `seq_num` on; empty if that one is not here."""
+        """Chunks from the one that holds `seq_num` on; empty if that one is not in memory."""
         stream = self._streams.get(stream_id)
         if stream is None or seq_num < stream.chunks[stream.gone].first_seq_num:
             return []
@@ -86,9 +86,9 @@ class RecentChunks:
         return found
 
     def to_tail(self, stream_id: int, seq_num: int, tail: StreamPosition) -> ReadBatch | None:
-        """The records from `seq_num` to `tail` as one batch, the same one for all who ask.
+        """The records from `seq_num` to `tail` as one batch, the same object for all callers.
 
-        None if not all of them are here, or they are sealed, or more than a batch may have.
+        None if some are not in memory, or are sealed, or are too many for one batch.
         """
         stream = self._streams.get(stream_id)
         if stream is None:
@@ -107,7 +107,7 @@ class RecentChunks:
 
 
 def _join(chunks: list[Chunk], seq_num: int, tail: StreamPosition) -> ReadBatch | None:
-    """The chunks as a batch, if they are exactly what leads from `seq_num` to `tail`."""
+    """The chunks as a batch, if they cover exactly `seq_num` to `tail`."""
     if not chunks or chunks[0].first_seq_num != seq_num or chunks[-1].end != tail:
         return None
     count, metered = tail.seq_num - seq_num, sum([chunk.metered for chunk in chunks])

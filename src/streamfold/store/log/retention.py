@@ -10,17 +10,17 @@ from streamfold.model.configs import INFINITE, StreamConfig
 
 
 def age_limit(config: StreamConfig) -> int | None:
-    """Milliseconds after its arrival for which a record is kept; None = for ever."""
+    """Milliseconds after its arrival for which a record is kept; None = no limit."""
     return None if config.retention == INFINITE else int(config.retention) * 1000
 
 
 class Expiry(msgspec.Struct, frozen=True):
-    """What was last found out about the age of a stream's records.
+    """The latest known age boundary of a stream's records.
 
-    It holds until the first record that it leaves is too old itself, so most reads look nothing up.
+    It stays valid until the first record above it is too old itself, so most reads look nothing up.
     """
 
-    #: The age limit for which this was found out.
+    #: The age limit that this boundary was computed for.
     limit: int
     #: Every record below is too old.
     seq_num: int
@@ -28,7 +28,7 @@ class Expiry(msgspec.Struct, frozen=True):
     oldest: int
 
     def holds_until(self, limit: int | None) -> float:
-        """The last time (ms) at which this tells which records are older than `limit`."""
+        """The last time (ms) at which this boundary is valid for `limit`."""
         if limit is None:
             return math.inf
         return self.oldest + limit if self.limit == limit else -1

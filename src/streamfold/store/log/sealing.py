@@ -1,8 +1,8 @@
-"""Encryption of records with keys that customers keep: whole chunks are sealed, not single records.
+"""Encryption of whole chunks with keys that customers hold.
 
 A sealed payload is a random nonce followed by ciphertext and tag. The chunk's header and the stream's
-id are authenticated with it: a chunk cannot be moved within or between streams. The key is used and
-forgotten; nothing of it is stored or shown.
+id are authenticated with it: a chunk cannot be moved within or between streams. The key is never
+stored or logged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from streamfold.errors import DecryptionFailedError, InvalidError
 from streamfold.model.configs import Cipher
 
-#: Bytes of a key; both ciphers have it so.
+#: Bytes of a key, for both ciphers.
 KEY_BYTES = 32
 #: Bytes of the random nonce of AES-GCM. So short a random nonce may repeat after some 2**32 uses.
 _GCM_NONCE = 12
@@ -27,7 +27,7 @@ GCM_SEQ_NUM_MAX = 2**32 - 1
 
 
 class Sealing(enum.IntEnum):
-    """How a payload is sealed, as its chunk's header says it."""
+    """The cipher of a payload, as its chunk's header stores it."""
 
     CLEAR = 0
     AEGIS_256 = 1
@@ -38,7 +38,7 @@ SEALING_OF = {Cipher.AEGIS_256: Sealing.AEGIS_256, Cipher.AES_256_GCM: Sealing.A
 
 
 class SealingKey:
-    """A customer's key. It shows nothing of itself, and two are equal if their bytes are."""
+    """A customer's key, compared by its bytes; its repr does not reveal it."""
 
     __slots__ = ("_key",)
 
@@ -71,7 +71,7 @@ class SealingKey:
         return nonce + AESGCM(self._key).encrypt(nonce, payload, context)
 
     def unseal(self, sealing: Sealing, sealed: bytes | memoryview, context: bytes) -> bytes:
-        """What `seal` was given, or DecryptionFailedError for another key or changed bytes."""
+        """The payload that `seal` got; DecryptionFailedError for another key or changed bytes."""
         size = aegis256.NONCEBYTES if sealing is Sealing.AEGIS_256 else _GCM_NONCE
         nonce, body = bytes(sealed[:size]), bytes(sealed[size:])
         try:
@@ -79,5 +79,5 @@ class SealingKey:
                 return bytes(aegis256.decrypt(self._key, nonce, body, context))
             return AESGCM(self._key).decrypt(nonce, body, context)
         except (ValueError, TypeError, InvalidTag):
-            # The cause may hold bytes of the key or of the records: it is not passed on.
+            # Drop the cause: it may hold bytes of the key or of the records.
             raise DecryptionFailedError from None

@@ -1,7 +1,7 @@
-"""One active stream: sequences its appends, and knows what of them is durable.
+"""One active stream: sequences its appends, and knows which of them are durable.
 
-Everything here is synchronous. An append is judged against the newest accepted state and joins the
-pending ones in the same step, so that no lock is needed and order is the order of the calls.
+Accepting is synchronous: one step checks an append against the newest accepted state and adds it to the
+pending ones. So no lock is needed, and the order of the calls is the order of the records.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from streamfold.store.rows import CleanupRow, ProducerRow, StateRow, StreamRow
 
 
 class AppendAck(msgspec.Struct, frozen=True, gc=False):
-    """Where a batch went: its first record, the position after its last, and the durable tail."""
+    """Positions of a batch's first record, after its last record, and of the durable tail."""
 
     start: StreamPosition
     end: StreamPosition
     tail: StreamPosition
 
 
-# Seen by the collector, as Share is: a failed commit's error holds on to them, and they to the error.
+# Tracked by the garbage collector, like Share: a failed commit's error refers to them and they to it.
 class Accepted(msgspec.Struct, frozen=True, eq=False):
-    """A batch that has its place in the stream but is not durable yet."""
+    """A batch that has its slot in the stream but is not durable yet."""
 
     chunk: Chunk
     ack: asyncio.Future[AppendAck]
@@ -72,7 +72,7 @@ class Share(msgspec.Struct, frozen=True, eq=False):
 
 
 class StreamLog:
-    """The state of one stream; readers may see what lies from `readable_from` to `durable`."""
+    """The state of one stream; readers may see the records from `readable_from` to `durable`."""
 
     def __init__(
         self,
@@ -94,37 +94,37 @@ class StreamLog:
         self.durable = tail
         #: `trim_grace` in ms.
         self.trims = TrimPoints(state.trim_point, trim_grace, now)
-        #: Milliseconds after its arrival for which a record is kept; None = for ever.
+        #: Milliseconds after its arrival for which a record is kept; None = no limit.
         self.age_limit = age_limit(row.config)
         # Nothing that a stream wrote itself arrived before it was created.
         self._expiry = Expiry(self.age_limit or 0, 0, 0 if row.lineage else row.created_at)
-        #: Every record below is too old, as far as is known: up to `_expiry_holds_until`.
+        #: Every record below is too old; valid until `_expiry_holds_until`.
         self._expired = 0
         self._expiry_holds_until = self._expiry.holds_until(self.age_limit)
         #: When the last record arrived, or the stream was created; ms since the Unix epoch.
         self.arrived_at = arrived_at
         self.deleting = row.deleted_at is not None
-        #: Whether readers may be told that nothing follows.
+        #: Whether the close is durable, so that readers may learn of it.
         self.durable_closed = state.closed
         self.terms = Terms(name, row.traits, state, producers or {})
         self.lifetime = Lifetime(row.traits, state.lease_until)
         self._now = now
-        #: Calls that hold on to this object; it stays in memory while there are any.
+        #: Calls that use this object, which stays in memory meanwhile.
         self.users = 0
-        #: Set once this object no longer speaks for the stream.
+        #: Set once this object no longer represents the stream.
         self.failure: StreamfoldError | None = None
         self._next_seq_num = int(tail.seq_num)
         self._last_timestamp = int(tail.timestamp)
-        #: Of the last record that was accepted. A clock that goes back must not make records look old:
+        #: Of the last accepted record. A clock that goes back must not make records look old:
         #: retention would remove them, and all before them.
         self._last_arrival = arrived_at
         self._fencing_token = state.fencing_token
-        #: The tail as storage has it written down, for when no chunk tells it.
+        #: The tail in the stored state row, for when no chunk is left to give it.
         self._bare = state.bare_tail
         self._state_changed = False
         self._trim_changed = False
         self._cleaned_up = False
-        # Asked for once: to ask is a system call in Python 3.11.
+        # Looked up once: each lookup is a system call in Python 3.11.
         self._loop = asyncio.get_running_loop()
         self._pending: list[Accepted] = []
         self._unsettled = 0
@@ -133,18 +133,18 @@ class StreamLog:
 
     @property
     def idle(self) -> bool:
-        """Whether nobody would notice if this object were dropped and read from storage again."""
+        """Whether this object can be dropped and read from storage again without effect."""
         busy = self.users or self._unsettled or self._state_changed or len(self._tail_waiters)
         return not busy and self.trims.due_at is None
 
     @property
     def empty(self) -> bool:
-        """Whether the stream holds no record that a reader could get, and none is on its way."""
+        """Whether the stream has no readable record, and none is pending."""
         return self.readable_from >= self._next_seq_num
 
     @property
     def readable_from(self) -> int:
-        """The first record that a reader may get: neither trimmed nor, when last looked, too old."""
+        """The first record that a reader may get: not trimmed, and not too old at the last check."""
         effective = self.trims.effective
         return effective if effective > self._expired else self._expired
 
@@ -155,11 +155,11 @@ class StreamLog:
 
     @property
     def retention_due(self) -> bool:
-        """Whether records may have become too old since `expire` was told which are."""
+        """Whether records may have become too old since the last `expire`."""
         return self._now() > self._expiry_holds_until
 
     def replace_row(self, row: StreamRow) -> None:
-        """Go by a changed row, which is durable."""
+        """Apply a changed row, which is durable."""
         self.row = row
         self.age_limit = age_limit(row.config)
         self._apply_expiry()
@@ -170,18 +170,18 @@ class StreamLog:
         return self._expiry.oldest
 
     def expire(self, expiry: Expiry) -> None:
-        """Leave out records that are too old; they stay in storage until they are trimmed."""
+        """Hide records that are too old; they stay in storage until they are trimmed."""
         if expiry.limit != self._expiry.limit or expiry.seq_num >= self._expiry.seq_num:
             self._expiry = expiry
             self._apply_expiry()
 
     def _apply_expiry(self) -> None:
-        """Worked out here once, as every batch of every follower asks."""
+        """Cache what every batch of every follower needs."""
         self._expiry_holds_until = self._expiry.holds_until(self.age_limit)
         self._expired = self._expiry.seq_num if self._expiry.limit == self.age_limit else 0
 
     def in_use(self) -> _Hold:
-        """Keep this object in memory; there must never be two of one stream."""
+        """Keep this object in memory: one stream must never have two."""
         return _Hold(self)
 
     def accept(
@@ -192,9 +192,9 @@ class StreamLog:
         key: SealingKey | None,
         now: int,
     ) -> asyncio.Future[AppendAck]:
-        """Give `batch` its place in the stream, or raise and change nothing.
+        """Give `batch` its slot in the stream, or raise and change nothing.
 
-        The future resolves when the batch is durable. A refusal may rest on state that is not durable
+        The future resolves when the batch is durable. A refusal may depend on state that is not durable
         yet: wait for `settled` before passing it on.
         """
         self.check_alive()
@@ -211,7 +211,7 @@ class StreamLog:
         return self._sequence(batch, key, now)
 
     def repeats(self, claim: Claim, key: SealingKey | None, now: int) -> bool:
-        """Whether an append on the terms of `claim` was accepted before; raises if it may not be."""
+        """Whether an append with this `claim` was accepted before; raises if it may not be."""
         self.check_alive()
         self.check_key(key)
         return self.terms.repeats(claim, now)
@@ -219,9 +219,9 @@ class StreamLog:
     def accept_claimed(
         self, batches: Sequence[RecordBatch], claim: Claim, key: SealingKey | None, now: int
     ) -> asyncio.Future[AppendAck] | None:
-        """Give `batches` their place, as one append that `repeats` has judged in the same step.
+        """Give `batches` their slots, as one append that `repeats` checked in the same step.
 
-        They become durable together; without any, only the terms change, with the next commit.
+        They become durable together. Without batches, only the terms change, with the next commit.
         """
         self._check_numbers_left(sum(batch.count for batch in batches))
         ack = None
@@ -234,11 +234,11 @@ class StreamLog:
         return ack
 
     def write_state(self) -> None:
-        """Have the next commit write down the state, whether or not it changed."""
+        """Have the next commit write the state row, whether or not it changed."""
         self._state_changed = True
 
     def renew(self, now: int) -> bool:
-        """The stream is used: it lives on. True when a commit is to write that down."""
+        """Extend the stream's lifetime because it is used; True when a commit must store that."""
         if self.lifetime.deadline is None or not self.lifetime.renew(now):
             return False
         self._state_changed = True
@@ -255,7 +255,7 @@ class StreamLog:
         payload, first_timestamp, last_timestamp = batch.sequence(slot)
         # Nothing below can fail.
         if batch.commands:
-            self._obey(batch, first)
+            self._apply_commands(batch, first)
         self._next_seq_num = first + batch.count
         self._last_timestamp = last_timestamp
         self._last_arrival = arrived_at = max(now, self._last_arrival)
@@ -275,11 +275,11 @@ class StreamLog:
     def _check_numbers_left(self, count: int) -> None:
         if self._next_seq_num + count > self._seq_num_max:
             raise InvalidError(
-                f"stream {self.name!r} has no sequence numbers left: {self._seq_num_max} is the "
-                "last that it can give"
+                f"stream {self.name!r} has no sequence numbers left: {self._seq_num_max} is its "
+                "last; append to a new stream"
             )
 
-    def _obey(self, batch: RecordBatch, first: int) -> None:
+    def _apply_commands(self, batch: RecordBatch, first: int) -> None:
         for command in batch.commands:
             if isinstance(command, Fence):
                 self._fencing_token = command.token
@@ -288,7 +288,7 @@ class StreamLog:
                 self._trim(min(command.seq_num, first + command.index + 1), at_once=False)
 
     def trim(self, seq_num: int) -> None:
-        """Let go of everything below `seq_num`; readers see it with the next commit."""
+        """Trim everything below `seq_num`; it takes effect for readers with the next commit."""
         self._trim(seq_num, at_once=True)
 
     def _trim(self, seq_num: int, *, at_once: bool) -> None:
@@ -296,7 +296,7 @@ class StreamLog:
             self._state_changed = self._trim_changed = True
 
     def remember_tail(self) -> None:
-        """Have the next commit write down the durable tail: chunks that told it may be deleted."""
+        """Have the next commit store the durable tail: the chunks that give it may be deleted."""
         if self._bare != self.durable:
             self._bare = self.durable
             self._state_changed = True
@@ -307,12 +307,12 @@ class StreamLog:
 
     @property
     def over(self) -> bool:
-        """Whether the stream is deleted, or its time is over."""
+        """Whether the stream is deleted or has expired."""
         deadline = self.lifetime.deadline
         return self.deleting or (deadline is not None and deadline <= self._now())
 
     def check_alive(self) -> None:
-        """Raise unless this object speaks for a stream that takes appends and reads."""
+        """Raise unless this object represents a stream that takes appends and reads."""
         if self.failure is not None:
             raise self.failure
         if self.deleting:
@@ -328,13 +328,13 @@ class StreamLog:
             await settler
 
     def waiter(self) -> Waiter:
-        """A seat for one who is going to call `advanced`; close it afterwards."""
+        """A waiter for a caller of `advanced`; close it afterwards."""
         return Waiter(self._tail_waiters, self._loop)
 
     async def advanced(self, seq_num: int, waiter: Waiter, max_wait: float | None) -> bool:
-        """Wait until there are durable records at or after `seq_num`; False when time ran out.
+        """Wait for a durable record at or after `seq_num`; False when time ran out.
 
-        Of a closed stream nothing more can come: this returns True at once, as when it is closed.
+        Returns True, too, when the stream is closed: nothing more can come.
         """
         self.check_alive()
         while self.durable.seq_num <= seq_num and not self.durable_closed:
@@ -345,10 +345,10 @@ class StreamLog:
                 waiter.stop_waiting()
         return True
 
-    # What follows is for the committer.
+    # Called by the committer
 
     def take(self) -> Share:
-        """Hand over everything that is pending, as chunks and rows, to be one part of a commit."""
+        """Hand over everything pending, as chunks and rows, as this stream's share of a commit."""
         taken, self._pending = self._pending, []
         merged = self._seal(taken) if self.row.cipher else chunks.merge([a.chunk for a in taken])
         ops: list[Op] = []
@@ -379,7 +379,7 @@ class StreamLog:
         return share
 
     def _seal(self, taken: list[Accepted]) -> list[Chunk]:
-        """Chunks of neighbours that have the same key, sealed with it."""
+        """Merge neighbours that have the same key, and seal the chunks with it."""
         sealed: list[Chunk] = []
         for key, group in groupby(taken, lambda accepted: accepted.key):
             merged = chunks.merge([accepted.chunk for accepted in group])
@@ -429,9 +429,9 @@ class StreamLog:
     def fail(
         self, written: Sequence[Accepted], unknown: StreamfoldError, unsent: StreamfoldError
     ) -> int:
-        """Give up: `written` may or may not be durable, what is pending certainly is not.
+        """Give up: `written` may or may not be durable, pending batches certainly are not.
 
-        Returns the metered bytes that are no longer on their way.
+        Returns the metered bytes that this frees.
         """
         self.failure = unsent
         given_up = sum(accepted.chunk.metered for accepted in (*written, *self._pending))
@@ -447,7 +447,7 @@ class StreamLog:
         return given_up
 
     def dismiss(self, error: StreamfoldError) -> None:
-        """Let go of those who follow the stream: nothing more will come."""
+        """Raise `error` in all followers: nothing more will come."""
         self._tail_waiters.fail_all(error)
 
 
@@ -476,4 +476,4 @@ def _resolve(waiters: list[asyncio.Future[None]]) -> None:
 def _reject(waiter: asyncio.Future[Any], error: Exception) -> None:
     if not waiter.done():
         waiter.set_exception(error)
-        waiter.exception()  # marks it as seen: whoever asked may have gone
+        waiter.exception()  # marks it as retrieved: the caller may have gone

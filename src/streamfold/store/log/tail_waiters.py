@@ -1,4 +1,4 @@
-"""Those who wait at the tail of a stream for more, and how they are told that there is more."""
+"""Followers that wait at the tail of a stream, and how they are woken."""
 
 from __future__ import annotations
 
@@ -8,31 +8,29 @@ from typing import Final
 
 from streamfold.errors import StreamfoldError
 
-#: Followers that are told in one turn of the event loop: to serve them takes half a millisecond, after
-#: which others, above all appends, have their turn.
+#: Followers woken in one turn of the event loop: serving them takes half a millisecond, after which
+#: others, above all appends, get their turn.
 WAKES_PER_STEP: Final = 32
-#: Seconds from one round to the next for each follower. To serve one over HTTP takes about 20 us of the
-#: event loop; so followers of one stream keep it busy for less than half of the time, and 1000 of them
-#: get what was appended in the last 50 ms at once.
+#: Seconds between rounds, per follower. Serving one over HTTP takes about 20 us of the event loop: so
+#: followers of one stream use less than half of it, and 1000 of them get 50 ms of appends at once.
 PAUSE_PER_WAITER: Final = 50e-6
-#: Seconds by which a timer may be early: those of uvloop count whole milliseconds.
+#: Seconds by which a timer may fire early: uvloop counts whole milliseconds.
 _TICK: Final = 1e-3
 
 
 class TailWaiters:
-    """Everybody who waits at the tail of one stream.
+    """Wakes the followers at the tail of one stream, in rounds.
 
-    They are told in rounds. To serve a follower costs the same however many records it gets, so a pause
-    before the next round makes that one worth more; and all who are told together get the same bytes,
-    which are made once. A few hardly notice: the pause is about as long as it takes to serve them. What
-    comes after a longer silence is told at once.
+    Serving a follower costs the same however many records it gets, so a pause between rounds saves
+    work; and all followers of a round share bytes that are made once. A few followers hardly notice the
+    pause: it is about as long as serving them takes. After a longer silence they are woken at once.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        #: In the order in which they came; waiters come and go by themselves.
+        #: In order of arrival; waiters add and remove themselves.
         self.waiting: dict[Waiter, None] = {}
-        #: Those of a round who have not been told yet.
+        #: Waiters of a round that are still to be woken.
         self._called: deque[Waiter] = deque()
         self._began = float("-inf")
         self._next_round: asyncio.TimerHandle | None = None
@@ -41,7 +39,7 @@ class TailWaiters:
         return len(self.waiting) + len(self._called)
 
     def wake(self) -> None:
-        """Let everybody know that there is more, now or in the next round."""
+        """Wake all waiters because there is more to read, now or in the next round."""
         if self._next_round is not None or not self.waiting:
             return
         pause = self._began + len(self) * PAUSE_PER_WAITER - self._loop.time()
@@ -51,14 +49,14 @@ class TailWaiters:
             self._next_round = self._loop.call_later(pause, self._begin_round)
 
     def fail_all(self, error: StreamfoldError) -> None:
-        """Raise `error` wherever somebody waits: nothing more will come."""
+        """Raise `error` in all waiters: nothing more will come."""
         if self._next_round is not None:
             self._next_round.cancel()
             self._next_round = None
-        everybody = (*self.waiting, *self._called)
+        waiters = (*self.waiting, *self._called)
         self.waiting.clear()
         self._called.clear()
-        for waiter in everybody:
+        for waiter in waiters:
             waiter.fail(error)
 
     def _begin_round(self) -> None:
@@ -78,10 +76,10 @@ class TailWaiters:
 
 
 class Waiter:
-    """One follower's seat in an audience, for all its waits; close it at their end.
+    """All waits of one follower at the tail; close it after the last.
 
-    A follower waits again and again, and hardly ever until its patience is over. So its timer is not
-    set anew for every wait: when it is due, it looks whether the wait of that moment is over.
+    A follower waits again and again, and rarely until the timeout. So one timer serves many waits: when
+    it fires, it checks whether the current wait has timed out.
     """
 
     __slots__ = ("_deadline", "_due", "_loop", "_ready", "_timer", "_waiting")
@@ -90,16 +88,16 @@ class Waiter:
         self._waiting = waiters.waiting
         self._loop = loop
         self._ready: asyncio.Future[bool] | None = None
-        #: Of the current wait, if its patience is limited.
+        #: Of the current wait, if it has a timeout.
         self._deadline: float | None = None
         self._timer: asyncio.TimerHandle | None = None
-        #: When the timer looks.
+        #: When the timer fires.
         self._due = 0.0
 
     def wait(self, max_wait: float | None) -> asyncio.Future[bool]:
-        """True once there is more; False when `patience` seconds have passed without.
+        """True once there is more to read; False after `max_wait` seconds without.
 
-        Leave the seat after each wait, however it ends.
+        Call `stop_waiting` after each wait, however it ends.
         """
         ready: asyncio.Future[bool] = self._loop.create_future()
         self._ready = ready
@@ -121,7 +119,7 @@ class Waiter:
     def fail(self, error: StreamfoldError) -> None:
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(error)
-            self._ready.exception()  # marks it as seen: whoever waits may be about to go
+            self._ready.exception()  # marks it as retrieved: the follower may be about to leave
 
     def close(self) -> None:
         if self._timer is not None:
@@ -131,12 +129,12 @@ class Waiter:
     def _set_timer(self, due: float) -> None:
         self.close()
         self._due = due
-        self._timer = self._loop.call_at(due, self._look)
+        self._timer = self._loop.call_at(due, self._check_deadline)
 
-    def _look(self) -> None:
+    def _check_deadline(self) -> None:
         self._timer = None
         if self._deadline is None:
-            return  # whoever waits next sets it again
+            return  # the next wait sets it again
         if self._deadline - self._loop.time() > _TICK:
             self._set_timer(self._deadline)
         else:

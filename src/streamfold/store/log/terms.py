@@ -1,6 +1,6 @@
 """The terms of a stream: whether it is closed, and how far its producers have come.
 
-An append is judged by the newest accepted terms, durable or not, and changes them in the same step.
+One step checks an append against the newest accepted terms, durable or not, and changes them.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from streamfold.store import keys, rows
 from streamfold.store.engine.engine import Op
 from streamfold.store.rows import ProducerRow, StateRow
 
-#: Producers that a stream remembers: of more than that, those go that were silent longest.
+#: Producers that a stream remembers; idle ones make room for new ones.
 PRODUCERS_MAX = 4096
 #: Milliseconds of silence after which a producer may be forgotten: 7 days.
 PRODUCER_IDLE = 7 * 24 * 3600 * 1000
 
 
 class Terms:
-    """What the next append to a stream has to keep."""
+    """The conditions that the next append to a stream must meet."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Terms:
 
     @property
     def changed(self) -> bool:
-        """Whether there are rows to be taken."""
+        """Whether `take_changes` has rows to return."""
         return bool(self._changed)
 
     @property
@@ -53,7 +53,7 @@ class Terms:
         return bool(self._producers)
 
     def producer(self, producer_id: str) -> ProducerRow | None:
-        """The newest epoch of a producer, and the last number that it sent."""
+        """The newest epoch of a producer, and its last sequence number."""
         return self._producers.get(producer_id)
 
     def check_open(self) -> None:
@@ -62,7 +62,7 @@ class Terms:
             raise StreamClosedError(self._stream)
 
     def repeats(self, claim: Claim, now: int) -> bool:
-        """Whether this was appended before; raises if it was not, and may not be."""
+        """Whether this was appended before; raises if it was not and is refused."""
         if self.closed:
             if self._repeats_close(claim):
                 return True
@@ -76,7 +76,7 @@ class Terms:
         return False
 
     def apply(self, claim: Claim, now: int) -> None:
-        """Take over what an accepted append changes."""
+        """Apply the changes of an accepted append."""
         if producer := claim.producer:
             self._producers[producer.id] = ProducerRow(producer.epoch, producer.seq, now)
             self._changed.add(producer.id)
@@ -113,8 +113,8 @@ class Terms:
         if producer.epoch > known.epoch:
             if producer.seq:
                 raise InvalidError(
-                    f"producer {producer.id!r} begins epoch {producer.epoch} with {producer.seq}: "
-                    "a new epoch begins with 0"
+                    f"producer {producer.id!r} starts epoch {producer.epoch} with sequence number "
+                    f"{producer.seq}: start a new epoch with 0"
                 )
             return False
         if producer.seq > known.seq + 1:
@@ -127,8 +127,8 @@ class Terms:
         idle = [key for key, row in self._producers.items() if row.at < now - PRODUCER_IDLE]
         if not idle:
             raise ProducersExhaustedError(
-                f"stream {self._stream!r} has {PRODUCERS_MAX} producers that were active within 7 "
-                "days: use their ids again instead of new ones"
+                f"stream {self._stream!r} has {PRODUCERS_MAX} producers that were active within the "
+                "last 7 days: reuse their ids instead of new ones"
             )
         for producer_id in idle:
             del self._producers[producer_id]

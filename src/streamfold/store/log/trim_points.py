@@ -1,4 +1,4 @@
-"""How far a stream is trimmed: for the next append, in storage, and for its readers."""
+"""How far a stream is trimmed: as accepted, in storage, and for its readers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Final
 
 import msgspec
 
-#: Parts into which the grace is divided: trims of one part take effect together, so that a stream which
-#: is trimmed with every append remembers few of them.
+#: Parts of the grace period: trims of one part take effect together, so that a stream that is trimmed
+#: with every append remembers few of them.
 _GRACE_PARTS: Final = 16
 
 
@@ -30,7 +30,7 @@ class TrimPoints:
     """
 
     def __init__(self, point: int, grace: int, now: Callable[[], int]) -> None:
-        #: What has been accepted, and may not be durable yet.
+        #: Accepted, but perhaps not durable yet.
         self.accepted = point
         self.durable = point
         #: The part of `accepted` that takes effect without grace.
@@ -44,7 +44,7 @@ class TrimPoints:
 
     @property
     def effective(self) -> int:
-        """The first record that readers may get; storage keeps everything from there on."""
+        """The first record that readers may get; storage keeps everything from it on."""
         if self._waiting:
             now = self._now()
             while self._waiting and self._waiting[0].due_at <= now:
@@ -57,7 +57,7 @@ class TrimPoints:
         return self._waiting[0].due_at if self.effective < self.durable else None
 
     def accept(self, point: int, *, at_once: bool) -> bool:
-        """Take on a trim; False if it changes nothing."""
+        """Accept a trim; False if it changes nothing."""
         raised = point > self.accepted
         self.accepted = max(self.accepted, point)
         if at_once and point > self.accepted_at_once:
@@ -66,7 +66,7 @@ class TrimPoints:
         return raised
 
     def settle(self, point: int, at_once: int) -> None:
-        """Trims up to `point` are durable; up to `at_once`, readers see them now."""
+        """Record that trims up to `point` are durable; those up to `at_once` take effect now."""
         self._effective = max(self._effective, at_once)
         if point > self.durable:
             self.durable = point
