@@ -1,3 +1,84 @@
-"""Streamfold: a durable stream store that knows about snapshots."""
+"""Streamfold: a durable stream store that knows about snapshots.
+
+What applications use is here, and is imported when it is first used; everything else is private by
+convention. A store inside this process:
+
+    import asyncio
+    import streamfold
+
+    async def main() -> None:
+        async with streamfold.open_store("memory:") as store:
+            await store.ensure_basin("my-basin")
+            await store.ensure_stream("my-basin", "orders")
+            await store.append("my-basin", "orders", [streamfold.Record(b"order 1")])
+
+    asyncio.run(main())
+
+- `open_store` opens a store; `Record`, `ReadRequest` and `from_seq_num`, `from_tail`, `from_timestamp`
+  are what its methods take.
+- `connect` returns a client of a server: of this one, or of any S2 endpoint.
+- `streamfold.follow` restores a state from its newest snapshot and follows its stream.
+- `streamfold.archive` reads and writes tables published as files: `streamfold.archive.open(url)`.
+- `streamfold.spark` has the data sources for Spark, `streamfold.testing` the conformance kits.
+- `streamfold.errors` has every error, with stable codes.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from streamfold import archive, errors, follow, spark, testing
+    from streamfold.follow.clients.s2 import connect
+    from streamfold.model.records import Record, fence_record, trim_record
+    from streamfold.store import (
+        ReadRequest,
+        StoreSettings,
+        StreamStore,
+        from_seq_num,
+        from_tail,
+        from_timestamp,
+        open_store,
+    )
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "open_store",
+    "StreamStore",
+    "StoreSettings",
+    "Record",
+    "fence_record",
+    "trim_record",
+    "ReadRequest",
+    "from_seq_num",
+    "from_tail",
+    "from_timestamp",
+    "connect",
+    "follow",
+    "archive",
+    "spark",
+    "testing",
+    "errors",
+]
+
+_MODULES = frozenset(("follow", "archive", "spark", "testing", "errors"))
+_SOURCES = {
+    "connect": "streamfold.follow.clients.s2",
+    "Record": "streamfold.model.records",
+    "fence_record": "streamfold.model.records",
+    "trim_record": "streamfold.model.records",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"streamfold.{name}")
+    if name not in __all__:
+        raise AttributeError(f"module 'streamfold' has no attribute {name!r}")
+    value = getattr(import_module(_SOURCES.get(name, "streamfold.store")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted((*globals(), *__all__))

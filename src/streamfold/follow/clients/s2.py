@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
@@ -27,6 +28,26 @@ _BY_STATUS: dict[int, type[StreamfoldError]] = {
     409: errors.ConflictError,
 }
 _RETRYABLE = frozenset({408, 429, 500, 502, 503, 504})
+
+
+#: Sent when no token is given: the SDK needs some text, and a server without `--auth` takes any.
+_NO_TOKEN = "none"  # noqa: S105
+
+
+def connect(endpoint: str | None = None, *, token: str | None = None) -> s2_sdk.S2:
+    """A client of the server at `endpoint`; nothing is sent yet.
+
+    Without `endpoint`, S2_ACCOUNT_ENDPOINT and S2_BASIN_ENDPOINT name the server; without `token`,
+    S2_ACCESS_TOKEN has it. Close the client after use, or use it as a context manager:
+
+        async with streamfold.connect("http://localhost:8080") as s2:
+            stream = s2.basin("my-basin").stream("orders")
+    """
+    if endpoint is not None:
+        endpoints = s2_sdk.Endpoints(account=endpoint, basin=endpoint)
+    else:
+        endpoints = s2_sdk.Endpoints.from_env()
+    return s2_sdk.S2(token or os.environ.get("S2_ACCESS_TOKEN") or _NO_TOKEN, endpoints=endpoints)
 
 
 class S2Client:

@@ -35,14 +35,17 @@ class ReadStart:
 
 
 def from_seq_num(seq_num: int) -> ReadStart:
+    """Read from this record on."""
     return ReadStart(StartKind.SEQ_NUM, seq_num)
 
 
 def from_timestamp(timestamp: int) -> ReadStart:
+    """Read from the first record of this time (ms since the Unix epoch), or later."""
     return ReadStart(StartKind.TIMESTAMP, timestamp)
 
 
 def from_tail(offset: int = 0) -> ReadStart:
+    """Read from so many records before the tail; 0 waits for what comes."""
     return ReadStart(StartKind.TAIL_OFFSET, offset)
 
 

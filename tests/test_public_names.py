@@ -1,0 +1,45 @@
+"""What `import streamfold` offers, and what it costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import streamfold
+
+
+@pytest.mark.parametrize("name", streamfold.__all__)
+def test_every_public_name_is_there_and_documented(name: str) -> None:
+    value = getattr(streamfold, name)
+    assert value.__doc__
+    assert name in dir(streamfold)
+    if not isinstance(value, ModuleType):
+        assert getattr(streamfold, name) is value
+
+
+def test_other_names_are_not_there() -> None:
+    with pytest.raises(AttributeError, match="module 'streamfold' has no attribute 'opened'"):
+        _ = streamfold.opened
+
+
+def test_nothing_is_loaded_before_it_is_used() -> None:
+    script = (
+        "import sys, streamfold\n"
+        "print([name for name in sys.modules if name.startswith('streamfold.')])\n"
+        "streamfold.Record\n"
+        "print('pyspark' in sys.modules, 'slatedb' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split("\n")[:2] == ["[]", "False False"]
+
+
+async def test_connect_takes_the_endpoint_or_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("S2_ACCOUNT_ENDPOINT", "S2_BASIN_ENDPOINT"):
+        monkeypatch.setenv(name, "http://localhost:9")
+    async with streamfold.connect() as named, streamfold.connect("http://localhost:8") as given:
+        assert type(named) is type(given)
