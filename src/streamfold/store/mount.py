@@ -1,7 +1,7 @@
 """One opening of the storage: the engine, its committer, and the streams in memory.
 
-After a failure the whole session is given up and another is opened, so nothing that was believed
-before the failure can outlive it.
+After a failure the whole mount is dropped and another is opened, so that no state in memory outlives
+the failure.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from streamfold.store.rows import (
 from streamfold.store.settings import StoreSettings
 from streamfold.store.upkeep.live_bytes import LiveBytes
 
-#: Seconds, far more than a hand-over takes, for which a log is kept for those who asked for it.
+#: Seconds for which a loaded log is kept for its callers: far longer than the hand-over takes.
 _HAND_OVER_SECONDS = 1.0
 
 
 class Mount:
-    """Everything that is known of the storage since it was opened."""
+    """The engine, the committer and all state that was read since the storage was opened."""
 
     def __init__(
         self,
@@ -53,12 +53,12 @@ class Mount:
         self.scans = OpenScans()
         self.live = live
         self.committer = Committer(engine, settings, admission, self._on_durable)
-        #: Called when a trim has become durable: there is something to delete, now or when its
-        #: grace is over (ms since the Unix epoch).
+        #: Called when a trim has become durable, with the time (ms since the Unix epoch) from which
+        #: its records can be deleted.
         self.on_trimmed: Callable[[StreamLog, int], None] = lambda log, at: None
-        #: Called when a stream that is deleted when empty has been configured so: look at it then.
+        #: Called when a stream was configured to be deleted when empty.
         self.on_delete_on_empty: Callable[[str, str, int], None] = lambda basin, stream, at: None
-        #: Called when records have become durable, before anybody is told.
+        #: Called when records have become durable, before acks resolve and followers wake.
         self.on_appended: Callable[[Sequence[Share]], None] = lambda shares: None
         self._settings = settings
         #: Milliseconds.
@@ -75,7 +75,7 @@ class Mount:
         admission: Admission,
         now: Callable[[], int],
     ) -> Mount:
-        """Take up what `engine` holds; it was opened for this session alone."""
+        """Start from what `engine` holds; it must have been opened for this mount alone."""
         counter = await engine.get(keys.STREAM_IDS)
         following = rows.decode(counter, CounterRow).following if counter else 1
         space = await engine.get(keys.SPACE)
@@ -112,45 +112,45 @@ class Mount:
             yield log
 
     def cached_log(self, basin: str, name: str) -> StreamLog | None:
-        place = (basin, name)
-        log = self._logs.get(place)
+        ref = (basin, name)
+        log = self._logs.get(ref)
         if log is not None:
-            self._logs.move_to_end(place)
+            self._logs.move_to_end(ref)
         return log
 
     def forget(self, log: StreamLog) -> None:
-        """The stream is gone from storage."""
+        """Drop the log of a stream that was deleted from storage."""
         self._logs.pop((log.basin, log.name), None)
         self.recent.forget(log.id)
         log.failure = StreamNotFoundError(log.basin, log.name)
 
     async def settle(self, log: StreamLog) -> None:
-        """Return once the state that a refusal rests on is durable: it must not be told and lost."""
+        """Return once the state that a refusal depends on is durable: clients may rely on it then."""
         await log.settled()
         if log.terms.closed and not log.durable_closed:
-            await self.committer.write([])  # closed without a record: nothing else tells
+            await self.committer.write([])  # a close without a record: no ack to wait for
 
     async def drain(self) -> None:
-        """Wait until nothing is pending; then let go of those who follow streams."""
+        """Wait until nothing is pending; then end all followers with StoreClosingError."""
         await self.committer.drain()
         for log in self._logs.values():
             log.dismiss(StoreClosingError())
 
     def abandon(self, cause: StreamfoldError) -> None:
-        """Fail everything outstanding; nothing may use this session any more."""
+        """Fail everything outstanding; nothing may use this mount any more."""
         self.committer.fail(cause)
         for log in self._logs.values():
             if log.failure is None:
                 log.fail((), cause, cause)
 
     async def _load(self, basin: str, name: str) -> StreamLog:
-        """Read the stream's state once, however many ask for it at the same time."""
-        place = (basin, name)
-        task = self._loading.get(place)
+        """Read the stream's state once, however many callers need it at the same time."""
+        ref = (basin, name)
+        task = self._loading.get(ref)
         if task is None:
             task = asyncio.create_task(self._read_log(basin, name))
-            self._loading[place] = task
-            task.add_done_callback(lambda _: self._loading.pop(place, None))
+            self._loading[ref] = task
+            task.add_done_callback(lambda _: self._loading.pop(ref, None))
         return await asyncio.shield(task)
 
     async def _read_log(self, basin: str, name: str) -> StreamLog:
@@ -168,8 +168,8 @@ class Mount:
         producers = await self._producers(row.id) if state.producers else None
         grace = self._trim_grace
         log = StreamLog(basin, name, row, state, tail, arrived_at, self.now, producers, grace)
-        # There must never be two logs of one stream. Those who asked for this one take hold of it
-        # some turns of the event loop later: until then it must not be dropped.
+        # One stream must never have two logs. The callers take hold of this one some turns of the
+        # event loop later: until then it must not be dropped.
         hold = log.in_use()
         hold.__enter__()
         asyncio.get_running_loop().call_later(_HAND_OVER_SECONDS, hold.__exit__, None, None, None)
@@ -186,13 +186,13 @@ class Mount:
         return found
 
     def _shrink(self) -> None:
-        """Drop the streams that were used longest ago and that nobody uses now."""
+        """Drop the logs that are idle and were used longest ago."""
         surplus = len(self._logs) - self._settings.idle_streams
         if surplus <= 0:
             return
-        idle = [place for place, log in self._logs.items() if log.idle]
-        for place in idle[:surplus]:
-            self.recent.forget(self._logs.pop(place).id)
+        idle = [ref for ref, log in self._logs.items() if log.idle]
+        for ref in idle[:surplus]:
+            self.recent.forget(self._logs.pop(ref).id)
 
     def _on_durable(self, shares: Sequence[Share]) -> None:
         self.live.commits += 1

@@ -61,7 +61,7 @@ from streamfold.store.upkeep.reclaim import StorageUse
 
 _NO_LAYER = StreamConfigLayer()
 _NOTHING_TO_DELETE = "there is nothing to delete; check the name"
-#: Told the content type of a stream and a batch that is to be appended to it; raises if they disagree.
+#: Takes the content type of a stream and a batch for it; raises if they disagree.
 ContentCheck: TypeAlias = Callable[[str, RecordBatch], None]
 
 
@@ -78,17 +78,17 @@ class StreamStore:
     """
 
     def __init__(self, supervisor: Supervisor, now: Callable[[], int], location: str) -> None:
-        #: The only location that basins can have, by the name that clients give it.
+        #: The name of the only location that basins can have.
         self.location = location
         self._supervisor = supervisor
         self._admission = supervisor.admission
-        #: Room for records, where storage is a disk.
+        #: Free space for records, where storage is a disk.
         self.space = supervisor.space
         self._now = now
         self.account = Account(supervisor, now)
         self.durable = DurableStreams(supervisor, now)
         self.documents = Documents(supervisor)
-        #: Counts what the store is used for; whoever carries out an operation records it here.
+        #: Counts the use of the store; the caller records each operation here.
         self.usage = supervisor.usage
 
     # Basins
@@ -126,7 +126,7 @@ class StreamStore:
         return await (await self._supervisor.mounted()).catalog.reconfigure_basin(name, change)
 
     async def delete_basin(self, basin: str) -> None:
-        """Start deleting the basin and all its streams; repeating it is fine."""
+        """Start deleting the basin and all its streams; safe to repeat."""
         name = names.parse_bucket_name(basin)
         mounted = await self._supervisor.mounted()
         try:
@@ -159,38 +159,38 @@ class StreamStore:
         request_token: str | None = None,
     ) -> tuple[StreamInfo, Provision]:
         """Create a stream; a repetition with the same token and configuration succeeds as NOOP."""
-        place, token = _parse_names(basin, stream), _request_token(request_token)
+        ref, token = _parse_names(basin, stream), _request_token(request_token)
         mounted = await self._supervisor.mounted()
-        return await mounted.catalog.create_stream(*place, config, token)
+        return await mounted.catalog.create_stream(*ref, config, token)
 
     async def ensure_stream(
         self, basin: str, stream: str, config: StreamConfigLayer = _NO_LAYER
     ) -> tuple[StreamInfo, Provision]:
         """Create the stream, or replace its configuration; members not given get their default."""
-        place = _parse_names(basin, stream)
-        return await (await self._supervisor.mounted()).catalog.ensure_stream(*place, config)
+        ref = _parse_names(basin, stream)
+        return await (await self._supervisor.mounted()).catalog.ensure_stream(*ref, config)
 
     async def stream_config(self, basin: str, stream: str) -> StreamConfig:
-        place = _parse_names(basin, stream)
-        return await (await self._supervisor.mounted()).catalog.stream_config(*place)
+        ref = _parse_names(basin, stream)
+        return await (await self._supervisor.mounted()).catalog.stream_config(*ref)
 
     async def reconfigure_stream(
         self, basin: str, stream: str, change: StreamReconfiguration
     ) -> StreamConfig:
-        """Change a stream's configuration; appends that follow this call go by it."""
-        place = _parse_names(basin, stream)
-        return await (await self._supervisor.mounted()).catalog.reconfigure_stream(*place, change)
+        """Change a stream's configuration; it applies to appends that follow this call."""
+        ref = _parse_names(basin, stream)
+        return await (await self._supervisor.mounted()).catalog.reconfigure_stream(*ref, change)
 
     async def delete_stream(self, basin: str, stream: str) -> None:
-        """Stop the stream at once and start deleting it; repeating it is fine."""
-        place = _parse_names(basin, stream)
+        """Stop the stream at once and start deleting it; safe to repeat."""
+        ref = _parse_names(basin, stream)
         mounted = await self._supervisor.mounted()
         try:
-            await mounted.catalog.delete_stream(*place)
+            await mounted.catalog.delete_stream(*ref)
         except BasinNotFoundError:
-            raise BasinNotFoundError(place[0], _NOTHING_TO_DELETE) from None
+            raise BasinNotFoundError(ref[0], _NOTHING_TO_DELETE) from None
         except StreamNotFoundError:
-            raise StreamNotFoundError(*place, _NOTHING_TO_DELETE) from None
+            raise StreamNotFoundError(*ref, _NOTHING_TO_DELETE) from None
         mounted.upkeep.request_pass()
 
     async def list_streams(
@@ -247,12 +247,12 @@ class StreamStore:
         key: SealingKey | None = None,
         check: ContentCheck | None = None,
     ) -> asyncio.Future[AppendAck]:
-        """Take a place in the stream for a batch, and return a future for its ack.
+        """Give a batch its slot in the stream, and return a future for its ack.
 
         Batches that one caller submits one after the other are appended in that order. This waits
         for room if too much is unacknowledged, and raises if the batch is refused. `create_with` is
-        the configuration of the stream if this very call creates it; `key` seals the records of a
-        stream that has a cipher; `check` raises if the batch is not of the stream's content type.
+        the configuration of the stream if this call creates it; `key` seals the records of a stream
+        that has a cipher; `check` raises if the batch is not of the stream's content type.
         """
         batch = records if isinstance(records, RecordBatch) else RecordBatch.of(records)
         if fencing_token is not None:
@@ -290,11 +290,10 @@ class StreamStore:
         fencing_token: str | None = None,
         key: SealingKey | None = None,
     ) -> asyncio.Future[AppendAck] | None:
-        """`submit` without anything to wait for or to look into, as it nearly always goes.
+        """`submit` for the usual case, without waiting.
 
-        None, and nothing has happened, if the stream must be opened or created or has a content type,
-        if there is no room in memory or on disk, or if the batch would be refused: `submit` does, or
-        tells, the rest.
+        Returns None and does nothing if the stream must be opened or created or has a content type, if
+        memory or disk has no room, or if the batch would be refused: call `submit` then.
         """
         if fencing_token is not None:
             names.parse_token(fencing_token, "fencing token")
@@ -325,9 +324,9 @@ class StreamStore:
         on_append: bool,
         create_with: StreamConfigLayer = _NO_LAYER,
     ) -> Cipher | None:
-        """Make sure that the stream is there, creating it if its basin says so; tell its cipher.
+        """Return the stream's cipher; creates a missing stream if its basin is configured so.
 
-        What a session calls before it starts: `append`, `read` and `follow` do it by themselves.
+        Append and read sessions call this first; `append`, `read` and `follow` need no such call.
         """
         mounted = self._supervisor.current or await self._supervisor.mounted()
         log = mounted.mount.cached_log(basin, stream) or await self._log_for(
@@ -344,9 +343,9 @@ class StreamStore:
         self, basin: str, stream: str, *, create_with: StreamConfigLayer = _NO_LAYER
     ) -> StreamPosition:
         """The position after the last durable record."""
-        place = _parse_names(basin, stream)
+        ref = _parse_names(basin, stream)
         mount = (await self._supervisor.mounted()).mount
-        log = await self._log_for(mount, place, create_with, on_append=False)
+        log = await self._log_for(mount, ref, create_with, on_append=False)
         log.check_alive()
         return log.durable
 
@@ -360,9 +359,9 @@ class StreamStore:
         key: SealingKey | None = None,
     ) -> ReadBatch:
         """One batch of at most 1000 records and 1 MiB; PositionUnwrittenError at the tail."""
-        place = _parse_names(basin, stream)
+        ref = _parse_names(basin, stream)
         mount = (await self._supervisor.mounted()).mount
-        log = await self._log_for(mount, place, create_with, on_append=False)
+        log = await self._log_for(mount, ref, create_with, on_append=False)
         with log.in_use():
             batch = await reader.read_once(mount, log, request, key)
         self.usage.record_read(basin, batch.metered)
@@ -378,10 +377,10 @@ class StreamStore:
         create_with: StreamConfigLayer = _NO_LAYER,
         key: SealingKey | None = None,
     ) -> AsyncIterator[reader.ReadSession]:
-        """A session that reads what is there, and then what comes, as far as `request` lets it."""
-        place = _parse_names(basin, stream)
+        """A reader of the stored records and then of new ones, within the limits of `request`."""
+        ref = _parse_names(basin, stream)
         mount = (await self._supervisor.mounted()).mount
-        log = await self._log_for(mount, place, create_with, on_append=False)
+        log = await self._log_for(mount, ref, create_with, on_append=False)
         with log.in_use():
             reading = await reader.ReadSession.open(mount, log, request, key)
             self.usage.record_read_session(basin)
@@ -392,61 +391,61 @@ class StreamStore:
                 await reading.close()
 
     def on_append(self, listener: Callable[[str, str, int, int], None]) -> None:
-        """Have `listener` called when records have become durable: basin, stream, first, next.
+        """Call `listener(basin, stream, first, next)` whenever records have become durable.
 
-        It is called in the middle of a commit, hence it must be quick and must not raise.
+        The call is part of the commit, so it must be quick and must not raise.
         """
         self._supervisor.listeners.append(listener)
 
     def on_commit(self, listener: Callable[[CommitReport], None]) -> None:
-        """Have `listener` called for each commit that has become durable; as for `on_append`."""
+        """Call `listener` for each durable commit; the rules of `on_append` apply."""
         self._supervisor.commit_listeners.append(listener)
 
     @property
     def queue(self) -> Admission:
-        """What is accepted and not yet acknowledged, and who waits for room."""
+        """What is accepted but not yet acknowledged, and what waits for room."""
         return self._admission
 
     async def stopped(self) -> StreamfoldError:
-        """Why the store cannot go on in this process; waits for as long as it can.
+        """Wait until the store stops for good in this process; return why.
 
-        Another process took it over, or the device failed: everything else is recovered from.
+        Only a takeover by another process or a failed device stops it: it recovers from other failures.
         """
         return await self._supervisor.stopped()
 
     @property
     def storage_use(self) -> StorageUse | None:
-        """What the store takes, as of some seconds ago; None as long as nobody has looked."""
+        """The space that the store takes, as of some seconds ago; None before the first measurement."""
         mounted = self._supervisor.current
         return mounted.reclaimer.use if mounted else None
 
     async def upkeep(self) -> None:
-        """Do one pass of the background work now, instead of waiting for its turn."""
+        """Run one pass of the background work now."""
         await (await self._supervisor.mounted()).upkeep.run_once()
 
     async def _log_for(
         self,
         mount: Mount,
-        place: tuple[BasinName, StreamName],
+        ref: tuple[BasinName, StreamName],
         create_with: StreamConfigLayer,
         *,
         on_append: bool,
     ) -> StreamLog:
-        """The stream's log; a missing stream is created if its basin says so."""
+        """The stream's log; creates a missing stream if its basin is configured so."""
         try:
-            return await mount.open_log(*place)
+            return await mount.open_log(*ref)
         except StreamNotFoundError:
-            basin = await mount.basin(place[0])
+            basin = await mount.basin(ref[0])
             if basin is None:
-                raise BasinNotFoundError(place[0]) from None
+                raise BasinNotFoundError(ref[0]) from None
             config = basin.config
             if not (config.create_stream_on_append if on_append else config.create_stream_on_read):
                 raise
             if basin.deleted_at is not None:
-                raise BasinDeletingError(place[0]) from None
+                raise BasinDeletingError(ref[0]) from None
         catalog = (await self._supervisor.mounted()).catalog
-        await catalog.open_stream(*place, create_with)
-        return await mount.open_log(*place)
+        await catalog.open_stream(*ref, create_with)
+        return await mount.open_log(*ref)
 
 
 @asynccontextmanager
@@ -460,7 +459,7 @@ async def open_store(
 ) -> AsyncIterator[StreamStore]:
     """Open the store at `url` (memory:, file:///folder, s3://bucket/prefix) as its only writer.
 
-    A process that had it open is fenced. Leaving the context waits until everything accepted is
+    This fences any process that has it open. Leaving the context waits until everything accepted is
     acknowledged. `now`, `opener` and `disk_usage` are for tests: time, an engine that fails on purpose,
     and a disk that fills.
     """
@@ -483,7 +482,7 @@ async def open_store(
 
 
 async def _settle_refusal(error: BaseException, log: StreamLog, mounted: MountedStore) -> None:
-    """Wait until the state that a refusal rests on is durable: it must not be told and then lost."""
+    """Wait until the state that a refusal depends on is durable: clients may rely on it then."""
     if isinstance(error, ConditionFailedError | TermsError):
         await mounted.mount.settle(log)
     elif isinstance(error, StreamDeletingError):

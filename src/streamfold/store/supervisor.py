@@ -1,4 +1,4 @@
-"""Keeps one session open: opens it, notices its failure, gives it up and opens the next."""
+"""Keeps the storage mounted: after a failure it drops the mount and opens the next."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ from streamfold.store.usage.storage import UsageKeeper
 
 logger = logging.getLogger(__name__)
 
-#: Failures after which opening the storage again could only do harm.
+#: Failures after which reopening the storage could only do harm.
 FINAL = (WriterFencedError, DeviceFailedError)
 #: What this version writes, and the newest that it reads.
 FORMAT_VERSION = 1
 #: Seconds between attempts to open the storage again, doubling from the first to the last.
 _REOPEN_FIRST, _REOPEN_LAST = 0.05, 5.0
-#: Seconds for which a failed engine may take to close.
-_CLOSE_PATIENCE = 5.0
-#: Seconds between looks whether another process took over: one that was replaced would go on
-#: answering reads with what it knew. A look costs one small read of storage.
-_LOOK_INTERVAL = 2.0
+#: Seconds that a failed engine may take to close.
+_CLOSE_TIMEOUT = 5.0
+#: Seconds between checks whether another process took over: a replaced process would keep answering
+#: reads with old state. A check costs one small read of storage.
+_TAKEOVER_CHECK_INTERVAL = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class MountedStore:
-    """A session and what works in it."""
+    """A mount and the components that work on it."""
 
     mount: Mount
     catalog: Catalog
@@ -68,7 +68,7 @@ class MountedStore:
 
 
 class Supervisor:
-    """Hands out the current session while there is one."""
+    """Gives callers the current mount, and replaces it when it fails."""
 
     def __init__(
         self,
@@ -85,24 +85,24 @@ class Supervisor:
         self.admission = Admission(settings.inflight_bytes)
         self.usage = UsageRecorder(now)
         self.space = space
-        #: Called when records of a stream have become durable, with its basin and name, their first
-        #: number and the number after their last.
+        #: Called when records have become durable, with basin, stream, their first seq_num and the one
+        #: after their last.
         self.listeners: list[Callable[[str, str, int, int], None]] = []
-        #: Called for each commit that has become durable.
+        #: Called for each durable commit.
         self.commit_listeners: list[Callable[[CommitReport], None]] = []
-        #: The session of the moment; `opening` waits for one if there is none.
+        #: None while storage is being reopened; `mounted` waits for the next one.
         self.current: MountedStore | None = None
         self._changed = asyncio.Event()
-        #: Why no session will come any more, or why there is none just now.
+        #: Why `current` is None; final if `_final` is set.
         self._refusal: StreamfoldError = StoreRecoveringError("it is being opened")
         self._final = False
-        #: Until when calls wait for the next session, by the clock of the event loop.
+        #: Until when calls wait for the next mount, by the clock of the event loop.
         self._wait_until = 0.0
 
     async def mounted(self) -> MountedStore:
-        """The current session; waits a little after a failure, while storage is reopened.
+        """The current mount; waits for `recovery_timeout` after a failure, while storage is reopened.
 
-        Storage that is not back by then is known to be down: then this raises at once.
+        If storage is not back by then, calls raise at once.
         """
         if self.current is not None:
             return self.current
@@ -120,7 +120,7 @@ class Supervisor:
         return self.current
 
     async def stopped(self) -> StreamfoldError:
-        """Why no session will come any more; waits for as long as one may."""
+        """Wait until the store stops for good; return why."""
         while not self._final:
             self._changed.clear()
             await self._changed.wait()
@@ -131,7 +131,7 @@ class Supervisor:
         """Open the storage, keep it open while the context lasts, then drain and close it."""
         mounted = await self._open()
         self._let_calls_wait()
-        # Not a task group: that would wrap whatever the body raises.
+        # Not a task group: it would wrap the exceptions of the body.
         keeper = asyncio.create_task(self._keep(mounted))
         try:
             yield
@@ -142,7 +142,7 @@ class Supervisor:
                 await keeper
 
     def _let_calls_wait(self) -> None:
-        """From now on for a while, the next session is worth waiting for."""
+        """Let calls wait for the next mount for `recovery_timeout` from now on."""
         now = asyncio.get_running_loop().time()
         self._wait_until = now + self._settings.recovery_timeout
 
@@ -158,7 +158,7 @@ class Supervisor:
                 self.current = None
                 mounted.mount.abandon(self._refusal)
                 await _close(mounted.mount.engine, flush=failure is None)
-            logger.warning("storage failed, session given up: %s", failure)
+            logger.warning("storage failed and is closed: %s", failure)
             if self._final:
                 return
             reopened = await self._reopen(mounted.mount.engine)
@@ -167,7 +167,7 @@ class Supervisor:
             mounted = reopened
 
     async def _run(self, mounted: MountedStore) -> StreamfoldError:
-        """Let the session work until it fails; return why."""
+        """Run the mounted store until it fails; return why."""
         self.current = mounted
         self._changed.set()
         try:
@@ -175,7 +175,7 @@ class Supervisor:
                 group.create_task(mounted.mount.committer.run())
                 group.create_task(mounted.upkeep.run())
                 group.create_task(mounted.reclaimer.run())
-                group.create_task(_look_for_successor(mounted.mount.engine))
+                group.create_task(_watch_for_takeover(mounted.mount.engine))
         except BaseExceptionGroup as errors:
             failure = _cause(errors)
             self._let_calls_wait()
@@ -185,10 +185,10 @@ class Supervisor:
                 self._refusal = _recovering(failure)
             mounted.mount.committer.fail(failure)
             return failure
-        raise AssertionError("a session works until it is cancelled or fails")
+        raise AssertionError("a mounted store runs until it is cancelled or fails")
 
     async def _reopen(self, former: Engine) -> MountedStore | None:
-        """Open the storage again as soon as it answers; None if another process has it now."""
+        """Reopen the storage as soon as it answers; None if another process has it now."""
         pause = _REOPEN_FIRST
         while True:
             await asyncio.sleep(pause)
@@ -272,17 +272,17 @@ def _recovering(failure: StreamfoldError) -> StreamfoldError:
     return StoreRecoveringError(str(failure))
 
 
-async def _look_for_successor(engine: Engine) -> NoReturn:
+async def _watch_for_takeover(engine: Engine) -> NoReturn:
     """Raise WriterFencedError soon after another process took over, even if nothing is written."""
     while True:
-        await asyncio.sleep(_LOOK_INTERVAL)
+        await asyncio.sleep(_TAKEOVER_CHECK_INTERVAL)
         try:
             await engine.check()
         except WriterFencedError:
             raise
         except StreamfoldError as error:
-            # Commits notice by themselves that storage fails, and reads need not stop for it.
-            logger.warning("storage did not tell whether another process took over: %s", error)
+            # If storage is down, commits fail without this check, and reads need not stop for it.
+            logger.warning("cannot check whether another process took over the store: %s", error)
 
 
 async def _check_format(engine: Engine) -> None:
@@ -293,22 +293,22 @@ async def _check_format(engine: Engine) -> None:
     version = rows.decode(value, FormatRow).version
     if version > FORMAT_VERSION:
         raise FormatUnsupportedError(
-            f"the store has format {version}, this version reads up to {FORMAT_VERSION}: "
+            f"the store has format {version}, but this version reads up to {FORMAT_VERSION}: "
             "use the version that wrote it, or a newer one"
         )
 
 
 async def _close(engine: Engine, *, flush: bool) -> None:
-    """Close `engine`. After a failure it may not answer any more: the next opening fences it."""
+    """Close `engine`, with a timeout after a failure: the next one fences it in any case."""
     try:
-        async with asyncio.timeout(None if flush else _CLOSE_PATIENCE):
+        async with asyncio.timeout(None if flush else _CLOSE_TIMEOUT):
             await engine.close(flush=flush)
     except (StreamfoldError, TimeoutError) as error:
         logger.warning("storage did not close cleanly: %r", error)
 
 
 def _cause(errors: BaseExceptionGroup[BaseException]) -> StreamfoldError:
-    """The error of a failed session; anything that is not one of ours is a bug and goes on."""
+    """The error that ended the mounted store; re-raises `errors` if one of them is a bug."""
     leaves: list[BaseException] = []
     pending: list[BaseException] = [errors]
     while pending:

@@ -20,15 +20,15 @@ from streamfold.store.read.requests import Allowance, ReadBatch
 from streamfold.store.read.seek import apply_retention
 from streamfold.store.rows import Segment
 
-#: Bytes after which a reader is taken for one that reads much: storage then fetches ahead for it.
+#: Bytes read after which storage fetches ahead for a reader.
 _EAGER_FROM = 8 << 20
 
 
 class Cursor:
     """A position in a stream, with about 1 MiB of what follows read ahead.
 
-    It holds no more than that however slow its user is, and nothing while many others read: what the
-    stream gets meanwhile is found in memory if it is recent, and in storage if it is not.
+    It holds no more than that however slow its caller is, and less when many others read: it finds
+    newer records in memory if they are recent, else in storage.
     """
 
     def __init__(
@@ -40,9 +40,9 @@ class Cursor:
         key: SealingKey | None,
     ) -> None:
         self.seq_num = seq_num
-        #: No more will come: the allowance is spent, or `until` was reached.
+        #: Nothing more follows: the allowance is spent, or `until` was reached.
         self.ended = allowance.spent
-        self._session = mount
+        self._mount = mount
         self._log = log
         self._allowance = allowance
         self._key = key
@@ -50,12 +50,12 @@ class Cursor:
         self._unlimited = allowance.unlimited
         self._ahead: deque[Chunk] = deque()
         self._scan: AsyncGenerator[list[Row]] | None = None
-        #: What `_scan` reads of, if it is not the stream itself.
+        #: The inherited segment that `_scan` reads; None = the stream's own chunks.
         self._segment: Segment | None = None
         self._eager = False
-        #: Bytes that were read from storage.
+        #: Bytes read from storage.
         self._fetched = 0
-        #: Keeps a scan that is given up until it is closed.
+        #: Closes the scan that `give_up` dropped.
         self._closing: asyncio.Future[None] | None = None
 
     @property
@@ -63,10 +63,10 @@ class Cursor:
         return self.seq_num >= self._log.durable.seq_num
 
     async def next(self, *, fill: bool) -> ReadBatch | None:
-        """The next batch, None when at the tail or ended.
+        """The next batch; None at the tail or at the end of the read.
 
-        Without `fill` a batch ends where stored chunks end, so that nothing is decoded; with it, the
-        batch has as many records as it may.
+        Without `fill` a batch ends where a stored chunk ends, so that nothing is decoded; with it, the
+        batch has as many records as the limits allow.
         """
         if self.resting:
             self._log.check_alive()
@@ -76,7 +76,7 @@ class Cursor:
         gathering = _Gathering(*self._allowance.of_one_batch())
         while not self.ended and gathering.has_room:
             if gathering.parts and not fill and not self._ahead:
-                break  # there is something to deliver: do not wait for storage
+                break  # deliver what is gathered instead of waiting for storage
             chunk = await self._peek()
             if chunk is None:
                 break
@@ -92,18 +92,18 @@ class Cursor:
         return batch
 
     def advanced(self, max_wait: float | None) -> Coroutine[None, None, bool]:
-        """Wait for something to read, or for the end; False when neither came in time."""
+        """Wait for more to read, or for the stream's close; False when neither came in time."""
         return self._log.advanced(self.seq_num, self._waiter, max_wait)
 
     @property
     def resting(self) -> bool:
-        """Whether there is nothing to read, and nothing to put away."""
+        """Whether everything was read, and no scan or chunk is held."""
         return self._scan is None and not self._ahead and self.at_tail
 
     def live(self) -> ReadBatch | None:
-        """All that there is up to the tail, which is what a follower wants: the same for everybody.
+        """The records up to the tail as one batch that all followers share; None if there is none.
 
-        A stream whose records are sealed has no such batch: each opens them with a key of its own.
+        Sealed records are never shared: each reader unseals them with its own key.
         """
         log, seq_num = self._log, self.seq_num
         tail = log.durable
@@ -111,7 +111,7 @@ class Cursor:
             return None
         if seq_num < log.readable_from or log.retention_due:
             return None
-        batch = self._session.recent.to_tail(log.id, seq_num, tail)
+        batch = self._mount.recent.to_tail(log.id, seq_num, tail)
         if batch is not None:
             log.check_alive()
             self.seq_num += batch.count
@@ -125,14 +125,14 @@ class Cursor:
             await self._closing
 
     def give_up(self) -> None:
-        """Keep only the position: other readers need the memory."""
+        """Drop everything but the position: other readers need the memory."""
         self._ahead.clear()
         if self._scan is not None:
             self._closing = asyncio.ensure_future(self._scan.aclose())
             self._scan = None
 
     async def _end_scan(self) -> None:
-        self._session.scans.release(self)
+        self._mount.scans.release(self)
         if self._scan is not None:
             await self._scan.aclose()
             self._scan = None
@@ -147,7 +147,7 @@ class Cursor:
         )
 
     def _take_part(self, chunk: Chunk, gathering: _Gathering) -> bool:
-        """Add what may be had of `chunk`; False when that was not all the rest of it."""
+        """Add as much of `chunk` as the limits allow; False if some of it is left."""
         index = payloads.measure(chunk.payload)
         first = max(0, self.seq_num - chunk.first_seq_num)
         until = self._allowance.until
@@ -164,7 +164,7 @@ class Cursor:
         if until is not None and index.timestamps[cut.end_index] >= until:
             self.ended = True
         elif not gathering.parts:
-            self.ended = True  # the next record alone is more than the read may still return
+            self.ended = True  # the next record alone exceeds the allowance
         return False
 
     async def _peek(self) -> Chunk | None:
@@ -172,7 +172,7 @@ class Cursor:
         while True:
             self._log.check_alive()
             if self._log.retention_due:
-                await apply_retention(self._session, self._log)
+                await apply_retention(self._mount, self._log)
             self.seq_num = max(self.seq_num, self._log.readable_from)
             while self._ahead and self._ahead[0].last_seq_num < self.seq_num:
                 self._ahead.popleft()
@@ -186,32 +186,32 @@ class Cursor:
             await self._read_ahead()
 
     def _check_no_hole(self, chunk: Chunk) -> None:
-        """What is missing before `chunk` must be trimmed: records do not vanish otherwise."""
+        """Raise if records before `chunk` are missing: only trimmed ones may be."""
         if chunk.first_seq_num > self.seq_num:
             raise self._missing(chunk.first_seq_num)
 
     def _missing(self, end: int) -> DataCorruptError:
         return DataCorruptError(
             f"records {self.seq_num} to {end - 1} of stream {self._log.name!r} in basin "
-            f"{self._log.basin!r} are not trimmed, yet storage does not have them"
+            f"{self._log.basin!r} are missing from storage although they are not trimmed"
         )
 
     async def _read_ahead(self) -> None:
-        if recent := self._session.recent.since(self._log.id, self.seq_num):
+        if recent := self._mount.recent.since(self._log.id, self.seq_num):
             await self._end_scan()
             self._ahead.extend(recent)
             return
-        async with self._session.scans.fetching:
-            self._session.scans.release(self)  # from here on nobody else closes the scan
+        async with self._mount.scans.fetching:
+            self._mount.scans.release(self)  # no other reader may close the scan from here on
             await self._fetch()
             if self._scan is not None:
                 size = sum(len(chunk.payload) for chunk in self._ahead)
-                self._session.scans.hold(self, self._eager, size)
+                self._mount.scans.hold(self, self._eager, size)
 
     async def _fetch(self) -> None:
-        """Get the next page from storage."""
+        """Read the next page from storage."""
         segment = lineage.segment_of(self._log.row, self.seq_num)
-        eager = self._eager or (self._fetched >= _EAGER_FROM and self._session.scans.room_for_eager)
+        eager = self._eager or (self._fetched >= _EAGER_FROM and self._mount.scans.room_for_eager)
         if segment is not self._segment or eager is not self._eager:
             await self._end_scan()
             self._segment, self._eager = segment, eager
@@ -221,8 +221,8 @@ class Cursor:
             start, end = lineage.span_from(self._log.row, self.seq_num)
             if segment is None:
                 end = keys.chunk(self._log.id, durable)
-            self._eager = eager = self._eager and self._session.scans.room_for_eager
-            self._scan = self._session.engine.scan(start, end, eager=eager)
+            self._eager = eager = self._eager and self._mount.scans.room_for_eager
+            self._scan = self._mount.engine.scan(start, end, eager=eager)
         page = await anext(self._scan, None)
         if page is not None:
             parts = [chunks.decode(value) for _, value in page]
@@ -236,7 +236,7 @@ class Cursor:
 
 
 class _Gathering:
-    """A batch that is being put together."""
+    """Collects the parts of one batch."""
 
     def __init__(self, count_left: int, metered_left: int) -> None:
         self.count_left = count_left

@@ -1,4 +1,4 @@
-"""What a fork has from the streams it came from: their chunks are read in their place, not copied."""
+"""What a fork inherits: it reads the chunks of the streams it came from, and copies nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from streamfold.store.rows import Segment, StreamRow
 
 
 def segment_of(row: StreamRow, seq_num: int) -> Segment | None:
-    """Where the record of that number is, if the stream has not written it itself."""
+    """The inherited segment with this record; None if the stream wrote it itself."""
     for segment in row.lineage:
         if seq_num < segment.end:
             return segment
@@ -18,12 +18,12 @@ def segment_of(row: StreamRow, seq_num: int) -> Segment | None:
 
 
 def ends_at(row: StreamRow, seq_num: int) -> bool:
-    """Whether what a fork has from another stream ends there."""
+    """Whether an inherited segment ends at `seq_num`."""
     return any(segment.end == seq_num for segment in row.lineage)
 
 
 def fork_at(row: StreamRow, end: int) -> tuple[Segment, ...]:
-    """The lineage of a fork that has everything of `row`'s stream below `end`."""
+    """The lineage of a fork that inherits everything of `row`'s stream below `end`."""
     lineage = [segment for segment in row.lineage if segment.end < end]
     following = next((s for s in row.lineage if s.end >= end), None)
     holder = row.id if following is None else following.stream_id
@@ -31,21 +31,21 @@ def fork_at(row: StreamRow, end: int) -> tuple[Segment, ...]:
 
 
 def span_from(row: StreamRow, seq_num: int) -> tuple[bytes, bytes]:
-    """Keys of the chunks from the one that holds `seq_num` on, in the stream that wrote it."""
+    """The range of keys from the chunk that holds `seq_num` on, in the stream that wrote it."""
     segment = segment_of(row, seq_num)
     holder = row.id if segment is None else segment.stream_id
     return keys.chunk(holder, seq_num), keys.chunks_end(holder)
 
 
 def next_segment(chunk: Chunk, row: StreamRow, seq_num: int) -> int:
-    """The record that follows what the stream has of `chunk`, which holds its record `seq_num`."""
+    """The first record after the stream's part of `chunk`, which holds its record `seq_num`."""
     segment = segment_of(row, seq_num)
     end = chunk.last_seq_num + 1
     return end if segment is None else min(end, segment.end)
 
 
 def own(chunk: Chunk, row: StreamRow, key: SealingKey | None) -> Chunk:
-    """`chunk` in the clear, and no more of it than belongs to the stream."""
+    """The stream's part of `chunk`, in the clear."""
     segment = segment_of(row, chunk.first_seq_num)
     if segment is None:
         return chunks.clear(chunk, row.id, key)

@@ -22,7 +22,7 @@ from streamfold.store.read.seek import apply_retention, seek_timestamp
 async def read_once(
     mount: Mount, log: StreamLog, request: ReadRequest, key: SealingKey | None
 ) -> ReadBatch:
-    """One batch; waits at the tail only if `request.wait` says so, and returns it empty then."""
+    """One batch; empty if no record came to the tail within `request.wait`."""
     count = BATCH_RECORDS_MAX if request.count is None else min(request.count, BATCH_RECORDS_MAX)
     size = BATCH_BYTES_MAX if request.bytes is None else min(request.bytes, BATCH_BYTES_MAX)
     request = replace(request, count=count, bytes=size)
@@ -33,7 +33,7 @@ async def read_once(
         wait = min(request.wait or 0.0, WAIT_MAX)
         if cursor.ended or not wait:
             return _empty(cursor.seq_num, None)
-        # Trimming may leave nothing of what came: then the wait goes on for what is left of it.
+        # New records may be trimmed before they are read: then wait for the rest of the time.
         deadline = _now() + wait
         while await cursor.advanced(deadline - _now()):
             if batch := await cursor.next(fill=True):
@@ -46,7 +46,7 @@ async def read_once(
 
 
 class ReadSession:
-    """Batches from a start on: first what is there, then what comes.
+    """Batches from a start on: first the stored records, then new ones.
 
     Use `next` in a loop, or iterate; not from two tasks at once.
     """
@@ -55,9 +55,9 @@ class ReadSession:
         self._log = log
         self._cursor = cursor
         self._request = request
-        #: Called with the metered bytes of every batch that is handed out.
+        #: Called with the metered bytes of every batch that is returned.
         self.on_delivered: Callable[[int], None] = lambda metered: None
-        #: Awaited before a batch is made that this session does not share with others.
+        #: Awaited before a batch is read for this reader alone.
         self.before_own_batch: Callable[[], Awaitable[None]] | None = None
         self._may_follow = request.may_follow
         self._live = False
@@ -67,14 +67,14 @@ class ReadSession:
     async def open(
         cls, mount: Mount, log: StreamLog, request: ReadRequest, key: SealingKey | None
     ) -> ReadSession:
-        """Find the start; raises PositionUnwrittenError if nothing can come from there."""
+        """Find the start; raises PositionUnwrittenError if the read cannot return anything from it."""
         return cls(log, await _open(mount, log, request, key), request)
 
     async def next(self, heartbeat: float | None = None) -> ReadBatch | None:
-        """The next batch, or None when the session has ended.
+        """The next batch, or None at the end of the read.
 
-        A batch that ends at the tail carries it. An empty batch comes when the session first waits
-        there, and then whenever `heartbeat` seconds passed without records.
+        A batch that ends at the tail carries it. An empty batch comes when the reader first waits
+        there, and then after every `heartbeat` seconds without records.
         """
         while True:
             cursor = self._cursor
@@ -97,19 +97,19 @@ class ReadSession:
             if not self._live:
                 self._live = True
                 return _empty(self._cursor.seq_num, self._log.durable)
-            patience = heartbeat
+            max_wait = heartbeat
             if self._deadline is not None:
                 remaining = self._deadline - _now()
                 if remaining <= 0:
                     return None
-                patience = remaining if heartbeat is None else min(heartbeat, remaining)
-            quiet = not await self._cursor.advanced(patience)
-            if quiet and patience == heartbeat:
+                max_wait = remaining if heartbeat is None else min(heartbeat, remaining)
+            quiet = not await self._cursor.advanced(max_wait)
+            if quiet and max_wait == heartbeat:
                 return _empty(self._cursor.seq_num, self._log.durable)
 
     @property
     def resting(self) -> bool:
-        """Whether everything was handed out, and nothing is held for this session."""
+        """Whether everything was read, and nothing is held for this reader."""
         return self._cursor.resting
 
     async def __aiter__(self) -> AsyncIterator[ReadBatch]:

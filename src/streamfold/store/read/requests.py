@@ -24,7 +24,7 @@ class StartKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReadStart:
-    """Where a read begins: a seq_num, the first record of a time, or so many before the tail."""
+    """Where a read starts: at a seq_num, at a timestamp, or some records before the tail."""
 
     kind: StartKind
     value: int
@@ -51,7 +51,7 @@ def from_tail(offset: int = 0) -> ReadStart:
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """A read; limits of None are none for a session, and those of one batch for a single read."""
+    """What to read. A limit of None is unlimited when following, and one batch in a single read."""
 
     start: ReadStart
     count: int | None = None
@@ -59,9 +59,9 @@ class ReadRequest:
     bytes: int | None = None
     #: Timestamp of the first record not to return.
     until: int | None = None
-    #: Start at the tail instead of failing when the start lies beyond it.
+    #: Start at the tail instead of failing when the start is beyond it.
     clamp: bool = False
-    #: Seconds to wait at the tail for records; None = for ever in a session without limits, else 0.
+    #: Seconds to wait at the tail for records; None = no limit when following without limits, else 0.
     wait: float | None = None
 
     def __post_init__(self) -> None:
@@ -91,7 +91,7 @@ class ReadRequest:
 
 
 class ReadBatch(msgspec.Struct, frozen=True):
-    """Consecutive records in the bytes in which storage holds them; without any, a heartbeat."""
+    """Consecutive records as the bytes that storage holds; without records, a heartbeat."""
 
     parts: tuple[bytes | memoryview, ...]
     first_seq_num: int
@@ -106,7 +106,7 @@ class ReadBatch(msgspec.Struct, frozen=True):
 
     @property
     def identity(self) -> tuple[int, int, int, StreamPosition | None]:
-        """Equal for batches of the same records in the same place of memory, while both exist."""
+        """Equal for batches that share the same records in memory, while both exist."""
         first = id(self.parts[0]) if self.parts else 0
         return first, self.first_seq_num, self.count, self.tail
 

@@ -1,6 +1,6 @@
-"""Finds the place in a stream where timestamps, or times of arrival, reach a value.
+"""Finds the first record whose timestamp, or time of arrival, reaches a value.
 
-Neither ever decreases within a stream, so halving the range of seq_nums finds the chunk: about
+Neither ever decreases within a stream, so a binary search over seq_nums finds the chunk: about
 log2(records) seeks, and no second index to write.
 """
 
@@ -22,7 +22,7 @@ from streamfold.store.read import lineage
 async def chunk_from(
     mount: Mount, log: StreamLog, seq_num: int, key: SealingKey | None
 ) -> Chunk | None:
-    """The chunk that holds `seq_num`, with timestamps that are right for this stream."""
+    """This stream's part of the chunk that holds `seq_num`."""
     chunk = await _stored_chunk(mount, log, seq_num)
     segment = lineage.segment_of(log.row, seq_num)
     if chunk is None or segment is None or chunk.last_seq_num < segment.end:
@@ -49,7 +49,7 @@ async def seek_timestamp(
 
 
 async def apply_retention(mount: Mount, log: StreamLog) -> None:
-    """Have `log.readable_from` leave out every record that is too old now."""
+    """Move `log.readable_from` past every record that is too old now."""
     limit = log.age_limit
     if limit is None or not log.retention_due:
         return
@@ -72,7 +72,7 @@ async def apply_retention(mount: Mount, log: StreamLog) -> None:
 
 
 async def _stored_chunk(mount: Mount, log: StreamLog, seq_num: int) -> Chunk | None:
-    """The chunk that holds `seq_num`, as the stream that wrote it has it."""
+    """The whole chunk that holds `seq_num`, from the stream that wrote it."""
     row = await first_row(mount.engine, *lineage.span_from(log.row, seq_num))
     return chunks.decode(row[1]) if row else None
 
@@ -83,10 +83,10 @@ async def _first_chunk(
     chunk_at: Callable[[int], Awaitable[Chunk | None]],
     reached: Callable[[Chunk], bool],
 ) -> Chunk | None:
-    """The first chunk from record `first` on that has `reached`; every later one must have, too."""
+    """The first chunk from record `first` on for which `reached` is true, as for every later one."""
     tail = int(log.durable.seq_num)
     low, high, found = first, tail, None
-    middle = low  # most often the very first chunk is the one
+    middle = low  # most often it is the very first chunk
     while low < high:
         chunk = await chunk_at(middle)
         if chunk is None or chunk.first_seq_num >= tail:
