@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from s2_sdk import AppendInput, Record, Retry, S2ServerError
 
-from streamfold.server.durable_streams.content import SNAPSHOT_MAX
 from streamfold.server.main import Server, running_server
+from streamfold.server.streams.snapshots import SNAPSHOT_MAX
 from streamfold.store.settings import StoreSettings
 from tests.server.conftest import BASIN, STREAM, configuration, sdk
 from tests.server.frames import PATH, SESSION, append_frame, frames_in

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 from collections.abc import Awaitable
 from time import perf_counter
@@ -18,12 +17,11 @@ from streamfold.server.http.access_log import AccessLog
 from streamfold.server.http.bodies import JSON
 from streamfold.server.http.cors import PagePolicy
 from streamfold.server.http.drain import DrainGate
+from streamfold.server.http.errors import ClientHangupError
 from streamfold.server.http.memo import memoize_short
+from streamfold.server.http.problems import ProblemWriter, answer_problem
 from streamfold.server.http.request import Request, text_of
 from streamfold.server.http.router import Router
-from streamfold.server.s2.problems import ClientHangupError, answer_problem
-
-logger = logging.getLogger(__name__)
 
 #: A name or an address with a port perhaps, as RFC 3986 has them.
 _HOST: Final = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
@@ -42,6 +40,7 @@ class Application:
         self,
         router: Router,
         durable: DurableStreamsFace,
+        write_problem: ProblemWriter,
         drain_gate: DrainGate,
         access_log: AccessLog | None,
         pages: PagePolicy,
@@ -50,6 +49,7 @@ class Application:
     ) -> None:
         self._router = router
         self._durable = durable
+        self._write_problem = write_problem
         self._gate = drain_gate
         self._access_log = access_log
         self._pages = pages
@@ -67,11 +67,7 @@ class Application:
             # Cut off at the end of a drain: without an end the client knows it is not the whole.
             pass
         except Exception as error:
-            if not request.status:
-                await answer_problem(request, error)
-            else:
-                # Its head is on the way already, so that the response can only break off.
-                logger.error("%s %s broke off", request.method, request.raw_path, exc_info=error)
+            await answer_problem(request, error, self._write_problem)
         finally:
             self._gate.leave(request.task)
         if self._access_log is not None:

@@ -41,6 +41,7 @@ from streamfold.server.init_file import apply_spec, read_init_file
 from streamfold.server.metrics import AppendMetrics
 from streamfold.server.ops.endpoints import OpsEndpoints, add_front_page
 from streamfold.server.ops.store_metrics import StoreMetrics
+from streamfold.server.s2.problems import write_problem
 from streamfold.server.s2.routes import add_s2
 from streamfold.server.tls import write_self_signed
 from streamfold.store.store import StreamStore, open_store
@@ -186,6 +187,7 @@ def _application(
     return Application(
         router,
         durable,
+        write_problem,
         drain_gate,
         access_log,
         pages,

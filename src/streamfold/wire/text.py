@@ -7,7 +7,9 @@ lone surrogates. Text like that never leaves in an answer: names refuse it, and 
 from __future__ import annotations
 
 from typing import Final
-from urllib.parse import quote, unquote_to_bytes
+from urllib.parse import parse_qsl, quote, unquote_to_bytes
+
+from streamfold.errors import InvalidError
 
 #: Characters of a refused value that a message repeats.
 SHOWN: Final = 60
@@ -52,3 +54,15 @@ def decode_segment(segment: str) -> str | None:
 def ascii_url(text: str) -> str:
     """`text` with everything escaped that may not stand in a URL, and so in a header."""
     return quote(to_bytes(text), safe=_URL)
+
+
+def parse_parameters(query: str) -> dict[str, list[str]]:
+    """All values of each parameter of a query."""
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=100)
+    except ValueError as error:
+        raise InvalidError(f"the query cannot be decoded: {error}") from None
+    given: dict[str, list[str]] = {}
+    for name, value in pairs:
+        given.setdefault(name, []).append(value)
+    return given

@@ -21,7 +21,7 @@ from streamfold.server.durable_streams.subscriptions import CONTROL_ROOT, Subscr
 from streamfold.server.durable_streams.subscriptions.state import Subscription, decode
 from streamfold.server.http.listener import Listener, bind
 from streamfold.server.http.request import Request
-from streamfold.server.s2.problems import answer_problem
+from streamfold.server.s2.problems import write_problem
 from streamfold.store.durable_streams import StreamSpec, prepared
 from streamfold.store.store import StreamStore
 from streamfold.wire.durable_streams.offsets import format_offset
@@ -210,7 +210,7 @@ async def _handle(subscriptions: Subscriptions, request: Request) -> None:
     try:
         await subscriptions.handle(request, rest)
     except StreamfoldError as error:
-        await answer_problem(request, error)
+        await write_problem(request, error)
 
 
 async def create(store: StreamStore, stream: str, *messages: object) -> None:

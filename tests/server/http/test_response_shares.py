@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from streamfold.server.http.errors import ClientHangupError
 from streamfold.server.http.response_shares import Reservation, Room
-from streamfold.wire.s2.errors import ClientHangupError
 
 #: 70 bytes for all answers, and 10 for first ones.
 CAPACITY = 80

@@ -9,6 +9,7 @@ import pytest
 
 from streamfold import errors
 from streamfold.blob.blob_store import BlobChangedError
+from streamfold.server.http.errors import ClientHangupError, RequestTimeoutError
 from streamfold.wire.s2 import errors as failures
 from streamfold.wire.s2.errors import CODES, code_of, describe_failure
 
@@ -60,14 +61,14 @@ ANSWERS = [
     (errors.AccessTokenNotFoundError("m"), "access_token_not_found"),
     (errors.BasinNotFoundError("b"), "basin_not_found"),
     (errors.StreamNotFoundError("b", "s"), "stream_not_found"),
-    (failures.RequestTimeoutError("m"), "request_timeout"),
+    (RequestTimeoutError("m"), "request_timeout"),
     (errors.BasinDeletingError("b"), "basin_deletion_pending"),
     (errors.AlreadyExistsError("basin", "b"), "resource_already_exists"),
     (errors.StreamDeletingError("b", "s"), "stream_deletion_pending"),
     (failures.TransactionConflictError("m"), "transaction_conflict"),
     (errors.InvalidError("m"), "invalid"),
     (failures.RateLimitedError("m"), "rate_limited"),
-    (failures.ClientHangupError("m"), "client_hangup"),
+    (ClientHangupError("m"), "client_hangup"),
     (errors.StreamfoldError("m"), "other"),
     (failures.OversizedError("m"), "other"),
     (errors.OutcomeUnknownError("m"), "storage"),

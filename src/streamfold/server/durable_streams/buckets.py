@@ -11,12 +11,11 @@ from streamfold.model.resources import Page, StreamInfo
 from streamfold.server.auth.access import Access
 from streamfold.server.durable_streams import problems
 from streamfold.server.durable_streams.paths import suggest_path
-from streamfold.server.durable_streams.reads import parse_parameters
-from streamfold.server.http.bodies import JSON
+from streamfold.server.http.bodies import JSON, NO_STORE
 from streamfold.server.http.request import LIST_ROOM, Request
 from streamfold.store.catalog.listing import LIST_MAX
 from streamfold.store.store import StreamStore
-from streamfold.wire.text import parse_unsigned
+from streamfold.wire.text import parse_parameters, parse_unsigned
 
 
 class StreamItem(msgspec.Struct, frozen=True):
@@ -51,7 +50,7 @@ class Buckets:
                 await self._access.allow(request, Operation.GET_BASIN_CONFIG, basin)
                 await self._store.basin_config(basin)
                 body = msgspec.json.encode({"bucket_id": basin})
-                await problems.respond(request, 200, (JSON, problems.NO_STORE), body)
+                await problems.respond(request, 200, (JSON, NO_STORE), body)
             case _:
                 await problems.refuse_method(request, ("GET", "HEAD", "PUT"))
 
@@ -69,7 +68,7 @@ class Buckets:
         streams = [StreamItem(item.name, item.created_at) for item in page.items]
         last = streams[-1].stream_id if streams and page.has_more else None
         found = StreamList(basin, prefix, len(streams), streams, last, page.has_more)
-        await request.respond(200, (JSON, problems.NO_STORE), msgspec.json.encode(found))
+        await request.respond(200, (JSON, NO_STORE), msgspec.json.encode(found))
 
 
 class NothingThereError(NotFoundError):

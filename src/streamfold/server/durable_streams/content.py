@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from streamfold.blob.local.store import WRITE_BUFFER
 from streamfold.errors import InvalidError, TooLargeError
 from streamfold.model.records import (
     BATCH_BYTES_MAX,
@@ -21,8 +20,11 @@ from streamfold.records.append_input import parse_append_input
 from streamfold.records.batch import RecordBatch
 from streamfold.records.plain import encode_rest
 from streamfold.records.protobuf import varint
+from streamfold.server.http.bodies import check_end
 from streamfold.server.http.request import Request
-from streamfold.store.durable_streams import APPEND_BYTES_MAX
+from streamfold.server.streams.snapshots import UpdateParts
+from streamfold.store.durable_streams import APPEND_BYTES_MAX, StreamStatus
+from streamfold.store.read.requests import ReadBatch
 from streamfold.wire.durable_streams.content_types import is_json
 from streamfold.wire.durable_streams.json_mode import (
     PLAIN_BYTES,
@@ -31,12 +33,6 @@ from streamfold.wire.durable_streams.json_mode import (
     split_messages,
 )
 from streamfold.wire.json_scan import Limits
-from streamfold.wire.s2.errors import BadHeaderError
-
-#: Bytes of one snapshot.
-SNAPSHOT_MAX: Final = 128 << 20
-#: Bytes that a snapshot has in memory on its way to object storage: parts that are sent, and the next.
-UPLOAD_ROOM: Final = 32 << 20
 
 
 class Body(NamedTuple):
@@ -53,12 +49,6 @@ class Body(NamedTuple):
         return self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
 
 
-def check_end(request: Request) -> None:
-    """Refuse a body that may break off unnoticed: half an append must never be appended."""
-    if not request.end_is_certain:
-        raise BadHeaderError("content-length is missing: over HTTP/2, declare the size of a body")
-
-
 async def read_body(request: Request) -> Body:
     """The whole body; TooLargeError if it has more than an append may have."""
     check_end(request)
@@ -66,30 +56,6 @@ async def read_body(request: Request) -> Body:
     if parts is None:
         raise TooLargeError(f"the body has more than {APPEND_BYTES_MAX} bytes: send less at once")
     return Body(parts)
-
-
-def limited_chunks(request: Request, limit: int) -> AsyncIterator[bytes]:
-    """The body as it arrives; TooLargeError as soon as it is known to have more than `limit` bytes.
-
-    UploadsBusyError if it is too large to be written in one step, and too many others are, too.
-    """
-    check_end(request)
-    if (request.declared_size or 0) > limit:
-        raise TooLargeError(f"the body has {request.declared_size} bytes: send at most {limit}")
-    return _chunks(request, limit)
-
-
-async def _chunks(request: Request, limit: int) -> AsyncIterator[bytes]:
-    size = 0
-    room = min(request.declared_size or limit, UPLOAD_ROOM)
-    async for chunk in request.chunks(room):
-        size += len(chunk)
-        if size > limit:
-            raise TooLargeError(f"the body has more than {limit} bytes: send less")
-        if size >= WRITE_BUFFER:
-            await request.hold_file()
-        if chunk:
-            yield chunk
 
 
 #: Metered bytes that a record of an append of several costs beyond its body.
@@ -196,3 +162,14 @@ def updates(
         found.append(b"".join(parts))
         end = following
     return Updates(found, end)
+
+
+def whole_updates(
+    request: Request, status: StreamStatus, batches: Sequence[ReadBatch]
+) -> UpdateParts:
+    """Each message, or each append, as a part of its own."""
+    content_type = status.traits.content_type
+    at_tail = bool(batches) and batches[-1].end_seq_num >= status.tail
+    # One batch after the other: a hundred thousand records at once would keep the collector busy.
+    records = (record for batch in batches for record in batch.records())
+    return UpdateParts(content_type, *updates(records, content_type, whole=not at_tail))

@@ -22,17 +22,12 @@ from streamfold.errors import (
     TermsError,
     TooLargeError,
 )
-from streamfold.server.http.bodies import JSON
+from streamfold.server.http.bodies import JSON, NO_STORE
 from streamfold.server.http.request import Headers, Request
-from streamfold.server.s2.problems import log_failure
+from streamfold.wire.durable_streams.headers import NEXT_OFFSET
 from streamfold.wire.durable_streams.offsets import format_offset
 from streamfold.wire.s2.errors import WireError, describe_failure, shown_message
 from streamfold.wire.text import ascii_url
-
-NEXT_OFFSET: Final = b"stream-next-offset"
-UP_TO_DATE: Final = (b"stream-up-to-date", b"true")
-CLOSED: Final = (b"stream-closed", b"true")
-NO_STORE: Final = (b"cache-control", b"no-store")
 
 #: On every answer: pages that may use the server may also embed what a stream holds.
 RESOURCE_POLICY: Final = (b"cross-origin-resource-policy", b"cross-origin")
@@ -55,9 +50,8 @@ async def refuse_method(request: Request, allowed: Iterable[str]) -> None:
     await respond(request, 405, (JSON, (b"allow", listed.encode())), body)
 
 
-async def answer_problem(request: Request, error: Exception, path: str) -> None:
-    """Answer a request that failed before its answer began."""
-    log_failure(error)
+async def write_problem(request: Request, error: Exception, *, path: str) -> None:
+    """Answer a request for the stream at `path` that failed before its response began."""
     status = _status(error, request.method)
     if isinstance(error, StreamfoldError) and status is not None:
         text = shown_message(error, request.hidden_prefix)

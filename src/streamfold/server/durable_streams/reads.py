@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from typing import Final, NamedTuple
-from urllib.parse import parse_qsl
 
 from streamfold.errors import InvalidError, StreamfoldError
 from streamfold.model.positions import SeqNum
@@ -13,7 +12,7 @@ from streamfold.server.auth.access import ActiveGrant
 from streamfold.server.durable_streams import problems
 from streamfold.server.durable_streams.content import bodies, join
 from streamfold.server.durable_streams.paths import StreamPath
-from streamfold.server.http.bodies import answer
+from streamfold.server.http.bodies import NO_STORE, answer
 from streamfold.server.http.deadlines import WaitGuard
 from streamfold.server.http.drain import DrainGate
 from streamfold.server.http.offload import LIGHT_BYTES
@@ -24,12 +23,14 @@ from streamfold.store.log.sealing import SealingKey
 from streamfold.store.read.requests import ReadBatch
 from streamfold.store.store import StreamStore, wall_clock
 from streamfold.wire.durable_streams import caching
+from streamfold.wire.durable_streams.headers import STREAM_CLOSED, UP_TO_DATE
 from streamfold.wire.durable_streams.offsets import (
     ReadFrom,
     Sentinel,
     parse_position,
     parse_read_offset,
 )
+from streamfold.wire.text import parse_parameters
 
 #: Metered bytes, and records, after which a page ends; the batch that reaches it is part of it. Clients
 #: that read slowly hold a whole page each; some clients never ask for the second one.
@@ -47,18 +48,6 @@ class Query(NamedTuple):
     start: ReadFrom
     live: str | None
     cursor: str | None
-
-
-def parse_parameters(query: str) -> dict[str, list[str]]:
-    """All values of each parameter of a query."""
-    try:
-        pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=100)
-    except ValueError as error:
-        raise InvalidError(f"the query cannot be decoded: {error}") from None
-    given: dict[str, list[str]] = {}
-    for name, value in pairs:
-        given.setdefault(name, []).append(value)
-    return given
 
 
 def parse_query(query: str) -> Query:
@@ -140,7 +129,7 @@ class Reads:
             *_position_headers(page),
         ]
         if query.start is Sentinel.NOW:
-            await request.respond(200, (*headers, problems.NO_STORE), page.body)
+            await request.respond(200, (*headers, NO_STORE), page.body)
             return
         tag = caching.etag(status.id, page.start, page.end, page.closed)
         headers.append((b"etag", tag.encode()))
@@ -166,7 +155,7 @@ class Reads:
 
     def _caching(self, page: Page, key: SealingKey | None) -> tuple[bytes, bytes]:
         if key is not None:
-            return problems.NO_STORE  # a cache would give it to those who have no key
+            return NO_STORE  # a cache would give it to those who have no key
         return (b"cache-control", b"no-cache" if page.up_to_date else self._kept)
 
     async def long_poll(
@@ -192,7 +181,7 @@ class Reads:
             page, _ = await self._page(request, stream_path, reading.seq_num, key)
             await active_grant.require()
         cursor = caching.next_cursor(query.cursor, wall_clock(), random.randint)
-        headers = [*_position_headers(page), problems.NO_STORE]
+        headers = [*_position_headers(page), NO_STORE]
         if not page.closed:
             headers.append((b"stream-cursor", cursor.encode()))
         if page.end == page.start:
@@ -213,7 +202,7 @@ def check_start(reading: Reading, start: int | None) -> None:
 def _position_headers(page: Page) -> list[tuple[bytes, bytes]]:
     headers = [problems.offset_header(SeqNum(page.end))]
     if page.up_to_date:
-        headers.append(problems.UP_TO_DATE)
+        headers.append(UP_TO_DATE)
     if page.closed:
-        headers.append(problems.CLOSED)
+        headers.append(STREAM_CLOSED)
     return headers

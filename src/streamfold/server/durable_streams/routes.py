@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from streamfold.model.access_tokens import Operation
 from streamfold.model.grants import Grant
 from streamfold.model.names import BasinName, StreamName
 from streamfold.server.auth.access import Access
 from streamfold.server.durable_streams import problems
 from streamfold.server.durable_streams.buckets import Buckets, missing
+from streamfold.server.durable_streams.content import whole_updates
 from streamfold.server.durable_streams.paths import (
     CONTROL,
     ROOT,
@@ -16,20 +19,21 @@ from streamfold.server.durable_streams.paths import (
     parse_bucket,
     parse_stream_path,
 )
-from streamfold.server.durable_streams.problems import answer_problem
 from streamfold.server.durable_streams.reads import BeyondTailError, Reads, parse_query
-from streamfold.server.durable_streams.snapshots import Snapshots
 from streamfold.server.durable_streams.sse_reads import Events
 from streamfold.server.durable_streams.streams import Streams, source_of
 from streamfold.server.durable_streams.subscriptions import Subscriptions
 from streamfold.server.http.bodies import JSON
 from streamfold.server.http.drain import DrainGate
+from streamfold.server.http.errors import ClientHangupError
+from streamfold.server.http.problems import answer_problem
 from streamfold.server.http.request import Request
+from streamfold.server.streams.snapshots import SnapshotHandler, SnapshotRequest, Snapshots
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.store import StreamStore
 from streamfold.wire.durable_streams.headers import parse_trim_on_snapshot
+from streamfold.wire.durable_streams.offsets import format_offset
 from streamfold.wire.s2 import headers as s2_headers
-from streamfold.wire.s2.errors import ClientHangupError
 
 #: Below this, everything is about subscriptions.
 _CONTROLS = f"{ROOT}{CONTROL}/"
@@ -69,7 +73,7 @@ class DurableStreamsFace:
         self._streams = Streams(store)
         self._reads = Reads(store, drain_gate, long_poll, private=private)
         self._events = Events(store, drain_gate)
-        self._snapshots = Snapshots(store)
+        self._snapshots = Snapshots(store, format_offset, whole_updates)
         self._buckets = Buckets(store, access)
         self._subscriptions = subscriptions
 
@@ -100,9 +104,7 @@ class DurableStreamsFace:
             body = b'{"code":"offset_beyond_tail","message":"%b"}' % error.message.encode()
             await request.respond(416, (JSON, problems.offset_header(error.tail)), body)
         except Exception as error:
-            if request.status:
-                raise
-            await answer_problem(request, error, path)
+            await answer_problem(request, error, partial(problems.write_problem, path=path))
 
     async def _handle_bucket(self, request: Request) -> None:
         found = parse_bucket(request.raw_path)
@@ -136,20 +138,26 @@ class DurableStreamsFace:
                 await self._streams.head(request, stream_path)
             case None, _:
                 await self._streams.delete(request, stream_path)
+            case part, _:
+                basin, stream, path, _, position = stream_path
+                wanted = SnapshotRequest(basin, stream, path, position, key)
+                await self._snapshot_handler(part, method, position)(request, wanted)
+
+    def _snapshot_handler(
+        self, part: SubResource, method: str, position: str | None
+    ) -> SnapshotHandler:
+        match part, method:
             case SubResource.SNAPSHOT, "PUT":
-                await self._snapshots.publish(request, stream_path, key)
+                return self._snapshots.publish
             case SubResource.SNAPSHOT, "DELETE":
-                await self._snapshots.refuse_deletion(request, stream_path, key)
-            case SubResource.SNAPSHOT, _ if stream_path.position is None:
-                await self._snapshots.newest(request, stream_path, key)
+                return self._snapshots.refuse_deletion
             case SubResource.SNAPSHOT, _:
-                await self._snapshots.read(request, stream_path, key)
+                return self._snapshots.newest if position is None else self._snapshots.read
             case SubResource.SNAPSHOTS, _:
-                await self._snapshots.list(request, stream_path, key)
+                return self._snapshots.list
             case SubResource.RETENTION, _:
-                await self._snapshots.retain(request, stream_path, key)
-            case _:
-                await self._snapshots.bootstrap(request, stream_path, key)
+                return self._snapshots.retain
+        return self._snapshots.bootstrap
 
     async def _allowed(
         self, request: Request, stream_path: StreamPath, needed: Operation

@@ -13,6 +13,7 @@ from streamfold.records.batch import RecordBatch
 from streamfold.server.durable_streams import problems
 from streamfold.server.durable_streams.content import Body, is_light, read_body, to_batches
 from streamfold.server.durable_streams.paths import StreamPath, parse_stream_path
+from streamfold.server.http.bodies import NO_STORE
 from streamfold.server.http.request import Headers, Request
 from streamfold.server.streams.arrival_order import ArrivalOrder, ArrivalTurn
 from streamfold.store.durable_streams import (
@@ -28,6 +29,7 @@ from streamfold.store.store import StreamStore
 from streamfold.wire.durable_streams import caching
 from streamfold.wire.durable_streams.content_types import is_json
 from streamfold.wire.durable_streams.headers import (
+    STREAM_CLOSED,
     AppendOptions,
     CreateOptions,
     parse_append,
@@ -67,7 +69,7 @@ class Streams:
         headers = [
             (b"content-type", status.traits.content_type.encode()),
             problems.offset_header(status.tail),
-            *([problems.CLOSED] if status.closed else []),
+            *([STREAM_CLOSED] if status.closed else []),
         ]
         if created:
             headers.append((b"location", request.url_of(stream_path.path).encode()))
@@ -87,7 +89,7 @@ class Streams:
             done = await self._append(request, stream_path, claim, body, key)
         except StreamClosedError:
             status = await self._store.durable.status(stream_path.basin, stream_path.stream)
-            headers = (problems.offset_header(status.tail), problems.CLOSED, problems.NO_STORE)
+            headers = (problems.offset_header(status.tail), STREAM_CLOSED, NO_STORE)
             await request.respond(409, headers)
             return
         fresh = bool(body.size) and claim.producer is not None and not done.repeated
@@ -117,11 +119,11 @@ class Streams:
         headers = [
             (b"content-type", status.traits.content_type.encode()),
             problems.offset_header(status.tail),
-            problems.NO_STORE,
+            NO_STORE,
             (b"etag", tag.encode()),
             (b"stream-retained-offset", format_offset(status.first).encode()),
             *_lifetime_headers(status),
-            *([problems.CLOSED] if status.closed else []),
+            *([STREAM_CLOSED] if status.closed else []),
         ]
         if newest is not None:
             headers.append((b"stream-snapshot-offset", format_offset(newest.seq_num).encode()))
@@ -193,7 +195,7 @@ def _claim(options: AppendOptions, *, has_content: bool) -> Claim:
 def _append_headers(done: Appended) -> Headers:
     headers = [problems.offset_header(done.tail)]
     if done.closed:
-        headers.append(problems.CLOSED)
+        headers.append(STREAM_CLOSED)
     if done.producer is not None:
         headers.append((b"producer-epoch", str(done.producer.epoch).encode()))
         headers.append((b"producer-seq", str(done.producer.seq).encode()))

@@ -1,9 +1,12 @@
-"""Bodies of requests in, and answers out, as every route of S2 has them."""
+"""Bodies of requests, whole or as they arrive, and answers with a body."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Final, NamedTuple
 
+from streamfold.blob.local.store import WRITE_BUFFER
+from streamfold.errors import TooLargeError
 from streamfold.server.http.offload import LIGHT_BYTES
 from streamfold.server.http.request import Headers, Request, text_of
 from streamfold.wire.compression import COMPRESS_FROM, Compression, compress_if_smaller
@@ -13,9 +16,12 @@ from streamfold.wire.s2.negotiation import BODY_MAX, Encoding, inflate_body, req
 
 #: Bytes of a body that is not records, inflated: a configuration, or the scope of a token.
 _RESOURCE_MAX: Final = 64 << 10
+#: Bytes that an upload has in memory on its way to object storage: parts that are sent, and the next.
+_UPLOAD_ROOM: Final = 32 << 20
 
 JSON: Final = (b"content-type", b"application/json")
 PROTO: Final = (b"content-type", b"application/protobuf")
+NO_STORE: Final = (b"cache-control", b"no-store")
 
 
 class Body(NamedTuple):
@@ -66,6 +72,36 @@ async def read_optional_json(request: Request) -> bytes:
     if request.header("content-type") is None:
         return b""
     return await read_json(request)
+
+
+def check_end(request: Request) -> None:
+    """Refuse a body that may break off unnoticed: half an append must never be appended."""
+    if not request.end_is_certain:
+        raise BadHeaderError("content-length is missing: over HTTP/2, declare the size of a body")
+
+
+def limited_chunks(request: Request, limit: int) -> AsyncIterator[bytes]:
+    """The body as it arrives; TooLargeError as soon as it is known to have more than `limit` bytes.
+
+    UploadsBusyError if it is too large to be written in one step, and too many others are, too.
+    """
+    check_end(request)
+    if (request.declared_size or 0) > limit:
+        raise TooLargeError(f"the body has {request.declared_size} bytes: send at most {limit}")
+    return _chunks(request, limit)
+
+
+async def _chunks(request: Request, limit: int) -> AsyncIterator[bytes]:
+    size = 0
+    room = min(request.declared_size or limit, _UPLOAD_ROOM)
+    async for chunk in request.chunks(room):
+        size += len(chunk)
+        if size > limit:
+            raise TooLargeError(f"the body has more than {limit} bytes: send less")
+        if size >= WRITE_BUFFER:
+            await request.hold_file()
+        if chunk:
+            yield chunk
 
 
 async def answer(

@@ -7,8 +7,8 @@ from types import TracebackType
 
 from streamfold.errors import StoreClosingError, StreamfoldError
 from streamfold.server.http.drain import DrainGate
+from streamfold.server.http.errors import ClientHangupError
 from streamfold.server.http.request import Request
-from streamfold.wire.s2.errors import ClientHangupError
 
 
 class WaitGuard:

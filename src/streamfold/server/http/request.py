@@ -26,6 +26,7 @@ from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 from streamfold.model.positions import U64_MAX
+from streamfold.server.http.errors import ClientHangupError
 from streamfold.server.http.offload import Arguments, OffloadPool, Result
 from streamfold.server.http.request_limits import RESERVED_FROM, RequestBudget, Upload
 from streamfold.server.http.response_limits import ANSWER_COST, SAMPLE, ResponseBudget
@@ -38,7 +39,6 @@ from streamfold.server.http.response_stream import (
     ResponseStream,
     Send,
 )
-from streamfold.wire.s2.errors import ClientHangupError
 from streamfold.wire.text import ascii_url, from_bytes, parse_unsigned
 
 Receive: TypeAlias = Callable[[], Awaitable[Message]]

@@ -11,8 +11,8 @@ from heapq import nsmallest
 from typing import Any, Final
 
 from streamfold.errors import UploadsBusyError
+from streamfold.server.http.errors import RequestTimeoutError
 from streamfold.store.log.admission import Admission
-from streamfold.wire.s2.errors import RequestTimeoutError
 
 #: Bytes of bodies in memory, over all requests.
 BODIES_MAX: Final = 256 << 20

@@ -18,8 +18,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from streamfold.server.http.errors import ClientHangupError
 from streamfold.server.http.response_shares import Reservation, Room
-from streamfold.wire.s2.errors import ClientHangupError
 
 #: Bytes of all answers that are held for clients.
 UNREAD_BYTES_MAX: Final = 256 << 20

@@ -20,8 +20,8 @@ from contextlib import AbstractAsyncContextManager
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from streamfold.server.http.errors import ClientHangupError
 from streamfold.server.http.response_limits import SAMPLE, ResponseBudget
-from streamfold.wire.s2.errors import ClientHangupError
 
 if TYPE_CHECKING:
     from streamfold.server.http.request import Request

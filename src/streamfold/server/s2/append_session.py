@@ -14,6 +14,7 @@ from streamfold.errors import StoreClosingError
 from streamfold.records import AppendInput
 from streamfold.server.auth.access import ActiveGrant
 from streamfold.server.http.drain import DrainGate
+from streamfold.server.http.errors import ClientHangupError
 from streamfold.server.http.offload import LIGHT_BYTES
 from streamfold.server.http.request import Request
 from streamfold.server.http.response_stream import ResponseStream
@@ -21,7 +22,6 @@ from streamfold.server.s2.appends import Appends, Ticket
 from streamfold.server.s2.problems import end_frames
 from streamfold.server.s2.stream_refs import StreamRequest
 from streamfold.store.log.stream_log import AppendAck
-from streamfold.wire.s2.errors import ClientHangupError
 from streamfold.wire.s2.frames import FRAME_MAX, FrameDecoder, PackedFrame, encode_frame
 from streamfold.wire.s2.records_proto import (
     decode_append_frame,

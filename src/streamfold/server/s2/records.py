@@ -183,9 +183,14 @@ class Records:
     ) -> None:
         await ensure_stream(self._store, stream_request, on_append=False)
         async with self._access.active_grant(request, stream_request.grant) as active_grant:
-            await self._followers.serve(
-                request, stream_request, active_grant, _wanted(query), presentation
+            opening = self._store.follow(
+                stream_request.basin,
+                stream_request.stream,
+                _wanted(query),
+                create_with=stream_request.create_with,
+                key=stream_request.sealing_key,
             )
+            await self._followers.serve(request, opening, active_grant, presentation)
 
 
 class _Unparsed(NamedTuple):

@@ -32,7 +32,7 @@ def add_s2(
     access: Access,
 ) -> None:
     """Route everything below /v1."""
-    appends, followers = Appends(store, instruments), LiveReads(store, drain_gate, heartbeat)
+    appends, followers = Appends(store, instruments), LiveReads(drain_gate, heartbeat)
     locations = Locations(store.location)
     _add_records(router, Records(store, access, drain_gate, appends, followers), store.usage)
     _add_streams(router, Streams(store, access), store.usage)

@@ -9,11 +9,10 @@ from collections.abc import Sequence
 
 from streamfold.model.access_tokens import Operation
 from streamfold.server.auth.access import Access
-from streamfold.server.durable_streams.paths import StreamPath, SubResource
-from streamfold.server.durable_streams.snapshots import Parts, Snapshots
 from streamfold.server.http.request import Request
 from streamfold.server.http.router import Handler, Router
 from streamfold.server.s2.stream_refs import parse_stream_request
+from streamfold.server.streams.snapshots import SnapshotRequest, Snapshots, UpdateParts
 from streamfold.store.durable_streams import StreamStatus
 from streamfold.store.read.requests import ReadBatch
 from streamfold.store.store import StreamStore
@@ -52,22 +51,27 @@ class StreamSnapshots:
                 stream_request.grant.require(
                     Operation.TRIM, stream_request.basin, stream_request.stream
                 )
-            path = f"/v1/streams/{segment}"
-            stream_path = StreamPath(
-                stream_request.basin, stream_request.stream, path, SubResource.SNAPSHOT, position
+            wanted = SnapshotRequest(
+                stream_request.basin,
+                stream_request.stream,
+                f"/v1/streams/{segment}",
+                position,
+                stream_request.sealing_key,
             )
-            await handler(request, stream_path, stream_request.sealing_key)
+            await handler(request, wanted)
 
         return handle
 
 
-def _read_batch(request: Request, status: StreamStatus, batches: Sequence[ReadBatch]) -> Parts:
+def _read_batch(
+    request: Request, status: StreamStatus, batches: Sequence[ReadBatch]
+) -> UpdateParts:
     """All records as one batch, as a read of S2 would have it."""
     payloads = [batch.payload() for batch in batches]
     end = batches[-1].end_seq_num if batches else None
     if negotiate_read(None, request.header("accept")).response is Encoding.PROTO:
         body = records_proto.encode_read_batch(b"".join(payloads), None)
-        return Parts(Encoding.PROTO, [body] if batches else [], end)
+        return UpdateParts(Encoding.PROTO, [body] if batches else [], end)
     record_format = headers.parse_format(request.header(headers.FORMAT))
     body = records_json.encode_read_batches(payloads, record_format)
-    return Parts(Encoding.JSON, [body] if batches else [], end)
+    return UpdateParts(Encoding.JSON, [body] if batches else [], end)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Hashable
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Final, Protocol
 
@@ -11,14 +12,12 @@ from streamfold.errors import StoreClosingError
 from streamfold.server.auth.access import ActiveGrant
 from streamfold.server.http.deadlines import WaitGuard
 from streamfold.server.http.drain import DrainGate
+from streamfold.server.http.errors import ClientHangupError
 from streamfold.server.http.request import Headers, Request
 from streamfold.server.http.response_stream import SHARED_PIECE, ResponseStream
-from streamfold.server.s2.stream_refs import StreamRequest
 from streamfold.server.streams.fairness import ReaderFairness
 from streamfold.store.read.reader import ReadSession
-from streamfold.store.read.requests import ReadBatch, ReadRequest
-from streamfold.store.store import StreamStore
-from streamfold.wire.s2.errors import ClientHangupError
+from streamfold.store.read.requests import ReadBatch
 
 #: Seconds of silence before a heartbeat, drawn anew after each so that followers do not beat together;
 #: clients give up after 20.
@@ -56,29 +55,19 @@ class LiveEncoding(Protocol):
 class LiveReads:
     """Serves read sessions."""
 
-    def __init__(
-        self, store: StreamStore, drain_gate: DrainGate, heartbeat: tuple[float, float]
-    ) -> None:
-        self._store = store
+    def __init__(self, drain_gate: DrainGate, heartbeat: tuple[float, float]) -> None:
         self._gate = drain_gate
         self._heartbeat = heartbeat
 
     async def serve(
         self,
         request: Request,
-        stream_request: StreamRequest,
+        opening: AbstractAsyncContextManager[ReadSession],
         active_grant: ActiveGrant,
-        wanted: ReadRequest,
         presentation: LiveEncoding,
     ) -> None:
         """Answer with a session; what is wrong before it opens is raised, what is later is sent."""
-        async with self._store.follow(
-            stream_request.basin,
-            stream_request.stream,
-            wanted,
-            create_with=stream_request.create_with,
-            key=stream_request.sealing_key,
-        ) as reading:
+        async with opening as reading:
             reading.before_own_batch = partial(request.reserve_answer, OWN_BATCH)
             stream = await request.open(200, presentation.headers)
             try:

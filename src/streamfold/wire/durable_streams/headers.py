@@ -26,6 +26,11 @@ FORK_OFFSET: Final = "stream-fork-offset"
 FORK_SUB_OFFSET: Final = "stream-fork-sub-offset"
 TRIM_ON_SNAPSHOT: Final = "stream-trim-on-snapshot"
 
+#: Of answers, as they are sent.
+NEXT_OFFSET: Final = b"stream-next-offset"
+UP_TO_DATE: Final = (b"stream-up-to-date", b"true")
+STREAM_CLOSED: Final = (b"stream-closed", b"true")
+
 #: Of epochs, sequences and sub-offsets: the integers that every JavaScript client can hold.
 INTEGER_MAX: Final = 2**53 - 1
 #: Bytes of a producer's id, and of a Stream-Seq: both are kept for as long as the stream.

@@ -7,7 +7,7 @@ clean code is never given to an error that leaves the outcome open, whatever its
     ├── BadFrameError, BadHeaderError, BadJsonError, BadPathError, BadProtoError, BadQueryError
     ├── QuotaExhaustedError
     ├── TransactionConflictError, RateLimitedError, HotServerError
-    ├── RequestTimeoutError, ClientHangupError, UpstreamTimeoutError      outcome unknown
+    ├── UpstreamTimeoutError      outcome unknown
     ├── UnsupportedError
     └── OversizedError
 """
@@ -76,16 +76,6 @@ class RateLimitedError(WireError):
 
 class HotServerError(WireError):
     code = "hot_server"
-
-
-class RequestTimeoutError(WireError):
-    code = "request_timeout"
-    definite = False
-
-
-class ClientHangupError(WireError):
-    code = "client_hangup"
-    definite = False
 
 
 class UpstreamTimeoutError(WireError):

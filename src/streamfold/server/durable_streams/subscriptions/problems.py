@@ -21,13 +21,10 @@ from streamfold.errors import (
     TooLargeError,
     UnauthenticatedError,
 )
-from streamfold.server.http.bodies import JSON
+from streamfold.server.http.bodies import JSON, NO_STORE
 from streamfold.server.http.request import Request
 from streamfold.wire.durable_streams.subscription_bodies import Refusal, RefusalBody
 from streamfold.wire.s2.errors import shown_message
-
-#: On every answer but the public keys: answers hold tokens, and change with every wake.
-NO_STORE: Final = (b"cache-control", b"no-store")
 
 
 class WebhookUrlRejectedError(InvalidError):

@@ -26,7 +26,6 @@ from streamfold.server.durable_streams.subscriptions.paths import (
     parse_path_segments,
 )
 from streamfold.server.durable_streams.subscriptions.problems import (
-    NO_STORE,
     SubscriptionNotFoundError,
     WakeTokenInvalidError,
     answer_problem,
@@ -41,7 +40,7 @@ from streamfold.server.durable_streams.subscriptions.signing_key import Keyring
 from streamfold.server.durable_streams.subscriptions.subscription import ActiveSubscription
 from streamfold.server.durable_streams.subscriptions.webhook_addresses import Resolve, resolve
 from streamfold.server.durable_streams.subscriptions.webhook_client import WebhookClient
-from streamfold.server.http.bodies import JSON
+from streamfold.server.http.bodies import JSON, NO_STORE
 from streamfold.server.http.request import Request
 from streamfold.store.store import StreamStore, wall_clock
 from streamfold.wire.durable_streams import subscription_bodies as bodies

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
 from streamfold.errors import InvalidError, SnapshotConflictError, SnapshotNotFoundError
+from streamfold.model.names import BasinName, StreamName
 from streamfold.model.traits import OCTETS
-from streamfold.server.durable_streams import problems
-from streamfold.server.durable_streams.content import SNAPSHOT_MAX, limited_chunks, updates
-from streamfold.server.durable_streams.paths import StreamPath
-from streamfold.server.durable_streams.reads import parse_parameters
-from streamfold.server.http.bodies import JSON
+from streamfold.server.http.bodies import JSON, NO_STORE, limited_chunks
 from streamfold.server.http.offload import LIGHT_BYTES
 from streamfold.server.http.request import LIST_ROOM, Headers, Request
 from streamfold.server.http.response_stream import PIECE
@@ -27,10 +24,18 @@ from streamfold.store.read.requests import ReadBatch
 from streamfold.store.store import StreamStore
 from streamfold.wire.durable_streams import bootstrap
 from streamfold.wire.durable_streams.content_types import is_json, parse_stream_type
-from streamfold.wire.durable_streams.headers import parse_trim_on_snapshot
-from streamfold.wire.durable_streams.offsets import format_offset, parse_position
+from streamfold.wire.durable_streams.headers import (
+    NEXT_OFFSET,
+    STREAM_CLOSED,
+    UP_TO_DATE,
+    parse_trim_on_snapshot,
+)
+from streamfold.wire.durable_streams.offsets import parse_position
 from streamfold.wire.durable_streams.snapshot_digest import SnapshotDigest
+from streamfold.wire.text import parse_parameters
 
+#: Bytes of one snapshot.
+SNAPSHOT_MAX: Final = 128 << 20
 #: Bytes of updates that a bootstrap brings with its snapshot; what is left is read as ever.
 BOOTSTRAP_BYTES: Final = 8 << 20
 #: Bytes that a bootstrap holds: updates, as they were read and as parts, and a piece of the snapshot.
@@ -51,7 +56,25 @@ class SnapshotItem(msgspec.Struct, frozen=True):
     created_at: int
 
 
-class Parts(NamedTuple):
+class SnapshotRequest(NamedTuple):
+    """What a request for snapshots is about, whichever face it came through."""
+
+    basin: BasinName
+    stream: StreamName
+    #: The path of the stream itself, as the client wrote it.
+    path: str
+    #: The position in the path, decoded; None if the path has none.
+    position: str | None
+    key: SealingKey | None
+
+    @property
+    def seq_num(self) -> int:
+        if self.position is None:
+            raise InvalidError("the position is missing: it is the last part of the path")
+        return int(parse_position(self.position))
+
+
+class UpdateParts(NamedTuple):
     """Updates as parts of a bootstrap: their content type and bytes, and where they end."""
 
     content_type: str
@@ -60,17 +83,10 @@ class Parts(NamedTuple):
     end: int | None
 
 
+SnapshotHandler: TypeAlias = Callable[[Request, SnapshotRequest], Awaitable[None]]
+
 #: Makes parts of records: of a request, the stream and what was read of it.
-Presentation: TypeAlias = Callable[[Request, StreamStatus, Sequence[ReadBatch]], Parts]
-
-
-def whole_updates(request: Request, status: StreamStatus, batches: Sequence[ReadBatch]) -> Parts:
-    """Each message, or each append, as a part of its own."""
-    content_type = status.traits.content_type
-    at_tail = bool(batches) and batches[-1].end_seq_num >= status.tail
-    # One batch after the other: a hundred thousand records at once would keep the collector busy.
-    records = (record for batch in batches for record in batch.records())
-    return Parts(content_type, *updates(records, content_type, whole=not at_tail))
+Presentation: TypeAlias = Callable[[Request, StreamStatus, Sequence[ReadBatch]], UpdateParts]
 
 
 class Snapshots:
@@ -79,19 +95,17 @@ class Snapshots:
     def __init__(
         self,
         store: StreamStore,
-        show: Callable[[int], str] = format_offset,
-        present: Presentation = whole_updates,
+        show: Callable[[int], str],
+        present: Presentation,
     ) -> None:
         self._store = store
         self._show = show
         self._present = present
 
-    async def publish(
-        self, request: Request, stream_path: StreamPath, key: SealingKey | None
-    ) -> None:
-        seq_num = _position(stream_path)
+    async def publish(self, request: Request, wanted: SnapshotRequest) -> None:
+        seq_num = wanted.seq_num
         content_type = parse_stream_type(request.header("content-type")) or OCTETS
-        status = await self._store.durable.status(stream_path.basin, stream_path.stream)
+        status = await self._store.durable.status(wanted.basin, wanted.stream)
         new = Publication(
             seq_num,
             content_type,
@@ -99,41 +113,35 @@ class Snapshots:
             SnapshotDigest(content_type),
             request.header(_MATCH),
             not is_json(status.traits.content_type),
-            key,
+            wanted.key,
             parse_trim_on_snapshot(request.header),
             request.declared_size,
         )
-        snapshot = await self._store.durable.publish(stream_path.basin, stream_path.stream, new)
+        snapshot = await self._store.durable.publish(wanted.basin, wanted.stream, new)
         await request.respond(204, self._headers(snapshot))
 
-    async def newest(
-        self, request: Request, stream_path: StreamPath, key: SealingKey | None
-    ) -> None:
+    async def newest(self, request: Request, wanted: SnapshotRequest) -> None:
         """Lead to the newest snapshot: its own address never changes what it gives."""
-        snapshot = await self._store.durable.snapshot(stream_path.basin, stream_path.stream, None)
+        snapshot = await self._store.durable.snapshot(wanted.basin, wanted.stream, None)
         if snapshot is None:
-            raise SnapshotNotFoundError(
-                f"stream {stream_path.stream!r} has no snapshot: publish one"
-            )
-        where = request.url_of(f"{stream_path.path}/snapshot/{self._show(snapshot.seq_num)}")
-        headers = [(b"location", where.encode()), problems.NO_STORE, *self._headers(snapshot)]
+            raise SnapshotNotFoundError(f"stream {wanted.stream!r} has no snapshot: publish one")
+        where = request.url_of(f"{wanted.path}/snapshot/{self._show(snapshot.seq_num)}")
+        headers = [(b"location", where.encode()), NO_STORE, *self._headers(snapshot)]
         await request.respond(307, headers)
 
-    async def read(self, request: Request, stream_path: StreamPath, key: SealingKey | None) -> None:
-        durable, seq_num = self._store.durable, _position(stream_path)
-        snapshot = await durable.snapshot(stream_path.basin, stream_path.stream, seq_num)
-        status = await durable.status(stream_path.basin, stream_path.stream)
+    async def read(self, request: Request, wanted: SnapshotRequest) -> None:
+        durable, seq_num = self._store.durable, wanted.seq_num
+        snapshot = await durable.snapshot(wanted.basin, wanted.stream, seq_num)
+        status = await durable.status(wanted.basin, wanted.stream)
         if snapshot is None:
-            raise SnapshotNotFoundError(
-                f"stream {stream_path.stream!r} has no snapshot at {seq_num}"
-            )
+            raise SnapshotNotFoundError(f"stream {wanted.stream!r} has no snapshot at {seq_num}")
         headers = [
             (b"content-type", snapshot.content_type.encode()),
             (b"content-length", str(snapshot.size).encode()),
-            (problems.NEXT_OFFSET, self._show(snapshot.seq_num).encode()),
+            (NEXT_OFFSET, self._show(snapshot.seq_num).encode()),
             (b"etag", f'"{snapshot.digest}"'.encode()),
             *self._headers(snapshot),
-            *([problems.UP_TO_DATE] if snapshot.seq_num == status.tail else []),
+            *([UP_TO_DATE] if snapshot.seq_num == status.tail else []),
         ]
         await request.reserve_answer(2 * READ_PIECE)
         async with aclosing(durable.snapshot_pieces(snapshot)) as pieces:
@@ -145,9 +153,9 @@ class Snapshots:
                 await stream.send(piece)
         await stream.close()
 
-    async def list(self, request: Request, stream_path: StreamPath, key: SealingKey | None) -> None:
+    async def list(self, request: Request, wanted: SnapshotRequest) -> None:
         await request.reserve_answer(LIST_ROOM)
-        found = await self._store.durable.snapshots(stream_path.basin, stream_path.stream)
+        found = await self._store.durable.snapshots(wanted.basin, wanted.stream)
         items = [
             SnapshotItem(
                 self._show(s.seq_num),
@@ -160,48 +168,42 @@ class Snapshots:
             for s in reversed(found)
         ]
         body = msgspec.json.encode({"snapshots": items})
-        await request.respond(200, (JSON, problems.NO_STORE), body)
+        await request.respond(200, (JSON, NO_STORE), body)
 
-    async def refuse_deletion(
-        self, request: Request, stream_path: StreamPath, key: SealingKey | None
-    ) -> None:
+    async def refuse_deletion(self, request: Request, wanted: SnapshotRequest) -> None:
         """The newest snapshot cannot be deleted, and no other counts: readers may still have it."""
-        seq_num = _position(stream_path)
-        newest = await self._store.durable.snapshot(stream_path.basin, stream_path.stream, None)
+        seq_num = wanted.seq_num
+        newest = await self._store.durable.snapshot(wanted.basin, wanted.stream, None)
         if newest is None or newest.seq_num != seq_num:
             there = "none" if newest is None else f"the one at {newest.seq_num}"
             raise SnapshotNotFoundError(
                 f"no snapshot at {seq_num} can be deleted: the newest of stream "
-                f"{stream_path.stream!r} is {there}, and older ones go by themselves"
+                f"{wanted.stream!r} is {there}, and older ones go by themselves"
             )
         raise SnapshotConflictError(
             f"the snapshot at {seq_num} is the newest and cannot be deleted: publish a newer one, and "
             "it goes by itself"
         )
 
-    async def retain(
-        self, request: Request, stream_path: StreamPath, key: SealingKey | None
-    ) -> None:
-        seq_num, durable = _position(stream_path), self._store.durable
-        status = await durable.status(stream_path.basin, stream_path.stream)
+    async def retain(self, request: Request, wanted: SnapshotRequest) -> None:
+        seq_num, durable = wanted.seq_num, self._store.durable
+        status = await durable.status(wanted.basin, wanted.stream)
         whole = not is_json(status.traits.content_type)
         await durable.retain(
-            stream_path.basin, stream_path.stream, seq_num, whole_appends=whole, key=key
+            wanted.basin, wanted.stream, seq_num, whole_appends=whole, key=wanted.key
         )
         kept = (b"stream-retained-offset", self._show(seq_num).encode())
         await request.respond(204, (kept,))
 
-    async def bootstrap(
-        self, request: Request, stream_path: StreamPath, key: SealingKey | None
-    ) -> None:
+    async def bootstrap(self, request: Request, wanted: SnapshotRequest) -> None:
         if "live" in parse_parameters(request.query):
             raise InvalidError("a bootstrap is not live: read on from its Stream-Next-Offset")
         durable = self._store.durable
-        snapshot = await durable.snapshot(stream_path.basin, stream_path.stream, None)
-        status = await durable.status(stream_path.basin, stream_path.stream)
+        snapshot = await durable.snapshot(wanted.basin, wanted.stream, None)
+        status = await durable.status(wanted.basin, wanted.stream)
         start = status.first if snapshot is None else snapshot.seq_num
         await request.reserve_answer(_BOOTSTRAP_ROOM)
-        parts, end, closed = await self._updates(request, stream_path, start, key)
+        parts, end, closed = await self._updates(request, wanted, start)
         separator = bootstrap.boundary(os.urandom(bootstrap.BOUNDARY_RANDOM_MIN))
         updates = await request.offload(_multipart, parts, separator)
         del parts
@@ -210,15 +212,15 @@ class Snapshots:
         headers = [
             (b"content-type", bootstrap.multipart_type(separator).encode()),
             (b"stream-snapshot-offset", at.encode()),
-            (problems.NEXT_OFFSET, self._show(end).encode()),
-            problems.NO_STORE,
+            (NEXT_OFFSET, self._show(end).encode()),
+            NO_STORE,
         ]
         if snapshot is not None:
             headers.append((b"stream-snapshot-digest", snapshot.digest.encode()))
         if closed is not None:
-            headers.append(problems.UP_TO_DATE)
+            headers.append(UP_TO_DATE)
         if closed:
-            headers.append(problems.CLOSED)
+            headers.append(STREAM_CLOSED)
         async with aclosing(self._pieces(snapshot)) as pieces:
             first = await anext(pieces, b"")
             stream = await request.open(200, headers)
@@ -239,14 +241,13 @@ class Snapshots:
     async def _updates(
         self,
         request: Request,
-        stream_path: StreamPath,
+        wanted: SnapshotRequest,
         start: int,
-        key: SealingKey | None,
-    ) -> tuple[Parts, int, bool | None]:
+    ) -> tuple[UpdateParts, int, bool | None]:
         """Whole updates from `start` on, where they end, and if that is the tail, whether closed."""
         batches, fresh, size, pace = [], [], 0, ReaderFairness()
         async with self._store.durable.reading(
-            stream_path.basin, stream_path.stream, start, key
+            wanted.basin, wanted.stream, start, wanted.key
         ) as reading:
             while batch := await reading.next():
                 batches.append(batch)
@@ -264,13 +265,13 @@ class Snapshots:
                         return found, found.end, None
                 elif size > BOOTSTRAP_BYTES + APPEND_BYTES_MAX:
                     # No append is that long: it was made up. Reads give it in pieces.
-                    return Parts(ends.content_type, [], None), start, None
+                    return UpdateParts(ends.content_type, [], None), start, None
             found = await self._presented(request, reading.status, batches)
             return found, reading.seq_num, reading.closed
 
     async def _presented(
         self, request: Request, status: StreamStatus, batches: Sequence[ReadBatch]
-    ) -> Parts:
+    ) -> UpdateParts:
         if sum(batch.metered for batch in batches) > LIGHT_BYTES:
             return await request.offload(self._present, request, status, batches)
         return self._present(request, status, batches)
@@ -282,7 +283,7 @@ class Snapshots:
         ]
 
 
-def _multipart(parts: Parts, separator: str) -> Sequence[bytes]:
+def _multipart(parts: UpdateParts, separator: str) -> Sequence[bytes]:
     """All parts after the first, and the end, in pieces that are worth the way to the client."""
     pieces, gathered, size = [], [b""], 0
     head = bootstrap.PART_END + bootstrap.part_head(separator, parts.content_type)
@@ -294,9 +295,3 @@ def _multipart(parts: Parts, separator: str) -> Sequence[bytes]:
             gathered, size = [], 0
     gathered += (bootstrap.PART_END, bootstrap.closing(separator))
     return [*pieces, b"".join(gathered)]
-
-
-def _position(stream_path: StreamPath) -> int:
-    if stream_path.position is None:
-        raise InvalidError("the position is missing: it is the last part of the path")
-    return int(parse_position(stream_path.position))

@@ -1,0 +1,40 @@
+"""Errors become answers here: each face says how it writes one, all log and break off alike."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeAlias
+
+from streamfold.errors import (
+    OutcomeUnknownError,
+    StorageFullError,
+    StoreRecoveringError,
+    StreamfoldError,
+)
+from streamfold.server.http.request import Request
+
+logger = logging.getLogger(__name__)
+
+#: Writes an error as the answer to a request, in the form of one face.
+ProblemWriter: TypeAlias = Callable[[Request, Exception], Awaitable[None]]
+
+#: The store itself logs why a commit failed, once for all requests that it fails.
+_LOGGED_BY_STORE: Final = (OutcomeUnknownError, StoreRecoveringError, StorageFullError)
+
+
+async def answer_problem(request: Request, error: Exception, write: ProblemWriter) -> None:
+    """Answer a failed request through `write`; a response that has begun breaks off instead."""
+    if request.status:
+        logger.error("%s %s broke off", request.method, request.raw_path, exc_info=error)
+        return
+    log_failure(error)
+    await write(request, error)
+
+
+def log_failure(error: Exception) -> None:
+    """Log what the client is not shown: unexpected errors, and which file or key storage failed at."""
+    if not isinstance(error, StreamfoldError):
+        logger.error("a request failed unexpectedly", exc_info=error)
+    elif error.public_message is not None and type(error) not in _LOGGED_BY_STORE:
+        logger.warning("a request failed: %s", error.message)
