@@ -22,7 +22,7 @@ def configuration(**changes: Any) -> Configuration:
         "host": "127.0.0.1",
         "port": 0,
         "access_log": False,
-        "drain_patience": 1.0,
+        "drain_timeout": 1.0,
         "linger": 0.0,
         **changes,
     }

@@ -97,7 +97,7 @@ async def test_protobuf_over_http2_must_declare_its_size(h2: H2Client, server: S
 
 async def test_a_body_that_dawdles_is_given_up() -> None:
     # Short, but enough for the good body that follows, however busy the machine is.
-    async with running_server(configuration(body_patience=1.0)) as server:
+    async with running_server(configuration(body_timeout=1.0)) as server:
         await server.store.create_basin(BASIN)
         await server.store.create_stream(BASIN, STREAM)
         async with h2_client(server.port) as h2:

@@ -43,12 +43,12 @@ class Stoppable:
 
 
 @asynccontextmanager
-async def stoppable(drain_patience: float = 10.0, **changes: Any) -> AsyncIterator[Stoppable]:
+async def stoppable(drain_timeout: float = 10.0, **changes: Any) -> AsyncIterator[Stoppable]:
     up: asyncio.Future[Server] = asyncio.get_running_loop().create_future()
     order = asyncio.Event()
 
     async def run() -> None:
-        settings = configuration(drain_patience=drain_patience, linger=0.1, **changes)
+        settings = configuration(drain_timeout=drain_timeout, linger=0.1, **changes)
         async with running_server(settings) as server:
             await server.store.create_basin(BASIN)
             await server.store.create_stream(BASIN, STREAM)
@@ -73,7 +73,7 @@ def refusal(frame: Frame) -> tuple[int, str]:
 
 
 async def test_an_idle_server_stops_at_once() -> None:
-    async with stoppable(drain_patience=1000) as running:
+    async with stoppable(drain_timeout=1000) as running:
         await running.begin()
         await running.stopped()
 
@@ -132,7 +132,7 @@ async def accepted(server: Server, count: int) -> None:
 
 
 async def test_an_idle_append_session_is_ended_at_once_with_nothing_outstanding() -> None:
-    async with stoppable(drain_patience=1000) as running:
+    async with stoppable(drain_timeout=1000) as running:
         async with h2_client(running.server.port) as h2:
             session = h2.open("POST", PATH, SESSION)
             await h2.send(session, append_frame(b"x"))
@@ -147,7 +147,7 @@ async def test_an_idle_append_session_is_ended_at_once_with_nothing_outstanding(
 
 @pytest.mark.parametrize("query", ["", "?seq_num=0"])
 async def test_followers_are_told_to_come_back(query: str) -> None:
-    async with stoppable(drain_patience=1000) as running:
+    async with stoppable(drain_timeout=1000) as running:
         async with h2_client(running.server.port) as h2:
             follower = h2.open("GET", PATH + query, SESSION, end=True)
             await h2.body_of(follower, 6)
@@ -158,7 +158,7 @@ async def test_followers_are_told_to_come_back(query: str) -> None:
 
 
 async def test_a_read_that_waits_is_turned_away() -> None:
-    async with stoppable(drain_patience=1000) as running:
+    async with stoppable(drain_timeout=1000) as running:
         async with h2_client(running.server.port) as h2:
             waiting = h2.open("GET", f"{PATH}?wait=60", (("s2-basin", BASIN),), end=True)
             await until(lambda: running.server.gate.inside == 1)
@@ -169,7 +169,7 @@ async def test_a_read_that_waits_is_turned_away() -> None:
 
 
 async def test_events_end_with_an_error_that_says_why() -> None:
-    async with stoppable(drain_patience=1000) as running:
+    async with stoppable(drain_timeout=1000) as running:
         async with h2_client(running.server.port) as h2:
             headers = (("s2-basin", BASIN), ("accept", "text/event-stream"))
             follower = h2.open("GET", PATH, headers, end=True)
@@ -183,7 +183,7 @@ async def test_events_end_with_an_error_that_says_why() -> None:
 
 
 async def test_a_client_that_never_reads_is_cut_off_in_the_end() -> None:
-    async with stoppable(drain_patience=0.2) as running:
+    async with stoppable(drain_timeout=0.2) as running:
         store = running.server.store
         for _ in range(10):
             await store.append(BASIN, STREAM, [Stored(b"m" * 1_000_000)])
@@ -216,7 +216,7 @@ async def test_what_a_client_had_accepted_is_there_after_a_restart(tmp_path: Pat
 async def test_a_session_of_the_official_client_outlives_a_restart(tmp_path: Path) -> None:
     """Nothing that it submits is lost or doubled, although the server goes away in the middle."""
     settings = configuration(
-        location=tmp_path.as_uri(), port=free_port(), linger=0.1, drain_patience=3.0
+        location=tmp_path.as_uri(), port=free_port(), linger=0.1, drain_timeout=3.0
     )
     async with running_server(settings) as server:
         await server.store.create_basin(BASIN)

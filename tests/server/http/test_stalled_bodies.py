@@ -45,7 +45,7 @@ async def refusal(client: H1Client) -> tuple[int, str]:
     ],
 )
 async def test_a_body_that_stalls_is_refused_with_408(line: str, content_type: str) -> None:
-    async with running_server(configuration(body_patience=0.5)) as server:
+    async with running_server(configuration(body_timeout=0.5)) as server:
         await server.store.create_basin(BASIN)
         await server.store.create_stream(BASIN, STREAM)
         async with h1_client(server.port) as client:
@@ -55,7 +55,7 @@ async def test_a_body_that_stalls_is_refused_with_408(line: str, content_type: s
 
 
 async def test_a_snapshot_that_drips_is_refused_although_it_is_never_silent() -> None:
-    async with running_server(configuration(body_patience=0.5)) as server:
+    async with running_server(configuration(body_timeout=0.5)) as server:
         await server.store.create_basin(BASIN)
         await server.store.create_stream(BASIN, STREAM)
         async with h1_client(server.port) as client:
@@ -72,7 +72,7 @@ async def _drip(client: H1Client) -> None:
 
 
 async def test_a_snapshot_that_keeps_its_pace_may_take_longer_than_the_window() -> None:
-    async with running_server(configuration(body_patience=0.2)) as server:
+    async with running_server(configuration(body_timeout=0.2)) as server:
         await server.store.create_basin(BASIN)
         await server.store.create_stream(BASIN, STREAM)
         async with h1_client(server.port) as client:
@@ -84,7 +84,7 @@ async def test_a_snapshot_that_keeps_its_pace_may_take_longer_than_the_window() 
 
 
 async def test_a_frame_that_stalls_ends_its_session_and_a_pause_between_frames_does_not() -> None:
-    async with running_server(configuration(body_patience=0.5)) as server:
+    async with running_server(configuration(body_timeout=0.5)) as server:
         await server.store.create_basin(BASIN)
         await server.store.create_stream(BASIN, STREAM)
         async with h2_client(server.port) as h2:
@@ -101,7 +101,7 @@ async def test_a_frame_that_stalls_ends_its_session_and_a_pause_between_frames_d
 
 async def test_a_body_that_needs_memory_gets_it_from_bodies_that_stall() -> None:
     """Two stalled bodies hold all the memory there is; a third client appends all the same."""
-    settings = configuration(body_patience=4.0, body_bytes=6 << 20)
+    settings = configuration(body_timeout=4.0, body_bytes=6 << 20)
     body = json.dumps({"records": [{"body": "x" * 1_000_000}]}).encode()
     async with running_server(settings) as server:
         await server.store.create_basin(BASIN)
@@ -119,7 +119,7 @@ async def test_a_body_that_needs_memory_gets_it_from_bodies_that_stall() -> None
 
 async def test_a_body_that_needs_memory_gets_it_from_bodies_that_trickle() -> None:
     """Two bodies hold all the memory there is and arrive at a pace that is fine while nobody waits."""
-    settings = configuration(body_patience=2.0, body_bytes=6 << 20)
+    settings = configuration(body_timeout=2.0, body_bytes=6 << 20)
     body = json.dumps({"records": [{"body": "x" * 1_000_000}]}).encode()
     async with running_server(settings) as server:
         await server.store.create_basin(BASIN)

@@ -99,7 +99,7 @@ async def test_stalled_uploads_leave_descriptors_for_storage(tmp_path: Path, sen
 
 async def test_an_upload_that_waits_for_a_file_gets_that_of_one_that_stalls(tmp_path: Path) -> None:
     async with (
-        local_server(tmp_path, upload_files=2, body_patience=4.0) as server,
+        local_server(tmp_path, upload_files=2, body_timeout=4.0) as server,
         AsyncExitStack() as stack,
     ):
         await begin_uploads(stack, server, 2)
@@ -113,7 +113,7 @@ async def test_an_upload_that_waits_for_a_file_gets_that_of_one_that_trickles(
     tmp_path: Path,
 ) -> None:
     async with (
-        local_server(tmp_path, upload_files=2, body_patience=2.0) as server,
+        local_server(tmp_path, upload_files=2, body_timeout=2.0) as server,
         AsyncExitStack() as stack,
     ):
         # Five times what a body must bring, and a third of it while others wait.
@@ -132,7 +132,7 @@ async def test_an_upload_for_which_no_file_becomes_free_is_told_to_come_again(
     tmp_path: Path, path: str
 ) -> None:
     async with (
-        local_server(tmp_path, upload_files=1, body_patience=1.0) as server,
+        local_server(tmp_path, upload_files=1, body_timeout=1.0) as server,
         AsyncExitStack() as stack,
     ):
         (good,) = await begin_uploads(stack, server, 1, 128 << 20)
@@ -150,7 +150,7 @@ async def test_an_upload_that_is_written_in_one_step_needs_none_of_the_files(
     tmp_path: Path,
 ) -> None:
     async with (
-        local_server(tmp_path, upload_files=1, body_patience=60.0) as server,
+        local_server(tmp_path, upload_files=1, body_timeout=60.0) as server,
         AsyncExitStack() as stack,
     ):
         await begin_uploads(stack, server, 1)
