@@ -1,9 +1,10 @@
-"""What to install when a package is missing, in one sentence: for commands and imports alike."""
+"""Optional packages: imported at first use, and named with their extra when they are missing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec
 
 from streamfold.errors import StreamfoldError
@@ -40,3 +41,14 @@ def needing_extra(extra: str) -> Iterator[None]:
     else:
         return
     raise ExtraMissingError(missing, extra)
+
+
+def lazy_exports(package: str, modules: Mapping[str, str]) -> Callable[[str], object]:
+    """Return the `__getattr__` of `package`, which imports the module of a name at its first use."""
+
+    def load(name: str) -> object:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(f"{package}.{modules[name]}"), name)
+
+    return load

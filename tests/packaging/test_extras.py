@@ -43,7 +43,9 @@ IMPORTS = {
     "streamfold.server.main": "server",
     "streamfold.snapshotter.config": "spark",
     "streamfold.spark": "spark",
-    "streamfold.testing": "testing",
+    "streamfold.testing": None,
+    "streamfold.testing.blob_kit": "testing",
+    "streamfold.testing.store_machine": "testing",
 }
 EXTRAS = [None, "server", "client", "archive", "aws", "spark", "fast", "testing"]
 

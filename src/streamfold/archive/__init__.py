@@ -1,6 +1,8 @@
 """A table published as files that anyone can rebuild without asking a server."""
 
-from streamfold.extras import needing_extra
+from typing import TYPE_CHECKING
+
+from streamfold.extras import lazy_exports, needing_extra
 
 with needing_extra("archive"):
     from streamfold.archive.destinations.destination import Destination, check_compare_and_swap
@@ -58,6 +60,11 @@ with needing_extra("archive"):
     )
     from streamfold.archive.write.writer import GAP, ArchiveWriter
 
+if TYPE_CHECKING:
+    from streamfold.archive.destinations.aws_credentials import Profiles
+else:
+    __getattr__ = lazy_exports(__name__, {"Profiles": "destinations.aws_credentials"})
+
 __all__ = [
     "open",
     "Archive",
@@ -76,6 +83,7 @@ __all__ = [
     "check_compare_and_swap",
     "Source",
     "Mirrors",
+    "Profiles",
     "PartPlan",
     "WrittenPart",
     "WrittenDiff",

@@ -1,5 +1,8 @@
 """Snapshot and follow: restore a state in seconds, whatever the history, and keep it current."""
 
+from typing import TYPE_CHECKING
+
+from streamfold.extras import lazy_exports
 from streamfold.follow.clients.client import Appended, StreamClient, StreamRecord
 from streamfold.follow.clients.feed import Backoff
 from streamfold.follow.clients.memory import MemoryStream
@@ -27,6 +30,12 @@ from streamfold.follow.snapshots.snapshot_store import (
     SnapshotStore,
 )
 from streamfold.follow.snapshots.taker import Outcome, RetentionRules, SnapshotTaker, Taken
+
+# ArrowCodec needs the extra `archive`. It is not in `__all__`: `import *` must work without it.
+if TYPE_CHECKING:
+    from streamfold.follow.encoding.arrow_codec import ArrowCodec as ArrowCodec
+else:
+    __getattr__ = lazy_exports(__name__, {"ArrowCodec": "encoding.arrow_codec"})
 
 __all__ = [
     # following

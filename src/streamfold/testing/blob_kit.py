@@ -15,10 +15,9 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
-import pytest
-
 from streamfold.blob import BlobChangedError, BlobStore
 from streamfold.errors import BlobExistsError, BlobNotFoundError, InvalidError
+from streamfold.extras import needing_extra
 from streamfold.testing.blob_calls import (
     BAD_KEYS,
     BAD_PREFIXES,
@@ -30,6 +29,9 @@ from streamfold.testing.blob_calls import (
     keys_of,
     pieces_of,
 )
+
+with needing_extra("testing"):
+    import pytest
 
 
 class BlobStoreConformance:

@@ -15,11 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import pyarrow as pa
-import pytest
-
 from streamfold.archive.schema.table_schema import TableSchema
 from streamfold.errors import InvalidError
+from streamfold.extras import needing_extra
 from streamfold.snapshotter.decoding import (
     OPS,
     ChangeDecoder,
@@ -27,6 +25,10 @@ from streamfold.snapshotter.decoding import (
     decoded_schema,
     parse_ddl,
 )
+
+with needing_extra("testing"):
+    import pyarrow as pa
+    import pytest
 
 TABLE = parse_ddl("id BIGINT NOT NULL, name STRING, amount DECIMAL(12,2), at TIMESTAMP", ["id"])
 ROW: dict[str, Any] = {"id": 7, "name": "Ada", "amount": "12.50", "at": "2026-01-31T12:00:00Z"}

@@ -15,13 +15,16 @@ import asyncio
 from contextlib import suppress
 
 import msgspec
-import pytest
 
 from streamfold.archive.destinations.destination import Destination, Stored, check_compare_and_swap
 from streamfold.archive.manifest.model import Artifact, FormatFiles, Manifest, Part
 from streamfold.blob import BlobChangedError
 from streamfold.errors import BlobExistsError
+from streamfold.extras import needing_extra
 from streamfold.testing.blob_calls import keys_of, pieces_of
+
+with needing_extra("testing"):
+    import pytest
 
 MOMENT = "2026-06-03T12:00:00.000000Z"
 

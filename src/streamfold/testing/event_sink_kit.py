@@ -5,7 +5,7 @@
         def probe(self) -> SinkProbe:
             return MyProbe(...)     # a sink, and a way to see what arrived; new for each test
 
-Needs pytest and pytest-asyncio: `pip install streamfold[testing]`.
+Needs pytest and pytest-asyncio: `pip install streamfold[archive,testing]`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 
-import pytest
-
 from streamfold.archive.events import (
     Event,
     EventRefusedError,
     EventSink,
     EventUnconfirmedError,
 )
+from streamfold.extras import needing_extra
+
+with needing_extra("testing"):
+    import pytest
 
 #: Events of one table in the test of order: more than services hand out at once.
 MANY = 25

@@ -18,14 +18,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, cast
 
-import pyarrow as pa
-import pytest
-
 from streamfold.archive.errors import ArtifactCorruptError
 from streamfold.archive.formats import Format
 from streamfold.archive.formats.nesting import as_list, list_lengths
 from streamfold.archive.schema.table_schema import TableSchema
 from streamfold.errors import InvalidError
+from streamfold.extras import needing_extra
 from streamfold.testing.format_samples import (
     EVERY_TYPE,
     ORDERS,
@@ -37,6 +35,10 @@ from streamfold.testing.format_samples import (
     orders,
     table_of,
 )
+
+with needing_extra("testing"):
+    import pyarrow as pa
+    import pytest
 
 #: Bytes of Arrow memory that a writer or reader may hold, and of the table that passes through it.
 MEMORY_MAX, TABLE_BYTES = 128 << 20, 256 << 20

@@ -17,15 +17,13 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import hypothesis.strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-
 from streamfold.errors import (
     OutcomeUnknownError,
     PositionUnwrittenError,
     StreamfoldError,
     WriterFencedError,
 )
+from streamfold.extras import needing_extra
 from streamfold.model.configs import (
     StreamConfigLayer,
     StreamReconfiguration,
@@ -48,6 +46,10 @@ from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore, open_store
 from streamfold.testing.engine_faults import CommitFault, FaultyEngine
 from streamfold.testing.stream_model import StreamModel
+
+with needing_extra("testing"):
+    import hypothesis.strategies as st
+    from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 BASIN = "machine-basin"
 STREAMS = ("first", "second", "third")

@@ -13,16 +13,18 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 
-import pytest
-
 from streamfold.errors import (
     FencingTokenMismatchError,
     InvalidError,
     PositionUnwrittenError,
     SeqNumMismatchError,
 )
+from streamfold.extras import needing_extra
 from streamfold.follow.clients.client import Appended, StreamClient, StreamRecord
 from streamfold.model.records import Header, Record, fence_record, trim_record
+
+with needing_extra("testing"):
+    import pytest
 
 #: Seconds: far more than any of this takes, so that a hang fails with a name.
 _LIMIT = 30

@@ -1,6 +1,6 @@
 """The seam to a stream: what following and snapshotting need of any client.
 
-A client of your own runs `streamfold.testing.stream_client_kit.StreamClientConformance`.
+A client of your own runs `streamfold.testing.StreamClientConformance`.
 
 Errors, the same for all clients:
 
