@@ -27,6 +27,7 @@ from streamfold.server.http.router import Router
 _HOST: Final = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
 #: Of the server as a whole: what `OPTIONS *` asks for.
 _METHODS: Final = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
+_AMBIGUOUS: Final = "host, origin, authorization and s2-basin may come once each: send one of each"
 #: What the log shows for a client that left before it had its answer, after nginx.
 _HUNG_UP: Final = 499
 #: Paths that are answered even while the server drains: those who watch it need to know.
@@ -75,6 +76,8 @@ class Application:
 
     def _answer(self, request: Request) -> Awaitable[None]:
         request.public_url = self._public_url
+        if request.ambiguous:
+            return _refuse(request, 400, "bad_header", _AMBIGUOUS)
         refusal = self._pages.judge(request)
         if refusal is not None:
             return _refuse(request, 403, refusal.code, refusal.message)

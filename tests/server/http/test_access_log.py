@@ -71,3 +71,13 @@ async def test_a_token_in_a_query_is_not_logged(capfdbinary: pytest.CaptureFixtu
 def _parse(line: bytes) -> dict[str, Any]:
     parsed: dict[str, Any] = json.loads(line)
     return parsed
+
+
+async def test_a_token_in_a_path_is_not_logged(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    async with (
+        running_server(configuration(access_log=True)) as server,
+        h2_client(server.port) as h2,
+    ):
+        await h2.exchange("GET", "/v1/stream/sf_SECRET-1_x/a")
+    (line,) = map(_parse, capfdbinary.readouterr().err.splitlines())
+    assert line["path"] == "/v1/stream/***/a"

@@ -106,3 +106,16 @@ async def test_what_is_quoted_in_a_refusal_is_short(h2: H2Client) -> None:
     answer = await h2.exchange("POST", "/v1/basins", head, body)
     assert answer.status == 400
     assert len(answer.body) < 1_000
+
+
+@pytest.mark.parametrize("name", ["host", "origin", "authorization", "s2-basin"])
+async def test_a_header_that_says_who_is_calling_may_come_once(server: Server, name: str) -> None:
+    """A proxy may look at the first of two, and this server at the last."""
+    values = {"host": "localhost", "s2-basin": BASIN, name: "localhost"}
+    head = b"GET /v1/streams HTTP/1.1" + b"".join(
+        b"\r\n%b: %b" % (header.encode(), value.encode()) for header, value in values.items()
+    )
+    twice = b"%b\r\n%b: other" % (head, name.encode())
+    status, _, body = await ask(server, twice)
+    assert (status, json.loads(body)["code"]) == (400, "bad_header")
+    assert "may come once" in json.loads(body)["message"]

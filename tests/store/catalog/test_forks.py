@@ -20,6 +20,7 @@ from streamfold.model.records import trim_record
 from streamfold.model.traits import Claim, Producer
 from streamfold.store import keys
 from streamfold.store.log.sealing import SealingKey
+from streamfold.store.read.lineage import FORK_DEPTH_MAX
 from streamfold.store.read.requests import ReadRequest, from_seq_num, from_tail, from_timestamp
 from streamfold.store.store import StreamStore
 from tests.store.conftest import BASIN, STREAM, Bench, Clock
@@ -302,3 +303,17 @@ async def test_forks_and_deletions_of_their_source_do_not_race(bench: Bench) -> 
                     assert isinstance(outcome, StreamNotFoundError | StreamForkedError), outcome
                 else:
                     assert await read(store, name) == [b"0"]
+
+
+async def test_a_chain_of_forks_has_an_end(store: StreamStore) -> None:
+    """Each fork's row names all streams that it reads: without a limit, they grow with the square."""
+    await create(store, "fork-0", b"0")
+    for depth in range(1, FORK_DEPTH_MAX + 1):
+        await create(store, f"fork-{depth}", b"%d" % depth, fork=fork_of(f"fork-{depth - 1}"))
+    with pytest.raises(InvalidError, match=r"records of 65 streams.*64 is the most; copy"):
+        await create(store, "too-deep", b"x", fork=fork_of(f"fork-{FORK_DEPTH_MAX}"))
+    assert await read(store, f"fork-{FORK_DEPTH_MAX}") == [
+        b"%d" % depth for depth in range(FORK_DEPTH_MAX + 1)
+    ]
+    await create(store, "beside", b"x", fork=fork_of(f"fork-{FORK_DEPTH_MAX}", 3))
+    assert await read(store, "beside") == [b"0", b"1", b"2", b"x"]

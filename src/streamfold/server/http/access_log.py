@@ -39,7 +39,9 @@ _PARAMETERS: Final = frozenset(
     )
 )
 _VALUE: Final = re.compile(r"[\w.%~/+-]{0,128}", re.ASCII)
-#: What stands for a parameter that is not written.
+#: A token that somebody put into a path.
+_SECRET: Final = re.compile(re.escape(SECRET_PREFIX) + r"[\w-]*", re.ASCII)
+#: What stands for a parameter, or a part of a path, that is not written.
 _HIDDEN: Final = "***"
 
 _BASIN: Final = BASIN.encode()
@@ -127,6 +129,7 @@ def _shown_parameter(text: str) -> str:
 @memoize_short
 def _describe(path: str, method: str, client: str, http: str, basin: bytes) -> bytes:
     """The part of a line that is the same for many requests."""
+    path = _SECRET.sub(_HIDDEN, path)
     fields = {"client": client, "http": http, "method": method, "path": path}
     if basin:
         fields["basin"] = basin.decode(errors="replace")

@@ -63,6 +63,15 @@ _DISCONNECT = "http.disconnect"
 _encoded = lru_cache(maxsize=256)(str.encode)
 
 
+#: Headers that decide who is calling, and from where.
+_SINGLE: Final = frozenset((b"host", b"origin", b"authorization", b"s2-basin"))
+
+
+def _is_ambiguous(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    names = [name for name, _ in headers if name in _SINGLE]
+    return len(names) != len(set(names))
+
+
 class Request:
     """One request; answer it once, by `respond` or by `open`."""
 
@@ -77,6 +86,7 @@ class Request:
         "_upload",
         "_workers",
         "added_headers",
+        "ambiguous",
         "headers",
         "hidden_prefix",
         "method",
@@ -112,6 +122,10 @@ class Request:
         self._send = send
         #: By name in lower case; the last one where there are several. `header` has them as text.
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        #: Whether a header that may come once came twice: a proxy may have looked at the other one.
+        self.ambiguous = len(self.headers) != len(scope["headers"]) and _is_ambiguous(
+            scope["headers"]
+        )
         self._to_come = True
         #: Headers that every answer to this request gets, whoever gives it.
         self.added_headers: tuple[tuple[bytes, bytes], ...] = ()

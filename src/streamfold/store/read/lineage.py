@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from streamfold.errors import InvalidError
 from streamfold.store import keys
 from streamfold.store.log import chunks
 from streamfold.store.log.chunks import Chunk
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.rows import Segment, StreamRow
+
+#: Streams whose records a fork may have, beside its own: rows, memory and reads grow with them.
+FORK_DEPTH_MAX = 64
 
 
 def segment_of(row: StreamRow, seq_num: int) -> Segment | None:
@@ -23,10 +27,18 @@ def ends_at(row: StreamRow, seq_num: int) -> bool:
 
 
 def fork_at(row: StreamRow, end: int) -> tuple[Segment, ...]:
-    """The lineage of a fork that inherits everything of `row`'s stream below `end`."""
+    """The lineage of a fork that inherits everything of `row`'s stream below `end`.
+
+    Raises InvalidError if that would be too deep a chain of forks.
+    """
     lineage = [segment for segment in row.lineage if segment.end < end]
     following = next((s for s in row.lineage if s.end >= end), None)
     holder = row.id if following is None else following.stream_id
+    if len(lineage) >= FORK_DEPTH_MAX:
+        raise InvalidError(
+            f"the fork would have records of {len(lineage) + 1} streams, one forked from another: "
+            f"{FORK_DEPTH_MAX} is the most; copy the records to a new stream instead"
+        )
     return (*lineage, Segment(holder, end)) if end else ()
 
 
