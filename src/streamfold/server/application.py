@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from time import perf_counter
 from typing import Final
 
 import msgspec
 
 from streamfold.errors import ServerBusyError, StoreClosingError
-from streamfold.server.durable_streams.routes import DurableStreamsFace
+from streamfold.server.durable_streams.routes import DurableStreamsFace, list_routes
 from streamfold.server.http import cors
 from streamfold.server.http.access_log import AccessLog
 from streamfold.server.http.bodies import JSON
@@ -21,7 +21,7 @@ from streamfold.server.http.errors import ClientHangupError
 from streamfold.server.http.memo import memoize_short
 from streamfold.server.http.problems import ProblemWriter, answer_problem
 from streamfold.server.http.request import Request, text_of
-from streamfold.server.http.router import Router
+from streamfold.server.http.router import Route, Router
 
 #: A name or an address with a port perhaps, as RFC 3986 has them.
 _HOST: Final = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
@@ -56,6 +56,11 @@ class Application:
         self._pages = pages
         self._public_url = public_url
         self._requests_max = requests_max
+
+    @property
+    def routes(self) -> Sequence[Route]:
+        """Every route of all faces, with the right that it needs."""
+        return (*self._router.routes, *list_routes())
 
     async def __call__(self, request: Request) -> None:
         started = perf_counter()

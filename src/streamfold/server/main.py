@@ -7,7 +7,7 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +36,7 @@ from streamfold.server.http.listener import Listener, TlsFiles, bind
 from streamfold.server.http.offload import SWITCH_INTERVAL
 from streamfold.server.http.request_limits import RequestBudget
 from streamfold.server.http.response_limits import ResponseBudget
-from streamfold.server.http.router import Router
+from streamfold.server.http.router import Route, Router
 from streamfold.server.init_file import apply_spec, read_init_file
 from streamfold.server.metrics import AppendMetrics
 from streamfold.server.ops.endpoints import OpsEndpoints, add_front_page
@@ -67,6 +67,7 @@ class Server:
     #: Whether access tokens are asked for.
     guarded: bool
     traffic: ClientLimits
+    routes: Sequence[Route]
 
     def exports(self) -> str:
         """The lines that let S2's clients find the server, for a shell."""
@@ -113,7 +114,13 @@ async def running_server(configuration: Configuration) -> AsyncIterator[Server]:
         try:
             url = configuration.url(listener.port)
             yield Server(
-                store, url, listener.port, drain_gate, configuration.guarded, client_limits
+                store,
+                url,
+                listener.port,
+                drain_gate,
+                configuration.guarded,
+                client_limits,
+                application.routes,
             )
         finally:
             await drain_gate.drain(configuration.drain_timeout)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from streamfold.server.http.request import Request
-from streamfold.server.http.router import Router
+from streamfold.server.http.router import PUBLIC, Router
 
 
 async def first(request: Request, *segments: str) -> None: ...
@@ -15,11 +15,11 @@ async def second(request: Request, *segments: str) -> None: ...
 @pytest.fixture
 def router() -> Router:
     router = Router()
-    router.add("GET", "/v1/things", first)
-    router.add("GET", "/v1/things/default", second)
-    router.add("GET", "/v1/things/{}", first)
-    router.add("PUT", "/v1/things/{}", second)
-    router.add("GET", "/v1/things/{}/parts/{}", second)
+    router.add("GET", "/v1/things", PUBLIC, first)
+    router.add("GET", "/v1/things/default", PUBLIC, second)
+    router.add("GET", "/v1/things/{}", PUBLIC, first)
+    router.add("PUT", "/v1/things/{}", PUBLIC, second)
+    router.add("GET", "/v1/things/{}/parts/{}", PUBLIC, second)
     return router
 
 

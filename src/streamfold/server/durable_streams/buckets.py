@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from streamfold.errors import InvalidError, NotFoundError
@@ -16,6 +18,13 @@ from streamfold.server.http.request import LIST_ROOM, Request
 from streamfold.store.catalog.listing import LIST_MAX
 from streamfold.store.store import StreamStore
 from streamfold.wire.text import parse_parameters, parse_unsigned
+
+#: The right that a request for a bucket needs, by method.
+BUCKET_NEEDS: Final = {
+    "PUT": Operation.CREATE_BASIN,
+    "GET": Operation.GET_BASIN_CONFIG,
+    "HEAD": Operation.GET_BASIN_CONFIG,
+}
 
 
 class StreamItem(msgspec.Struct, frozen=True):
@@ -41,18 +50,18 @@ class Buckets:
 
     async def handle(self, request: Request, basin: BasinName) -> None:
         """Answer a request for the bucket itself."""
-        match request.method:
-            case "PUT":
-                await self._access.allow(request, Operation.CREATE_BASIN, basin)
-                await self._store.durable.ensure_basin(basin)
-                await request.respond(201)
-            case "GET" | "HEAD":
-                await self._access.allow(request, Operation.GET_BASIN_CONFIG, basin)
-                await self._store.basin_config(basin)
-                body = msgspec.json.encode({"bucket_id": basin})
-                await problems.respond(request, 200, (JSON, NO_STORE), body)
-            case _:
-                await problems.refuse_method(request, ("GET", "HEAD", "PUT"))
+        needed = BUCKET_NEEDS.get(request.method)
+        if needed is None:
+            await problems.refuse_method(request, BUCKET_NEEDS)
+            return
+        await self._access.allow(request, needed, basin)
+        if request.method == "PUT":
+            await self._store.durable.ensure_basin(basin)
+            await request.respond(201)
+        else:
+            await self._store.basin_config(basin)
+            body = msgspec.json.encode({"bucket_id": basin})
+            await problems.respond(request, 200, (JSON, NO_STORE), body)
 
     async def list(self, request: Request, basin: BasinName) -> None:
         """The streams of a bucket in byte order of their names, a page of them."""

@@ -32,7 +32,7 @@ _PARTS: Final = frozenset(SubResource)
 #: Below a bucket: the list of its streams.
 _LIST: Final = "streams"
 #: Parts that a position may follow.
-_POSITIONED: Final = frozenset((SubResource.SNAPSHOT, SubResource.RETENTION))
+POSITIONED: Final = frozenset((SubResource.SNAPSHOT, SubResource.RETENTION))
 
 
 class StreamPath(NamedTuple):
@@ -86,7 +86,7 @@ def suggest_path(raw_path: str) -> str | None:
 def _split_part(segments: list[str]) -> tuple[list[str], SubResource | None, str | None]:
     if len(segments) > 1 and segments[-1] in _PARTS:
         return segments[:-1], SubResource(segments[-1]), None
-    if len(segments) > 2 and segments[-2] in _POSITIONED:
+    if len(segments) > 2 and segments[-2] in POSITIONED:
         return segments[:-2], SubResource(segments[-2]), _decode(segments[-1])
     return segments, None, None
 

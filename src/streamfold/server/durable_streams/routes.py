@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 from streamfold.model.access_tokens import Operation
@@ -9,10 +10,11 @@ from streamfold.model.grants import Grant
 from streamfold.model.names import BasinName, StreamName
 from streamfold.server.auth.access import Access
 from streamfold.server.durable_streams import problems
-from streamfold.server.durable_streams.buckets import Buckets, missing
+from streamfold.server.durable_streams.buckets import BUCKET_NEEDS, Buckets, missing
 from streamfold.server.durable_streams.content import whole_updates
 from streamfold.server.durable_streams.paths import (
     CONTROL,
+    POSITIONED,
     ROOT,
     StreamPath,
     SubResource,
@@ -28,6 +30,7 @@ from streamfold.server.http.drain import DrainGate
 from streamfold.server.http.errors import ClientHangupError
 from streamfold.server.http.problems import answer_problem
 from streamfold.server.http.request import Request
+from streamfold.server.http.router import Route
 from streamfold.server.streams.snapshots import SnapshotHandler, SnapshotRequest, Snapshots
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.store import StreamStore
@@ -37,7 +40,7 @@ from streamfold.wire.s2 import headers as s2_headers
 
 #: Below this, everything is about subscriptions.
 _CONTROLS = f"{ROOT}{CONTROL}/"
-#: What it takes to be allowed to use a part of a stream, by method.
+#: The right that a request for a stream, or a sub-resource of one, needs, by method.
 _NEEDED = {
     (None, "PUT"): Operation.CREATE_STREAM,
     (None, "POST"): Operation.APPEND,
@@ -51,6 +54,17 @@ _NEEDED = {
     (SubResource.RETENTION, "PUT"): Operation.TRIM,
     (SubResource.BOOTSTRAP, "GET"): Operation.READ,
 }
+
+
+def list_routes() -> Iterator[Route]:
+    """Every route to buckets and streams; subscriptions have rules of their own."""
+    for method, needed in BUCKET_NEEDS.items():
+        yield Route(method, "/{}", needed)
+    yield Route("GET", "/{}/streams", Operation.LIST_STREAMS)
+    for (part, method), needed in _NEEDED.items():
+        rest = "" if part is None else f"/{part}/{{}}" if part in POSITIONED else f"/{part}"
+        yield Route(method, f"/{{}}/{{}}{rest}", needed)
+        yield Route(method, f"{ROOT}{{}}{rest}", needed)
 
 
 class DurableStreamsFace:

@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
+from streamfold.model.access_tokens import Operation
 from streamfold.server.http.memo import memoize_short
 
 #: Takes the request and the segments that stand at the pattern's placeholders, still encoded.
 Handler: TypeAlias = Callable[..., Awaitable[None]]
 
 _PLACEHOLDER: Final = "{}"
+
+
+class Public(enum.Enum):
+    """Marks a route that needs no access token."""
+
+    PUBLIC = enum.auto()
+
+
+PUBLIC: Final = Public.PUBLIC
+#: The right that a route takes. The handler checks it: only it knows which names the request is about.
+AccessRule: TypeAlias = Operation | Public
+
+
+class Route(NamedTuple):
+    """A route as it was declared."""
+
+    method: str
+    path: str
+    needs: AccessRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +54,12 @@ class Router:
 
     def __init__(self) -> None:
         self._patterns: dict[int, list[_Pattern]] = {}
+        self.routes: list[Route] = []
         self.match = memoize_short(self._match)
 
-    def add(self, method: str, path: str, handler: Handler) -> None:
+    def add(self, method: str, path: str, needs: AccessRule, handler: Handler) -> None:
         """Route `method` on `path`, in which {} stands for any one segment."""
+        self.routes.append(Route(method, path, needs))
         words = tuple(path.split("/"))
         patterns = self._patterns.setdefault(len(words), [])
         for pattern in patterns:
@@ -49,7 +72,7 @@ class Router:
         given = raw_path.split("/")
         for pattern in self._patterns.get(len(given), ()):
             if pattern.pick_fixed(given) == pattern.fixed:
-                return Match(pattern.handlers, tuple([given[at] for at in pattern.places]))
+                return Match(pattern.handlers, tuple([given[at] for at in pattern.placeholders]))
         return None
 
 
@@ -60,12 +83,12 @@ class _Pattern:
     #: that there are two at least, and a tuple comes out.
     pick_fixed: Callable[[Sequence[str]], tuple[str, ...]]
     fixed: tuple[str, ...]
-    places: tuple[int, ...]
+    placeholders: tuple[int, ...]
     handlers: dict[str, Handler]
 
     @classmethod
     def of(cls, words: tuple[str, ...], method: str, handler: Handler) -> _Pattern:
         fixed = [at for at, word in enumerate(words) if word != _PLACEHOLDER]
-        places = tuple(at for at, word in enumerate(words) if word == _PLACEHOLDER)
+        placeholders = tuple(at for at, word in enumerate(words) if word == _PLACEHOLDER)
         pick_fixed = itemgetter(*fixed)
-        return cls(words, pick_fixed, pick_fixed(words), places, {method: handler})
+        return cls(words, pick_fixed, pick_fixed(words), placeholders, {method: handler})

@@ -15,7 +15,7 @@ from streamfold.model.access_tokens import Operation
 from streamfold.server.auth.access import Access
 from streamfold.server.http.drain import DrainGate
 from streamfold.server.http.request import Request
-from streamfold.server.http.router import Router
+from streamfold.server.http.router import PUBLIC, Router
 from streamfold.store.store import StreamStore
 from streamfold.wire.s2.errors import shown_message
 
@@ -48,7 +48,7 @@ folder <code>docs</code> of the sources.</p>
 def add_front_page(router: Router) -> None:
     """Answer `GET /` with the page."""
     for method in ("GET", "HEAD"):
-        router.add(method, "/", _show)
+        router.add(method, "/", PUBLIC, _show)
 
 
 async def _show(request: Request) -> None:
@@ -79,10 +79,11 @@ class OpsEndpoints:
 
     def add_to(self, router: Router) -> None:
         for method in ("GET", "HEAD"):
-            router.add(method, "/health", self.health)
-            router.add(method, "/ping", self.health)
-            router.add(method, "/ready", self.ready)
-        router.add("GET", "/metrics", self.metrics)
+            router.add(method, "/health", PUBLIC, self.health)
+            router.add(method, "/ping", PUBLIC, self.health)
+            router.add(method, "/ready", PUBLIC, self.ready)
+        needs = PUBLIC if self._access is None else Operation.ACCOUNT_METRICS
+        router.add("GET", "/metrics", needs, self.metrics)
 
     async def health(self, request: Request) -> None:
         """Whether the process works and its storage answers."""

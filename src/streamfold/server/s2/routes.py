@@ -73,12 +73,12 @@ def _counted(
 def _add_records(router: Router, records: Records, usage: UsageRecorder) -> None:
     path = "/v1/streams/{}/records"
     # Appends and reads are counted by the store, when they are durable and when they are read.
-    router.add("POST", path, records.append)
-    router.add("GET", path, records.read)
+    router.add("POST", path, Operation.APPEND, records.append)
+    router.add("GET", path, Operation.READ, records.read)
     tail = _counted(usage, Operation.CHECK_TAIL, records.tail, _named_by_header)
     # The last two are as the published description of streams has them.
     for where in (f"{path}/tail", "/v1/streams/{}/tail", "/streams/{}/tail"):
-        router.add("GET", where, tail)
+        router.add("GET", where, Operation.CHECK_TAIL, tail)
 
 
 def _add_streams(router: Router, streams: Streams, usage: UsageRecorder) -> None:
@@ -91,7 +91,7 @@ def _add_streams(router: Router, streams: Streams, usage: UsageRecorder) -> None
         ("PATCH", path, Operation.RECONFIGURE_STREAM, streams.reconfigure),
         ("DELETE", path, Operation.DELETE_STREAM, streams.delete),
     ):
-        router.add(method, where, _counted(usage, operation, handler, _named_by_header))
+        router.add(method, where, operation, _counted(usage, operation, handler, _named_by_header))
 
 
 def _add_basins(router: Router, basins: Basins, usage: UsageRecorder) -> None:
@@ -104,7 +104,7 @@ def _add_basins(router: Router, basins: Basins, usage: UsageRecorder) -> None:
         ("PATCH", path, Operation.RECONFIGURE_BASIN, basins.reconfigure),
         ("DELETE", path, Operation.DELETE_BASIN, basins.delete),
     ):
-        router.add(method, where, _counted(usage, operation, handler, _named_by_path))
+        router.add(method, where, operation, _counted(usage, operation, handler, _named_by_path))
 
 
 def _add_account(router: Router, account: Account, usage: UsageRecorder) -> None:
@@ -119,8 +119,8 @@ def _add_account(router: Router, account: Account, usage: UsageRecorder) -> None
         ("GET", default, Operation.GET_DEFAULT_LOCATION, account.default_location),
         ("PUT", default, Operation.SET_DEFAULT_LOCATION, account.set_default_location),
     ):
-        router.add(method, where, _counted(usage, operation, handler, _of_account))
+        router.add(method, where, operation, _counted(usage, operation, handler, _of_account))
     of_basin = _counted(usage, Operation.BASIN_METRICS, account.basin_metrics, _named_by_path)
-    router.add("GET", f"{metrics}/{{}}", of_basin)
+    router.add("GET", f"{metrics}/{{}}", Operation.BASIN_METRICS, of_basin)
     of_stream = _counted(usage, Operation.STREAM_METRICS, account.stream_metrics, _named_by_path)
-    router.add("GET", f"{metrics}/{{}}/{{}}", of_stream)
+    router.add("GET", f"{metrics}/{{}}/{{}}", Operation.STREAM_METRICS, of_stream)

@@ -39,7 +39,7 @@ class StreamSnapshots:
             ("PUT", "retention/{}", Operation.TRIM, snapshots.retain),
             ("GET", "bootstrap", Operation.READ, snapshots.bootstrap),
         ):
-            router.add(method, f"{path}/{part}", self._guarded(operation, handler))
+            router.add(method, f"{path}/{part}", operation, self._guarded(operation, handler))
 
     def _guarded(self, operation: Operation, handler: Handler) -> Handler:
         async def handle(request: Request, segment: str, position: str | None = None) -> None:

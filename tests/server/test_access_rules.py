@@ -1,0 +1,80 @@
+"""Every route declares the right that it needs, and its handler asks for exactly that right."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from streamfold.model.access_tokens import AccessToken, Operation, ResourceSet, Scope, Secret
+from streamfold.server.http.router import PUBLIC, Route
+from streamfold.server.main import Server, running_server
+from tests.server.conftest import BASIN, configuration
+from tests.server.raw_h2 import h2_client
+
+ROOT = "the-root-token-of-this-test"
+UNAUTHENTICATED, DENIED = 401, 403
+ALL = ResourceSet.prefix("")
+#: A PUT reconfigures what exists already, and creates the bucket of a stream if that is missing.
+BESIDES = {
+    Operation.CREATE_BASIN: {Operation.RECONFIGURE_BASIN},
+    Operation.CREATE_STREAM: {Operation.RECONFIGURE_STREAM, Operation.CREATE_BASIN},
+}
+
+
+@pytest.fixture
+async def guarded() -> AsyncIterator[Server]:
+    async with running_server(configuration(root_token=Secret(ROOT))) as server:
+        await server.store.create_basin(BASIN)
+        await server.store.create_stream(BASIN, BASIN)
+        yield server
+
+
+async def statuses(server: Server, tokens: dict[Operation, str] | None) -> dict[Route, int]:
+    """What each route answers to a caller with its token; deletions come last."""
+    found = {}
+    async with h2_client(server.port) as client:
+        for route in sorted(server.routes, key=lambda route: route.method == "DELETE"):
+            headers = [("s2-basin", BASIN), ("content-type", "application/json")]
+            if tokens is not None and route.needs is not PUBLIC:
+                headers.append(("authorization", f"Bearer {tokens[route.needs]}"))
+            path = route.path.replace("{}", BASIN)
+            found[route] = (await client.exchange(route.method, path, tuple(headers), b"")).status
+    return found
+
+
+async def issue(server: Server, name: str, *operations: Operation) -> str:
+    scope = Scope(basins=ALL, streams=ALL, access_tokens=ALL, ops=frozenset(operations))
+    return (await server.store.account.issue_access_token(AccessToken(name, scope))).text
+
+
+async def test_only_public_routes_answer_a_stranger(guarded: Server) -> None:
+    answered = await statuses(guarded, None)
+    assert {route for route, status in answered.items() if status != UNAUTHENTICATED} == {
+        route for route in guarded.routes if route.needs is PUBLIC
+    }
+
+
+async def test_the_public_routes_are_those_of_operators(guarded: Server) -> None:
+    public = {route.path for route in guarded.routes if route.needs is PUBLIC}
+    assert public == {"/", "/health", "/ping", "/ready"}
+
+
+async def test_a_caller_with_another_right_is_denied(guarded: Server) -> None:
+    basins = await issue(guarded, "basins", Operation.LIST_BASINS)
+    streams = await issue(guarded, "streams", Operation.LIST_STREAMS)
+    tokens = dict.fromkeys(Operation, basins) | {Operation.LIST_BASINS: streams}
+    answered = await statuses(guarded, tokens)
+    assert {route for route, status in answered.items() if status != DENIED} == {
+        route for route in guarded.routes if route.needs is PUBLIC
+    }
+
+
+async def test_the_declared_right_is_enough(guarded: Server) -> None:
+    tokens = {
+        needed: await issue(guarded, needed, needed, *BESIDES.get(needed, ()))
+        for needed in Operation
+    }
+    answered = await statuses(guarded, tokens)
+    refused = {r: s for r, s in answered.items() if s in (UNAUTHENTICATED, DENIED)}
+    assert not refused
