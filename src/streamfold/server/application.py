@@ -1,4 +1,4 @@
-"""Every request comes by here: door, route, failure, log."""
+"""Takes every request through admission, routing, problem answers and the access log."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from streamfold.server.http.problems import ProblemWriter, answer_problem
 from streamfold.server.http.request import Request, text_of
 from streamfold.server.http.router import Route, Router
 
-#: A name or an address with a port perhaps, as RFC 3986 has them.
+#: A name or an address, with an optional port, by RFC 3986.
 _HOST: Final = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
-#: Of the server as a whole: what `OPTIONS *` asks for.
+#: The methods of the whole server, which `OPTIONS *` asks for.
 _METHODS: Final = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
 _AMBIGUOUS: Final = "host, origin, authorization and s2-basin may come once each: send one of each"
-#: What the log shows for a client that left before it had its answer, after nginx.
+#: Status in the access log for a client that hung up before its answer, as nginx has it.
 _HUNG_UP: Final = 499
-#: Paths that are answered even while the server drains: those who watch it need to know.
+#: Paths that are answered even while the server drains, because monitoring needs them.
 _ALWAYS_OPEN: Final = frozenset(("/health", "/ping", "/ready", "/metrics"))
 
 
 class Application:
-    """Answers requests; whatever happens, each gets one answer or sees its response break off."""
+    """Gives each request exactly one answer, or breaks its response off visibly."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Application:
         except ClientHangupError:
             request.status = request.status or _HUNG_UP
         except asyncio.CancelledError:
-            # Cut off at the end of a drain: without an end the client knows it is not the whole.
+            # Cut off at the end of a drain: the missing end shows that the response is incomplete.
             pass
         except Exception as error:
             await answer_problem(request, error, self._write_problem)
@@ -110,7 +110,7 @@ class Application:
 
 
 def _malformed(request: Request) -> Awaitable[None] | None:
-    """The answer to a request whose target or host cannot be one; None if they can."""
+    """The answer to a request with a malformed target or host; None if both are well-formed."""
     host = request.headers.get(b"host")
     if host is not None and not _is_host(host):
         message = (

@@ -1,4 +1,4 @@
-"""How a server is to run: its store, its address, its manners."""
+"""The configuration of a server: store, address, limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from streamfold.store.settings import StoreSettings
 
 #: Ports that S2's own server has by default, plain and with TLS.
 PORT, TLS_PORT = 80, 443
-#: Addresses that mean all of a machine's.
+#: Addresses that stand for all addresses of the machine.
 _ANY_HOST = ("0.0.0.0", "::")  # noqa: S104
 _ALL_ADDRESSES, _THIS_MACHINE = "0.0.0.0", "127.0.0.1"  # noqa: S104
 
@@ -30,27 +30,27 @@ class Configuration:
     #: memory:, file:///folder or s3://bucket/prefix.
     location: str = "memory:"
     store: StoreSettings = field(default_factory=StoreSettings)
-    #: Where to listen; without one, at all addresses if there is a root token, else for this machine.
+    #: Where to listen. Default: all addresses with a root token, this machine alone without one.
     host: str | None = None
     #: 0 takes any free port.
     port: int = PORT
     tls: TlsFiles | None = None
     #: Make a certificate for localhost instead.
     tls_self: bool = False
-    #: Let web pages use the server: those of this machine, and with a root token all.
+    #: Let web pages use the server: pages of this machine, and all pages if a root token is set.
     cors: bool = True
     #: Origins whose pages may use a server without a root token as well; "*" for all.
     cors_origins: tuple[str, ...] = ()
-    #: What clients reach the server by, for links in answers; without one, it is the request's host.
+    #: The URL by which clients reach the server, for links in answers. Default: the request's host.
     public_url: str | None = None
     #: Basins and streams that exist from the start.
     init_file: Path | None = None
-    #: What its owner shows to do everything and to issue access tokens; without one, nothing is asked.
+    #: The token with all rights, which also issues access tokens; without one, no token is required.
     root_token: Secret | None = None
-    #: Show /metrics to everybody, although there is a root token.
+    #: Serve /metrics without a token even if a root token is set.
     open_metrics: bool = False
     access_log: bool = True
-    #: Seconds over which the pace of a body is measured; a small body has so long to arrive.
+    #: Seconds over which the pace of a body is measured; also the time limit of a small body.
     body_timeout: float = BODY_TIMEOUT
     #: Bytes of memory for bodies that are arriving, over all requests.
     body_bytes: int = BODIES_MAX
@@ -70,14 +70,14 @@ class Configuration:
     heartbeat: tuple[float, float] = HEARTBEAT
     #: The basin of streams below /v1/stream/.
     default_basin: str = "durable-streams"
-    #: Seconds that a long-poll of a Durable Stream waits for something to come.
+    #: Seconds that a long-poll of Durable Streams waits for new records.
     long_poll: float = 30.0
     #: Let webhooks go to plain HTTP on this machine: for development.
     local_webhooks: bool = False
     #: Seconds that a stop may take; sessions are ended after half of them.
     drain_timeout: float = 10.0
-    #: Seconds from the last answer to the first goodbye. granian does not tell when an answer has left,
-    #: and clients on Python's h2 drop an answer that a GOAWAY overtakes.
+    #: Seconds from the last answer to the first goodbye. granian does not report when an answer
+    #: has left, and clients on Python's h2 drop an answer that a GOAWAY overtakes.
     linger: float = 0.1
 
     def __post_init__(self) -> None:
@@ -92,7 +92,7 @@ class Configuration:
 
     @property
     def guarded(self) -> bool:
-        """Whether access tokens are asked for."""
+        """Whether requests need an access token."""
         return self.root_token is not None
 
     @property
@@ -102,10 +102,10 @@ class Configuration:
 
     @property
     def known_hosts(self) -> frozenset[str] | None:
-        """Names by which clients may call the server; None if that can be any.
+        """Host names by which clients may address the server; None allows all.
 
-        A server for this machine alone has its own names only. Otherwise a web page could have its
-        name lead here, and would be taken for a page of this server.
+        A server for this machine alone accepts only its own names. Otherwise a web page could point its
+        own name at this address (DNS rebinding) and pass for a page of this server.
         """
         if not is_loopback(self.listening_host):
             return None

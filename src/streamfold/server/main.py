@@ -49,7 +49,7 @@ from streamfold.store.store import StreamStore, open_store
 logger = logging.getLogger(__name__)
 
 #: Seconds that connections get to close after their last answer.
-_CLOSE_PATIENCE: Final = 2.0
+_CLOSE_TIMEOUT: Final = 2.0
 #: Objects made and not freed between two looks of the collector at the youngest ones; looks until it
 #: also looks at older ones, and at all. Each look keeps the interpreter's lock, 0.1 us for an object:
 #: requests have hundreds of thousands at times, of which no more than 30,000 are looked at together.
@@ -64,7 +64,7 @@ class Server:
     url: str
     port: int
     gate: DrainGate
-    #: Whether access tokens are asked for.
+    #: Whether requests need an access token.
     guarded: bool
     traffic: ClientLimits
     routes: Sequence[Route]
@@ -82,12 +82,12 @@ class Server:
 async def running_server(configuration: Configuration) -> AsyncIterator[Server]:
     """A server that takes requests while the context lasts.
 
-    Leaving it drains: new requests are turned away, sessions are told to reconnect, and everything that
-    was accepted is acknowledged before the store closes.
+    Leaving it drains: new requests are turned away, sessions are asked to reconnect, and every accepted
+    append is acknowledged before the store closes.
     """
     spec = read_init_file(configuration.init_file) if configuration.init_file else None
     async with AsyncExitStack() as stack:
-        # First of all, so that an address that is taken costs no start of the store.
+        # Before the store opens, so that an address in use fails at once.
         bound = stack.enter_context(bind(configuration.listening_host, configuration.port))
         tls = configuration.tls
         if configuration.tls_self:
@@ -125,7 +125,7 @@ async def running_server(configuration: Configuration) -> AsyncIterator[Server]:
         finally:
             await drain_gate.drain(configuration.drain_timeout)
             await drain_gate.linger(configuration.linger)
-            await listener.stop(_CLOSE_PATIENCE)
+            await listener.stop(_CLOSE_TIMEOUT)
 
 
 def _client_limits(configuration: Configuration) -> ClientLimits:
@@ -204,9 +204,9 @@ def _application(
 
 
 async def serve(configuration: Configuration, announce: Callable[[Server], None]) -> None:
-    """Run a server until the process is asked to stop, and then until it has stopped well.
+    """Run a server until the process is asked to stop, then drain it.
 
-    A store that cannot go on in this process stops the server, too, and is then raised as an error.
+    A store that has failed for good stops the server too, and its error is raised.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -222,7 +222,7 @@ async def serve(configuration: Configuration, announce: Callable[[Server], None]
 
 
 async def _failure_before(stop: asyncio.Event, store: StreamStore) -> StreamfoldError | None:
-    """Why the store cannot go on; None if the process was asked to stop before."""
+    """The error that ended the store; None if the process was asked to stop first."""
     stopping, failing = asyncio.create_task(stop.wait()), asyncio.create_task(store.stopped())
     try:
         await asyncio.wait({stopping, failing}, return_when=asyncio.FIRST_COMPLETED)
@@ -233,7 +233,7 @@ async def _failure_before(stop: asyncio.Event, store: StreamStore) -> Streamfold
 
 
 def run(configuration: Configuration, announce: Callable[[Server], None]) -> None:
-    """Serve in an event loop of its own: uvloop where there is one, which doubles the throughput."""
+    """Serve in a new event loop: uvloop if installed, which doubles the throughput."""
     tune_collector()
     sys.setswitchinterval(SWITCH_INTERVAL)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
@@ -241,9 +241,7 @@ def run(configuration: Configuration, announce: Callable[[Server], None]) -> Non
 
 
 def tune_collector() -> None:
-    """Have the garbage collector look less: what is loaded by now stays, and what requests leave
-    behind is freed by counting references.
-    """
+    """Collect garbage less often: loaded modules stay, and reference counting frees the rest."""
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
 

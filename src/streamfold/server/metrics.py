@@ -1,4 +1,4 @@
-"""What the server measures of itself, in the names that s2-lite has for it."""
+"""Metrics of appends, under the names that s2-lite uses."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ RECORDS_BUCKETS: Final = (1, 10, 50, 100, 250, 500, 1000)
 BYTES_BUCKETS: Final = (512, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 512 << 10, 1 << 20)
 
 
-#: Values that wait to be counted.
+#: Values that are gathered before they are counted together.
 _UNCOUNTED_MAX: Final = 4096
 
 
 class Histogram:
     """Counts values by size, many at once; for one event loop, without a lock.
 
-    To count each on its own, as prometheus_client does, would take a tenth of the time of an append.
+    Counting each on its own, as prometheus_client does, would take a tenth of the time of an append.
     """
 
     __slots__ = ("_bounds", "_counts", "_name", "_text", "_total", "_uncounted")
@@ -45,8 +45,10 @@ class Histogram:
             self._count()
 
     def _count(self) -> None:
-        places = np.searchsorted(self._bounds, self._uncounted)  # to the left: bounds are inclusive
-        found = np.bincount(places, minlength=len(self._counts)).tolist()
+        indices = np.searchsorted(
+            self._bounds, self._uncounted
+        )  # to the left: bounds are inclusive
+        found = np.bincount(indices, minlength=len(self._counts)).tolist()
         self._counts = [before + more for before, more in zip(self._counts, found, strict=True)]
         self._total += sum(self._uncounted)
         self._uncounted.clear()
@@ -83,7 +85,7 @@ class AppendMetrics(Collector):
         )
 
     def sequenced(self, seconds: float, records: int, metered: int) -> None:
-        """A batch has its place in its stream, after so long."""
+        """Count the seconds until a batch had its slot in the stream."""
         self.permit_latency.observe(seconds)
         self.batch_records.observe(records)
         self.batch_bytes.observe(metered)

@@ -14,7 +14,7 @@ from cryptography.x509.oid import NameOID
 
 from streamfold.server.http.listener import TlsFiles
 
-#: It is made anew at every start.
+#: A new certificate is made at every start.
 _VALIDITY: Final = datetime.timedelta(days=365)
 
 

@@ -1,1 +1,1 @@
-"""Who calls, and what they may do."""
+"""Authenticates callers and checks their rights."""

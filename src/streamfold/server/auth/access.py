@@ -1,4 +1,4 @@
-"""Who asks, and what they may do: every request of the S2 face comes by here."""
+"""Authenticates the callers of all faces, and checks what they may do."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ logger = logging.getLogger(__name__)
 _SCHEME: Final = "bearer "
 
 
-#: Seconds between looks whether the token of a quiet session is still good.
+#: Seconds between checks of whether the token of a quiet session is still valid.
 _LOOK_INTERVAL: Final = 1.0
 
 Result = TypeVar("Result")
 
 
 class Access:
-    """Tells a caller's rights by its access token; without a root token everybody has all."""
+    """Looks up a caller's rights by its access token; without a root token every caller has all."""
 
     def __init__(self, account: Account, root: Secret | None) -> None:
         self._account = account
         self._root = root
-        #: What waits for a token to become worthless, by the header that shows it.
+        #: Tasks that wait for a token to become invalid, by the header that carries it.
         self._lapses: dict[str, _Lapse] = {}
 
     @property
     def open(self) -> bool:
-        """Whether everybody has all rights."""
+        """Whether every caller has all rights."""
         return self._root is None
 
     async def grant(self, request: Request) -> Grant:
@@ -56,7 +56,7 @@ class Access:
             return ROOT
         if header[: len(_SCHEME)].lower() != _SCHEME:
             raise UnauthenticatedError(
-                "no access token was shown: send the header 'authorization: Bearer <token>'"
+                "the access token is missing: send the header 'authorization: Bearer <token>'"
             )
         secret = Secret(header[len(_SCHEME) :].strip())
         if hmac.compare_digest(secret.digest, self._root.digest):
@@ -64,7 +64,7 @@ class Access:
         return await self._account.authenticate(secret)
 
     async def grant_of(self, token_id: str | None) -> Grant:
-        """What a token allows at this moment, although nobody shows it; None stands for root."""
+        """What a token allows now, without a request that carries it; None stands for root."""
         return ROOT if token_id is None else await self._account.grant_of(token_id)
 
     async def allow(
@@ -87,14 +87,14 @@ class Access:
     async def allow_some(
         self, request: Request, operation: Operation, basin: str | None = None
     ) -> None:
-        """Raise unless the caller may do this to something; to be asked before a body is read."""
+        """Raise unless the caller may do this to some resource; call it before reading a body."""
         grant = await self.grant(request)
         if not grant.allows_somewhere(operation, basin):
             grant.require(operation, basin)
 
     @asynccontextmanager
     async def active_grant(self, request: Request, grant: Grant) -> AsyncIterator[ActiveGrant]:
-        """What tells a session, while the context lasts, that its token has become worthless."""
+        """Watches the token of a session while the context lasts."""
         if grant is ROOT:
             yield ActiveGrant(None, None)
             return
@@ -112,20 +112,20 @@ class Access:
                 del self._lapses[header]
 
     async def _lapsed(self, header: str) -> UnauthenticatedError:
-        """Return why a token is worth nothing any more, soon after it became so."""
+        """Return the reason soon after a token becomes invalid."""
         while True:
             try:
                 await self._grant_of(header)
             except UnauthenticatedError as error:
                 return error
             except StreamfoldError as error:
-                # A session notices by itself that the store fails.
+                # The session itself notices that the store fails.
                 logger.debug("an access token cannot be looked up: %s", error)
             await asyncio.sleep(_LOOK_INTERVAL)
 
 
 class ActiveGrant:
-    """Whether the caller of a session may go on: its token has not expired, nor was it revoked."""
+    """The rights of a session, rechecked while it lasts: tokens expire and are revoked."""
 
     def __init__(
         self,
@@ -137,23 +137,23 @@ class ActiveGrant:
 
     @property
     def certain(self) -> bool:
-        """Whether it cannot be lost: the caller's rights do not come from an issued token."""
+        """Whether the rights cannot be lost, because they do not come from an issued token."""
         return self._lapse is None
 
     async def require(self) -> None:
-        """Raise UnauthenticatedError if the token is worth nothing at this moment."""
+        """Raise UnauthenticatedError if the token is invalid now."""
         if self._look_up is not None:
             await self._look_up()
 
     async def lost(self) -> UnauthenticatedError:
-        """Return why the token is worth nothing any more; waits for as long as it is good."""
+        """Wait until the token becomes invalid, and return the reason."""
         if self._lapse is None:
             await asyncio.Event().wait()
-            raise AssertionError("nobody sets this event")
+            raise AssertionError("this event is never set")
         return await asyncio.shield(self._lapse)
 
     async def during(self, work: Coroutine[object, object, Result]) -> Result:
-        """The result of `work`, unless the token becomes worthless before it is there."""
+        """The result of `work`; UnauthenticatedError if the token becomes invalid first."""
         if self._lapse is None:
             return await work
         working = asyncio.ensure_future(work)
@@ -168,7 +168,7 @@ class ActiveGrant:
 
 @dataclass(slots=True)
 class _Lapse:
-    """One look-out for all sessions with the same token."""
+    """The one watch for all sessions with the same token."""
 
     task: asyncio.Task[UnauthenticatedError]
     sessions: int = 0
@@ -186,7 +186,7 @@ def require_append(grant: Grant, basin: str, stream: str, batch: RecordBatch) ->
 
 
 def require_append_session(grant: Grant, basin: str, stream: str) -> None:
-    """Raise unless the caller may append something; what exactly is looked at batch by batch."""
+    """Raise unless the caller may append something; each batch is checked on its own."""
     if grant is ROOT:
         return
     if not any(

@@ -1,1 +1,1 @@
-"""The face of Durable Streams, with snapshots, retention and bootstrap."""
+"""The Durable Streams face, with snapshots, retention and bootstrap."""

@@ -1,4 +1,4 @@
-"""Buckets: a basin is one, and here it can be made, looked at and listed."""
+"""Creates, shows and lists buckets; a bucket is a basin."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class StreamList(msgspec.Struct, frozen=True):
 
 
 class Buckets:
-    """Handlers of what is done to a bucket as a whole."""
+    """Handlers of requests for a bucket."""
 
     def __init__(self, store: StreamStore, access: Access) -> None:
         self._store = store
@@ -64,7 +64,7 @@ class Buckets:
             await problems.respond(request, 200, (JSON, NO_STORE), body)
 
     async def list(self, request: Request, basin: BasinName) -> None:
-        """The streams of a bucket in byte order of their names, a page of them."""
+        """Answer with one page of the streams of a bucket, in byte order of their names."""
         grant = await self._access.allow(request, Operation.LIST_STREAMS, basin)
         query = parse_parameters(request.query)
         prefix = parse_stream_prefix(query.get("prefix", [""])[-1])
@@ -81,19 +81,19 @@ class Buckets:
 
 
 class NothingThereError(NotFoundError):
-    """No address of this face is like that."""
+    """The path cannot name a bucket or a stream."""
 
     code = "not_found"
 
 
 def missing(raw_path: str) -> NothingThereError:
-    """Why nothing can be at a path, and what to write if it is meant to be a stream."""
-    there = suggest_path(raw_path)
+    """The error for a path that names nothing; it suggests the path of the stream that was meant."""
+    meant = suggest_path(raw_path)
     return NothingThereError(
-        f"there is nothing at {raw_path[:200]!r}: "
+        f"path {raw_path[:200]!r} names nothing: "
         + (
-            f"below a bucket a stream's name is one segment, write its slashes as %2F: {there[:300]}"
-            if there is not None
+            f"below a bucket a stream's name is one segment, write its slashes as %2F: {meant[:300]}"
+            if meant is not None
             else "a stream is at /{bucket}/{stream}"
         )
     )

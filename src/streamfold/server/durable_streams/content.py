@@ -36,7 +36,7 @@ from streamfold.wire.json_scan import Limits
 
 
 class Body(NamedTuple):
-    """A whole body in the pieces in which it arrived: to join 32 MiB would hold the event loop."""
+    """A whole body in the pieces in which it arrived: joining 32 MiB would block the event loop."""
 
     parts: list[bytes]
 
@@ -45,7 +45,7 @@ class Body(NamedTuple):
         return sum(map(len, self.parts))
 
     def joined(self) -> bytes:
-        """All of it; work for a thread if it is large."""
+        """The whole body as one; call it in a thread if the body is large."""
         return self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
 
 
@@ -58,7 +58,7 @@ async def read_body(request: Request) -> Body:
     return Body(parts)
 
 
-#: Metered bytes that a record of an append of several costs beyond its body.
+#: Metered bytes of a record beyond its body, in an append of several records.
 _OVERHEAD: Final = RECORD_OVERHEAD + HEADER_OVERHEAD + len(CONTINUED.name) + len(CONTINUED.value)
 #: Bytes of body that fit into one record.
 PIECE_MAX: Final = BATCH_BYTES_MAX - _OVERHEAD
@@ -66,20 +66,20 @@ PIECE_MAX: Final = BATCH_BYTES_MAX - _OVERHEAD
 MESSAGES_MAX: Final = 100_000
 
 _LIMITS: Final = Limits(MESSAGES_MAX, PIECE_MAX)
-#: What a record of several begins with: the mark, in the form of an append.
+#: The mark with which a continued record begins, encoded as in an AppendInput.
 _MARK: Final = b"\x12" + encode_rest(Record(b"", (CONTINUED,)))[1:]
 
 
 class Updates(NamedTuple):
-    """Messages, or appends: what is handed over as a unit."""
+    """The units of a bootstrap: messages of a JSON stream, appends of any other."""
 
     bodies: list[bytes]
-    #: The position after the last of them; None if there is none.
+    #: The position after the last of them; None without any.
     end: int | None
 
 
 def is_light(content: Body, content_type: str) -> bool:
-    """Whether `to_batches` of a body takes a millisecond or two, whatever is in it."""
+    """Whether `to_batches` of a body takes two milliseconds at most, whatever the content."""
     if is_json(content_type):
         return content.size <= PLAIN_BYTES and is_plain(content.joined())
     return content.size <= PIECE_MAX
@@ -118,9 +118,9 @@ def _batches(pieces: Sequence[bytes]) -> Iterator[RecordBatch]:
 def _batch(pieces: Sequence[bytes], *, continued: bool) -> RecordBatch:
     """Records that all carry the mark, but the last only if the append is continued after it."""
     if len(pieces) == 1:
-        # Large, most likely: this way it is copied least often.
+        # A single piece is usually large: this way it is copied least often.
         return RecordBatch.of([Record(pieces[0], (CONTINUED,) if continued else ())])
-    # In the form in which an append arrives by another protocol: there is none quicker for many.
+    # Encoded as an AppendInput of S2, which is the quickest form for many records.
     marks = [_MARK] * (len(pieces) - 1) + [_MARK if continued else b""]
     return parse_append_input(b"".join(map(_encoded, pieces, marks))).batch
 
@@ -132,7 +132,7 @@ def _encoded(piece: bytes, mark: bytes) -> bytes:
 
 
 def bodies(records: Sequence[SequencedRecord]) -> list[bytes]:
-    """What readers get of `records`: orders to the stream are not content."""
+    """The bodies that readers get; command records are not content."""
     return [record.body for record in records if not record.headers or not is_command(record)]
 
 
@@ -144,7 +144,7 @@ def join(parts: Sequence[bytes], content_type: str) -> bytes:
 def updates(
     records: Iterable[SequencedRecord], content_type: str, *, whole: bool = True
 ) -> Updates:
-    """Messages, or appends; if `whole`, the beginning of an append that goes on is left out."""
+    """Messages, or appends; if `whole`, an append whose end is missing is left out."""
     found: list[bytes] = []
     single = is_json(content_type)
     parts: list[bytes] = []
@@ -170,6 +170,6 @@ def whole_updates(
     """Each message, or each append, as a part of its own."""
     content_type = status.traits.content_type
     at_tail = bool(batches) and batches[-1].end_seq_num >= status.tail
-    # One batch after the other: a hundred thousand records at once would keep the collector busy.
+    # Batch by batch: a hundred thousand records at once would keep the garbage collector busy.
     records = (record for batch in batches for record in batch.records())
     return UpdateParts(content_type, *updates(records, content_type, whole=not at_tail))

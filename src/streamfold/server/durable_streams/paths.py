@@ -1,4 +1,4 @@
-"""Where a path of Durable Streams leads: a stream, and which part of it."""
+"""Parses the URL paths of Durable Streams into a stream and a sub-resource."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from streamfold.model.names import BasinName, StreamName, parse_bucket_name, par
 from streamfold.server.http.memo import memoize_short
 from streamfold.wire.text import SHOWN, ascii_url, decode_segment
 
-#: Streams below this belong to the default basin, and may have slashes in their names.
+#: Streams below this path belong to the default basin, and may have slashes in their names.
 ROOT: Final = "/v1/stream/"
 #: First segment below ROOT that no stream can have.
 CONTROL: Final = "__ds"
-#: Names at the top level that the server needs for itself; each would be a legal bucket otherwise.
+#: Top-level names that the server uses itself; each would otherwise be a valid bucket name.
 RESERVED_BUCKETS: Final = frozenset(("health", "ping", "ready", "metrics", "console", "snapshots"))
 
 
@@ -31,12 +31,12 @@ class SubResource(enum.StrEnum):
 _PARTS: Final = frozenset(SubResource)
 #: Below a bucket: the list of its streams.
 _LIST: Final = "streams"
-#: Parts that a position may follow.
+#: Sub-resources that a position may follow.
 POSITIONED: Final = frozenset((SubResource.SNAPSHOT, SubResource.RETENTION))
 
 
 class StreamPath(NamedTuple):
-    """A stream, and what of it."""
+    """A stream, and its sub-resource and position if the path has them."""
 
     basin: BasinName
     stream: StreamName
@@ -48,7 +48,7 @@ class StreamPath(NamedTuple):
 
 @memoize_short
 def parse_stream_path(raw_path: str, default_basin: BasinName) -> StreamPath | None:
-    """The place that a raw path names; None if it names no stream at all."""
+    """The stream path that a raw path spells; None if it cannot name a stream."""
     if raw_path.startswith(ROOT):
         segments = raw_path[len(ROOT) :].split("/")
         segments, part, position = _split_part(segments)

@@ -1,4 +1,4 @@
-"""Headers of answers, and failures as clients of Durable Streams see them."""
+"""Errors as Durable Streams clients get them, and headers of answers."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def offset_header(seq_num: int) -> tuple[bytes, bytes]:
 
 
 async def respond(request: Request, status: int, headers: Headers, body: bytes) -> None:
-    """Answer with a body, unless the request is a HEAD: over HTTP/2 nothing below takes it away."""
+    """Answer with a body, unless the request is a HEAD: over HTTP/2 no lower layer removes it."""
     await request.respond(status, headers, b"" if request.method == "HEAD" else body)
 
 
 async def refuse_method(request: Request, allowed: Iterable[str]) -> None:
-    """Answer a request whose method is not possible where it went."""
+    """Answer a request whose method its path does not allow."""
     listed = ", ".join(("OPTIONS", *sorted(allowed)))
     message = f"{request.method[:20]} is not possible here, only {listed}"
     body = msgspec.json.encode({"code": "method_not_allowed", "message": message})
@@ -95,7 +95,7 @@ _CONFLICTS: Final = ("resource_already_exists", "snapshot_conflict", "basin_dele
 
 
 def _details(error: Exception, path: str) -> Headers:
-    """What a client needs to go on, in headers."""
+    """Headers that let the client recover."""
     match error:
         case PositionTrimmedError():
             bootstrap = f'<{ascii_url(path)}/bootstrap>; rel="bootstrap"'.encode()

@@ -38,7 +38,7 @@ PAGE_BYTES: Final = 4 << 20
 PAGE_RECORDS: Final = 100_000
 #: Bytes that are held while a page is made: what was read, its parts, and both joined.
 PAGE_ROOM: Final = 4 * PAGE_BYTES
-#: Clients and proxies may keep what can no longer change; what ends at the tail they ask for again.
+#: Clients and proxies may cache what can no longer change; they revalidate a page at the tail.
 _IMMUTABLE: Final = b"max-age=60, stale-while-revalidate=300"
 
 
@@ -51,12 +51,12 @@ class Query(NamedTuple):
 
 
 def parse_query(query: str) -> Query:
-    """What a read asks for; parameters that nobody knows are of no interest."""
+    """What a read asks for; unknown parameters are ignored."""
     given = parse_parameters(query)
     start = parse_read_offset(given.get("offset", []), parse_position)
     live = given.get("live", [None])[-1]
     if live not in (None, "long-poll", "sse"):
-        raise InvalidError(f"live {live!r} is not known: give long-poll or sse, or leave it out")
+        raise InvalidError(f"live {live!r} is unknown: use long-poll or sse, or omit it")
     if live is not None and start is Sentinel.ABSENT:
         raise InvalidError(f"a live read ({live}) needs an offset: -1 for the start, or now")
     return Query(start, live, given.get("cursor", [None])[-1])
@@ -70,13 +70,13 @@ def start_of(start: ReadFrom) -> int | None:
 
 
 class BeyondTailError(StreamfoldError):
-    """The read starts where the stream has not been yet."""
+    """The read starts beyond the tail of the stream."""
 
     code = "offset_beyond_tail"
 
     def __init__(self, seq_num: int, tail: int) -> None:
         super().__init__(
-            f"the stream ends at {tail}, the read starts at {seq_num}: it never was there"
+            f"the read starts at {seq_num}, beyond the tail {tail}: start at the tail or before it"
         )
         self.tail = tail
 
@@ -155,7 +155,7 @@ class Reads:
 
     def _caching(self, page: Page, key: SealingKey | None) -> tuple[bytes, bytes]:
         if key is not None:
-            return NO_STORE  # a cache would give it to those who have no key
+            return NO_STORE  # a cache would serve it to clients without the key
         return (b"cache-control", b"no-cache" if page.up_to_date else self._kept)
 
     async def long_poll(
@@ -166,7 +166,7 @@ class Reads:
         key: SealingKey | None,
         active_grant: ActiveGrant,
     ) -> None:
-        """Answer with what comes within a while; UnauthenticatedError if the token ends before."""
+        """Answer with what arrives before the timeout; UnauthenticatedError if the token ends first."""
         start = start_of(query.start)
         async with (
             WaitGuard(request, self._gate),

@@ -1,4 +1,4 @@
-"""The map of the Durable Streams face."""
+"""The routes of the Durable Streams face."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from streamfold.wire.durable_streams.headers import parse_trim_on_snapshot
 from streamfold.wire.durable_streams.offsets import format_offset
 from streamfold.wire.s2 import headers as s2_headers
 
-#: Below this, everything is about subscriptions.
+#: All routes of subscriptions are below this path.
 _CONTROLS = f"{ROOT}{CONTROL}/"
 #: The right that a request for a stream, or a sub-resource of one, needs, by method.
 _NEEDED = {
@@ -92,11 +92,11 @@ class DurableStreamsFace:
         self._subscriptions = subscriptions
 
     def serves(self, raw_path: str) -> bool:
-        """Whether a path that nothing else is at may be a stream's, or a bucket's."""
+        """Whether a path that has no other route may name a stream or a bucket."""
         return raw_path.startswith(ROOT) or not raw_path.startswith("/v1/")
 
     async def handle(self, request: Request) -> None:
-        """Answer a request; a failure before the answer begins is answered as well."""
+        """Answer a request, also if it fails before the response begins."""
         request.added_headers = (*request.added_headers, problems.RESOURCE_POLICY)
         if request.method == "OPTIONS":
             await request.respond(204)
@@ -176,7 +176,7 @@ class DurableStreamsFace:
     async def _allowed(
         self, request: Request, stream_path: StreamPath, needed: Operation
     ) -> tuple[StreamPath, StreamName | None, Grant]:
-        """The place with the stream's whole name, that of a fork's source, and all that is allowed."""
+        """The path with the stream's full name, the full name of a fork's source, and the grant."""
         grant = await self._access.allow(request, needed, stream_path.basin, stream_path.stream)
         source = None
         if needed is Operation.CREATE_STREAM and not await self._store.durable.has_basin(

@@ -1,4 +1,4 @@
-"""Live reads as server-sent events: data, and after each where it is."""
+"""Live reads as server-sent events: data events, each followed by its position."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from streamfold.wire.durable_streams import caching, sse
 from streamfold.wire.durable_streams.content_types import is_text
 from streamfold.wire.durable_streams.offsets import format_offset
 
-#: Seconds after which a connection ends: clients come back at once, and caches may join them then.
+#: Seconds after which a connection ends. Clients reconnect at once, and caches can then merge them.
 LIFETIME: Final = 60.0
-#: Seconds of silence after which something is said: proxies drop connections that are idle.
+#: Seconds of silence before a keep-alive comment: proxies drop idle connections.
 KEEP_ALIVE: Final = 15.0
 _COMMENT: Final = b":\n\n"
-#: Ends that need no word: the client comes back to where it was, and is told then.
+#: Errors that end the response silently: the client reconnects, and gets the error then.
 _TOLD_LATER: Final = (
     PositionTrimmedError,
     StoreClosingError,
@@ -51,7 +51,7 @@ _TOLD_LATER: Final = (
 
 @lru_cache(maxsize=64)
 def _control_event(seq_num: int, cursor: str, at_tail: bool, closed: bool) -> bytes:
-    """The same for all followers that are at the same place: made once for them."""
+    """Encoded once for all followers at the same position."""
     return sse.control_event(format_offset(seq_num), cursor, at_tail, closed)
 
 
@@ -115,7 +115,7 @@ class _Connection:
         self._told: tuple[int, bool] | None = None
 
     async def run(self, watch: WaitGuard, active_grant: ActiveGrant) -> None:
-        """Send what is there and what comes, until the end of the stream or of this connection."""
+        """Send what the stream holds and what is appended, until the stream or this connection ends."""
         loop, pace = asyncio.get_running_loop(), ReaderFairness()
         ends = loop.time() + LIFETIME
         while True:
@@ -153,7 +153,7 @@ class _Connection:
             await self._stream.send(data, self._control())
 
     async def _send_position(self) -> None:
-        """Tell a client that is at the tail so, unless the last data did."""
+        """Send a client that it is at the tail, unless the last data event said so."""
         if self._told != self._position():
             await self._stream.send(self._control())
 

@@ -69,7 +69,7 @@ class OpsEndpoints:
         instruments: Sequence[Collector],
         access: Access | None,
     ) -> None:
-        """With `access`, /metrics is for those who may see the account's metrics."""
+        """With `access`, /metrics needs the right to see the account's metrics."""
         self._store = store
         self._gate = drain_gate
         self._access = access
@@ -86,7 +86,7 @@ class OpsEndpoints:
         router.add("GET", "/metrics", needs, self.metrics)
 
     async def health(self, request: Request) -> None:
-        """Whether the process works and its storage answers."""
+        """Answer whether the process works and its storage responds."""
         try:
             await self._store.list_basins(limit=1)
         except StreamfoldError as error:
@@ -95,7 +95,7 @@ class OpsEndpoints:
             await request.respond(200, (_TEXT,), b"OK")
 
     async def ready(self, request: Request) -> None:
-        """Whether new work should be sent here; not while draining, nor when storage is full."""
+        """Answer whether the server takes new work: not while it drains, nor when storage is full."""
         if self._gate.draining.is_set():
             await request.respond(503, (_TEXT,), b"draining\n")
             return

@@ -1,4 +1,4 @@
-"""What the server measures of its storage: flushes, what waits for them, and the room that is left."""
+"""Metrics of storage: flushes, what waits for them, and the space that is left."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streamfold.server.metrics import LATENCY_BUCKETS, Histogram
 from streamfold.store.log.committer import CommitReport
 from streamfold.store.store import StreamStore
 
-#: Seconds: from commits that follow one another at once to a server that is hardly used.
+#: Seconds: from back-to-back commits to a server that is hardly used.
 INTERVAL_BUCKETS: Final = (*LATENCY_BUCKETS, 30.0, 60.0, 300.0)
 #: Bytes, from one small record to all that one commit can carry.
 FLUSH_BUCKETS: Final = tuple(1 << power for power in range(8, 28, 2))

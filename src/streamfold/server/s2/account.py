@@ -18,7 +18,7 @@ from streamfold.wire.s2.paths import parse_basin, parse_stream, parse_token_id
 
 
 class Locations:
-    """The one location that there is."""
+    """The only location that this server has."""
 
     def __init__(self, name: str) -> None:
         self.only = Location(
@@ -29,7 +29,7 @@ class Locations:
         )
 
     def check(self, name: str) -> None:
-        """Refuse a location that is not here."""
+        """Refuse any other location."""
         if name != self.only.name:
             raise InvalidError(f"location {name[:80]!r} is unknown: choose from {self.only.name}")
 

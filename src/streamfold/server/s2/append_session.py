@@ -2,7 +2,7 @@
 
 Batches are submitted in the order in which they arrive and acknowledged in that order. The first that
 fails ends the session: the acknowledgements of all before it go out, then one terminal frame, and
-nothing that comes after it is looked at.
+everything after it is ignored.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from streamfold.wire.s2.records_proto import (
     encode_append_ack,
 )
 
-#: Batches of one session that wait for their acknowledgement; the client is not read from meanwhile.
-#: Their bytes are bounded by the store's admission, this bounds the many that are small.
+#: Batches of one session that may wait for their acknowledgement before reading from the client pauses.
+#: The store's admission bounds their bytes; this bounds the number of small ones.
 OUTSTANDING_MAX: Final = 1024
 
-#: How a session ends: as the client wished, or with a failure.
+#: How a session ends: at the client's request, or with an error.
 _End: TypeAlias = Exception | None
 
 
@@ -53,13 +53,13 @@ class AppendSession:
         self._standing = active_grant
         self._appends = appends
         self._gate = drain_gate
-        #: What there is to do, in order; an end is the last.
+        #: Acknowledgements to send, in order; the end of the session is the last.
         self._steps: asyncio.Queue[Ticket | _End] = asyncio.Queue()
         self._room = asyncio.Semaphore(OUTSTANDING_MAX)
         self._outstanding = 0
 
     async def run(self, stream: ResponseStream) -> None:
-        """Serve the session to its end; a client that hangs up leaves nobody to tell of it."""
+        """Serve the session to its end; a client that hangs up gets no terminal frame."""
         async with asyncio.TaskGroup() as group:
             reader = group.create_task(self._read())
             closer = group.create_task(self._close_when_draining(reader))
@@ -103,7 +103,7 @@ class AppendSession:
         decoder.finish()
 
     async def _close_when_draining(self, reader: asyncio.Task[None]) -> None:
-        """End an idle session when the server drains, a busy one when patience is over.
+        """End an idle session when the server drains, a busy one at the drain deadline.
 
         Only an acknowledgement can carry the advice to reconnect. A client that got one stops sending,
         and ends the session itself once it has the rest of its acknowledgements.
@@ -115,13 +115,13 @@ class AppendSession:
             self._steps.put_nowait(StoreClosingError())
 
     async def _close_when_unauthenticated(self, reader: asyncio.Task[None]) -> None:
-        """End the session when its token becomes worthless; what was accepted is acknowledged."""
+        """End the session when its token becomes invalid; accepted batches are still acknowledged."""
         error = await self._standing.lost()
         if reader.cancel():
             self._steps.put_nowait(error)
 
     async def _acknowledge(self, stream: ResponseStream) -> _End:
-        """Acknowledge batches in order until there is an end; those that can go together do."""
+        """Acknowledge batches in order until the session ends, several in one write where possible."""
         frames: list[bytes] = []
         while True:
             if frames and self._steps.empty():

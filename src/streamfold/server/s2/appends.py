@@ -18,7 +18,7 @@ from streamfold.wire.durable_streams.json_mode import check_message
 
 
 class Ticket:
-    """A batch that has its place in its stream; wait for it to be durable."""
+    """A batch that has its slot in the stream, and may not be durable yet."""
 
     __slots__ = ("_ack", "_instruments", "_since")
 
@@ -46,7 +46,7 @@ class Appends:
         self._instruments = instruments
 
     async def submit(self, stream_request: StreamRequest, wanted: AppendInput) -> Ticket:
-        """Take a place for a batch; raises if it is refused, and then nothing has happened."""
+        """Take a slot for a batch; a refusal raises and has no effect."""
         batch = wanted.batch
         require_append(stream_request.grant, stream_request.basin, stream_request.stream, batch)
         started = perf_counter()

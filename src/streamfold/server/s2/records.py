@@ -82,7 +82,7 @@ class Records:
     async def _submit(
         self, request: Request, stream_request: StreamRequest, unparsed: _Unparsed
     ) -> Ticket:
-        """Place an append in the order of arrival: a large one does not let later ones come first."""
+        """Submit an append in the order of arrival: a later one never overtakes a large one."""
         arrival = (request.connection, stream_request.basin, stream_request.stream)
         wanted = unparsed.parse_light()
         if wanted is not None:
@@ -194,7 +194,7 @@ class Records:
 
 
 class _Unparsed(NamedTuple):
-    """An append as it came."""
+    """An append as it arrived."""
 
     body: Body
     #: How the bytes of records are written, if it is JSON.

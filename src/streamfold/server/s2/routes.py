@@ -1,4 +1,4 @@
-"""The map of the S2 face."""
+"""The routes of the S2 face."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def add_s2(
     _add_account(router, Account(store.account, access, locations), store.usage)
 
 
-#: Tells the basin of a request that succeeded, by what it was authorised for.
+#: Returns the basin that a successful request is charged to.
 ChargedBasin: TypeAlias = Callable[[Request, tuple[str, ...]], str | None]
 
 
@@ -60,7 +60,7 @@ def _named_by_path(request: Request, segments: tuple[str, ...]) -> str | None:
 def _counted(
     usage: UsageRecorder, operation: Operation, handler: Handler, charged: ChargedBasin
 ) -> Handler:
-    """`handler`, with what it did well charged to the basin that it did it to."""
+    """`handler`, with each success charged to the basin of the request."""
 
     async def counted(request: Request, *segments: str) -> None:
         await handler(request, *segments)
@@ -76,7 +76,7 @@ def _add_records(router: Router, records: Records, usage: UsageRecorder) -> None
     router.add("POST", path, Operation.APPEND, records.append)
     router.add("GET", path, Operation.READ, records.read)
     tail = _counted(usage, Operation.CHECK_TAIL, records.tail, _named_by_header)
-    # The last two are as the published description of streams has them.
+    # The published description of streams has the last two paths.
     for where in (f"{path}/tail", "/v1/streams/{}/tail", "/streams/{}/tail"):
         router.add("GET", where, Operation.CHECK_TAIL, tail)
 

@@ -1,6 +1,6 @@
 """Snapshots, retention and bootstrap of streams that are used through S2: positions are seq_nums.
 
-This is Streamfold's own: S2 has nothing like it.
+These are Streamfold's own routes: S2 has none for snapshots.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class StreamSnapshots:
 def _read_batch(
     request: Request, status: StreamStatus, batches: Sequence[ReadBatch]
 ) -> UpdateParts:
-    """All records as one batch, as a read of S2 would have it."""
+    """All records as one batch, encoded as an S2 read returns them."""
     payloads = [batch.payload() for batch in batches]
     end = batches[-1].end_seq_num if batches else None
     if negotiate_read(None, request.header("accept")).response is Encoding.PROTO:

@@ -1,4 +1,4 @@
-"""The stream that a request for records is about, and what it brings for it."""
+"""The stream that a request for records is about, with the request's grant, key and configuration."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KEY: Final = headers.ENCRYPTION_KEY.encode()
 
 
 class StreamRequest(msgspec.Struct, frozen=True, gc=False):
-    """A stream, who asks for it, its configuration if this creates it, the key to its records."""
+    """A stream, the caller's grant, the configuration to create it with, and the key to its records."""
 
     basin: BasinName
     stream: StreamName
@@ -36,7 +36,7 @@ class StreamRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 def parse_stream_request(request: Request, segment: str, grant: Grant) -> StreamRequest:
-    """The target of a request; its headers are checked whether or not they will be needed."""
+    """Parse what a request is about; headers are checked even if they turn out to be unused."""
     basin, stream = basin_of(request), stream_of(segment)
     if grant.stream_prefix:
         stream = grant.full_stream_name(stream)
@@ -54,7 +54,7 @@ def parse_stream_request(request: Request, segment: str, grant: Grant) -> Stream
 async def ensure_stream(
     store: StreamStore, stream_request: StreamRequest, *, on_append: bool
 ) -> None:
-    """Make sure that the stream is there, creating it if its basin says so, and that the key fits."""
+    """Make sure that the stream exists, creating it if its basin allows that, and that the key fits."""
     cipher = await store.open_stream(
         stream_request.basin,
         stream_request.stream,

@@ -15,13 +15,13 @@ class ArrivalOrder:
         self._last: dict[Hashable, asyncio.Future[None]] = {}
 
     async def reached(self, key: Hashable) -> None:
-        """Return when all that arrived before have been placed; for appends that parse at once."""
+        """Wait until all earlier appends have their slots; for appends that parse at once."""
         if self._last and (last := self._last.get(key)) is not None:
             await asyncio.shield(last)
 
     @asynccontextmanager
     async def turn(self, key: Hashable) -> AsyncIterator[ArrivalTurn]:
-        """Whatever arrives from now on comes later: until the turn ends, or the context does."""
+        """Hold back appends that arrive from now on, until the turn or the context ends."""
         before = self._last.get(key)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._last[key] = done
@@ -35,7 +35,7 @@ class ArrivalOrder:
 
 
 class ArrivalTurn:
-    """The right to be placed before everything that arrived later."""
+    """The right to be submitted before everything that arrived later."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class ArrivalTurn:
         self._done = done
 
     def end(self) -> None:
-        """Let the next one come; it runs when this task waits for the first time."""
+        """Let the next append run, as soon as this task awaits something."""
         if not self._done.done():
             self._done.set_result(None)
         if self._last.get(self._key) is self._done:

@@ -1,7 +1,7 @@
 """Lets others run between the batches of one reader.
 
-A reader that never has to wait, because all is in memory and its client takes it at once, would keep
-the event loop to itself for as long as there is something to read.
+A reader that never waits, because its records are in memory and its client takes them at once, would
+occupy the event loop until it reaches the tail.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Final
 
 from streamfold.store.read.requests import ReadBatch
 
-#: Records, and metered bytes, after which others get a turn: some milliseconds of work.
+#: Records, and metered bytes, after which a reader yields: some milliseconds of work.
 YIELD_RECORDS: Final = 1_000
 YIELD_BYTES: Final = 1 << 20
 
 
 class ReaderFairness:
-    """Counts what one reader has got since others had their turn."""
+    """Counts what one reader has received since it last yielded to others."""
 
     __slots__ = ("_bytes", "_records")
 

@@ -1,4 +1,4 @@
-"""A read session: what a stream holds and what it gets, for as long as the client wants it."""
+"""Read sessions: deliver what a stream holds and what is appended, until the client leaves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from streamfold.server.streams.fairness import ReaderFairness
 from streamfold.store.read.reader import ReadSession
 from streamfold.store.read.requests import ReadBatch
 
-#: Seconds of silence before a heartbeat, drawn anew after each so that followers do not beat together;
+#: Seconds of silence before a heartbeat, drawn anew after each so that followers spread out;
 #: clients give up after 20.
 HEARTBEAT: Final = (5.0, 15.0)
 #: Bytes that a session holds while it is behind the tail: about 1 MiB that it has read ahead, a batch
@@ -34,13 +34,13 @@ class LiveEncoding(Protocol):
 
     @property
     def form(self) -> Hashable:
-        """Equal for presentations whose encodings of a batch are the same bytes."""
+        """Equal for encodings that make the same bytes of a batch."""
 
     def is_heavy(self, batch: ReadBatch) -> bool:
-        """Whether to encode the batch is work for a thread."""
+        """Whether the batch must be encoded in a thread."""
 
     def encode(self, batch: ReadBatch) -> tuple[bytes, ...]:
-        """The message for one batch, or for a heartbeat; what others send, too, is one part."""
+        """The message for one batch, or for a heartbeat; shared bytes are one part."""
 
     async def encode_heavy(self, request: Request, batch: ReadBatch) -> tuple[bytes, ...]:
         """The same, made in a thread."""
@@ -64,21 +64,21 @@ class LiveReads:
         request: Request,
         opening: AbstractAsyncContextManager[ReadSession],
         active_grant: ActiveGrant,
-        presentation: LiveEncoding,
+        encoding: LiveEncoding,
     ) -> None:
-        """Answer with a session; what is wrong before it opens is raised, what is later is sent."""
+        """Serve a session; errors before it opens are raised, later ones are sent to the client."""
         async with opening as reading:
             reading.before_own_batch = partial(request.reserve_answer, OWN_BATCH)
-            stream = await request.open(200, presentation.headers)
+            stream = await request.open(200, encoding.headers)
             try:
                 async with WaitGuard(request, self._gate) as watch:
-                    await self._deliver(request, reading, stream, watch, active_grant, presentation)
+                    await self._deliver(request, reading, stream, watch, active_grant, encoding)
             except ClientHangupError:
                 raise
             except Exception as error:
-                await presentation.fail(stream, error)
+                await encoding.fail(stream, error)
             else:
-                await presentation.finish(stream)
+                await encoding.finish(stream)
 
     async def _deliver(
         self,
@@ -87,23 +87,23 @@ class LiveReads:
         stream: ResponseStream,
         watch: WaitGuard,
         active_grant: ActiveGrant,
-        presentation: LiveEncoding,
+        encoding: LiveEncoding,
     ) -> None:
-        patience, certain, pace = self._heartbeat_timeout(), active_grant.certain, ReaderFairness()
+        timeout, certain, pace = self._heartbeat_timeout(), active_grant.certain, ReaderFairness()
         while not self._gate.draining.is_set():
             watch.interruptible = True
-            following = reading.next(patience)
+            following = reading.next(timeout)
             batch = await (following if certain else active_grant.during(following))
             watch.interruptible = False
             if batch is None:
                 return
             if not certain:
                 await active_grant.require()
-            await _send(request, stream, batch, presentation)
+            await _send(request, stream, batch, encoding)
             if reading.resting:
                 await stream.settle()
             if not batch.count:
-                patience = self._heartbeat_timeout()
+                timeout = self._heartbeat_timeout()
             await pace.after(batch)
         raise StoreClosingError
 
@@ -113,20 +113,18 @@ class LiveReads:
 
 
 async def _send(
-    request: Request, stream: ResponseStream, batch: ReadBatch, presentation: LiveEncoding
+    request: Request, stream: ResponseStream, batch: ReadBatch, encoding: LiveEncoding
 ) -> None:
     if batch.metered <= SHARED_PIECE:
-        await stream.send(*presentation.encode(batch))
+        await stream.send(*encoding.encode(batch))
     elif stream.held:
-        await stream.send(*await _encode(request, batch, presentation))
+        await stream.send(*await _encode(request, batch, encoding))
     else:
-        async with stream.sharing((presentation.form, *batch.identity), 3 * batch.metered):
-            await stream.send(*await _encode(request, batch, presentation))
+        async with stream.sharing((encoding.form, *batch.identity), 3 * batch.metered):
+            await stream.send(*await _encode(request, batch, encoding))
 
 
-async def _encode(
-    request: Request, batch: ReadBatch, presentation: LiveEncoding
-) -> tuple[bytes, ...]:
-    if presentation.is_heavy(batch):
-        return await presentation.encode_heavy(request, batch)
-    return presentation.encode(batch)
+async def _encode(request: Request, batch: ReadBatch, encoding: LiveEncoding) -> tuple[bytes, ...]:
+    if encoding.is_heavy(batch):
+        return await encoding.encode_heavy(request, batch)
+    return encoding.encode(batch)

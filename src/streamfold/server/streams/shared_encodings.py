@@ -17,11 +17,10 @@ KEPT_BYTES: Final = 16 << 20
 
 
 class SharedEncodings:
-    """Encodes a batch once for all who want it in the same form while it is fresh.
+    """Encodes a recent batch once for all followers that need it in the same form.
 
-    Batches are the same if they consist of the same objects in memory. What was sealed never is: each
-    reader has opened it for itself. Batches that are kept keep their objects alive, so that no other
-    can take their place.
+    Batches are equal if they consist of the same objects in memory. Sealed batches never are: each
+    reader decrypts its own. A kept batch keeps its objects alive, so that their ids are not reused.
     """
 
     def __init__(self) -> None:
@@ -29,11 +28,11 @@ class SharedEncodings:
         self._size = 0
         #: What is being encoded in a thread.
         self._under_way: dict[Hashable, asyncio.Future[None]] = {}
-        #: What was asked for last, and with it most likely next.
+        #: The last request, which the next one most likely repeats.
         self._last: tuple[ReadBatch | None, Hashable, bytes] = (None, None, b"")
 
     def get(self, batch: ReadBatch, form: Hashable, encode: Callable[[ReadBatch], bytes]) -> bytes:
-        """The encoding of `batch`, from another follower if there was one."""
+        """The encoding of `batch`, reused if another follower had it made."""
         last, last_form, encoded = self._last
         if last is batch and last_form == form:
             return encoded
@@ -49,7 +48,7 @@ class SharedEncodings:
         form: Hashable,
         encode: Callable[[], Awaitable[bytes]],
     ) -> bytes:
-        """The same for what takes long, and is encoded in a thread: once, however many want it."""
+        """The same for a heavy batch: encoded in a thread, once for all followers."""
         key = _key(batch, form)
         while True:
             if (found := self._kept.get(key)) is not None:

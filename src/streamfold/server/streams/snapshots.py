@@ -36,7 +36,7 @@ from streamfold.wire.text import parse_parameters
 
 #: Bytes of one snapshot.
 SNAPSHOT_MAX: Final = 128 << 20
-#: Bytes of updates that a bootstrap brings with its snapshot; what is left is read as ever.
+#: Bytes of updates that a bootstrap brings with its snapshot; the rest comes by ordinary reads.
 BOOTSTRAP_BYTES: Final = 8 << 20
 #: Bytes that a bootstrap holds: updates, as they were read and as parts, and a piece of the snapshot.
 _BOOTSTRAP_ROOM: Final = 4 * BOOTSTRAP_BYTES
@@ -48,7 +48,7 @@ class SnapshotItem(msgspec.Struct, frozen=True):
 
     offset: str
     snapshot_content_type: str
-    #: The same, by the name that the header has.
+    #: The same value under the name of the header.
     content_type: str
     digest: str
     size_bytes: int
@@ -79,18 +79,18 @@ class UpdateParts(NamedTuple):
 
     content_type: str
     bodies: list[bytes]
-    #: None while there is not even one whole update.
+    #: None without a single whole update.
     end: int | None
 
 
 SnapshotHandler: TypeAlias = Callable[[Request, SnapshotRequest], Awaitable[None]]
 
-#: Makes parts of records: of a request, the stream and what was read of it.
+#: Makes parts from a request, the status of the stream, and the batches that were read.
 Presentation: TypeAlias = Callable[[Request, StreamStatus, Sequence[ReadBatch]], UpdateParts]
 
 
 class Snapshots:
-    """Handlers of what lies below a stream; positions are shown by `show`, updates by `present`."""
+    """Handlers of a stream's sub-resources; `show` formats positions, `present` encodes updates."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Snapshots:
         await request.respond(204, self._headers(snapshot))
 
     async def newest(self, request: Request, wanted: SnapshotRequest) -> None:
-        """Lead to the newest snapshot: its own address never changes what it gives."""
+        """Redirect to the newest snapshot, whose own address always returns the same bytes."""
         snapshot = await self._store.durable.snapshot(wanted.basin, wanted.stream, None)
         if snapshot is None:
             raise SnapshotNotFoundError(f"stream {wanted.stream!r} has no snapshot: publish one")
@@ -145,7 +145,7 @@ class Snapshots:
         ]
         await request.reserve_answer(2 * READ_PIECE)
         async with aclosing(durable.snapshot_pieces(snapshot)) as pieces:
-            # Before the head: a snapshot that is collected at this moment is missing, not broken.
+            # Before the head: a snapshot that is being collected is missing, not broken off.
             first = await anext(pieces, b"")
             stream = await request.open(200, headers)
             await stream.send(first)
@@ -171,18 +171,18 @@ class Snapshots:
         await request.respond(200, (JSON, NO_STORE), body)
 
     async def refuse_deletion(self, request: Request, wanted: SnapshotRequest) -> None:
-        """The newest snapshot cannot be deleted, and no other counts: readers may still have it."""
+        """Refuse: the newest snapshot cannot be deleted, and the server removes older ones."""
         seq_num = wanted.seq_num
         newest = await self._store.durable.snapshot(wanted.basin, wanted.stream, None)
         if newest is None or newest.seq_num != seq_num:
             there = "none" if newest is None else f"the one at {newest.seq_num}"
             raise SnapshotNotFoundError(
                 f"no snapshot at {seq_num} can be deleted: the newest of stream "
-                f"{wanted.stream!r} is {there}, and older ones go by themselves"
+                f"{wanted.stream!r} is {there}, and the server removes older ones"
             )
         raise SnapshotConflictError(
             f"the snapshot at {seq_num} is the newest and cannot be deleted: publish a newer one, and "
-            "it goes by itself"
+            "the server removes it"
         )
 
     async def retain(self, request: Request, wanted: SnapshotRequest) -> None:
@@ -256,7 +256,7 @@ class Snapshots:
                 await pace.after(batch)
                 if size < BOOTSTRAP_BYTES:
                     continue
-                # Only what is new is looked at for an end, so that a long append costs its size once.
+                # Only new batches are searched for an end, so that a long append costs its size once.
                 ends = await self._presented(request, reading.status, fresh)
                 fresh = []
                 if ends.end is not None:
@@ -264,7 +264,7 @@ class Snapshots:
                     if found.end is not None and found.end < reading.status.tail:
                         return found, found.end, None
                 elif size > BOOTSTRAP_BYTES + APPEND_BYTES_MAX:
-                    # No append is that long: it was made up. Reads give it in pieces.
+                    # No append is that long: its marks were forged. Reads return it in pieces.
                     return UpdateParts(ends.content_type, [], None), start, None
             found = await self._presented(request, reading.status, batches)
             return found, reading.seq_num, reading.closed
@@ -284,7 +284,7 @@ class Snapshots:
 
 
 def _multipart(parts: UpdateParts, separator: str) -> Sequence[bytes]:
-    """All parts after the first, and the end, in pieces that are worth the way to the client."""
+    """All parts after the first, and the closing boundary, gathered into pieces worth sending."""
     pieces, gathered, size = [], [b""], 0
     head = bootstrap.PART_END + bootstrap.part_head(separator, parts.content_type)
     for body in parts.bodies:
