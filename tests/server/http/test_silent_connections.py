@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import ExitStack
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -95,6 +98,35 @@ async def test_sessions_that_are_silent_are_left_alone() -> None:
             (ack,) = frames_in(bytes((await h2.whole(session)).body))
             assert not ack.terminal
             assert b"late" in await h2.body_of(follower, 10)
+
+
+async def test_a_silent_connection_is_closed_when_no_descriptor_is_left() -> None:
+    async with (
+        running_server(configuration(first_request=0.5)) as server,
+        h1_client(server.port) as client,
+        asyncio.timeout(30),
+    ):
+        with _no_descriptor_left():
+            await client.rest()
+        await _look_twice(server)
+
+
+@contextmanager
+def _no_descriptor_left() -> Iterator[None]:
+    """Open so many descriptors in this process that it can open none more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    first = os.dup(0)
+    taken = [first]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (first + 64, hard))
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        yield
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def _look_twice(server: Server) -> None:

@@ -7,11 +7,14 @@ granian says nothing of its connections, so on Linux the process looks at its ow
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import socket
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
+from threading import Lock
 from time import perf_counter
 from typing import Final, NamedTuple, TypeAlias
 
@@ -115,6 +118,7 @@ class Connections:
         self._to_cut: set[Peer] = set()
         self._wake = asyncio.Event()
         self._looking: asyncio.Task[None] | None = None
+        self._cutter: _Cutter | None = None
 
     def begin(self, peer: Peer) -> None:
         """A request has come by the connection of `peer`."""
@@ -137,22 +141,28 @@ class Connections:
     def start(self, port: int) -> None:
         """Look after the connections to `port` from here on."""
         if sys.platform == "linux":
-            self._looking = asyncio.create_task(self._keep_looking(port))
+            self._cutter = _Cutter(port)
+            self._looking = asyncio.create_task(self._keep_looking(port, self._cutter))
 
     async def stop(self) -> None:
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)
+        if self._cutter is not None:
+            self._cutter.close()
 
-    async def _keep_looking(self, port: int) -> None:
+    async def _keep_looking(self, port: int, cutter: _Cutter) -> None:
+        failing = False
         while True:
             began = perf_counter()
-            started = _now()
-            sockets = await asyncio.to_thread(_sockets, port)
-            victims, silent = self._choose(sockets, started)
-            self.closed += silent
-            if victims:
-                await asyncio.to_thread(_close, port, victims)
+            try:
+                await self._look(port, cutter)
+                failing = False
+            except Exception:
+                # Without this task nothing bounds the connections, so it survives any failure.
+                if not failing:
+                    logger.exception("cannot look at the connections to port %d; retrying", port)
+                failing = True
             pause = max(_LOOK_INTERVAL, (perf_counter() - began) * _LOOK_SHARE)
             try:
                 async with asyncio.timeout(pause):
@@ -160,6 +170,14 @@ class Connections:
             except TimeoutError:
                 pass
             self._wake.clear()
+
+    async def _look(self, port: int, cutter: _Cutter) -> None:
+        started = _now()
+        sockets = await asyncio.to_thread(_sockets, port)
+        victims, silent = self._choose(sockets, started)
+        self.closed += silent
+        if victims:
+            await asyncio.to_thread(cutter.cut, victims)
 
     def _choose(self, sockets: list[_Socket], started: float) -> tuple[list[_Socket], int]:
         """The sockets to close, and how many of them because they are silent."""
@@ -203,13 +221,17 @@ def _now() -> float:
 
 def _sockets(port: int) -> list[_Socket]:
     """The connections that clients have to `port`."""
-    found = []
-    with os.scandir(_DESCRIPTORS) as entries:
-        for entry in entries:
-            one = _look_at(int(entry.name), port)
-            if one is not None:
-                found.append(one)
-    return found
+    return [one for number in _descriptors() if (one := _look_at(number, port)) is not None]
+
+
+def _descriptors() -> Iterable[int]:
+    """The descriptors that are open, or that may be when none is left to list them with."""
+    try:
+        return [int(name) for name in os.listdir(_DESCRIPTORS)]  # noqa: PTH208 - names alone
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        return range(min(_DESCRIPTORS_MAX, resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
 
 
 def _look_at(descriptor: int, port: int) -> _Socket | None:
@@ -233,13 +255,42 @@ def _look_at(descriptor: int, port: int) -> _Socket | None:
         one.detach()
 
 
-def _close(port: int, victims: list[_Socket]) -> None:
-    """Shut the connections down, so that granian closes them."""
-    for victim in victims:
-        try:
-            # A copy stays the same connection whatever happens to the original meanwhile.
-            with socket.socket(fileno=os.dup(victim.descriptor)) as copy:
-                if _look_at(copy.fileno(), port) == victim._replace(descriptor=copy.fileno()):
-                    copy.shutdown(socket.SHUT_RDWR)
-        except OSError as error:
-            logger.debug("a connection was gone before it was closed: %s", error)
+class _Cutter:
+    """Shuts connections down, so that granian closes them, even when no descriptor is left.
+
+    It opens the descriptors that it needs in advance. `close` may come from another thread than `cut`.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._null = os.open(os.devnull, os.O_RDONLY)
+        self._copy = os.dup(self._null)
+        self._lock = Lock()
+        self._closed = False
+
+    def cut(self, victims: list[_Socket]) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            for victim in victims:
+                try:
+                    self._shut_down(victim)
+                except OSError as error:
+                    logger.debug("a connection was gone before it was closed: %s", error)
+            os.dup2(self._null, self._copy, inheritable=False)
+
+    def _shut_down(self, victim: _Socket) -> None:
+        # A copy stays the same connection whatever happens to the original meanwhile.
+        os.dup2(victim.descriptor, self._copy, inheritable=False)
+        if _look_at(self._copy, self._port) == victim._replace(descriptor=self._copy):
+            one = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=self._copy)
+            try:
+                one.shutdown(socket.SHUT_RDWR)
+            finally:
+                one.detach()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            os.close(self._null)
+            os.close(self._copy)
