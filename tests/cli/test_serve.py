@@ -95,7 +95,7 @@ async def test_a_folder_that_cannot_be_made_is_refused_in_one_line(
         _, errors = await running.communicate()
         assert running.returncode == 1
         *_, last = errors.decode().splitlines()
-        assert last.startswith(f"error: the folder {folder!r} of the store cannot be made (")
+        assert last.startswith(f"error: cannot create the store's folder {folder!r} (")
         assert b"Traceback" not in errors
 
 

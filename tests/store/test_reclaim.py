@@ -231,7 +231,7 @@ async def test_a_merge_that_slatedb_refused_does_not_count_as_done(
 
     while len((await engine.tables()).runs) < 2:
         await write_tables(4)
-    monkeypatch.setattr(slatedb_tables, "_MERGE_LOOK", 2.0)  # SlateDB has forgotten it by then
+    monkeypatch.setattr(slatedb_tables, "_MERGE_CHECK_INTERVAL", 2.0)  # SlateDB forgets it by then
     oldest = (await engine.tables()).runs[-1].id
     # Young tables and the oldest run are not neighbours.
     refused = asyncio.create_task(engine.merge([oldest], young=True))

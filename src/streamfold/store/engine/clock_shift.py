@@ -1,13 +1,13 @@
 """Lets SlateDB's library read a system clock that is ahead, for the length of one call.
 
-SlateDB's Python binding (0.17) has no way to hand in a clock. Its library reads the time through
-`clock_gettime` of the C library, like all code in Rust, and finds that function in one pointer of its
-import table. `clock_ahead` points it to a function that adds the shift, and back again: nothing else
-in the process sees a different time, nor does SlateDB afterwards.
+SlateDB's Python binding (0.17) does not accept a clock. Its library reads the time through
+`clock_gettime` of the C library, like all code in Rust, and calls that function through one pointer of
+its import table. `clock_ahead` points it to a function that adds the shift, and back again: nothing
+else in the process sees a different time, nor does SlateDB afterwards.
 
 This module checks what it changes. Where the import table does not look as expected (another
 operating system, another way of linking) it raises ClockShiftError and has changed nothing. It is
-needed only when the system clock went back, and goes away once the binding takes a clock.
+needed only when the system clock went back, and can be removed once the binding accepts a clock.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 
 T = TypeVar("T")
 
-#: What the library imports.
+#: The function that the library imports.
 _FUNCTION = b"clock_gettime"
 #: The beginning of a 64-bit little-endian ELF file.
 _ELF = b"\x7fELF\x02\x01"
@@ -62,7 +62,7 @@ _ClockFunction = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.POINTER(_Ti
 
 
 class _Clock:
-    """The C library's clock, shifted. Lives as long as the process: threads may still be in it."""
+    """The C library's clock, shifted. Never freed: threads may still be calling it."""
 
     def __init__(self) -> None:
         self._read = _ClockFunction(_address(getattr(ctypes.CDLL(None), _FUNCTION.decode())))
@@ -105,7 +105,7 @@ class _Slot:
 
 @contextmanager
 def clock_ahead(milliseconds: int) -> Iterator[None]:
-    """Within this, SlateDB reads a system clock that is `milliseconds` ahead.
+    """Let SlateDB read a system clock that is `milliseconds` ahead while the context lasts.
 
     Raises ClockShiftError if that cannot be done, and if SlateDB did not read the clock at all.
     """
@@ -124,7 +124,7 @@ def clock_ahead(milliseconds: int) -> Iterator[None]:
 
 
 class StartedAhead(Generic[T]):
-    """Awaits `work`, whose first step, up to where it waits, sees a clock that is ahead.
+    """Awaits `work`; its first step, up to its first wait, sees a clock that is ahead.
 
     Only the first step: later ones sign requests to storage, and those need the real time.
     """
@@ -159,7 +159,7 @@ def _clock() -> _Clock:
 
 @cache
 def _slot() -> _Slot:
-    """Where the library keeps the address of the function; found once."""
+    """Where the library keeps the address of the function; looked up once."""
     try:
         base = _base_of(binding._UniffiLib.uniffi_slatedb_uniffi_fn_constructor_dbbuilder_new)
     except AttributeError as error:

@@ -1,8 +1,8 @@
 """Keeps some local disk free, so that a full disk refuses appends before they are written.
 
-An append that meets a full disk halfway is of unknown outcome. One that is refused beforehand certainly
-did not happen, and what is kept free is there for the ways out: trims, deletions, and the tables that
-SlateDB writes from what is acknowledged already.
+An append that fills the disk halfway has an unknown outcome; one that is refused beforehand certainly
+did not happen. The reserve leaves room for trims, deletions, and the tables that SlateDB writes from
+acknowledged records.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from streamfold.errors import StorageFullError
 logger = logging.getLogger(__name__)
 
 #: Bytes kept free: SlateDB holds up to 128 MiB that it has yet to write as tables, commits up to 64 MiB
-#: are under way, and a compaction writes 64 MiB at a time.
+#: are in flight, and a compaction writes 64 MiB at a time.
 RESERVE_BYTES = 256 << 20
-#: But at most one part in so many of a small file system, unless a setting says otherwise.
+#: The reserve is at most this fraction (one in so many) of a small file system, by default.
 _RESERVE_PART = 4
-#: Seconds between looks while more than twice the reserve is free: far more than is written meanwhile.
-_LOOK_INTERVAL = 0.1
+#: Seconds between checks while more than twice the reserve is free: too short to fill the rest.
+_CHECK_INTERVAL = 0.1
 
-#: What the system says when there is no room, no quota, or a limit on files is reached.
+#: The system's errors for a full disk, a used-up quota, and a limit on the size of files.
 _FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 _OS_ERROR = re.compile(r"\(os error ([0-9]+)\)")
 
@@ -42,7 +42,7 @@ class DiskUsage(NamedTuple):
     free: int
 
 
-#: Tells the usage of the file system that a folder is on.
+#: Reads the usage of the file system that holds a folder.
 UsageReader: TypeAlias = Callable[[Path], DiskUsage]
 
 
@@ -52,14 +52,14 @@ def read_usage(folder: Path) -> DiskUsage:
 
 
 def is_disk_full(error: Exception) -> bool:
-    """Whether a write failed for want of room; SlateDB has the system's error in its text alone."""
+    """Whether a write failed for lack of space; SlateDB gives the system's error in its text only."""
     if isinstance(error, OSError):
         return error.errno in _FULL
     return any(int(number) in _FULL for number in _OS_ERROR.findall(str(error)))
 
 
 class DiskSpace:
-    """Whether there is room for more records below `folder`; without one there always is."""
+    """Knows whether the disk of `folder` has room for more records; None means unlimited room."""
 
     def __init__(
         self, folder: Path | None, reserve: int | None, read: UsageReader = read_usage
@@ -67,12 +67,12 @@ class DiskSpace:
         self._folder = folder
         self._read = read
         self._wanted = reserve
-        #: Bytes that are free, and how many of them are kept so.
+        #: Bytes that are free, and how many of them must stay free.
         self.free = 0
         self.reserve = 0
         self._full = False
-        self._next_look = 0.0
-        #: Bytes that uploads under way have yet to write.
+        self._next_check = 0.0
+        #: Bytes that running uploads have yet to write.
         self.claimed = 0
 
     @property
@@ -83,8 +83,8 @@ class DiskSpace:
     @property
     def full(self) -> bool:
         """Whether less than the reserve is free."""
-        if self._folder is not None and self._next_look <= (now := time.monotonic()):
-            self._look(self._folder, now)
+        if self._folder is not None and self._next_check <= (now := time.monotonic()):
+            self._read_usage(self._folder, now)
         return self._full
 
     @property
@@ -95,7 +95,7 @@ class DiskSpace:
         return 0 if self.full else max(0, self.free - self.reserve - self.claimed)
 
     def check(self) -> None:
-        """Raise StorageFullError if there is no room for more records."""
+        """Raise StorageFullError if the disk has no room for more records."""
         if self.full:
             raise StorageFullError(
                 f"the disk has {_mib(self.free)} free, and {_mib(self.reserve)} are kept for trims and "
@@ -104,16 +104,14 @@ class DiskSpace:
             )
 
     def check_upload(self, size: int) -> None:
-        """Raise StorageFullError if the disk is full, or if `size` bytes more than those that uploads
-        under way have claimed do not fit.
-        """
-        self._next_look = 0.0  # uploads are fast enough to fill a small reserve between two looks
+        """Raise StorageFullError if `size` bytes do not fit beside the claims of running uploads."""
+        self._next_check = 0.0  # uploads are fast enough to fill a small reserve between two checks
         self.check()
         if size and self.room < size:
             raise StorageFullError(
                 f"an upload of {_mib(size)} does not fit: the disk has {_mib(self.free)} free, "
                 f"{_mib(self.reserve)} are kept for trims and deletions, and {_mib(self.claimed)} for "
-                "other uploads under way; nothing was stored; free some space, or send it again later"
+                "other uploads; nothing was stored; free some space, or send it again later"
             )
 
     @contextmanager
@@ -125,12 +123,12 @@ class DiskSpace:
         finally:
             claim.release()
 
-    def _look(self, folder: Path, now: float) -> None:
+    def _read_usage(self, folder: Path, now: float) -> None:
         try:
             usage = self._read(folder)
         except OSError as error:
-            # Whoever writes next gets the error itself, with more to say.
-            logger.warning("the free space of %s cannot be read: %s", folder, error)
+            # The next write gets the error itself, with more detail.
+            logger.warning("cannot read the free space of %s: %s", folder, error)
             return
         self.free = usage.free
         by_default = min(RESERVE_BYTES, usage.total // _RESERVE_PART)
@@ -145,17 +143,17 @@ class DiskSpace:
                 "refused" if full else "taken again",
             )
         self._full = full
-        self._next_look = now + _LOOK_INTERVAL if usage.free > 2 * self.reserve else now
+        self._next_check = now + _CHECK_INTERVAL if usage.free > 2 * self.reserve else now
 
 
 class SpaceClaim:
-    """The room that one upload still needs: what it declared or brought, less what is on disk."""
+    """The room that one upload still needs: the bytes declared or received, less those on disk."""
 
     def __init__(self, space: DiskSpace, declared: int) -> None:
         self._space = space
         self._declared = declared
         self._came = 0
-        #: Bytes that the blob store holds in memory, and that it has written.
+        #: Bytes that the blob store holds in memory, and bytes that it has written.
         self._gathered = 0
         self._written = 0
         self._claimed = 0
@@ -176,7 +174,7 @@ class SpaceClaim:
         self._claim(more)
 
     def release(self) -> None:
-        """Leave the room to others."""
+        """Release the claim."""
         self._claim(-self._claimed)
 
     def _claim(self, size: int) -> None:

@@ -18,7 +18,7 @@ Row: TypeAlias = tuple[bytes, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Tables with disjoint ranges of keys, which are merged as one."""
+    """Tables with disjoint ranges of keys, merged as one."""
 
     id: int
     size: int
@@ -32,14 +32,14 @@ class Tables:
     young: tuple[int, ...]
     #: From the newest to the oldest.
     runs: tuple[Run, ...]
-    #: Bytes committed that no table has yet.
+    #: Bytes committed that are not in a table yet.
     pending: int = 0
     #: Bytes committed since the engine was opened.
     written: int = 0
 
     @property
     def total(self) -> int:
-        """Bytes of all rows, deleted ones included that no merge has dropped yet."""
+        """Bytes of all rows, including deleted ones that no merge has dropped yet."""
         return sum(self.young) + sum(run.size for run in self.runs) + self.pending
 
 
@@ -56,18 +56,17 @@ class Engine(Protocol):
     """An ordered map of bytes on durable storage, with this process as its only writer."""
 
     async def commit(self, ops: Sequence[Op]) -> None:
-        """Apply `ops` as one; when this returns, they survive a crash and a power cut.
+        """Apply `ops` atomically; when this returns, they survive a crash and a power cut.
 
-        Several commits may be under way: they take effect in the order of the calls, and if one
-        survives, so do all before it. Called by the committer alone, never cancelled. An exception
-        means that the outcome is unknown: close the engine and open another before going on.
-        Raises StorageFullError when there was no room, which is no more certain of the outcome.
+        Several commits may be in flight: they take effect in the order of the calls, and if one
+        survives, so do all before it. Only the committer calls this, and never cancels it. An exception
+        means that the outcome is unknown, even StorageFullError: close the engine and open another.
         Raises WriterFencedError once another process has opened the same store.
         """
         ...
 
     async def get(self, key: bytes) -> bytes | None:
-        """The value of `key` as far as it is durable."""
+        """The durable value of `key`."""
         ...
 
     def scan(
@@ -81,17 +80,17 @@ class Engine(Protocol):
     ) -> AsyncGenerator[list[Row]]:
         """Durable rows with `start` <= key < `end`, in order, as pages of about 1 MiB.
 
-        The first page has at most `first` rows, so that who wants one row reads one. Rows that are
-        committed while the scan runs may or may not be in it. Close it when done with it early. An
-        `eager` scan fetches what follows before it is asked for, and takes more memory.
+        The first page has at most `first` rows, so that a caller that needs one row reads one. Rows
+        committed while the scan runs may or may not be in it. Close a scan that is not read to its end.
+        An `eager` scan fetches pages in advance, and takes more memory.
         """
         ...
 
     async def check(self) -> None:
-        """Raise WriterFencedError if another process has become the writer; asks the storage.
+        """Read from storage whether another process is the writer now; WriterFencedError if so.
 
-        Also works after `close`: a failed engine is asked before another is opened in its place, so
-        that a process that was replaced does not take the store back.
+        Also works after `close`: the supervisor checks a failed engine before it opens the next, so
+        that a replaced process does not take the store back.
         """
         ...
 
@@ -100,29 +99,29 @@ class Engine(Protocol):
         ...
 
     async def flush(self) -> None:
-        """Write what was committed and is only in memory and in the log as a table."""
+        """Write committed rows that are only in memory and in the WAL as a table."""
         ...
 
     async def merge(self, runs: Sequence[int], *, young: bool) -> bool:
-        """Merge these neighbouring runs, by id, into one, and with `young` all young tables too.
+        """Merge these neighbouring runs, by id, into one, and all young tables with `young`.
 
-        `young` needs the newest run among them. Rows that others among the sources delete or replace
-        are dropped, and deletions as well if the oldest run is a source. Returns when it is done;
-        False if it cannot be done now.
+        `young` requires the newest run. Drops rows that other sources delete or replace, and the
+        deletions, too, if the oldest run is a source. Returns when the merge is done, or False if it
+        is not possible now.
         """
         ...
 
     async def collect(self) -> DiskUse:
-        """Delete files that storage no longer needs, and tell what is left."""
+        """Delete files that are no longer needed, and measure the rest."""
         ...
 
     async def close(self, *, flush: bool = True) -> None:
-        """Let go of the storage; safe to call twice. After a failure, without flushing."""
+        """Close the storage; safe to call twice. After a failure, call it without `flush`."""
         ...
 
 
 class EngineOpener(Protocol):
-    """Opens an engine, and takes over as its only writer; called again after a failure."""
+    """Opens an engine as its only writer; called again after a failure."""
 
     async def __call__(self) -> Engine: ...
 

@@ -1,8 +1,8 @@
-"""Recognises data of other programs where a store is to be, so that it is not silently passed by.
+"""Refuses to open a store where another program keeps its data.
 
-A store keeps its database in the folder `db` of its location, and marks it with a row of its own.
-s2-lite, which uses SlateDB as well, keeps its database in the location itself: there a store would find
-nothing, start empty, and look as if everything were lost.
+A store keeps its database in the folder `db` of its location. s2-lite, which also uses SlateDB, keeps
+its database in the location itself: a store opened there would find nothing, start empty, and look as
+if all data were lost.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Final
 from streamfold.blob import BlobStore
 from streamfold.errors import FormatUnsupportedError
 
-#: Where SlateDB keeps its manifests, below its own folder, and how it names them.
+#: Where SlateDB keeps its manifests, below its own folder, and their file names.
 MANIFESTS: Final = "manifest"
 _MANIFEST: Final = re.compile(r"[0-9]{20}\.manifest")
 
 
 def check_folder(url: str, folder: Path) -> None:
-    """Raise if a folder is itself a database of SlateDB."""
+    """Raise if `folder` itself is a SlateDB database."""
     manifests = folder / MANIFESTS
     if manifests.is_dir():
         _check(url, (path.name for path in manifests.iterdir()))
 
 
 async def check_blobs(url: str, manifests: BlobStore) -> None:
-    """The same for object storage; `manifests` is what is below MANIFESTS there."""
+    """Raise if the location on object storage is one; `manifests` holds the blobs below MANIFESTS."""
     async for meta in manifests.list():
         _check(url, [meta.key.rpartition("/")[2]])
 
@@ -43,6 +43,6 @@ def _check(url: str, names: Iterable[str]) -> None:
         hint = ""
     raise FormatUnsupportedError(
         f"{url} holds a database of another program, most likely of s2-lite{hint}: choose another "
-        "place, run s2-lite on this one, and copy each basin with `streamfold copy s2://basin "
+        "location, run s2-lite on this one, and copy each basin with `streamfold copy s2://basin "
         "s2://basin --from-endpoint URL-OF-S2-LITE`"
     )

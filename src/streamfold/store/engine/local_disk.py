@@ -1,24 +1,24 @@
 """Makes SlateDB's files on local disk survive a power cut.
 
 SlateDB writes files and renames them, but never syncs them: after a power cut any file written in the
-last half minute may be whole, cut short, full of zeros or gone, whatever became of files before and
-after it. So here:
+last half minute may be whole, cut short, full of zeros or gone, independently of files before and
+after it. Therefore:
 
 1. Before a commit is acknowledged, its WAL file, all before it and the WAL folder are synced.
 2. Tables and manifests are written in the background, and may be lost: that is harmless as long as an
    older manifest is whole, with every table it names and every WAL file after it. A *restore point* is
    such a manifest. To make one: checkpoint the database, which pins a manifest and its tables; sync
-   all files; then note in `restore-point` the manifest's number, the last WAL file known to be synced
-   and the id of this boot of the machine. A new database starts with one that says: nothing yet.
-3. SlateDB's collector would delete WAL files that only an unsynced manifest has taken in. It is kept
-   from them; they are deleted here, once a restore point covers them.
-4. On opening, a boot id other than the noted one means that the machine went down in between. Newer
-   manifests than the restore point cannot be trusted, and are not needed; nor is what SlateDB noted of
-   compactions under way. They are removed, and SlateDB replays the WAL from the restore point.
-5. WAL files after the last that was known to be synced are read through first. Whatever was
-   acknowledged is whole, and so is everything before it; the first file that is not whole was never
-   acknowledged, so it is set aside with all after it. An empty file is SlateDB's mark of a new writer:
-   one that counts was synced and noted before that writer's first ack, so here it is a lost one.
+   all files; then write to `restore-point` the manifest's number, the last WAL file known to be synced
+   and the id of this boot of the machine. A new database starts with an empty restore point.
+3. SlateDB's collector would delete WAL files whose rows only an unsynced manifest covers. So it leaves
+   WAL files alone, and this module deletes them once a restore point covers them.
+4. On opening, a boot id other than the stored one means that the machine went down in between. Newer
+   manifests than the restore point, and SlateDB's notes of compactions, cannot be trusted and are not
+   needed. They are removed, and SlateDB replays the WAL from the restore point.
+5. Before that, WAL files after the last one known to be synced are read through. Every acknowledged
+   file is whole, and so are all before it; the first damaged file was never acknowledged, so it is
+   moved away with all after it. An empty file is SlateDB's mark of a new writer. A valid mark was
+   synced and stored before that writer's first ack, so an empty file found here is a damaged one.
    After a mere crash of the process the page cache is intact, and nothing is removed.
 """
 
@@ -45,15 +45,15 @@ logger = logging.getLogger(__name__)
 _MARKER = "restore-point"
 _LOCK = "restore-point.lock"
 _CHECKPOINT = "streamfold-restore-point"
-#: Folder for WAL files that a power cut spoilt.
+#: Folder for WAL files that a power cut damaged.
 _SET_ASIDE = "set-aside"
-#: Seconds between looks whether another process has finished its restore point.
+#: Seconds between checks whether another process has finished its restore point.
 _LOCK_PAUSE = 0.02
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def sync_path(path: Path) -> None:
-    """Have the device store what the file or folder at `path` holds now."""
+    """Return once the file or folder at `path` is on the device as it is now."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -62,12 +62,12 @@ def sync_path(path: Path) -> None:
 
 
 def current_boot() -> str | None:
-    """An id that changes whenever the machine starts; None where the system does not tell."""
+    """An id that changes whenever the machine starts; None where the system has none."""
     return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else None
 
 
 def forget_restore_point(folder: Path) -> None:
-    """To be called before the database is opened without syncing: there is no way back any more."""
+    """Remove the restore point; call this before the database is opened without syncing."""
     if (folder / _MARKER).exists():
         (folder / _MARKER).unlink()
         sync_path(folder)
@@ -91,7 +91,7 @@ class LocalDisk:
         self._lock = asyncio.Lock()
 
     async def repair(self, wal: Any) -> None:
-        """Before opening: after a power cut, go back to the last restore point.
+        """Go back to the last restore point after a power cut; call this before opening.
 
         `wal` is SlateDB's reader of WAL files.
         """
@@ -115,7 +115,7 @@ class LocalDisk:
         return noted
 
     def _mark_new(self) -> None:
-        """Note that a database which does not exist yet has nothing to come back to."""
+        """Write an empty restore point for a new database."""
         if not _files(self._folder / "manifest"):
             self._write_marker({"boot": self._boot, "manifest": 0, "wal": 0})
 
@@ -123,7 +123,7 @@ class LocalDisk:
         manifests = {_number(path): path for path in _files(self._folder / "manifest")}
         if manifest and manifest not in manifests:
             raise DataCorruptError(
-                f"{self._folder} is to go back to manifest {manifest}, which is not there: "
+                f"{self._folder} needs manifest {manifest} after a power cut, but it is missing: "
                 "restore the folder from a backup"
             )
         logger.warning(
@@ -141,7 +141,7 @@ class LocalDisk:
                 shutil.rmtree(folder)
 
     async def _set_aside_spoilt(self, wal: Any, first: int) -> None:
-        """Keep the WAL files from `first` on as far as they are whole; move the rest away."""
+        """Keep the WAL files from `first` on up to the first damaged one; move the rest away."""
         last = first
         while _size(self._wal_path(last)):
             last += 1
@@ -160,7 +160,7 @@ class LocalDisk:
                 aside = self._folder / _SET_ASIDE
                 aside.mkdir(exist_ok=True)
                 path.replace(aside / path.name)
-                logger.warning("%s was being written when the machine went down: set aside", path)
+                logger.warning("%s was being written when the machine went down: moved away", path)
 
     def _sync(self, path: Path) -> None:
         try:
@@ -168,11 +168,11 @@ class LocalDisk:
         except (FileNotFoundError, PermissionError):
             raise
         except OSError as error:
-            # The kernel may have dropped the pages and report success next time: never try again.
-            raise DeviceFailedError(f"{path} could not be synced: {error.strerror}") from error
+            # The kernel may have dropped the pages and report success next time: never retry.
+            raise DeviceFailedError(f"cannot sync {path}: {error.strerror}") from error
 
     async def take_over(self, admin: Any) -> None:
-        """After opening: everything that was found, and may be read from now on, is synced."""
+        """Sync everything that was found on opening, because it may be read from now on."""
         wal = await asyncio.to_thread(self._sync_found)
         self._next_wal = wal + 1
         async with self._alone():
@@ -186,10 +186,10 @@ class LocalDisk:
         self._sync(self._folder / "wal")
         self._sync(self._folder)
         for folder in self._folder.parents:
-            # Any of them may be as new as the store, up to where another file system begins.
+            # Each parent up to the mount point of the file system may be as new as the store.
             if folder.stat().st_dev != self._folder.stat().st_dev:
                 break
-            with suppress(PermissionError):  # not ours to read, so not made by us
+            with suppress(PermissionError):  # not readable for us, so not created by us
                 self._sync(folder)
         return last
 
@@ -211,14 +211,14 @@ class LocalDisk:
         self._next_wal = number
 
     async def collect(self, admin: Any, delete_replaced: Callable[[], Awaitable[None]]) -> None:
-        """Make what is written now the state to come back to, and free what that replaces.
+        """Make a restore point, and delete the files that it makes obsolete.
 
         `delete_replaced` has SlateDB delete tables and manifests that no checkpoint names.
         """
         async with self._alone():
             manifest = await self._make_restore_point(admin)
             await delete_replaced()
-            # One that is not synced yet must stay, or the search for the next to sync ends at it.
+            # An unsynced file must stay: the search for the next file to sync would end at the gap.
             covered = min(manifest.replay_after_wal_id, self._next_wal)
             await _finish_in_thread(self._delete_wal_below, covered)
 
@@ -227,14 +227,14 @@ class LocalDisk:
         options = binding.CheckpointOptions(lifetime_ms=None, source=None, name=_CHECKPOINT)
         made = await admin.create_detached_checkpoint(options)
         manifest = await read_manifest(admin, made.manifest_id)
-        await _finish_in_thread(self._note, made.manifest_id)
+        await _finish_in_thread(self._write_restore_point, made.manifest_id)
         for checkpoint in former:
             await admin.delete_checkpoint(checkpoint.id)
         return manifest
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
-        """Keep another process, which this one replaces or is replaced by, from noting at once."""
+        """Exclude the process that this one replaces, or that replaces it, while the context lasts."""
         handle = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             while not _locked(handle):  # noqa: ASYNC110  # the kernel sends no event for it
@@ -243,7 +243,7 @@ class LocalDisk:
         finally:
             os.close(handle)
 
-    def _note(self, manifest: int) -> None:
+    def _write_restore_point(self, manifest: int) -> None:
         synced_wal = self._next_wal - 1
         present = set()
         for name in ("compacted", "manifest"):
@@ -254,7 +254,7 @@ class LocalDisk:
         self._synced = present
         for name in ("compacted", "manifest", "wal", ""):
             self._sync_if_there(self._folder / name)
-        # Another process may know of more: a new writer's mark must never count as lost.
+        # Another process may have synced more: a new writer's mark must never count as damaged.
         former = self._read_marker() or {"wal": 0}
         wal = max(synced_wal, former["wal"])
         self._write_marker({"boot": self._boot, "manifest": manifest, "wal": wal})
@@ -263,8 +263,8 @@ class LocalDisk:
         try:
             self._sync(path)
         except FileNotFoundError:
-            # SlateDB replaced it meanwhile. The checkpoint pins what matters.
-            logger.debug("%s is gone before it was synced", path)
+            # SlateDB replaced it meanwhile. The checkpoint pins the files that matter.
+            logger.debug("%s was deleted before it was synced", path)
 
     def _write_marker(self, noted: dict[str, Any]) -> None:
         draft = self._folder / f"{_MARKER}.new"
@@ -283,9 +283,9 @@ class LocalDisk:
 
 
 async def _finish_in_thread(work: Callable[[int], None], number: int) -> None:
-    """Run `work` to its end even if the caller is cancelled: whoever is next must find it done.
+    """Run `work` to its end even if the caller is cancelled: the next caller must find it done.
 
-    A restore point that is noted after a newer one would name a manifest that may be deleted.
+    A restore point written after a newer one would name a manifest that may be deleted.
     """
     task = asyncio.ensure_future(asyncio.to_thread(work, number))
     try:

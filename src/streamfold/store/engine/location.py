@@ -18,7 +18,7 @@ from streamfold.store.engine.s3_access import S3Access, find_access
 
 #: Folders below the location in which SlateDB keeps its files, and the store its snapshots.
 DATABASE, SNAPSHOTS = "db", "snapshots"
-#: Of folders on local disk: for this user alone, whatever files within allow.
+#: Mode of folders on local disk: for this user alone, whatever the files within allow.
 _PRIVATE = 0o700
 
 
@@ -29,14 +29,14 @@ class Location:
     url: str
     #: Path of the database within the object store.
     path: str
-    #: Folder of the database on local disk, if that is where it is.
+    #: Folder of the database, if it is on local disk.
     folder: Path | None
     store: Any = field(repr=False)
-    #: Where the bytes of snapshots are.
+    #: The blobs of snapshots.
     snapshots: BlobStore = field(repr=False)
-    #: The files of the database on object storage, to see how large they are.
+    #: The files of the database on object storage, to measure them.
     files: BlobStore | None = field(repr=False, default=None)
-    #: How a bucket is reached, and the database's folder in it for one quick question.
+    #: Settings of the bucket, and the database's folder in it for one quick check.
     access: S3Access | None = field(default=None, repr=False)
     probe: BlobStore | None = field(default=None, repr=False)
     #: Where the manifests of another program's database would be.
@@ -44,14 +44,12 @@ class Location:
 
     @property
     def name(self) -> str:
-        """What clients call it: the kind of storage, not where exactly it is."""
+        """The name for clients: the kind of storage, not its exact address."""
         kind = self.url.partition(":")[0]
         return {"memory": "local:memory", "file": "local:disk"}.get(kind, f"{kind}:bucket")
 
     async def check_access(self) -> None:
-        """Raise, within seconds, if the bucket cannot be used: no such bucket, region or rights, or
-        the data of another program where a new store would be.
-        """
+        """Raise, within seconds, if the bucket cannot be used or holds the data of another program."""
         if self.probe is None:
             return
         try:
@@ -60,10 +58,10 @@ class Location:
             if self.others is not None:
                 await foreign_data.check_blobs(self.url, self.others)
         except BlobUnavailableError as error:
-            raise StorageError(f"the store at {self.url} cannot be opened: {error}") from None
+            raise StorageError(f"cannot open the store at {self.url}: {error}") from None
 
     def close(self) -> None:
-        """Let go of what was needed to reach it."""
+        """Stop renewing its credentials."""
         if self.access is not None:
             self.access.close()
 
@@ -71,8 +69,8 @@ class Location:
 def open_location(url: str, environment: Mapping[str, str] = os.environ) -> Location:
     """Parse `url` and connect to it; nothing is read or written yet.
 
-    S3 takes endpoint, region and credentials from where AWS tools take them; `environment` has the
-    variables. That may read files and wait for a network.
+    For S3, endpoint, region and credentials come from the sources that AWS tools use; `environment`
+    has the variables. This may read files and wait for the network.
     """
     parts = urlsplit(url)
     if parts.scheme == "memory":
@@ -89,7 +87,7 @@ def open_location(url: str, environment: Mapping[str, str] = os.environ) -> Loca
 
 
 def choose_location(asked: str | None, only: str) -> str:
-    """Where a basin is to be: a store has one location, by the name that clients give it."""
+    """The location of a new basin: a store has only one, called `only`."""
     if asked not in (None, only):
         raise InvalidError(f"location {asked!r} is unknown: choose from {only}, or leave it out")
     return only
@@ -104,8 +102,8 @@ def _local(url: str, folder: Path) -> Location:
             private.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidError(
-            f"the folder {str(folder)!r} of the store cannot be made ({error.strerror}): choose one "
-            "that this user may create and write to"
+            f"cannot create the store's folder {str(folder)!r} ({error.strerror}): choose one that "
+            "this user may create and write to"
         ) from None
     builder = binding.ObjectStoreBuilder(binding.ObjectStoreType.LOCAL)
     builder.with_config("local_path", str(folder))

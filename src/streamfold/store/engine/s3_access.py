@@ -27,18 +27,18 @@ from streamfold.errors import StreamfoldError
 if TYPE_CHECKING:
     from obstore.store import S3Credential
 
-#: Seconds that a connection may take over its request: nobody but SlateDB has one.
+#: Seconds that a connection may take for its request; only SlateDB connects.
 _REQUEST_TIMEOUT = 10
 
 logger = logging.getLogger(__name__)
 
 
 class CredentialEndpoint:
-    """Answers on a port of the loopback interface until it is closed, or this process ends."""
+    """Serves credentials on the loopback interface until it is closed or this process ends."""
 
     def __init__(self, credentials: Callable[[], S3Credential]) -> None:
         token = secrets.token_urlsafe(32)
-        folder = Path(tempfile.mkdtemp(prefix="streamfold-"))  # for this user's eyes only
+        folder = Path(tempfile.mkdtemp(prefix="streamfold-"))  # readable for this user only
         self._token_file = folder / "token"
         self._token_file.write_text(token)
         server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(credentials, token))
@@ -55,7 +55,7 @@ class CredentialEndpoint:
         }
 
     def close(self) -> None:
-        """Stop answering; the token is removed."""
+        """Stop serving and remove the token."""
         self._finalizer()
 
 
@@ -77,7 +77,7 @@ def _handler(credentials: Callable[[], S3Credential], token: str) -> type[BaseHT
             try:
                 self._answer(200, _encoded(credentials()))
             except StreamfoldError as error:
-                logger.warning("storage gets no credentials: %s", error)
+                logger.warning("cannot get credentials for storage: %s", error)
                 self._answer(503, b"{}")
 
         def _answer(self, status: int, body: bytes) -> None:
@@ -88,7 +88,7 @@ def _handler(credentials: Callable[[], S3Credential], token: str) -> type[BaseHT
             self.wfile.write(body)
 
         def log_message(self, *args: Any) -> None:
-            """Say nothing of requests."""
+            """Log no requests."""
 
     return Handler
 
@@ -118,14 +118,14 @@ _CREDENTIALS = {
     "web_identity_token_file": ("AWS_WEB_IDENTITY_TOKEN_FILE",),
     "role_arn": ("AWS_ROLE_ARN",),
 }
-#: Limits of the request that finds out whether a bucket can be used, in seconds: two attempts, so that
-#: one lost packet is no error, and no more, so that a person at a terminal gets to know.
+#: Limits, in seconds, of the request that checks whether a bucket can be used: two attempts, so that
+#: one lost packet is not an error, and no more, so that a person at a terminal gets an answer soon.
 _PROBE_LIMITS = {"attempts": "2", "connect_timeout": "3", "request_timeout": "5"}
 
 
 @dataclass(frozen=True, slots=True)
 class S3Access:
-    """Settings under which a bucket is reached; `close` when nothing uses it any more."""
+    """Settings to reach a bucket; call `close` when nothing uses it any more."""
 
     #: Settings of SlateDB's object store, and options of a blob store.
     for_database: dict[str, str] = field(repr=False)
@@ -146,7 +146,7 @@ class S3Access:
         return open_blob_store(url, **self.for_blobs)
 
     def open_probe(self, url: str) -> BlobStore:
-        """Return the same blobs, for one question that is answered within seconds."""
+        """Return the same blobs, for one check that is answered within seconds."""
         return open_blob_store(url, **self.for_blobs, **_PROBE_LIMITS)
 
     def close(self) -> None:
@@ -156,7 +156,7 @@ class S3Access:
 
 
 def find_access(environment: Mapping[str, str] = os.environ) -> S3Access:
-    """Return how AWS tools would reach S3; credentials that expire are fetched once, to know them."""
+    """Return the settings that AWS tools would use; fetches credentials once, to see if they expire."""
     place = _first_set(_PLACE, environment)
     identity = find_identity(environment)
     if identity is None:

@@ -20,13 +20,13 @@ from streamfold.store.engine.location import Location
 from streamfold.store.engine.slatedb_clock import SlateClock, newest_time, system_time
 from streamfold.store.engine.slatedb_tables import REPLACED_SECONDS, SlateTables, sizes_of
 
-#: Bytes of one value from which the copy into SlateDB, 4 ms per MiB and without the interpreter's
-#: lock, is worth a thread. Many small values are not: their cost is Python. Very many are, for the sake
-#: of the event loop.
+#: Bytes of one value from which its copy into SlateDB, 4 ms per MiB without the interpreter's lock, is
+#: worth a thread. Many small values are not, because their cost is Python; very many are, to keep the
+#: event loop free.
 _THREAD_FROM_BYTES = 64 << 10
 _THREAD_FROM_TOTAL = 1 << 20
 
-#: Bytes; memory that SlateDB may use for rows not yet in a sorted table, and the size of one.
+#: Bytes of memory that SlateDB may use for rows not yet in a sorted table, and the size of a table.
 _TABLE_BYTES = 32 << 20
 _UNFLUSHED_BYTES = 128 << 20
 #: Tables not yet compacted at which writes wait for the compaction.
@@ -35,43 +35,43 @@ _YOUNG_TABLES = 32
 #: sources and its result at the same time, so it must not cover most of what a small store holds; but
 #: with fewer at a time, merges would not keep up with fast writers.
 _MANY_YOUNG_TABLES, _MERGED_YOUNG_TABLES = 12, 6
-#: How often SlateDB looks whether tables are to be merged, and whether they are: on local disk, and
-#: where a look is a request that costs.
+#: How often SlateDB checks whether tables need merging and whether merges are done: on local disk, and
+#: on storage where a check is a request that costs.
 _POLL_LOCAL, _POLL_REMOTE = "500ms", "1s"
 #: Bytes of a compacted table. A compaction holds one in memory, and there is one at a time.
 _COMPACTED_BYTES = 64 << 20
-#: Bytes of blocks kept for point reads; scans of records pass the cache by.
+#: Bytes of blocks cached for point reads; scans of records bypass the cache.
 _CACHE_BYTES = 32 << 20
-#: Bytes that a scan fetches ahead of each table, and those of an eager one, with so many fetches.
+#: Bytes that a scan fetches ahead of each table; the same for an eager scan, and its parallel fetches.
 _READ_AHEAD_BYTES = 1 << 20
 _EAGER_BYTES = 4 << 20
 _EAGER_TASKS = 2
-#: Rows and bytes of a page of a scan. SlateDB counts rows only, and the size of those that follow is
-#: not known: a page may have 32 MiB when rows of 1 MiB follow small ones; the next has fewer rows.
+#: Rows and bytes of a page of a scan. SlateDB counts rows only, and the size of the next rows is
+#: unknown: a page may have 32 MiB when rows of 1 MiB follow small ones; the next has fewer rows.
 _PAGE_ROWS = 32
 _PAGE_BYTES = 1 << 20
 
-#: How often SlateDB repeats a request that storage answered with an error, 0.1 to 0.8 s apart; then the
-#: request has failed. It would go on for ever, and the answer to an append would have to wait for it.
-#: Server errors (5xx), throttling and connections that are refused are retried below this, for minutes.
+#: How often SlateDB retries a request that storage answered with an error, 0.1 to 0.8 s apart. Without
+#: a limit it would retry without end, and appends would never be answered. Server errors (5xx),
+#: throttling and refused connections are retried below this level, for minutes.
 _RETRIES = 4
-#: Seconds that a failed database gets to say why.
+#: Seconds to wait for a failed database to report the cause.
 _CAUSE_TIMEOUT = 1.0
 _CAUSE_PAUSE = 0.01
-#: In the message of an error that does not say what storage answered.
+#: Part of the message of an error that does not contain storage's answer.
 _NO_CAUSE = "(object store error)"
 
-#: Seconds in which storage must answer once, or it is not opened.
-_ANSWER_PATIENCE = 15.0
+#: Seconds within which storage must answer once to be opened.
+_ANSWER_TIMEOUT = 15.0
 
-#: Collections after the last commit: SlateDB may merge young tables until then, and expired
-#: checkpoints may hold what was replaced.
+#: Collections to run after the last commit: SlateDB may still merge young tables meanwhile, and
+#: checkpoints that have yet to expire may hold replaced files.
 _IDLE_COLLECTIONS = 2
-#: A key that no row has: deleting it is something to write.
+#: A key that no row has: deleting it gives `flush` something to write.
 _NO_ROW = b"\xff"
 
 _WAL = binding.FlushOptions(flush_type=binding.FlushType.WAL)
-#: One file ahead: further ones would be waited for in the background long after the last was read.
+#: One file ahead: SlateDB would wait for further ones in the background long after the last was read.
 _READ_WAL = binding.SlateDbWalReaderOptions(max_fetch_tasks=1)
 
 
@@ -88,7 +88,7 @@ class SlateEngine:
         self._tables = tables
         self._order = asyncio.Lock()
         self._collecting = asyncio.Lock()
-        #: Collections in a row that found no commit since the one before and nothing to delete.
+        #: Collections in a row that found no new commit and nothing to delete.
         self._idle_collections = 0
         self._committed = False
         self._disk_use = DiskUse(0, 0)
@@ -101,7 +101,7 @@ class SlateEngine:
         disk: LocalDisk | None = None,
         now: Callable[[], int] = system_time,
     ) -> SlateEngine:
-        """Open the database at `location` and become its writer; a former writer is fenced.
+        """Open the database at `location` as its writer; fences the former writer.
 
         With `disk`, a commit is synced to the device before it counts as durable. `now` is the time
         (ms) from which SlateDB's clock starts, unless storage has seen a later one.
@@ -164,8 +164,8 @@ class SlateEngine:
             raise _translated(error) from error
 
     async def _cause(self, error: Any) -> Any:
-        """What storage answered when a commit failed. SlateDB 0.17 first says only that its WAL
-        has failed, once or several times, and names the answer in a later call.
+        """Storage's answer when a commit failed. SlateDB 0.17 at first reports, once or several times,
+        only that its WAL failed, and gives the answer in a later call.
         """
         try:
             async with asyncio.timeout(_CAUSE_TIMEOUT):
@@ -176,7 +176,7 @@ class SlateEngine:
                         error = next_error
                     await asyncio.sleep(_CAUSE_PAUSE)
         except TimeoutError:
-            pass  # what it said at first is all there is to say
+            pass  # the first error is all that SlateDB gives
         return error
 
     async def get(self, key: bytes) -> bytes | None:
@@ -184,7 +184,7 @@ class SlateEngine:
             try:
                 value: bytes | None = await self._db.get_with_options(key, _READ)
             except binding.Error.Data:
-                # On storage that takes long to answer, a table may have been replaced meanwhile.
+                # On slow storage a table may have been replaced meanwhile.
                 value = await self._db.get_with_options(key, _READ)
         except binding.Error as error:
             raise _translated(error) from error
@@ -213,9 +213,9 @@ class SlateEngine:
                         yield page
                 return
             except binding.Error.Data as error:
-                # Tables that a merge replaced while the scan ran are deleted after a while: go on
-                # behind the last row with those that took their place. Unreadable data, however,
-                # fails again at the same row.
+                # Tables that a merge replaced while the scan ran are deleted after a while: continue
+                # after the last row with the tables that replaced them. Unreadable data fails again at
+                # the same row.
                 if resumed_at == (start, end):
                     raise _translated(error) from error
                 resumed_at = (start, end)
@@ -231,7 +231,7 @@ class SlateEngine:
             rows = await self._db.scan_with_options(span, options)
             page = await slatedb_binding.next_rows(rows, most)
             while page:
-                # From the second page on an eager scan fetches the next one while this one is used.
+                # From the second page on, an eager scan fetches the next one in the background.
                 wanted = len(page) == most
                 if wanted and most != first and options is _EAGER:
                     most = _page_rows(page)
@@ -265,7 +265,7 @@ class SlateEngine:
     async def flush(self) -> None:
         """Write a young table, even if there is no row to write.
 
-        The collector spares all tables that are newer than the newest young one: this lets it pass.
+        The collector keeps all tables that are newer than the newest young one: this moves that limit.
         """
         try:
             async with self._order:
@@ -282,7 +282,7 @@ class SlateEngine:
             raise _translated(error) from error
 
     async def collect(self) -> DiskUse:
-        """Delete files that are not needed; on local disk, a restore point is made first.
+        """Delete files that are not needed; on local disk, make a restore point first.
 
         Costs nothing while nothing is committed.
         """
@@ -324,21 +324,21 @@ def open_admin(location: Location) -> Any:
 async def _check_answers(admin: Any, location: Location) -> Any:
     """The newest manifest, None if there is none; raises if storage does not answer.
 
-    SlateDB itself would try for ever, and not say why.
+    SlateDB itself would retry without end and without a message.
     """
     try:
-        async with asyncio.timeout(_ANSWER_PATIENCE):
+        async with asyncio.timeout(_ANSWER_TIMEOUT):
             return await slatedb_binding.read_manifest(admin)
     except TimeoutError:
         raise StorageError(
-            f"storage at {location.url} gave no good answer within {_ANSWER_PATIENCE} s: check that "
-            "it exists, its endpoint and the credentials"
+            f"storage at {location.url} did not answer as expected within {_ANSWER_TIMEOUT} s: check "
+            "that it exists, its endpoint and the credentials"
         ) from None
 
 
 def _page_rows(page: list[Row]) -> int:
-    """How many rows the page after `page` has: as many of its largest as make a page, and no more than
-    twice as many as before, because those that follow may be larger.
+    """Rows of the page after `page`: as many of its largest row as make a full page, but at most twice
+    as many as before, because the next rows may be larger.
     """
     largest = max(len(value) for _, value in page) + 1
     return max(1, min(2 * len(page), _PAGE_ROWS, _PAGE_BYTES // largest))
@@ -357,15 +357,15 @@ async def _batch_of(ops: list[Op]) -> Any:
 
 def _settings(*, local: bool) -> Any:
     settings = binding.Settings.default()
-    # `SlateTables.collect` calls the collector when there is something to delete, and on local disk
-    # after a restore point.
+    # Off: `SlateTables.collect` calls the collector when files can be deleted, on local disk after a
+    # restore point.
     settings.set("garbage_collector_options", "null")
-    # No timer: a commit flushes when it is complete, so an ack waits for one write and no tick.
+    # No timer: each commit flushes, so an ack waits for one write and not for a tick.
     settings.set("flush_interval", "null")
     settings.set("object_store_max_retries", str(_RETRIES))
     settings.set("l0_sst_size_bytes", str(_TABLE_BYTES))
     settings.set("max_unflushed_bytes", str(_UNFLUSHED_BYTES))
-    # A writer at full speed waits while there are too many young tables: look for work often.
+    # A writer at full speed waits while young tables are too many: check for work often.
     settings.set("l0_max_ssts", str(_YOUNG_TABLES))
     settings.set("l0_max_ssts_per_key", str(_YOUNG_TABLES))
     for name in ("poll_interval", "worker.compactions_poll_interval", "commit_compacted_interval"):
@@ -374,7 +374,7 @@ def _settings(*, local: bool) -> Any:
     settings.set("compactor_options.max_concurrent_compactions", "2")
     settings.set("compactor_options.worker.max_concurrent_compactions", "2")
     settings.set("compactor_options.checkpoint_lifetime", f'"{REPLACED_SECONDS}s"')
-    # No run is similar enough to another to be merged by SlateDB itself.
+    # SlateDB itself must never find two runs similar enough to merge.
     scheduler = {
         "min_compaction_sources": str(_MANY_YOUNG_TABLES),
         "max_compaction_sources": str(_MERGED_YOUNG_TABLES),

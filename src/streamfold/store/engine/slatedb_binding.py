@@ -1,14 +1,13 @@
-"""Makes SlateDB's generated Python binding copy bytes in bulk; everything else of it stays as it is.
+"""Makes SlateDB's generated Python binding copy bytes in bulk, and changes nothing else in it.
 
 The binding (uniffi, slatedb 0.17) copies every byte string into Rust one Python-level byte at a time:
 6 MiB/s, with the event loop blocked, and 60 us for a small put. `write_batch` makes the
 same C calls with one `memmove` each: 12 us for a small put. `next_rows` reads a scan's result
-without building an object per field. `read_manifest` builds a large manifest in a thread: it takes
-60 us for each table, and a store of 100 GiB has 1600.
+without building an object per field. `read_manifest` builds a large manifest in a thread: that takes
+60 us per table, and a store of 100 GiB has 1600 tables.
 
-This module looks at what it replaces before it does so. If the binding has changed, it says so in a
-warning and the store goes on with the binding's own, slower methods. It goes away once the binding is
-regenerated with bulk copies.
+This module checks what it replaces. If the binding has changed, it warns, and the store uses the
+binding's own, slower methods. It can be removed once the binding is regenerated with bulk copies.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 
 from streamfold.store.engine.engine import Op, Row
 
-#: What this module was written against; other versions are checked by shape alone.
+#: The version that this module was written for; others are checked by their shape.
 _NEEDED = (
     "_UniffiRustBuffer",
     "_UniffiRustBufferBuilder",
@@ -69,18 +68,18 @@ if MISSING:
     )
 
 
-#: Bytes of a value from which a call gives up the interpreter's lock: below, that costs more.
+#: Bytes of a value from which a call releases the interpreter's lock; for less, releasing costs more.
 _UNLOCK_FROM = 16 << 10
 
 
 class _View(ctypes.Structure):
-    """The binding's ForeignBytes, with a pointer that takes a byte string as it is."""
+    """The binding's ForeignBytes, with a pointer that takes a byte string without a copy."""
 
     _fields_ = (("len", ctypes.c_int32), ("data", ctypes.c_char_p))
 
 
 def _library(load: Callable[[str], Any]) -> Any:
-    """SlateDB's library once more, with calls that take our view of bytes."""
+    """A second handle on SlateDB's library, whose calls take `_View`."""
     library = load(binding._UniffiLib._name)
     for name in _CALLS:
         call = getattr(binding._UniffiLib, name)
@@ -93,7 +92,7 @@ def _library(load: Callable[[str], Any]) -> Any:
 
 #: Keeps the interpreter's lock: for calls of a microsecond.
 _QUICK: Any = None if MISSING else _library(ctypes.PyDLL)
-#: Gives it up: for calls that copy much.
+#: Releases it: for calls that copy much.
 _SLOW: Any = None if MISSING else _library(ctypes.CDLL)
 
 
@@ -106,7 +105,7 @@ def _fill_fast(batch: Any, ops: list[Op]) -> None:
     copy, frame = lib.ffi_slatedb_uniffi_rustbuffer_from_bytes, _LENGTH.pack
     status = binding._UniffiRustCallStatus.default()
     ref = ctypes.byref(status)
-    view = _View()  # one for all: to make one takes as long as the copy
+    view = _View()  # one for all values: making one takes as long as the copy
 
     def rust_bytes(data: bytes) -> Any:
         """`data` as the length-prefixed buffer in which the binding passes byte strings to Rust."""

@@ -1,10 +1,10 @@
-"""Keeps SlateDB's time from going back, across restarts too.
+"""Keeps SlateDB's clock from going back, across restarts, too.
 
 SlateDB stamps each write and names each table by its clock, and refuses all writes while that clock
-is behind what it finds in storage (`invalid clock tick`). It reads the system clock once, when it is
-opened, and from there on counts by the monotonic clock: a system clock that jumps while the database is
-open does no harm, one that is behind at the next opening does. So each opening looks for the newest
-time in storage, and starts SlateDB's clock there if the system clock is behind.
+is behind the newest time in storage (`invalid clock tick`). It reads the system clock once, when it is
+opened, and then counts by the monotonic clock: a system clock that jumps while the database is open
+does no harm, but one that is behind at the next opening does. So each opening reads the newest time in
+storage, and starts SlateDB's clock there if the system clock is behind.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from streamfold.store.engine.clock_shift import ClockShiftError, StartedAhead, c
 
 logger = logging.getLogger(__name__)
 
-#: Milliseconds by which the clock may be behind and be waited for: clocks that are being corrected.
+#: Milliseconds that the clock may be behind for opening to wait: it is being corrected.
 _WAIT_MS = 1000
 #: Letters of a ULID in order of their value, and how many of them are its time (ms).
 _ULID_LETTERS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
@@ -28,7 +28,7 @@ _ULID_TIME = 10
 
 
 def system_time() -> int:
-    """What SlateDB reads when it is opened: ms since the Unix epoch."""
+    """The system clock as SlateDB reads it when it is opened: ms since the Unix epoch."""
     return time.time_ns() // 1_000_000
 
 
@@ -72,14 +72,14 @@ def _ulid_time(ulid: str) -> int:
 
 
 class SlateClock:
-    """Opens SlateDB's handles with a clock that is so many milliseconds ahead of the system's."""
+    """Opens SlateDB's handles with a clock that is `ahead` milliseconds ahead of the system's."""
 
     def __init__(self, ahead: int) -> None:
         self._ahead = ahead
 
     @classmethod
     async def for_time(cls, wanted: int, location: str) -> SlateClock:
-        """The clock of an opening at `wanted` ms, or now, whichever is later."""
+        """A clock that starts at `wanted` ms or now, whichever is later."""
         ahead = wanted - system_time()
         if 0 < ahead <= _WAIT_MS:
             await asyncio.sleep(ahead / 1000)
@@ -95,7 +95,7 @@ class SlateClock:
         return cls(max(ahead, 0))
 
     def start(self, build: Callable[[], Any]) -> Any:
-        """What `build` makes, with this clock."""
+        """Call `build` under this clock."""
         if not self._ahead:
             return build()
         try:
@@ -105,7 +105,7 @@ class SlateClock:
             raise self._refusal(error) from error
 
     async def open(self, build: Callable[[], Any]) -> Any:
-        """What `build` makes in the background, with this clock."""
+        """Call `build` in the background under this clock."""
         if not self._ahead:
             return await build()
         try:

@@ -1,13 +1,13 @@
 """SlateDB's tables: how large they are, merging them on request, and deleting replaced ones.
 
-SlateDB merges young tables into a run by itself (`slatedb.py` sets when). Which runs are merged is
-decided in `reclaim.py` and carried out here: left to itself, SlateDB would rewrite most of the store at
-once, and would never drop deleted rows while nothing is written.
+SlateDB itself merges young tables into a run (`slatedb.py` sets when). `reclaim.py` decides which runs
+to merge, and this module merges them: SlateDB alone would rewrite most of the store at once, and would
+never drop deleted rows while nothing is written.
 
 A table that a merge has replaced stays for `REPLACED_SECONDS`, because scans that began before the
-merge still read it; a scan that takes longer starts again behind the last row that it returned.
-SlateDB's collector deletes it after that. The collector is safe at any age: it spares tables newer than
-the newest young one, tables of merges under way, and whatever a checkpoint names.
+merge still read it; a scan that takes longer starts again after the last row that it returned.
+SlateDB's collector deletes it after that. The collector is safe at any age: it keeps tables newer than
+the newest young one, tables of running merges, and all files that a checkpoint names.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ from streamfold.store.engine.slatedb_binding import read_manifest
 
 #: Seconds for which the tables that a merge has replaced can be read.
 REPLACED_SECONDS: Final = 5
-#: Milliseconds below which the collector deletes no file, whatever it believes.
+#: Milliseconds below which the collector never deletes a file.
 _MIN_AGE_MS = 5_000
-#: Milliseconds for which manifests are kept: somebody who looked for the newest must find it. Longer on
-#: local disk, where nothing else keeps a process that was stopped meanwhile from writing the number of
-#: one that was deleted. That would be ignored, and its commits are refused by the log in any case.
+#: Milliseconds for which manifests are kept: a process that listed them must find the newest. Longer on
+#: local disk, where nothing else keeps a process that was paused meanwhile from reusing the number of a
+#: deleted one. Such a manifest is ignored, and the WAL refuses the commits of that process in any case.
 _MANIFEST_MIN_AGE_MS, _LOCAL_MANIFEST_MIN_AGE_MS = 60_000, 600_000
-#: Seconds between looks whether a merge is done.
-_MERGE_LOOK = 0.25
-#: Bytes of commits that are noted as one.
+#: Seconds between checks whether a merge is done.
+_MERGE_CHECK_INTERVAL = 0.25
+#: Bytes of commits that are recorded as one.
 _PENDING_STEP = 64 << 10
 _MEMTABLE = binding.FlushOptions(flush_type=binding.FlushType.MEM_TABLE)
 _ENDED = (binding.CompactionStatus.COMPLETED, binding.CompactionStatus.FAILED)
 
 
 class SlateTables:
-    """The tables of one open database; `sizes` tells the bytes of its files by name."""
+    """The tables of one open database; `sizes` returns the bytes of its files by name."""
 
     def __init__(self, db: Any, admin: Any, sizes: Callable[[], Any], *, local: bool) -> None:
         self._db = db
         self._local = local
         self._admin = admin
         self._sizes = sizes
-        #: Sequence number and bytes of commits that no table may have yet.
+        #: Sequence numbers and bytes of commits that may not be in a table yet.
         self._pending: deque[list[int]] = deque()
         self._written = 0
         self._manifest: Any = None
 
     def committed(self, seqnum: int, size: int) -> None:
-        """Note a commit of `size` bytes, the last of which has this sequence number."""
+        """Record a commit of `size` bytes whose last row has this sequence number."""
         self._written += size
         if self._pending and self._pending[-1][1] < _PENDING_STEP:
             last = self._pending[-1]
@@ -66,7 +66,7 @@ class SlateTables:
         return self._tables(await self._newest_manifest())
 
     async def _newest_manifest(self) -> Any:
-        """The newest manifest that was read: of two reads at once, the later may get the older."""
+        """The newest manifest read so far: of two concurrent reads, the later may get the older one."""
         manifest = await read_manifest(self._admin)
         if self._manifest is None or manifest.id > self._manifest.id:
             self._manifest = manifest
@@ -99,20 +99,20 @@ class SlateTables:
             merge = await self._admin.submit_compaction(spec)
         except binding.Error.Invalid:
             # The clock of this handle may be a millisecond behind the database's.
-            await asyncio.sleep(_MERGE_LOOK)
+            await asyncio.sleep(_MERGE_CHECK_INTERVAL)
             merge = await self._admin.submit_compaction(spec)
         while merge is not None and merge.status not in _ENDED:
-            await asyncio.sleep(_MERGE_LOOK)
+            await asyncio.sleep(_MERGE_CHECK_INTERVAL)
             merge = await self._admin.read_compaction(merge.id, None)
         if merge is not None:
             return bool(merge.status is binding.CompactionStatus.COMPLETED)
-        # It ended, and others after it: SlateDB does not tell how. Merged tables are replaced.
+        # It ended, and others after it, and SlateDB keeps no result: a merge replaces its sources.
         merged = list(manifest.l0) if young else []
         merged += [view for run in manifest.compacted if run.id in runs for view in run.sst_views]
         return not _files_of(merged) & _files_of(_views(await self._newest_manifest()))
 
     async def collect(self, *, log: bool) -> None:
-        """Delete files that are not needed any more; with `log`, also files of the log."""
+        """Delete files that are not needed any more; with `log`, also WAL files."""
         await self._admin.run_gc_once(_garbage(log=log, local=self._local))
 
     async def disk_use(self) -> DiskUse:
@@ -147,18 +147,18 @@ def _garbage(*, log: bool, local: bool) -> Any:
         compacted_options=older_than(_MIN_AGE_MS),
         compactions_options=older_than(manifest_age),
         wal_options=older_than(_MIN_AGE_MS) if log else None,
-        # The marks of new writers stay: without them, a writer that was replaced long ago could
-        # take itself for the only one.
+        # Keep the marks of new writers: without them, a writer that was replaced long ago could
+        # consider itself the only one.
         wal_fence_options=None,
         detach_options=None,
-        # SlateDB notes up to where it has deleted manifests by replacing a file, which it cannot do on
+        # SlateDB records how far it has deleted manifests by replacing a file, which it cannot do on
         # local disk: from the second time on it would delete none.
         disable_boundary_files=local,
     )
 
 
 def sizes_of(folder: Path | None, files: BlobStore | None) -> Callable[[], Any]:
-    """Tells the bytes of all files, and of tables by name; None where nobody knows (in memory)."""
+    """A function for the bytes of all files, and of tables by name; it returns None in memory."""
 
     async def sizes() -> tuple[int, dict[str, int]] | None:
         if folder is not None:
@@ -186,4 +186,4 @@ def _local_files(folder: Path) -> Iterable[tuple[str, int]]:
             if path.is_file():
                 yield path.relative_to(folder).as_posix(), path.stat().st_size
         except FileNotFoundError:
-            continue  # deleted while we looked
+            continue  # deleted during the walk
