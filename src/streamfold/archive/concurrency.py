@@ -1,4 +1,4 @@
-"""Work that goes on at once: on several destinations, and on what is needed next."""
+"""Concurrent work: on several destinations at once, and ahead of what is needed next."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 async def finish_all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Return all results; every piece of work has ended, also when the first error is raised.
 
-    What goes on behind a caller's back could still write when the caller has moved on.
+    Work left running could still write after the caller has moved on.
     """
     results = await asyncio.gather(*work, return_exceptions=True)
     for result in results:
@@ -32,4 +32,4 @@ def prefetch(items: Iterator[T]) -> Generator[T]:
         coming = maker.submit(next, items, nothing)
         while (item := coming.result()) is not nothing:
             coming = maker.submit(next, items, nothing)
-            yield item  # type: ignore[misc]  # not the object that says that there is none
+            yield item  # type: ignore[misc]  # not the sentinel

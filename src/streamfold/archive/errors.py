@@ -8,7 +8,7 @@ NotFoundError
 ├── ManifestNotFoundError             look elsewhere, or write a base first
 └── PositionPrunedError               read from a newer position, or from a base
 ConflictError
-├── ChainGapError                     go on from the head, or write a base that marks the gap
+├── ChainGapError                     continue from the head, or write a base that marks the gap
 └── CommitConflictError               the table moved on: look at its head, then decide
 OutcomeUnknownError
 └── CommitUnknownError                may be committed: read the manifest before repeating
@@ -47,19 +47,19 @@ class PositionInvalidError(InvalidError):
 
 
 class KeyFieldsUnknownError(InvalidError):
-    """The manifest of another writer does not tell the key, and changes lack the one assumed."""
+    """Another writer's manifest does not name the key, and changes lack the assumed one."""
 
     code = "key_fields_unknown"
 
     def __init__(self, name: str, columns: Sequence[str]) -> None:
         super().__init__(
-            f"{name!r} is taken for a key field, and no change has a column of that name: give --key "
-            f"(key_fields in Python) with the key among {list(columns)}"
+            f"{name!r} is assumed to be the key field, but no change has a column of that name: give "
+            f"--key (key_fields in Python) with the key among {list(columns)}"
         )
 
 
 class SchemaIncompatibleError(InvalidError):
-    """A column changed so that what was written would lose its meaning; nothing was committed."""
+    """A column changed in a way that existing files cannot follow; nothing was committed."""
 
     code = "schema_incompatible"
 
@@ -72,13 +72,13 @@ class SchemaIncompatibleError(InvalidError):
 
 
 class ManifestNotFoundError(NotFoundError):
-    """There is no archive at that place."""
+    """No archive exists at that address."""
 
     code = "manifest_not_found"
 
 
 class PositionPrunedError(NotFoundError):
-    """The archive went that far back once, and does not any more."""
+    """The archive no longer reaches back to that position."""
 
     code = "position_pruned"
 
@@ -115,7 +115,7 @@ class WriterFencedOutError(WriterFencedError):
 
 
 class SwapUnsupportedError(StorageError):
-    """The storage accepted a swap that it had to refuse, or the other way round."""
+    """The storage accepted a swap that it had to refuse, or refused one that it had to accept."""
 
     code = "swap_unsupported"
 
@@ -133,12 +133,12 @@ class ManifestVersionError(FormatUnsupportedError):
 
 
 class ManifestInvalidError(DataCorruptError):
-    """The manifest breaks a rule of its own version; it is not used in part."""
+    """The manifest breaks a rule of its own version; no part of it is used."""
 
     code = "manifest_invalid"
 
 
 class ArtifactCorruptError(DataCorruptError):
-    """The bytes of an artifact are cut, changed, or not of the format that they are named as."""
+    """The bytes of an artifact are truncated, changed, or in another format than their name says."""
 
     code = "artifact_corrupt"

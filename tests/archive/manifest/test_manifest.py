@@ -122,10 +122,10 @@ DAMAGE: dict[str, tuple[Callable[[Any], None], str]] = {
     "a diff without one": (_set("artifacts", 3, "from_position", None), "only for a base"),
     "an unknown kind": (_set("artifacts", 0, "kind", "delta"), "Invalid enum value"),
     "a number as position": (_set("artifacts", 0, "to_position", 7), "Expected `str`"),
-    "an empty position": (_set("artifacts", 0, "to_position", ""), "no sequence number"),
-    "a position of another order": (_set("artifacts", 0, "to_position", "0/7"), "no sequence"),
+    "an empty position": (_set("artifacts", 0, "to_position", ""), "not a sequence number"),
+    "a position of another order": (_set("artifacts", 0, "to_position", "0/7"), "not a sequence"),
     "an unknown order": (_set("position_order", "mine"), "give the order of that name"),
-    "no format": (_set("artifacts", 0, "formats", {}), "nobody can read it"),
+    "no format": (_set("artifacts", 0, "formats", {}), "it cannot be read"),
     "a path that leaves": (
         _set("artifacts", 3, "formats", "jsonl", "parts", 0, "path", "../../etc/passwd"),
         "segment '..'",
@@ -142,7 +142,7 @@ DAMAGE: dict[str, tuple[Callable[[Any], None], str]] = {
         _set("artifacts", 0, "formats", "jsonl", "parts", 0, "sha256", "abc"),
         "64 hex digits",
     ),
-    "an unknown schema": (_set("artifacts", 0, "schema_id", "none"), "which is not there"),
+    "an unknown schema": (_set("artifacts", 0, "schema_id", "none"), "which does not exist"),
     "a time without zone": (_set("updated_at", "2026-06-03T12:00:00"), "RFC 3339"),
     "no time": (_set("artifacts", 0, "created_at", "yesterday"), "RFC 3339"),
     "a wrong oldest position": (_set("oldest_readable_position", "9"), "must be '7'"),
@@ -166,7 +166,7 @@ def test_pins_have_one_name_each() -> None:
     moment = "2026-06-03T12:00:00Z"
     pin = {"id": "p", "epoch": 1, "created_at": moment, "expires_at": moment}
     raw["pins"] = [pin, pin]
-    with pytest.raises(ManifestInvalidError, match="pin 'p' is there twice"):
+    with pytest.raises(ManifestInvalidError, match="pin 'p' occurs twice"):
         read_manifest(json.dumps(raw).encode())
 
 

@@ -272,5 +272,5 @@ async def test_a_follower_tells_when_a_live_file_is_lost(tmp_path: Path) -> None
     [lost] = archive.manifest.base.parts()
     (tmp_path / lost.path).unlink()
     followed = Followed(archive)
-    with pytest.raises(ArtifactCorruptError, match="names it still"):
+    with pytest.raises(ArtifactCorruptError, match="still names it"):
         await followed.until("31")

@@ -93,9 +93,9 @@ async def test_the_manifest_may_be_named_instead_of_its_folder(tmp_path: Path) -
 async def test_what_is_no_archive_is_not_found_and_not_created(tmp_path: Path) -> None:
     with pytest.raises(ManifestNotFoundError, match=r"no manifest\.json"):
         await streamfold.archive.open(tmp_path)
-    with pytest.raises(ManifestNotFoundError, match="no folder"):
+    with pytest.raises(ManifestNotFoundError, match="does not exist"):
         await streamfold.archive.open(tmp_path / "other")
-    with pytest.raises(ManifestNotFoundError, match="no folder"):  # the first try made none
+    with pytest.raises(ManifestNotFoundError, match="does not exist"):  # the first try made none
         await streamfold.archive.open(tmp_path / "other")
 
 
@@ -108,7 +108,7 @@ async def test_positions_out_of_reach_are_told_apart(tmp_path: Path) -> None:
         await archive.table(time=START - timedelta(seconds=1))
     with pytest.raises(PositionInvalidError, match="after the head '31'"):
         await archive.table(position="32")
-    with pytest.raises(PositionInvalidError, match="no sequence number"):
+    with pytest.raises(PositionInvalidError, match="not a sequence number"):
         await archive.table(position="0/8")
     with pytest.raises(InvalidError, match="one of them"):
         await archive.table(position="9", time=START)

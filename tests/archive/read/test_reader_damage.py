@@ -153,7 +153,7 @@ async def test_a_file_that_the_manifest_names_and_nobody_has_is_corruption(tmp_p
     files_of(tmp_path, "snapshot-*25-*")[0].unlink()
     error = await failure_of(archive)
     assert isinstance(error, ArtifactCorruptError)
-    assert "the manifest names it still" in error.message
+    assert "the manifest still names it" in error.message
     with pytest.raises(ArtifactCorruptError):
         [batch async for batch in archive.batches()]
     assert await state_at(archive, "20") == HISTORY["20"]

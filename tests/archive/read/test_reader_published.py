@@ -100,7 +100,7 @@ async def test_the_minimal_manifest_is_enough_wherever_its_uris_point(folder: Pa
         {"id": 3, "name": "c", "more": 0.5},
     ]
     assert (await archive.table(columns=["name"])).column_names == ["name"]
-    with pytest.raises(InvalidError, match="not there"):
+    with pytest.raises(InvalidError, match="do not exist"):
         await archive.table(columns=["other"])
 
 
@@ -133,7 +133,7 @@ async def test_verification_compares_sizes_and_counts(folder: Path) -> None:
     path = folder / "epoch=1" / "diff-0_1A2B300-0_1A2B400.jsonl"
     path.write_bytes(path.read_bytes().replace(b"0.5", b"0,5"))
     [problem] = (await archive.verify()).problems
-    assert "no JSON" in str(problem.problem)
+    assert "not JSON" in str(problem.problem)
     path.unlink()
     [problem] = (await archive.verify()).problems
     assert "is not in" in str(problem.problem)

@@ -89,7 +89,7 @@ def test_what_the_archive_does_not_have_is_told_when_it_is_loaded(
         load(formats="csv")
     source = StreamfoldArchiveSource({"path": str(folder), "formats": "jsonl"})
     reader = source.reader(source.schema())
-    with pytest.raises(FormatUnsupportedError, match=r"is there as \['parquet'\]"):
+    with pytest.raises(FormatUnsupportedError, match=r"exists as \['parquet'\]"):
         reader.partitions()
     with pytest.raises(ManifestNotFoundError, match="name the folder of a table"):
         load(path=str(tmp_path))

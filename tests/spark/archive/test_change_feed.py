@@ -117,5 +117,5 @@ def test_positions_that_are_gone_or_never_were_are_told(written: Written) -> Non
         feed(folder, 14, endingPosition=30)
     with pytest.raises(PositionInvalidError, match="after the head '40'"):
         feed(folder, 14, endingPosition=41)
-    with pytest.raises(PositionInvalidError, match="no sequence number"):
+    with pytest.raises(PositionInvalidError, match="not a sequence number"):
         feed(folder, "0/1")

@@ -1,12 +1,12 @@
-"""Named AWS credentials: each destination and each sink says as whom it acts.
+"""Named AWS credentials: each destination and each sink names the profile that it uses.
 
     credentials = {
         "local":  {"type": "ambient", "region": "eu-west-1"},
         "events": {"type": "assume_role", "role_arn": "arn:aws:iam::…:role/events"},
     }
 
-`ambient` is what boto3 finds by itself: variables, shared files, web identity, the machine's role.
-`assume_role` asks STS for a role on top of that, and again well before it expires. A profile says
+`ambient` is what boto3 finds: variables, shared files, web identity, the machine's role.
+`assume_role` asks STS for a role with those, and renews it well before it expires. A profile says
 where credentials come from and never holds any, so it may be shown and logged.
 
 Needs boto3: `pip install streamfold[aws]`.
@@ -36,13 +36,13 @@ if TYPE_CHECKING:  # these exist only in obstore's stubs
 AMBIENT = "ambient"
 ASSUME_ROLE = "assume_role"
 DEFAULT_SESSION_NAME = "streamfold"
-#: Seconds for a connection, and for an answer: short, as whoever calls tries again by itself.
+#: Seconds for a connection, and for an answer: short, because callers retry.
 CONNECT_TIMEOUT = 5
 READ_TIMEOUT = 15
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where credentials come from; `endpoint_url` is for services that only speak like AWS."""
+    """Where credentials come from; `endpoint_url` is for services that are compatible with AWS."""
 
     type: str = AMBIENT
     region: str | None = None
@@ -52,7 +52,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     endpoint_url: str | None = None
 
     def __repr__(self) -> str:
-        # The external id is agreed upon between two parties: not for everybody's eyes.
+        # The external id is shared between two parties only.
         return f"Profile(type={self.type!r}, region={self.region!r}, role_arn={self.role_arn!r})"
 
 
@@ -65,7 +65,7 @@ class BlobOptions(TypedDict, total=False):
 
 
 class AwsAccess:
-    """A profile in use: clients and storage options that get fresh credentials by themselves."""
+    """A profile in use: clients and storage options that renew their credentials."""
 
     def __init__(self, name: str, profile: Profile, now: Callable[[], datetime]) -> None:
         _require_boto3()
@@ -73,7 +73,7 @@ class AwsAccess:
         self._profile = profile
         self._now = now
         self._session: Any = None
-        # Several sinks may share a profile, and sessions are not made for several threads.
+        # Several sinks may share a profile, and sessions are not thread-safe.
         self._one_at_a_time = threading.Lock()
 
     def __repr__(self) -> str:
@@ -82,7 +82,7 @@ class AwsAccess:
     def client(self, service: str) -> Any:
         """Return a boto3 client that sends each request once; safe to use from any thread.
 
-        It takes a while and reads files: not for an event loop.
+        It is slow and reads files: do not call it in an event loop.
         """
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
@@ -115,12 +115,12 @@ class AwsAccess:
         return options
 
     def storage_credentials(self) -> S3Credential:
-        """Return credentials of now, as obstore asks for them; called from any thread."""
+        """Return current credentials, in the form that obstore asks for; called from any thread."""
         with self._one_at_a_time, explained():
             found = self._opened().get_credentials()
         if found is None:
             raise CredentialsUnavailableError(
-                f"credentials {self._name!r}: there are none in the environment, in files or from "
+                f"credentials {self._name!r}: none were found in the environment, in files or on "
                 "the machine; set them, or name another profile"
             )
         return storage_credential(found, self._now())
@@ -146,7 +146,7 @@ class Profiles:
         self._profiles = dict(profiles)
         self._path = path
         self._now = now
-        # Whoever names the same profile in the same region shares one session, and one role.
+        # Users of the same profile in the same region share one session, and one role.
         self._known: dict[tuple[str | None, str | None], AwsAccess] = {}
 
     @classmethod
@@ -162,14 +162,14 @@ class Profiles:
         return cls(profiles, path=path, now=now)
 
     def access(self, name: str | None, *, path: str, region: str | None = None) -> AwsAccess:
-        """Return the use of a profile; None is the ambient one. A region here wins over its own.
+        """Return access under a profile; None is the ambient one. `region` overrides the profile's.
 
-        `path` is where the name was found: it goes into the message if there is no such profile.
+        `path` is where the name was found: it goes into the message if the profile does not exist.
         """
         if name is not None and name not in self._profiles:
             raise InvalidError(
                 f"{path} names credentials {name!r}, which are not under {self._path}: "
-                f"there are {sorted(self._profiles)}"
+                f"use one of {sorted(self._profiles)}"
             )
         key = (name, region)
         if key not in self._known:
@@ -253,20 +253,20 @@ def _role_request(name: str, profile: Profile) -> Callable[[], dict[str, str]]:
                 "expiry_time": given["Expiration"].isoformat(),
             }
         except ClientError as error:
-            # The text of a refusal may quote the signed headers: the code says enough.
+            # The text of a refusal may quote signed headers, so only its code is shown.
             failure = str(error.response.get("Error", {}).get("Code", "unknown"))
         except (BotoCoreError, ResponseParserError) as error:
             failure = type(error).__name__
         raise CredentialsUnavailableError(
             f"credentials {name!r}: STS did not give role {profile.role_arn} ({failure}); check its "
-            "trust policy, the external_id, and the credentials that ask for it"
+            "trust policy, the external_id, and the credentials that request it"
         )
 
     return fetch
 
 
 def _require_boto3() -> None:
-    # Only those who use AWS need it, and it takes long to load: so it is imported where it is used.
+    # Only AWS needs it, and it is slow to load: it is imported where it is used.
     try:
         import boto3  # noqa: F401
     except ImportError:

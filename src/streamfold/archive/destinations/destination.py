@@ -30,11 +30,11 @@ def folder_url(text: str) -> str:
 
 
 def existing_folder(text: str) -> str:
-    """Return the same; a local folder must be there, for reading does not create it."""
+    """Return the same; a local folder must exist, because reading does not create it."""
     url = folder_url(text)
     folder = local_folder(url)
     if folder is not None and not folder.is_dir():
-        raise ManifestNotFoundError(f"there is no folder {folder}: name the folder of a table")
+        raise ManifestNotFoundError(f"folder {folder} does not exist: name the folder of a table")
     return url
 
 
@@ -44,23 +44,22 @@ def local_folder(uri: str) -> Path | None:
     return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
 
-#: Beginning of the names that the self-test uses; collection removes what a crash leaves.
+#: Prefix of the names that the self-test uses; collection removes what a crash leaves.
 PROBE = "swap-check-"
-#: Racing swaps in the self-test: more than two, or a lucky order could hide a lie.
+#: Racing swaps in the self-test: more than two, or a lucky order could hide a fault.
 RACERS = 4
-#: How often a file is sent whose outcome is unknown: its name is nobody else's, so a repetition
-#: does no harm.
+#: How often a file is sent whose outcome is unknown: its name is unique, so repeating is safe.
 PUT_ATTEMPTS = 2
 
-#: The bytes of a file from their beginning; called once for each attempt.
+#: Returns the bytes of a file from the start; called once for each attempt.
 Pieces = Callable[[], AsyncIterator[bytes]]
 
 
 @contextmanager
 def name_destination_on_error(uri: str) -> Iterator[None]:
-    """Have errors of the block say which destination failed, unless they say so already.
+    """Record in errors of the block which destination failed, unless they already say so.
 
-    Whoever counts failures goes by that, and not by what a message happens to mention.
+    Counters of failures use that, not the text of a message.
     """
     try:
         yield
@@ -104,7 +103,7 @@ class Destination:
         return self.uri + MANIFEST_KEY
 
     async def read(self, order: PositionOrder | None = None) -> Stored | None:
-        """Return the manifest and its etag, None where there is none yet."""
+        """Return the manifest and its etag; None if there is no manifest yet."""
         with name_destination_on_error(self.uri):
             try:
                 data, etag = await self.blobs.get_with_etag(MANIFEST_KEY)
@@ -142,7 +141,7 @@ class Destination:
                 yield piece
 
     async def holds(self, path: str, size: int) -> bool:
-        """Whether a file of that size is there."""
+        """Whether a file of that size exists."""
         with name_destination_on_error(self.uri):
             try:
                 return (await self.blobs.head(path)).size == size
@@ -151,7 +150,7 @@ class Destination:
 
 
 async def check_compare_and_swap(destination: Destination, probe_id: str) -> None:
-    """Refuse storage whose conditional writes do not hold: two writers would lose data on it.
+    """Refuse storage that ignores conditions of writes: two writers would lose data on it.
 
     Emulators, proxies and gateways have been seen to ignore conditions. `probe_id` must be new.
     """
@@ -198,5 +197,5 @@ async def _accepts(write: Awaitable[str]) -> bool:
 def _swap_is_broken(destination: Destination, what: str) -> SwapUnsupportedError:
     return SwapUnsupportedError(
         f"destination {destination.uri} {what}: it cannot keep an archive safe; use storage with "
-        "conditional writes, or take the proxy between away"
+        "conditional writes, or remove the proxy in between"
     )

@@ -2,8 +2,8 @@
 
 Files are in all of them before any manifest names them. The manifest is swapped in the first
 destination, which makes the commit, and then brought forward in the others. One that does not
-answer then is *lagging*: its readers see an older, whole table. It is healed when it is back:
-files it lacks are copied, then its manifest goes forward. No manifest ever goes back.
+answer then is *lagging*: its readers see an older, complete table. It is repaired when it answers
+again: missing files are copied, then its manifest is brought forward. No manifest ever goes back.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class Mirrors:
         self.primary, *self._others = destinations
         self._all = tuple(destinations)
         self._order = order
-        # Manifests that this session has brought forward: all their files are known to be there.
+        # Manifests that this object has brought forward: all their files are known to exist.
         self._known: dict[str, Stored] = {}
         #: Destinations whose manifest is older than the first one's, by URI, and why.
         self.lagging: dict[str, StreamfoldError] = {}
 
     async def put(self, path: str, pieces: Pieces) -> frozenset[str]:
-        """Store a file in every destination; return the URIs of those that did not take it.
+        """Store a file in every destination; return the URIs of those that failed.
 
-        Durable in all others when this returns, of which there is one at least: a file that was
-        written is not written again because one of several destinations is away. `complete` it.
+        Durable in all others, at least one, when this returns: a file is not written again
+        because one of several destinations is down. `complete` copies it there.
         """
         failures: dict[str, StreamfoldError] = {}
 
@@ -75,7 +75,7 @@ class Mirrors:
 
     @property
     def uris(self) -> tuple[str, ...]:
-        """Of all destinations, the deciding one first."""
+        """The URIs of all destinations, the deciding one first."""
         return tuple(destination.uri for destination in self._all)
 
     async def open(self, *names: str) -> Stored | None:
@@ -88,7 +88,7 @@ class Mirrors:
         stored = [(s, d) for d in self._all if (s := found[d.uri])]
         if not stored:
             return None
-        # Of equal ones the first: `max` keeps it.
+        # `max` keeps the first of equal ones.
         newest, source = max(stored, key=lambda pair: age(pair[0].manifest, self._order))
         for other, place in stored:
             self._check_lineage(place, other.manifest, newest.manifest)
@@ -97,9 +97,9 @@ class Mirrors:
         return newest
 
     async def follow(self, manifest: Manifest) -> None:
-        """Bring the others forward to what was committed; those that fail lag, and say why.
+        """Bring the others forward to what was committed; those that fail are lagging.
 
-        Never raises for one of them: the commit is made, and must not look as if it were not.
+        Never raises for one of them: the commit is made, and must not look failed.
         """
         await finish_all(self._follow(other, manifest) for other in self._others)
 
@@ -107,7 +107,7 @@ class Mirrors:
         try:
             try:
                 await self._bring_forward(other, manifest, self.primary)
-            except REFUSED:  # a collector may have brought it forward meanwhile: look again
+            except REFUSED:  # a collector may have brought it forward: read it again
                 self._known.pop(other.uri, None)
                 await self._bring_forward(other, manifest, self.primary)
         except StreamfoldError as error:

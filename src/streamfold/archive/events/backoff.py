@@ -1,4 +1,4 @@
-"""Pauses between tries."""
+"""Pauses between attempts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from streamfold.errors import InvalidError
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Pauses that double from `first` to `longest`, in seconds, each cut by up to half by chance.
+    """Pauses that double from `first` to `longest`, in seconds, each up to half shorter at random.
 
-    Chance keeps many tables that lost one service from coming back to it all at once.
+    Randomness keeps many tables that lost one service from returning to it all at once.
     """
 
     first: float = 0.5

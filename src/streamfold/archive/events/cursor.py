@@ -1,4 +1,4 @@
-"""How far a sink has come: one small document per sink, beside the manifest.
+"""How far a sink is: one small document per sink, beside the manifest.
 
     <folder>/events/<sink>.json
 
@@ -37,7 +37,7 @@ class CursorConflictError(ConflictError):
 
 
 class CursorInvalidError(DataCorruptError):
-    """The cursor cannot be read, so nobody knows what the sink has got."""
+    """The cursor cannot be read, so it is unknown what the sink has received."""
 
     code = "event_cursor_invalid"
 
@@ -61,16 +61,16 @@ class CursorFile:
         self._sink = sink
         self._key = cursor_key(sink)
         self._now = now
-        # What storage held when it was looked at last, or was written.
+        # What storage held when it was last read or written.
         self._stored: Cursor | None = None
         self._etag: str | None = None
-        # Whether storage may hold something else than `_stored`.
+        # Whether storage may differ from `_stored`.
         self._is_uncertain = True
         self._delivered: tuple[str, SinkPosition] | None = None
 
     @property
     def position(self) -> SinkPosition | None:
-        """The last place that was delivered, as far as this process knows."""
+        """The last delivered position, as far as this process knows."""
         return self._delivered[1] if self._delivered else None
 
     def advance(self, event_id: str, position: SinkPosition) -> None:
@@ -113,8 +113,8 @@ class CursorFile:
 
     async def _look(self) -> None:
         found, etag = await self._read()
-        # As it was: what was delivered since is ours to keep. Else our own write has arrived after
-        # all, or another process was here: then storage knows best.
+        # If unchanged, keep what was delivered since. Otherwise our own write has arrived after
+        # all, or another process wrote: then storage decides.
         if found != self._stored:
             self._delivered = _delivered(found)
         self._stored, self._etag, self._is_uncertain = found, etag, False
@@ -128,7 +128,7 @@ class CursorFile:
 
 
 def cursor_key(sink: str) -> str:
-    """Return where the cursor of a sink is; a name that is no plain file name is refused."""
+    """Return where the cursor of a sink is; a name that is not a plain file name is refused."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", sink):
         raise InvalidError(
             f"sink name {sink!r} must be 1 to 64 letters, digits, dots, dashes or underscores, and "
@@ -153,7 +153,7 @@ def _decode(key: str, data: bytes) -> Cursor:
     else:
         if cursor.version <= CURSOR_VERSION:
             return cursor
-        reason = f"its version is {cursor.version}, and {CURSOR_VERSION} is the newest known here"
+        reason = f"its version is {cursor.version}, and {CURSOR_VERSION} is the newest supported"
     raise CursorInvalidError(
         f"cursor {key!r} cannot be used ({reason}): restore it, or delete it to have everything "
         "that is live sent again"

@@ -1,4 +1,4 @@
-"""One sink of one table, served in order until everything that is committed has arrived."""
+"""Delivery to one sink of one table, in order, until everything committed has arrived."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SinkStatus:
     #: Events that are committed and not yet delivered, when the manifest was last read.
     lag: int = 0
     delivered: int = 0
-    #: Tries that failed, of sending or of storage.
+    #: Failed attempts, of sending or of storage.
     errors: int = 0
     #: Of these, those since the last success.
     failures_in_row: int = 0
@@ -42,7 +42,7 @@ class SinkStatus:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryTiming:
-    """When to look and when to try again; `poll` is in seconds, None to wait for `wake` alone."""
+    """When to read the manifest and retry; `poll` is in seconds, None to wait for `wake` alone."""
 
     backoff: Backoff
     poll: float | None
@@ -51,7 +51,7 @@ class DeliveryTiming:
 
 
 class Delivery:
-    """Sends what the manifest says and the cursor does not cover; a failure is tried for ever.
+    """Sends what the manifest has and the cursor does not cover; failures are retried without end.
 
     An event is sent only when the one before it has arrived, so no failure changes the order.
     """
@@ -78,7 +78,7 @@ class Delivery:
         self._caught_up = asyncio.Condition()
 
     def wake(self) -> int:
-        """Ask for a look at the manifest; returns the number of the request."""
+        """Ask for a read of the manifest; return the number of the request."""
         self._wakes += 1
         self._woken.set()
         return self._wakes

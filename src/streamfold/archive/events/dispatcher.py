@@ -1,4 +1,4 @@
-"""The pump: events of one table to all its sinks, beside the commits and never in their way."""
+"""Sends the events of one table to all its sinks, without holding up commits."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from streamfold.archive.events.delivery import Delivery, DeliveryTiming, SinkSta
 from streamfold.archive.events.sink import EventSink
 from streamfold.archive.manifest.positions import PositionOrder
 
-#: Seconds between two looks at the manifest that nobody asked for: commits of other processes are
-#: found by them alone.
+#: Seconds between two reads of the manifest without `wake`: only they find commits of other
+#: processes.
 POLL_INTERVAL = 30.0
 
 
@@ -27,10 +27,10 @@ def _now() -> datetime:
 class EventDispatcher:
     """Every artifact is announced to every sink at least once, in the order of the table.
 
-    Sinks are named: the name is that of the cursor in storage and must stay the same. Each has a
+    A sink's name is also the name of its cursor in storage and must stay the same. Each has a
     task of its own, so one that is slow or down stops no other. Nothing is queued in memory: the
-    manifest is what is still to be sent. One pump for a table at a time; a second one would only
-    send everything twice.
+    manifest is what is still to be sent. Run one dispatcher per table: a second
+    one would only send everything twice.
     """
 
     def __init__(
@@ -58,19 +58,19 @@ class EventDispatcher:
     async def run(self) -> None:
         """Deliver until cancelled; what was committed before this began is delivered, too.
 
-        Failures of sinks and of storage are counted, logged and tried again for ever. Only a
+        Failures of sinks and of storage are counted, logged and retried without end. Only a
         defect of a sink, an exception that is not a `StreamfoldError`, ends it.
         """
         async with asyncio.TaskGroup() as group:
             for name, delivery in self._deliveries.items():
                 group.create_task(delivery.run(), name=f"events-{name}")
-            if not self._deliveries:  # a table without sinks is served just as long
+            if not self._deliveries:  # without sinks it runs until cancelled, too
                 await asyncio.Event().wait()
 
     def wake(self) -> None:
-        """Say that something was committed; returns at once.
+        """Announce a commit; returns at once.
 
-        From the thread of the loop: others go through `loop.call_soon_threadsafe`.
+        Call it in the thread of the loop; other threads use `loop.call_soon_threadsafe`.
         """
         for delivery in self._deliveries.values():
             delivery.wake()
@@ -83,12 +83,12 @@ class EventDispatcher:
 
     @property
     def lag(self) -> Mapping[str, int]:
-        """Events that each sink has still to get, by the manifest as it was read last."""
+        """Events that each sink has not received yet, according to the last read of the manifest."""
         return {name: delivery.status.lag for name, delivery in self._deliveries.items()}
 
     @property
     def errors(self) -> Mapping[str, int]:
-        """Tries that failed, by sink, since this process began."""
+        """Failed attempts, by sink, since this process began."""
         return {name: delivery.status.errors for name, delivery in self._deliveries.items()}
 
     @property

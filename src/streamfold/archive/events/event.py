@@ -1,7 +1,7 @@
 """The notice that an artifact was committed: where to find it, never its data.
 
-The same artifact always gives the same event, byte for byte, whoever derives it and however often:
-`event_id` tells a repetition from something new.
+The same artifact always gives the same event, byte for byte, in any process and however often:
+`event_id` distinguishes a repetition from something new.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def encode_event(event: Event) -> bytes:
 
 
 def decode_event(data: bytes | str) -> Event:
-    """Return the event that a sink sent; fields that are not known here are ignored."""
+    """Return the event that a sink sent; unknown fields are ignored."""
     try:
         return msgspec.json.decode(data, type=Event)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -83,7 +83,7 @@ def _event_id(table: str, artifact: Artifact, gap: bool) -> str:
 
 
 def _head_after(manifest: Manifest, artifact: Artifact) -> str:
-    """Return where the commit of the artifact ended: the head by now would change at each try."""
+    """Return where the commit of the artifact ended: the current head would change between attempts."""
     if artifact.commit_id is None:
         return artifact.to_position
     return next(

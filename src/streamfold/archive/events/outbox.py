@@ -1,7 +1,7 @@
-"""The outbox: what is still to be sent follows from the manifest and the place that was reached.
+"""The outbox: what is still to be sent follows from the manifest and the sink's position.
 
-Nothing is queued anywhere. Whatever was committed can be derived again for as long as it is live,
-so no crash between a commit and its events loses one.
+Nothing is queued. What was committed can be derived again for as long as it is live, so no crash
+between a commit and its events loses one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class DueArtifact(msgspec.Struct, frozen=True):
 
 
 def position_of(manifest: Manifest, artifact: Artifact) -> SinkPosition:
-    """Return the place that is reached with the event of this artifact."""
+    """Return the position of a sink that has the event of this artifact."""
     return SinkPosition(
         archive_id=manifest.archive_id,
         commit_id=artifact.commit_id,
@@ -46,9 +46,9 @@ def position_of(manifest: Manifest, artifact: Artifact) -> SinkPosition:
 
 
 def find_due(manifest: Manifest, position: SinkPosition | None) -> list[DueArtifact]:
-    """Return what is to be announced after `place`, in order; everything live after None.
+    """Return what is to be announced after `position`, in order; everything live after None.
 
-    If the artifacts that followed `place` are no longer live, announcing begins at the newest base,
+    If the artifacts that followed `position` are no longer live, announcing begins at the newest base,
     which is marked as a gap.
     """
     artifacts = manifest.artifacts

@@ -18,17 +18,17 @@ SHORTEST_KEY = 16
 
 @dataclass(frozen=True, slots=True)
 class SecretReference:
-    """Where a signing secret is; it is read anew each time, so it may be changed underneath."""
+    """Where a signing secret is; it is read again each time, so it may be changed at any time."""
 
     variable: str | None = None
     file: Path | None = None
 
     def __post_init__(self) -> None:
         if (self.variable is None) == (self.file is None):
-            raise InvalidError("a secret is in a variable or in a file: name one of the two")
+            raise InvalidError("a secret is in a variable or in a file: name exactly one")
 
     def read_key(self) -> bytes:
-        """Return the key: `whsec_…` is decoded as base64, other text is taken as it is."""
+        """Return the key: `whsec_…` is decoded as base64, other text is used as is."""
         text = self._read().strip()
         try:
             if text.startswith(PREFIX):
@@ -39,7 +39,7 @@ class SecretReference:
             key = b""
         if len(key) < SHORTEST_KEY:
             raise InvalidError(
-                f"the secret in {self._name()} is no usable key: it must have at least "
+                f"the secret in {self._name()} is not a usable key: it must have at least "
                 f"{SHORTEST_KEY} bytes, as text or as {PREFIX} and base64"
             )
         return key

@@ -1,9 +1,9 @@
-"""The seam to whatever carries events: what every sink guarantees.
+"""The seam to the services that carry events: what every sink guarantees.
 
 A sink of your own subclasses `EventSink` and runs `streamfold.testing.EventSinkConformance`.
 
     RetryLaterError
-    └── EventRefusedError                 certainly not sent: it will be tried again
+    └── EventRefusedError                 certainly not sent: it will be retried
     OutcomeUnknownError
     └── EventUnconfirmedError             may have been sent: it will be sent again
 """
@@ -19,7 +19,7 @@ from streamfold.errors import OutcomeUnknownError, RetryLaterError
 
 
 class EventRefusedError(RetryLaterError):
-    """The event was not taken; the receiver said so, or was not reached."""
+    """The event was not accepted; the receiver said so, or was not reached."""
 
     code = "event_refused"
 
@@ -31,10 +31,10 @@ class EventUnconfirmedError(OutcomeUnknownError):
 
 
 class EventSink(ABC):
-    """Carries events to whoever follows the table.
+    """Carries events to the followers of the table.
 
-    One call of `send` at a time, in the order of the table. A sink repeats nothing by itself: it
-    tells how the one attempt ended, within a time of its own, and the pump decides.
+    One call of `send` at a time, in the order of the table. A sink does not retry: it
+    reports how the one attempt ended, within its own timeout, and the dispatcher decides.
     """
 
     @abstractmethod
@@ -42,7 +42,7 @@ class EventSink(ABC):
         """Hand the event over; when this returns, the receiver has it durably.
 
         Raises `EventRefusedError` if it certainly does not have it, `EventUnconfirmedError` if
-        nobody knows. Messages never hold a secret. A call that is cancelled may have sent the
+        that is unknown. Messages never hold a secret. A call that is cancelled may have sent the
         event; the next call sends nothing before that attempt has ended on this side.
         """
 

@@ -1,6 +1,6 @@
 """What may be written: batches that fit the schema and, for changes, follow the rules of a diff.
 
-Every format admits the same and stores the same, so that they can stand for each other. An update
+Every format admits and stores the same values, so that they are interchangeable. An update
 or insert has the row after it; a delete names the row; a truncate comes first and is alone with it.
 """
 
@@ -57,19 +57,19 @@ def check_changes(schema: TableSchema, batch: pa.RecordBatch) -> pa.RecordBatch:
 def _check_actions(actions: pa.Array) -> None:
     if not pc.all(pc.is_in(actions, _ACTIONS)).as_py():
         unknown = pc.unique(actions).to_pylist()
-        raise InvalidError(f"actions {unknown} are not all known: use {', '.join(ACTIONS)}")
+        raise InvalidError(f"actions {unknown} are unknown: use {', '.join(ACTIONS)}")
 
 
 def _check_truncate(batch: pa.RecordBatch, first: bool) -> None:
     if "action" not in batch.schema.names:
-        return  # what is missing is told by the schema
+        return  # the schema check names what is missing
     rest = batch["action"].slice(1) if first else batch["action"]
     if pc.any(pc.equal(rest, "TRUNCATE")).as_py():
         raise InvalidError("a TRUNCATE does not come first: it would undo changes before it")
 
 
 def _check_presence(changes: pa.RecordBatch) -> None:
-    """Which of key, before and after there must be, and must not be, by action."""
+    """Check which of key, before and after are present, by action."""
     rules = (
         ("key", ("INSERT", "UPDATE", "DELETE"), ("TRUNCATE",)),
         ("after", ("INSERT", "UPDATE"), ("DELETE", "TRUNCATE")),
@@ -106,7 +106,7 @@ def with_named_deletes(schema: TableSchema, changes: pa.RecordBatch) -> pa.Recor
 
 
 def _check_key(schema: TableSchema, changes: pa.RecordBatch, image: str) -> None:
-    """A row is stored once: its key is told by the image, so the two must agree."""
+    """The key is stored only as part of the image, so the two must agree."""
     keys = dict(zip(schema.key_fields, struct_children(changes["key"]), strict=True))
     images = dict(zip(schema.names, struct_children(changes[image]), strict=True))
     for name, key in keys.items():

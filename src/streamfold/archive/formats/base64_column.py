@@ -32,7 +32,7 @@ def decode(array: pa.Array) -> pa.Array:
     """The bytes of a base64 column; ValueError for text that an encoder would not have written."""
     text, lengths = values_of(array)
     if np.any(lengths % 4):
-        raise ValueError("base64 text has a length that is no multiple of four")
+        raise ValueError("base64 text has a length that is not a multiple of four")
     ends = np.cumsum(lengths)[lengths > 0]
     padding = np.zeros(len(lengths), np.int64)
     filled = lengths > 0
@@ -59,7 +59,7 @@ def values_of(array: pa.Array) -> tuple[Bytes, Lengths]:
 
 
 def _byte_indices(sizes: Lengths, rooms: Lengths) -> Lengths:
-    """Where the bytes of values go that each have a room of their own, from its start."""
+    """Where the bytes of each value go, from the start of a slot of its own."""
     starts = np.cumsum(rooms) - rooms
     before = np.cumsum(sizes) - sizes
     shifts: Lengths = np.repeat(starts - before, sizes)

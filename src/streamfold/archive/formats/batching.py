@@ -1,4 +1,4 @@
-"""Batches cut anew, at places that only the rows determine.
+"""Batches cut again, at boundaries that only the rows determine.
 
 Writers of the same rows get the same bytes however the rows arrived, and hold a bounded amount of
 them: a piece ends with the row that reaches the limit of rows or of bytes.
@@ -24,12 +24,12 @@ class Limits(NamedTuple):
     size: int = BATCH_BYTES_MAX
 
 
-#: What every batch keeps to that leaves a reader, and what formats write at once by default.
+#: Limits of every batch that a reader yields, and what formats write at once by default.
 BATCH = Limits()
 
 
 def pieces(batches: Iterable[pa.RecordBatch], limits: Limits = BATCH) -> Iterator[pa.RecordBatch]:
-    """The same rows in the same order, none of the pieces empty."""
+    """The same rows in the same order, in pieces that are never empty."""
     held: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:

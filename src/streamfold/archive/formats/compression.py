@@ -80,7 +80,7 @@ def _unpacked_gzip(source: BinaryIO, size: int) -> Iterator[bytes]:
 
 
 def _unpacked_zstd(source: BinaryIO, size: int) -> Iterator[bytes]:
-    """One frame to its end; the library's own reader would end silently where input is cut."""
+    """One frame to its end; the library's own reader would silently accept truncated input."""
     decoder = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_MAX).decompressobj()
     held = io.BytesIO()
     try:

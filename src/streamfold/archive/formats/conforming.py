@@ -1,4 +1,4 @@
-"""Batches brought into exactly the layout of a schema, or refused; no value ever changes.
+"""Batches brought into exactly the layout of a schema, or refused; values never change.
 
 Used where batches come in from a caller, and where files of an older schema are read under a newer
 one: absent nullable columns become null, narrower types widen.
@@ -53,7 +53,7 @@ def _matching(
     rows: int,
     path: str,
 ) -> list[pa.Array]:
-    """A column for every wanted field, by name; columns that nobody wants are refused."""
+    """A column for every wanted field, by name; other columns are refused."""
     found = {field.name: column for field, column in zip(have, columns, strict=True)}
     wanted = {field.name for field in want}
     if unknown := [path + name for name in found if name not in wanted]:
@@ -92,7 +92,7 @@ def _cast_array(array: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
 def _cast_list(array: pa.Array, inner: pa.DataType, kind: pa.DataType, path: str) -> pa.Array:
     values = array.flatten()
     if pa.types.is_struct(inner) and pa.types.is_struct(values.type):
-        # Entries of a map may be named differently, but never stand in another order.
+        # Entries of a map may be named differently, but never have another order.
         fields = _renamed(values.type, inner, kind)
         values = build_struct(struct_children(values), fields, nulls_of(values))
     return build_list(list_lengths(array), _cast_array(values, inner, path), kind, nulls_of(array))
@@ -105,9 +105,9 @@ def _renamed(have: pa.DataType, want: pa.DataType, kind: pa.DataType) -> list[pa
 
 
 def check_values(array: pa.Array, field: pa.Field, excused: int, path: str) -> None:
-    """Refuse nulls where the field has none, and maps that hold a key twice.
+    """Refuse nulls in fields that are not nullable, and maps that hold a key twice.
 
-    `excused` nulls are there because the struct around them is null.
+    `excused` nulls are allowed because the struct around them is null.
     """
     if not field.nullable and array.null_count > excused:
         raise InvalidError(
@@ -131,15 +131,15 @@ def _has_rules(kind: pa.DataType) -> bool:
 
 
 def has_map(kind: pa.DataType) -> bool:
-    """Whether there is a map anywhere in the type."""
+    """Whether the type contains a map."""
     fields = [kind.field(i) for i in range(kind.num_fields)]
     return pa.types.is_map(kind) or any(has_map(field.type) for field in fields)
 
 
 def sorted_maps(array: pa.Array) -> pa.Array:
-    """The same values, every map in the order of its keys: maps have none, files must have one.
+    """The same values, every map sorted by key, so that equal maps give equal bytes.
 
-    A key that is there twice is refused: in JSON, and in most languages, one of them would win.
+    A repeated key is refused: in JSON, and in most languages, one of them would win.
     """
     kind = array.type
     if not has_map(kind):

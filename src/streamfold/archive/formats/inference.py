@@ -1,7 +1,7 @@
-"""Types for rows that come without a schema, as a stranger's files do.
+"""Types for rows that come without a schema, in files of other writers.
 
 Integers stay integers as long as 64 bits hold them; a column that mixes them with other numbers is
-a double. Nothing is guessed from the look of text: dates and numbers in strings stay strings.
+a double. Types are not guessed from text: dates and numbers in strings stay strings.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _merged_names(rows: Sequence[dict[str, Any]]) -> dict[str, None]:
 
 
 def _without_null(kind: pa.DataType) -> pa.DataType:
-    """Columns that hold nothing but null are strings, as good as anything."""
+    """Columns that hold only nulls become strings."""
     if pa.types.is_null(kind):
         return pa.string()
     if pa.types.is_list(kind):
@@ -64,7 +64,7 @@ def inferred_changes(
 ) -> Iterator[pa.RecordBatch]:
     """Published changes `action, key, old, new`; `objects` is called twice, as the file is read twice.
 
-    Types must hold for the whole file before the first change is given out.
+    Types must be known for the whole file before the first change is yielded.
     """
 
     def changes() -> Iterator[list[dict[str, Any]]]:
@@ -78,11 +78,11 @@ def inferred_changes(
 
 
 def foreign_change(row: dict[str, Any]) -> dict[str, Any]:
-    """A change as its writer put it, without a schema: the key is the published text."""
+    """A change as written, without a schema: the key is the published text."""
     action, key = row.get("action"), row.get("key")
     before, after = row.get("old"), row.get("new")
     if action not in ACTIONS:
-        raise ArtifactCorruptError(f"action {action!r} is not known: it is one of {ACTIONS}")
+        raise ArtifactCorruptError(f"action {action!r} is unknown: it must be one of {ACTIONS}")
     for image in (before, after):
         if not isinstance(image, dict | None):
             raise ArtifactCorruptError("old and new are objects, or absent")
@@ -91,7 +91,7 @@ def foreign_change(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def foreign_changes_schema(row: pa.Schema) -> pa.Schema:
-    """The Arrow schema of changes of which nobody knows the key fields."""
+    """The Arrow schema of changes whose key fields are unknown."""
     image = pa.struct(list(row))
     return pa.schema(
         [

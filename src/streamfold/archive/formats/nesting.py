@@ -1,7 +1,7 @@
 """Lists, maps and structs taken apart and put together, whatever slice or layout they come in.
 
 Arrow lets null slots hide values and slices share buffers. What these functions return has neither:
-lengths are zero where a list is null, and only values that can be seen are there.
+lengths are zero where a list is null, and hidden values are dropped.
 """
 
 from __future__ import annotations
@@ -59,5 +59,5 @@ def build_struct(
 
 
 def nulls_of(array: pa.Array) -> pa.Array | None:
-    """Which values are null, or None when none is."""
+    """Which values are null; None without nulls."""
     return array.is_null() if array.null_count else None

@@ -47,9 +47,9 @@ SCHEMA_KEY, SCHEMA_ID_KEY = b"streamfold.schema", b"streamfold.schema_id"
 
 @dataclass(frozen=True, slots=True)
 class ParquetFormat:
-    """Exact for every type; a file says its own schema."""
+    """Exact for every type; a file holds its own schema."""
 
-    #: Whether a reader checks them; whoever knows the hash of the whole file need not.
+    #: Whether a reader checks page checksums; not needed if the file's hash was checked.
     page_checksums: bool = True
 
     id = "parquet"
@@ -129,9 +129,9 @@ def loosened(kind: pa.DataType) -> pa.DataType:
 
 
 def repeating(rows: pa.Array, path: str = "") -> Iterator[str]:
-    """Text columns for which a dictionary pays, by a look at the first rows.
+    """Text columns for which a dictionary pays, judged by the first rows.
 
-    For the others it would be built, found too large, and thrown away, row group by row group.
+    For the others it would be built, found too large, and dropped, row group by row group.
     """
     for field, column in zip(rows.type, rows.slice(0, SAMPLE_ROWS).flatten(), strict=True):
         if pa.types.is_struct(field.type):
@@ -146,13 +146,13 @@ def _repeats(column: pa.Array) -> bool:
 
 @contextmanager
 def _opened(source: BinaryIO, checked: bool) -> Iterator[pq.ParquetFile]:
-    """The file; whatever Arrow says about its bytes while it is read means that they are corrupt."""
+    """The file; any error of Arrow while it is read means that its bytes are corrupt."""
     try:
         source.seek(0)
         yield pq.ParquetFile(source, page_checksum_verification=checked, pre_buffer=False)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         if getattr(error, "errno", None) is not None:
-            raise  # the storage failed, which says nothing about the bytes
+            raise  # the storage failed, not the file
         raise ArtifactCorruptError(f"the Parquet file cannot be read: {error}") from None
 
 
@@ -176,7 +176,7 @@ def _check_count(what: str, said: int, found: int) -> None:
 
 
 def _check_types(file: pq.ParquetFile, arrow: pa.Schema) -> None:
-    """The columns are of the types that the file's own schema has: page checksums do not tell."""
+    """Check the columns against the file's own schema, which page checksums do not cover."""
     found = [(field.name, visible(field.type)) for field in file.schema_arrow]
     if found != [(field.name, visible(loosened(field.type))) for field in arrow]:
         raise ArtifactCorruptError("the columns of the Parquet file are not those of its schema")
@@ -212,7 +212,7 @@ def _selected(arrow: pa.Schema, columns: Sequence[str]) -> pa.Schema:
 
 
 def _stored_schema(file: pq.ParquetFile) -> TableSchema | None:
-    """The schema that the file says it has, None when somebody else wrote it."""
+    """The schema in the file's metadata; None in files of other writers."""
     metadata = file.metadata.metadata or {}
     if SCHEMA_KEY not in metadata:
         return None
@@ -221,7 +221,7 @@ def _stored_schema(file: pq.ParquetFile) -> TableSchema | None:
     except (InvalidError, msgspec.DecodeError) as error:
         raise ArtifactCorruptError(f"the schema in the Parquet file: {error}") from None
     if schema.id.encode() != metadata.get(SCHEMA_ID_KEY):
-        raise ArtifactCorruptError("the schema in the Parquet file is not the one of its id")
+        raise ArtifactCorruptError("the schema in the Parquet file does not match its id")
     return schema
 
 

@@ -1,6 +1,6 @@
 """Changes in the published form `action, key, old, new`, and what is checked of anything read.
 
-Shared by JSON Lines and the plain protobuf messages, which say the same in two notations. The key
+Shared by JSON Lines and the plain protobuf messages, two notations of the same content. The key
 text serves readers that keep rows by it; the key's values are taken from the images.
 """
 
@@ -62,7 +62,7 @@ def verified_changes(batch: pa.RecordBatch, schema: TableSchema) -> Iterator[pa.
 
 
 def _key_from_text(key: pa.Array, truncates: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A published DELETE may have no image at all; a single key's text is its value."""
+    """A published DELETE may have no image; the text of a single key is its value."""
     try:
         text = pc.if_else(truncates, None, key)
         return text.cast(kind) if pa.types.is_integer(kind) else restored(text, kind)

@@ -21,12 +21,12 @@ FORMAT_IDS = ("jsonl", *_UNPACKED)
 
 
 def format_of(format_id: str, compression: str = "none") -> Format:
-    """The format of this id; InvalidError when there is none, or it is not compressed that way."""
+    """The format of this id; InvalidError when it is unknown, or cannot be compressed that way."""
     if format_id == "jsonl" and compression in list(Compression):
         return JsonlFormat(Compression(compression))
     if format_id in _UNPACKED and compression == "none":
         return _UNPACKED[format_id]
     raise InvalidError(
-        f"format {format_id!r} with compression {compression!r} is not known: formats are "
+        f"format {format_id!r} with compression {compression!r} is unknown: formats are "
         f"{', '.join(FORMAT_IDS)}, and jsonl may be compressed with gzip or zstd"
     )

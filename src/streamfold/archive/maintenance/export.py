@@ -1,7 +1,7 @@
-"""An archive copied to another place: a whole archive there, of which this one is the origin.
+"""Copies an archive to another folder, as a complete archive.
 
-A copy that is there already is brought forward: only files that it lacks are sent. Files go first,
-the manifest last, with the URIs of its new place.
+An existing copy is brought forward: only files that it lacks are sent. Files go first, the manifest
+last, with the URIs of the new folder.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from streamfold.archive.manifest.model import Manifest, Part
 from streamfold.archive.read.reader import Archive
 from streamfold.blob.local.files import finish
 
-#: Bytes that are sent at once.
+#: Bytes per piece of an upload.
 PIECE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was sent, and the manifest that is there now."""
+    """What was sent, and the manifest of the copy."""
 
     manifest: Manifest
     files: int
@@ -36,9 +36,9 @@ class Exported:
 async def export_archive(
     archive: Archive, target: Destination, on_file: Callable[[Part], None] | None = None
 ) -> Exported:
-    """Copy all live files and then the manifest; `on_file` hears of each file that is there.
+    """Copy all live files and then the manifest; `on_file` is called with each file that the copy has.
 
-    Every file is checked on the way. Raises `CommitConflictError` if another archive is there.
+    Every file is checked on the way. Raises `CommitConflictError` if the folder holds another archive.
     """
 
     async def copy() -> Exported:

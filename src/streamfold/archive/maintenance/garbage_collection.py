@@ -1,10 +1,10 @@
-"""Collection: old epochs leave the manifest, and files that nobody can reach leave the storage.
+"""Collection: old epochs leave the manifest, and unreachable files are deleted from storage.
 
-The order is what makes it safe. First the manifest lets go of an epoch, by a commit like any other;
-its files are written down as retired at that time. Only when they have been retired for the whole
+The order is what makes it safe. First a commit removes an epoch from the manifest and records
+its files as retired at that time. Only when they have been retired for the whole
 grace period are they deleted, so a reader that planned before has that long. Files that were never
 committed (a writer crashed, or lost a race) are deleted when they are older than the grace period,
-by the storage's own clock. After an unknown outcome nothing is deleted at all.
+by the storage's own clock. After an unknown outcome nothing is deleted.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from streamfold.errors import InvalidError
 
 #: Much longer than any artifact takes to write, and than any reader takes to read what it planned.
 DEFAULT_GRACE = timedelta(days=1)
-#: Beginnings of the names of artifacts, and of what a crashed self-test leaves; nothing else in the
-#: folder is ever deleted.
+#: Prefixes of the names of artifacts, and of what a crashed self-test leaves; nothing else in the
+#: folder is deleted.
 COLLECTED = ("epoch=", PROBE)
 
 
@@ -57,7 +57,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class UnreachableFile:
-    """A file that nobody can reach, in one destination."""
+    """A file in one destination that no manifest entry reaches."""
 
     destination: str
     path: str
@@ -93,7 +93,7 @@ class Collector:
     async def pin(
         self, pin_id: str, epoch: int, lifetime: timedelta, reason: str | None = None
     ) -> Manifest:
-        """Keep an epoch for `lifetime`; every pin ends, so that no dead reader keeps it for ever."""
+        """Keep an epoch for `lifetime`; every pin expires, so that no dead reader keeps it."""
         if lifetime <= timedelta(0):
             raise InvalidError(f"pin {pin_id!r} has a lifetime of {lifetime}: it must be above 0")
         now = self._now()
@@ -120,7 +120,7 @@ class Collector:
     ) -> Collected:
         """Prune what `retention` does not keep, and delete what is out of reach and out of grace.
 
-        `on_found` hears once of all files that are going to be deleted, `on_deleted` of each that is.
+        `on_found` is called once with all files to delete, `on_deleted` with each deleted file.
         """
         stored = await self._read()
         now = self._now()
@@ -131,7 +131,7 @@ class Collector:
         doomed = [
             file
             for destination in self._destinations
-            for file in await self._doomed(destination, retention.grace, dry_run)
+            for file in await self._unreachable(destination, retention.grace, dry_run)
         ]
         if on_found:
             on_found(doomed)
@@ -142,15 +142,15 @@ class Collector:
     def _changes(self, manifest: Manifest, update: PruneEpochs, now: datetime) -> bool:
         return update.apply(manifest, Stamp("", now)) != manifest
 
-    async def _doomed(
+    async def _unreachable(
         self, destination: Destination, grace: timedelta, dry_run: bool
     ) -> list[UnreachableFile]:
-        """Return the files of one destination that nobody can reach.
+        """Return the unreachable files of one destination.
 
-        Listed first, manifests read after: what a commit made live meanwhile is seen to be so.
+        Files are listed before manifests are read, so a concurrent commit's files count as live.
         """
         with name_destination_on_error(destination.uri):
-            # A dry run writes nothing at all, so it has to trust this machine's clock.
+            # A dry run writes nothing, so it has to trust this machine's clock.
             clock = self._now() if dry_run else await self._clock(destination)
             old = [
                 meta
@@ -191,7 +191,7 @@ class Collector:
                 on_deleted(file)
 
     async def _clock(self, destination: Destination) -> datetime:
-        """Return the storage's own time: it stamps the files, and ours may be wrong."""
+        """Return the storage's own time, which stamps the files; ours may be wrong."""
         key = f"{PROBE}{self._new_id()}"
         await destination.blobs.put(key, b"")
         try:
@@ -202,7 +202,9 @@ class Collector:
     async def _read(self) -> Stored:
         stored = await self._primary.read(self._order)
         if stored is None:
-            raise ManifestNotFoundError(f"there is no archive at {self._primary.uri}")
+            raise ManifestNotFoundError(
+                f"no archive exists at {self._primary.uri}: name the folder of a table"
+            )
         return stored
 
     async def _commit(self, stored: Stored, update: Update) -> Manifest:

@@ -1,4 +1,4 @@
-"""The archives in a folder: every manifest that is there or below."""
+"""The archives in a folder: every manifest in it or below."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from streamfold.errors import BlobNotFoundError, StreamfoldError
 async def list_archives(
     folder: Destination,
 ) -> AsyncIterator[tuple[str, Manifest | StreamfoldError]]:
-    """Yield the folder and the manifest of each archive, by the order of their names.
+    """Yield the folder and the manifest of each archive, in the order of their names.
 
-    In place of a manifest that cannot be used comes the reason: it is not left out of the listing,
-    and keeps no other one out of it.
+    For a manifest that cannot be used the reason comes instead; the others are still listed.
     """
     async for meta in folder.blobs.list():
         if meta.key != MANIFEST_KEY and not meta.key.endswith("/" + MANIFEST_KEY):

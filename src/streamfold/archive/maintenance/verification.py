@@ -29,7 +29,7 @@ from streamfold.errors import RetryLaterError, StorageError, StreamfoldError
 
 Words = npt.NDArray[np.uint64]
 
-#: Rows and bytes that are hashed at once: a byte of text takes some 30 bytes while it is.
+#: Rows and bytes that are hashed at once: hashing a byte of text takes about 30 bytes.
 AT_ONCE = Limits(rows=16 << 10, size=2 << 20)
 
 
@@ -59,7 +59,7 @@ class Fingerprint:
 
 
 def _row_hashes(text: pa.Array) -> Words:
-    """Return a hash of each text: its bytes, each multiplied by a number for its place, added up."""
+    """Return a hash of each text: its bytes, each multiplied by a number for its offset, added up."""
     data, lengths = values_of(text)
     starts = np.cumsum(lengths) - lengths
     places = (np.arange(len(data)) - np.repeat(starts, lengths)).astype(np.uint64)
@@ -108,7 +108,7 @@ async def check_rebase(rebase: Rebase, files: PartFiles, decoding: Decoding) -> 
     """Read both tables; False when their columns cannot be compared, for lack of a schema.
 
     Raises `ArtifactCorruptError` when they differ. Only columns that all artifacts have are
-    compared: a source may fill a new column without telling of every row.
+    compared: a source may fill a new column without sending every row.
     """
     manifest, artifacts = rebase.new.manifest, (rebase.new.base, *rebase.old.artifacts)
     schemas = [decoding.schema_of(manifest, artifact) for artifact in artifacts]
@@ -154,7 +154,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What was looked at, and all that is wrong."""
+    """What was checked, and all that is wrong."""
 
     table: str
     head_position: str
@@ -178,7 +178,7 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """Looks at every live file of one manifest, in every format, one file at a time."""
+    """Checks every live file of one manifest, in every format, one file at a time."""
 
     manifest: Manifest
     files: PartFiles
@@ -186,7 +186,7 @@ class Verifier:
     deep: bool = False
 
     async def run(self, on_file: Callable[[Checked], None] | None = None) -> Verification:
-        """Return what was found; `on_file` hears of each file when it is done with."""
+        """Return what was found; `on_file` is called with each checked file."""
         checked: list[Checked] = []
         parts = self.parts()
         for part, chosen in parts.values():
@@ -211,7 +211,7 @@ class Verifier:
         compared = 0
         for rebase in rebases_of(self.manifest):
             if rebase.paths() & problems.keys():
-                continue  # it is known that one of them cannot be read
+                continue  # one of them cannot be read, which is reported already
             try:
                 compared += await check_rebase(rebase, self.files, self.decoding)
             except ArtifactCorruptError as error:
@@ -228,7 +228,7 @@ class Verifier:
         )
 
     def parts(self) -> dict[str, tuple[Part, ChosenFiles | None]]:
-        """Return every live file once, by path, with the way to read it if there is one."""
+        """Return every live file once, by path, with the way to read it if one is known."""
         found: dict[str, tuple[Part, ChosenFiles | None]] = {}
         for artifact in self.manifest.artifacts:
             for part, chosen in self._parts_of(artifact):

@@ -21,7 +21,7 @@ DESCRIPTION = (
 
 
 def manifest_schema() -> dict[str, Any]:
-    """Return the schema; fields that nobody knows are allowed everywhere, as the format says."""
+    """Return the schema; unknown fields are allowed everywhere, as the format says."""
     schema = msgspec.json.schema(Manifest)
     for definition in schema["$defs"].values():
         definition["properties"].pop("extra", None)

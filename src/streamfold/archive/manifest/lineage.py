@@ -11,7 +11,7 @@ from streamfold.archive.manifest.positions import PositionOrder
 
 
 def age(manifest: Manifest, order: PositionOrder) -> tuple[int, object]:
-    """Return what is greater for a later version; without numbers the head tells."""
+    """Return a value that grows with the version; without commit numbers the head decides."""
     return manifest.commit_number, order.rank(manifest.head_position)
 
 

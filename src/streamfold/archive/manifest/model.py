@@ -2,8 +2,8 @@
 
 Version 1 is a published contract: the fields `manifest_version, table, epoch, updated_at,
 head_position, artifacts` and those of an artifact never change their meaning. All others are
-additions that a reader may ignore. Fields that nobody knows here stay in `extra` and are written
-back as they were read.
+additions that a reader may ignore. Unknown fields stay in `extra` and are written back as they
+were read.
 
 `path` counts from the folder of the manifest, so an archive may be moved or copied; `uri` says
 where the file is in this destination.
@@ -25,7 +25,7 @@ MANIFEST_KEY = "manifest.json"
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """An object of the manifest; `extra` holds fields that are not known here."""
+    """An object of the manifest; `extra` holds unknown fields."""
 
     extra: dict[str, Any] = {}
 
@@ -36,14 +36,14 @@ class Part(Entry, frozen=True, kw_only=True):
     path: str
     uri: str
     size_bytes: int
-    #: Hexadecimal; archives of other writers may have none.
+    #: Hexadecimal; None in archives of writers that record no hash.
     sha256: str | None = None
     rows: int | None = None
     bucket: int | None = None
 
 
 class FormatFiles(Entry, frozen=True, kw_only=True):
-    """An artifact in one format; with several parts `uri` ends in a slash and is no file."""
+    """An artifact in one format; with several parts `uri` ends in a slash and is not a file."""
 
     uri: str
     size_bytes: int
@@ -80,7 +80,7 @@ class Artifact(Entry, frozen=True, kw_only=True):
 
 
 class Writer(Entry, frozen=True, kw_only=True):
-    """Who may commit: the token grows with each claim, and `claim_id` is of one claim alone."""
+    """The writer that may commit: the token grows with each claim, `claim_id` is unique to one."""
 
     id: str
     fencing_token: int
@@ -151,7 +151,7 @@ class Manifest(Entry, frozen=True, kw_only=True):
         return self.writer.fencing_token if self.writer else 0
 
     def parts(self) -> Iterator[Part]:
-        """Yield every live file; a part that a later base uses again comes again."""
+        """Yield every live file; a part that a later base reuses is repeated."""
         for artifact in self.artifacts:
             yield from artifact.parts()
 
@@ -161,7 +161,7 @@ class Manifest(Entry, frozen=True, kw_only=True):
 
 
 def order_of(manifest: Manifest, given: PositionOrder | None = None) -> PositionOrder:
-    """Return the order of the manifest's positions; an order of one's own has to be given.
+    """Return the order of the manifest's positions; a custom order has to be given.
 
     Manifests of other writers do not name it: LSNs are the published default.
     """
@@ -196,5 +196,5 @@ def _locate_files(files: FormatFiles, folder: str) -> FormatFiles:
 
 
 def _common_uri(parts: tuple[Part, ...], folder: str) -> str:
-    # One of several parts must not look like the whole: a folder cannot be taken for a file.
+    # One of several parts must not look like the whole, so this is the folder.
     return parts[0].uri if len(parts) == 1 else folder

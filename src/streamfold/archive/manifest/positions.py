@@ -1,7 +1,7 @@
 """The order of a source's positions: text in the manifest, compared by rank.
 
 A source of your own brings a `PositionOrder`; its name goes into the manifest, and readers of that
-archive are given the same order.
+archive need the same order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class PositionOrder(Protocol):
         ...
 
     def rank(self, position: str) -> int:
-        """Return a number that grows with the position; refuse text that is none."""
+        """Return a number that grows with the position; refuse text that is not a position."""
         ...
 
     def sortable(self, position: str) -> str:
@@ -44,8 +44,8 @@ class SeqNumOrder:
         # Callers are not all type-checked, and a record without a position must not get through.
         if not isinstance(position, str) or not re.fullmatch(r"-1|0|[1-9][0-9]{0,19}", position):
             raise PositionInvalidError(
-                f"position {position!r} is no sequence number: it is decimal, without leading "
-                "zeros, and -1 before the first record"
+                f"position {position!r} is not a sequence number: use decimal digits without leading "
+                "zeros, or -1 for before the first record"
             )
         return int(position)
 
@@ -65,7 +65,7 @@ class LsnOrder:
         )
         if not match:
             raise PositionInvalidError(
-                f"position {position!r} is no LSN: two hexadecimal numbers with a slash, as 0/1A2B"
+                f"position {position!r} is not an LSN: use two hexadecimal numbers, as in 0/1A2B"
             )
         return int(match[1], 16) << 32 | int(match[2], 16)
 
@@ -76,5 +76,5 @@ class LsnOrder:
 
 SEQ_NUM = SeqNumOrder()
 LSN = LsnOrder()
-#: Orders that a reader knows without being told.
+#: Orders that are built in.
 KNOWN_ORDERS: dict[str, PositionOrder] = {SEQ_NUM.name: SEQ_NUM, LSN.name: LSN}

@@ -44,11 +44,11 @@ def _check_artifact(manifest: Manifest, artifact: Artifact) -> None:
     if artifact.epoch < 1:
         raise _broken(manifest, f"{name}: epochs count from 1")
     if not artifact.formats:
-        raise _broken(manifest, f"{name} has no format: nobody can read it")
+        raise _broken(manifest, f"{name} has no format: it cannot be read")
     for files in artifact.formats.values():
         _check_files(manifest, name, files)
     if artifact.schema_id is not None and artifact.schema_id not in manifest.schemas:
-        raise _broken(manifest, f"{name} names schema {artifact.schema_id}, which is not there")
+        raise _broken(manifest, f"{name} names schema {artifact.schema_id}, which does not exist")
     _check_unique(manifest, f"path in {name}", (part.path for part in artifact.parts()))
 
 
@@ -109,7 +109,7 @@ def _check_unique(manifest: Manifest, what: str, names: Iterable[str]) -> None:
     seen = set()
     for name in names:
         if name in seen:
-            raise _broken(manifest, f"{what} {name!r} is there twice")
+            raise _broken(manifest, f"{what} {name!r} occurs twice")
         seen.add(name)
 
 

@@ -25,7 +25,7 @@ replace = msgspec.structs.replace
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Who and when of a commit; the id is the same for every attempt of it."""
+    """Identity and time of a commit; all its attempts have the same id."""
 
     commit_id: str
     now: datetime
@@ -59,7 +59,7 @@ class TableShape:
 
 @dataclass(frozen=True, slots=True)
 class ClaimTable:
-    """Makes this writer the only one that may commit data; whoever claims last owns the table.
+    """Makes this writer the only one that may commit data; the last claim owns the table.
 
     From then on the table is called what this writer calls it.
     """
@@ -107,7 +107,7 @@ class AppendArtifacts:
 class PruneEpochs:
     """Takes epochs out of the manifest, except pinned ones and the newest; their files retire.
 
-    Pins that have expired go too, and so do retired files that nobody waits for any more.
+    Pins that have expired go too, and so do retired files whose grace period is over.
     """
 
     epochs: frozenset[int]
@@ -135,7 +135,7 @@ class AddPin:
     def apply(self, manifest: Manifest, stamp: Stamp) -> Manifest:
         if self.pin.epoch not in {artifact.epoch for artifact in manifest.artifacts}:
             raise InvalidError(
-                f"epoch {self.pin.epoch} of table {manifest.table!r} is not there: pin one that is"
+                f"epoch {self.pin.epoch} of table {manifest.table!r} does not exist: pin one that does"
             )
         others = tuple(pin for pin in manifest.pins if pin.id != self.pin.id)
         return replace(manifest, pins=(*others, self.pin))
@@ -143,7 +143,7 @@ class AddPin:
 
 @dataclass(frozen=True, slots=True)
 class RemovePin:
-    """Lets an epoch go; a pin that is not there is fine."""
+    """Lets an epoch go; a missing pin is fine."""
 
     pin_id: str
 
@@ -153,7 +153,7 @@ class RemovePin:
 
 @dataclass(frozen=True, slots=True)
 class RequireWriter:
-    """The table is still this writer's."""
+    """This writer still owns the table."""
 
     writer: Writer
 
@@ -171,7 +171,7 @@ class RequireWriter:
 
 @dataclass(frozen=True, slots=True)
 class RequireNoArchive:
-    """Nobody has written a first base."""
+    """No first base was written yet."""
 
     writer: Writer
 
@@ -181,7 +181,7 @@ class RequireNoArchive:
         if manifest.writer == self.writer:
             raise CommitConflictError(
                 f"table {manifest.table!r} has its first base, at {manifest.head_position!r}, from "
-                "an earlier try: go on from there"
+                "an earlier attempt: continue from there"
             )
         other = manifest.writer.id if manifest.writer else "unknown"
         raise WriterFencedOutError(manifest.table, self.writer.id, other, manifest.fencing_token)
@@ -202,7 +202,7 @@ class RequireHead:
             head = f"epoch {manifest.epoch} at {manifest.head_position!r}" if manifest else "gone"
             raise ChainGapError(
                 f"the artifact follows epoch {self.epoch} at {self.position!r}, but the head is "
-                f"{head}: go on from there"
+                f"{head}: continue from there"
             )
 
 

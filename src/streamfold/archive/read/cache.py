@@ -1,8 +1,8 @@
 """A folder of files that were read before, named by their SHA-256 and bounded in bytes.
 
 Several processes may share it. A file appears whole, under the name of its content, by one rename;
-whoever has it open goes on reading it when another process evicts it. A cache can be deleted at any
-time, and what is wrong in it is found by its hash and fetched anew.
+a process that has it open can still read it after another evicts it. A cache can be deleted at any
+time; files with a wrong hash are fetched again.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import IO
 
 from streamfold.errors import InvalidError
 
-#: Bytes that a cache holds unless told otherwise: a few bases of a table of millions of rows.
+#: Bytes that a cache holds by default: a few bases of a table of millions of rows.
 DEFAULT_MAX_BYTES = 10 << 30
-#: Seconds after which an unfinished file is taken for one of a process that died.
+#: Seconds after which an unfinished file is attributed to a process that died.
 ABANDONED = 86_400
-#: Beginning of the names of unfinished files.
+#: Prefix of the names of unfinished files.
 DRAFT = "draft-"
 #: File that evicting processes lock.
 LOCK = "lock"
@@ -32,7 +32,7 @@ LOCK = "lock"
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """Files by content in `folder`, at most `max_bytes` of them, the longest unused going first.
+    """Files by content in `folder`, at most `max_bytes`, evicting the least recently used first.
 
     The bound holds after each addition; a file that is larger than it stays until the next one.
     """
@@ -51,11 +51,11 @@ class Cache:
             ) from None
 
     def path(self, sha256: str) -> Path:
-        """Return where a file of this content is, if it is there."""
+        """Return the path of a file of this content, which need not exist."""
         return self.folder / sha256[:2] / sha256
 
     def find(self, sha256: str) -> Path | None:
-        """Return a file that certainly has this content, and count it as used; None if none has."""
+        """Return a file that certainly has this content, and count it as used; None if not cached."""
         path = self.path(sha256)
         try:
             if digest_of(path) == sha256:
@@ -63,12 +63,12 @@ class Cache:
                 return path
             path.unlink()
         except FileNotFoundError:
-            pass  # never there, or evicted while we looked
+            pass  # not cached, or evicted while we looked
         return None
 
     @contextmanager
     def draft(self) -> Iterator[IO[bytes]]:
-        """Give a file to write to; `keep` makes it part of the cache, otherwise it goes."""
+        """Give a file to write to; it is deleted unless `keep` adds it to the cache."""
         with tempfile.NamedTemporaryFile(dir=self.folder, prefix=DRAFT, delete=False) as file:
             try:
                 yield file
@@ -77,7 +77,7 @@ class Cache:
                     Path(file.name).unlink()
 
     def keep(self, draft: IO[bytes], sha256: str) -> Path:
-        """Add a draft whose content was checked, and evict what is too much."""
+        """Add a draft whose content was checked, and evict what exceeds the bound."""
         draft.flush()
         path = self.path(sha256)
         path.parent.mkdir(exist_ok=True)
@@ -86,10 +86,10 @@ class Cache:
         return path
 
     def evict(self, spare: Path | None = None) -> None:
-        """Delete the longest unused files until the bound holds; never `spare`."""
+        """Delete the least recently used files until the bound holds; never `spare`."""
         with self._lock() as alone:
             if not alone:
-                return  # another process is at it, and sees what this one added
+                return  # another process is evicting, and sees what this one added
             found = sorted(self._files(), key=lambda file: file[0])
             excess = sum(size for _, size, _ in found) - self.max_bytes
             for used, size, path in found:

@@ -1,7 +1,7 @@
 """Changes as they were published, diff by diff, across re-bases.
 
-A diff comes as one or more batches. Whoever applies them has the table at `to_position` after the
-batch that is `last`; changes are keyed, so applying some of them again does no harm.
+A diff comes as one or more batches. A consumer that applies them has the table at `to_position` after
+the batch that is `last`; changes are keyed, so applying some of them again is harmless.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ChangeFeed:
         self, diff: ChosenFiles, schema: TableSchema | None
     ) -> AsyncGenerator[pa.RecordBatch]:
         keys = self.decoding.keys(self.plan.manifest)
-        # Any part may say that the table was truncated, and it must be said before all others.
+        # Any part may hold the TRUNCATE, which has to come before all other changes.
         several = len(diff.parts) > 1
         if several and schema and await truncates(diff, self.files, keys):
             yield _truncate(schema)

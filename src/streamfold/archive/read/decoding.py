@@ -1,6 +1,6 @@
-"""Rows and changes out of an archive's files, in the format that the reader likes best.
+"""Rows and changes out of an archive's files, in the format that the reader prefers.
 
-Every count that the manifest states is checked, and what is wrong is told with the name of the file.
+Every count that the manifest states is checked, and errors name the file.
 Archives of other writers may have no schema: then types are inferred, and the key of a change is
 taken from its images.
 """
@@ -25,7 +25,7 @@ from streamfold.errors import FormatUnsupportedError, InvalidError
 
 #: Formats from the quickest to read to the slowest.
 BEST_FIRST = ("parquet", "protobuf-typed", "jsonl", "protobuf")
-#: Key of tables of which neither the manifest nor the caller tells it: the published default.
+#: Key of tables for which neither the manifest nor the caller names one: the published default.
 DEFAULT_KEY = ("id",)
 
 
@@ -56,7 +56,7 @@ class ChosenFiles:
             yield batch if self.schema else with_keys(self.declared.changes(batch), keys)
 
     def _form(self, part: Part) -> Format:
-        """Return how to read a file that has been held against its hash, if it has one."""
+        """Return how to read a file, whose hash was checked already if it has one."""
         if part.sha256 and isinstance(self.form, ParquetFormat):
             return replace(self.form, page_checksums=False)
         return self.form
@@ -100,7 +100,7 @@ class Decoding:
                 schema, declared = self.schema_of(manifest, artifact), DeclaredTypes.of(manifest)
                 return ChosenFiles(artifact, form, schema, files.parts, declared)
         raise FormatUnsupportedError(
-            f"an artifact of table {manifest.table!r} at {artifact.to_position!r} is there as "
+            f"an artifact of table {manifest.table!r} at {artifact.to_position!r} exists as "
             f"{sorted(artifact.formats)}, and none of {list(self.formats)} is wanted or known"
         )
 
@@ -109,7 +109,7 @@ class Decoding:
         return Decoding((name,), self.schema, self.key_fields)
 
     def schema_of(self, manifest: Manifest, artifact: Artifact) -> TableSchema | None:
-        """Return the schema that the artifact is written in, None if nobody knows it."""
+        """Return the schema that the artifact is written in, None if it is unknown."""
         if artifact.schema_id is None:
             return self.schema
         try:

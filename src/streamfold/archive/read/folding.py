@@ -1,7 +1,7 @@
 """Net changes folded into rows, a column at a time: no row is ever a Python object.
 
 Rows are compared by the values of their key fields, in the types of the table. A fold holds the
-changes in memory and lets the rows stream by.
+changes in memory and streams the rows.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from streamfold.archive.read.membership import Flags, Members, members_of
 
 Numbers = npt.NDArray[np.int64]
 
-#: Bytes of rows that are looked up at once, at most.
+#: Maximum bytes of rows that are looked up at once.
 LOOKUP_BYTES = 64 << 20
 #: Changes that may wait before those of the same keys are merged.
 MERGE_CHANGES = 1 << 18
 
 
 class KeyIndex:
-    """Numbers for keys, of which there is one at least: equal numbers for equal key fields."""
+    """Numbers for one or more keys: equal numbers for equal key fields."""
 
     def __init__(self, columns: Sequence[pa.ChunkedArray]) -> None:
         self._values: list[pa.Array] = []
@@ -48,11 +48,11 @@ class KeyIndex:
 
     @property
     def rows_at_once(self) -> int:
-        """How many rows had better be asked about at once."""
+        """How many rows to look up at once."""
         return self._members.rows_at_once if len(self._values) == 1 else len(self.numbers)
 
     def holds(self, columns: Sequence[pa.ChunkedArray]) -> Flags:
-        """Return for each row whether its key is one of those given at the beginning."""
+        """Return for each row whether its key is one of the indexed keys."""
         if len(columns) == 1:
             return self._members.holds(columns[0])
         found = np.ones(len(columns[0]), np.bool_)
@@ -67,7 +67,7 @@ class KeyIndex:
     def last_of_each(self) -> Numbers:
         """Return where each key comes last, in the order of the rows."""
         last = np.zeros(self.numbers.max(initial=-1) + 1, np.int64)
-        # Of several assignments to one place the last one stays.
+        # Of several assignments to one index the last one stays.
         last[self.numbers] = np.arange(len(self.numbers))
         return np.sort(last)
 
@@ -89,7 +89,7 @@ def _numbers(column: pa.ChunkedArray, values: pa.Array) -> Numbers:
 
 
 class Delta:
-    """What several diffs, taken together, do to a table: rows to replace, and keys to take out."""
+    """What several diffs, taken together, do to a table: rows to replace, and keys to remove."""
 
     def __init__(self, columns: pa.Schema, keys: pa.Schema) -> None:
         #: Of the rows that come out.
@@ -98,10 +98,10 @@ class Delta:
         self._changed = keys.empty_table()
         self._alive = np.zeros(0, np.bool_)
         self._rows = columns.empty_table()
-        #: How many changes, and rows among them, were there when the current diff began.
+        #: How many changes, and rows among them, there were when the current diff began.
         self._mark = (0, 0)
         self._merged: KeyIndex | None = None
-        #: True when a TRUNCATE took out whatever was there before the first diff.
+        #: True when a TRUNCATE removed all rows of the base.
         self.clears = False
 
     def begin(self, *, clears: bool = False) -> None:
@@ -182,7 +182,7 @@ def columns_of(structs: pa.StructArray, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def nulls(schema: pa.Schema, rows: int) -> pa.RecordBatch:
-    """Return rows of which nothing is known."""
+    """Return rows of nulls."""
     return pa.RecordBatch.from_arrays([pa.nulls(rows, f.type) for f in schema], schema=schema)
 
 

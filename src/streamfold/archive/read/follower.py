@@ -1,8 +1,8 @@
 """A table that is kept up to date: rows once, then changes as they are committed.
 
 A follower goes from diff to diff, also across re-bases, whose closing diffs lead to the new base. Only
-where no diffs lead on (changes were lost, or epochs were pruned while it was away) it gets the rows
-again, and is told to forget what it has.
+where no diffs continue (changes were lost, or epochs were pruned while it was away) does it get all
+rows again, to replace what it has.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from streamfold.archive.read.rebuild import batches_of
 if TYPE_CHECKING:
     from streamfold.archive.read.reader import Archive
 
-#: Waits until there may be news, as a subscription to the archive's events does.
+#: Waits until there may be a new commit, for example with a subscription to the archive's events.
 Wake = Callable[[], Awaitable[object]]
 
 
@@ -32,8 +32,8 @@ Wake = Callable[[], Awaitable[object]]
 class Rows:
     """Rows of the table at `position`: forget all others before the `first` batch of them.
 
-    `reason` says why: `start`, `gap`, `pruned`, or `replaced` when another archive is there now.
-    The table is whole with the `last` batch. An empty table is one empty batch.
+    `reason` says why: `start`, `gap`, `pruned`, or `replaced` by another archive.
+    The table is complete with the `last` batch. An empty table is one empty batch.
     """
 
     position: str
@@ -53,11 +53,11 @@ class Follower:
     def __init__(self, archive: Archive, since: str | None) -> None:
         self._archive = archive
         self._archive_id = archive.manifest.archive_id
-        #: The table that the consumer has is the one at this position; None if it has none.
+        #: The table that the consumer has is the one at this position; None without a table.
         self.position = since
 
     async def run(self, poll: timedelta, wake: Wake | None) -> AsyncGenerator[Followed]:
-        """Yield what brings the consumer up to date, for ever; `wake` shortens the wait."""
+        """Yield what brings the consumer up to date, without end; `wake` shortens the wait."""
         reason = "start"
         while True:
             if self._archive.manifest.archive_id != self._archive_id:
@@ -73,7 +73,7 @@ class Follower:
                 await self._archive.plan_anew(error)
                 continue
             except (ChainGapError, PositionPrunedError) as error:
-                # No diffs lead on from here, so the next round loads the rows.
+                # No diffs continue from here, so the next round loads the rows.
                 reason = "gap" if isinstance(error, ChainGapError) else "pruned"
                 self.position = None
                 continue
@@ -111,7 +111,7 @@ def _reached(item: Followed) -> str:
 
 
 async def _wait(poll: timedelta, wake: Wake | None) -> None:
-    """Return when there may be news: after `poll` at the latest."""
+    """Return when there may be a new commit, after `poll` at the latest."""
     if wake is None:
         await asyncio.sleep(poll.total_seconds())
         return

@@ -1,7 +1,7 @@
-"""Which values of a column are among given ones, asked again and again with other columns.
+"""Which values of a column are in a given set, for many columns in turn.
 
-Arrow hashes the given values anew for each question. Whole numbers, which most keys are, are looked
-up in tables that are made once.
+Arrow hashes the set again for each lookup. Whole numbers, which most keys are, are looked up in
+tables that are built once.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ import pyarrow.compute as pc
 Flags = npt.NDArray[np.bool_]
 Words = npt.NDArray[np.uint64]
 
-#: Rows for each value that is hashed for them: then it does not matter that it is done again.
+#: Rows per value of the set: enough that hashing the set again does not matter.
 ROWS_PER_VALUE = 4
 #: Spreads neighbouring numbers over the whole range: 2^64 divided by the golden ratio.
 SPREAD = np.uint64(0x9E37_79B9_7F4A_7C15)
-#: Places of the filter for each value, as a power of two: one in sixteen others gets through.
+#: Slots of the filter for each value, as a power of two: one in sixteen other values passes.
 FILTER_BITS = 4
 
 
 class Members(Protocol):
-    """Values that are held, none of them null."""
+    """A set of values without nulls."""
 
-    #: How many rows had better be asked about at once.
+    #: How many rows to look up at once.
     rows_at_once: int
 
     def holds(self, column: pa.ChunkedArray) -> Flags:
-        """Return for each value of a column of the same type whether it is one of them."""
+        """Return for each value of a column of the same type whether it is in the set."""
         ...
 
 
 def members_of(values: pa.Array) -> Members:
-    """Return these values, of which there is one at least, in the form that is quickest to ask."""
+    """Return one or more values in the form that is fastest to look up."""
     if _is_whole(values.type) and not values.null_count:
         return WholeNumbers(values)
     return HashedValues(values)
 
 
 class HashedValues:
-    """Values of any type, hashed for each question: ask about many rows at once."""
+    """Values of any type, hashed for each lookup: look up many rows at once."""
 
     def __init__(self, values: pa.Array) -> None:
         self._values = values
@@ -64,20 +64,20 @@ class WholeNumbers:
         bits = int(len(values) - 1).bit_length() + FILTER_BITS
         self._shift = np.uint64(64 - bits)
         self._filter = np.zeros(1 << bits, np.bool_)
-        self._filter[self._places(self._sorted)] = True
+        self._filter[self._slots(self._sorted)] = True
 
     def holds(self, column: pa.ChunkedArray) -> Flags:
         if column.null_count:
             return self._hashed.holds(column)
         words = _words(column)
-        found: Flags = self._filter[self._places(words)]
+        found: Flags = self._filter[self._slots(words)]
         likely = np.flatnonzero(found)
         asked = words[likely]
         nearest = np.minimum(np.searchsorted(self._sorted, asked), len(self._sorted) - 1)
         found[likely] = self._sorted[nearest] == asked
         return found
 
-    def _places(self, words: Words) -> Words:
+    def _slots(self, words: Words) -> Words:
         places: Words = (words * SPREAD) >> self._shift
         return places
 

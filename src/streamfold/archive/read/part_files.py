@@ -1,7 +1,7 @@
 """Files of an archive on this machine: fetched, checked, and open for reading.
 
-A file is used only when its size and its hash are those of the manifest. Local archives are read in
-place, others through the cache or through temporary files.
+A file is used only when its size and its hash are those of the manifest. Local archives are read
+directly, others through the cache or through temporary files.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from streamfold.blob import BlobStore, open_blob_store
 from streamfold.blob.local.files import finish
 from streamfold.errors import BlobNotFoundError, BlobUnavailableError, RetryLaterError
 
-#: Bytes of a file without a place in the cache that stay in memory.
+#: Bytes of an uncached file that stay in memory.
 SPOOL_MEMORY = 8 << 20
 #: Files that are fetched while others are read: enough to hide a round trip or two.
 AHEAD = 4
 
 
 class PartGoneError(RetryLaterError):
-    """A file of the plan is not there any more: plan again from the manifest as it is now."""
+    """A file of the plan no longer exists: plan again from the current manifest."""
 
     code = "part_gone"
 
     def __init__(self, path: str, folder: str) -> None:
         super().__init__(
             f"file {path!r} is not in {folder}: it was collected since the manifest was read, or "
-            "removed by somebody; read the manifest again"
+            "deleted otherwise; read the manifest again"
         )
         self.path = path
 
@@ -56,12 +56,12 @@ class PartFiles:
 
     destination: Destination
     cache: Cache | None = None
-    #: Opens another folder of the same storage, for files that the manifest places there.
+    #: Opens another folder of the same storage, for files whose URI is there.
     elsewhere: Callable[[str], BlobStore] = open_blob_store
 
     @asynccontextmanager
     async def open(self, part: Part) -> AsyncIterator[BinaryIO]:
-        """Give a file that is whole and unchanged; `PartGoneError` if it is nowhere."""
+        """Give a file that is complete and unchanged; `PartGoneError` if it does not exist."""
         async with AsyncExitStack() as stack:
             yield await self._open(part, stack)
 
@@ -83,7 +83,7 @@ class PartFiles:
         finally:
             for _, stack, task in waiting:
                 task.cancel()
-                # What it failed with does not matter: its file is not going to be read.
+                # Its failure does not matter: the file is not going to be read.
                 await asyncio.gather(task, return_exceptions=True)
                 await stack.aclose()
 
@@ -108,7 +108,7 @@ class PartFiles:
 
     async def _open_local(self, part: Part, path: Path, stack: AsyncExitStack) -> BinaryIO:
         try:
-            # Opened before it is checked: collection may remove it, and it is still there for us.
+            # Opened before it is checked: it stays readable if collection removes it.
             file = stack.enter_context(pa.OSFile(str(path)))
             size, digest = await finish(asyncio.to_thread(_measure, path, part.sha256 is not None))
         except FileNotFoundError:
@@ -134,14 +134,14 @@ class PartFiles:
         async for piece in self._stream(part):
             size += len(piece)
             if size > part.size_bytes:
-                break  # it is wrong already, however much more there is
+                break  # it is too large already, however much follows
             await finish(asyncio.to_thread(_take, piece, sink, digest))
         _check(part, size, digest.hexdigest())
         sink.flush()
 
     async def _stream(self, part: Part) -> AsyncIterator[bytes]:
         """Yield the file from its path beside the manifest, else from its URI in the same storage."""
-        for blobs, key in self._places(part):
+        for blobs, key in self._locations(part):
             try:
                 with name_destination_on_error(self.destination.uri):
                     async for piece in blobs.stream(key):
@@ -151,7 +151,7 @@ class PartFiles:
                 continue
         raise PartGoneError(part.path, self.destination.uri)
 
-    def _places(self, part: Part) -> Iterable[tuple[BlobStore, str]]:
+    def _locations(self, part: Part) -> Iterable[tuple[BlobStore, str]]:
         yield self.destination.blobs, part.path
         folder, _, name = part.uri.rpartition("/")
         own = self.destination.uri

@@ -1,7 +1,7 @@
-"""What has to be read for a state of the table, or for what changed since one: nothing is read yet.
+"""Plans of what to read for a state of the table, or for the changes since one; they read nothing.
 
 Plans are made from one manifest and hold its artifacts. They are exact at the end of each artifact;
-between two ends they give the state at the earlier one, and say so in `position`.
+between two ends they give the state at the earlier one; `position` is that end.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TablePlan:
 
 @dataclass(frozen=True, slots=True)
 class ChangesPlan:
-    """The diffs that lead from `since` to `position`, across re-bases; none if nothing changed."""
+    """The diffs that lead from `since` to `position`, across re-bases; empty if nothing changed."""
 
     manifest: Manifest
     since: str
@@ -69,7 +69,7 @@ def plan_table(
 ) -> TablePlan:
     """Return what makes the table at the head, at a position, or as it was published at a time."""
     if position is not None and time is not None:
-        raise InvalidError("a position and a time are given: give one of them")
+        raise InvalidError("both a position and a time are given: give one of them")
     if time is not None:
         position = _position_at(manifest, time)
     if position is None:
@@ -108,7 +108,7 @@ def _links(
     following: dict[str | None, Artifact], order: PositionOrder, since: str, end: str
 ) -> Iterator[Artifact]:
     position, limit = since, order.rank(end)
-    # Every diff ends after it begins, so this comes to an end.
+    # Every diff ends after it begins, so this terminates.
     while (diff := following.get(position)) and order.rank(diff.to_position) <= limit:
         yield diff
         position = diff.to_position

@@ -4,7 +4,7 @@
     print(archive.plan())
     table = await archive.table(columns=["id", "name"])
 
-Files are checked before they are used. A plan whose files were collected meanwhile is made anew.
+Files are checked before they are used. A plan whose files were collected is made again.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Plans that are made in a row because files of the last one were gone. Collection leaves files for
-#: a day after the manifest let go of them, so even a second one is rare.
+#: Plans that are made in a row because files of the last one were gone. Collection keeps files for
+#: a day after they leave the manifest, so even a second one is rare.
 PLANS = 5
-#: How often a follower looks at the manifest; writers commit every few seconds at most.
+#: How often a follower reads the manifest; writers commit every few seconds at most.
 POLL = timedelta(seconds=5)
 
 
@@ -62,7 +62,7 @@ async def open_archive(
 ) -> Archive:
     """Return the archive whose folder, or manifest, is at `uri`: a URL or a local path.
 
-    `cache` keeps files of remote archives on this machine. `formats` are taken in this order where
+    `cache` keeps files of remote archives on this machine. `formats` are preferred in this order where
     an artifact has several. `order` is needed for positions of a kind that is not built in. `schema`
     and `key_fields` serve archives of other writers, whose manifests may have neither. `options` and
     `credential_provider` are those of the storage, as `open_blob_store` takes them.
@@ -81,8 +81,8 @@ async def open_archive(
 class Archive:
     """One table as its manifest had it when it was last read: `refresh` reads it again.
 
-    Everything is read from that one manifest, so that a plan, the table and the changes fit each
-    other. Only when files of it were collected meanwhile, it is read again on its own.
+    Everything is read from that one manifest, so that a plan, the table and the changes are
+    consistent. It is read again automatically only when its files were collected.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Archive:
 
     @property
     def schema(self) -> TableSchema | None:
-        """The schema of the table at the head, None if nobody knows it."""
+        """The schema of the table at the head, None if it is unknown."""
         return self._decoding.schema_of(self.manifest, self.manifest.artifacts[-1])
 
     @property
@@ -145,7 +145,7 @@ class Archive:
     def read(
         self, plan: TablePlan, *, columns: Sequence[str] | None = None
     ) -> AsyncGenerator[pa.Table]:
-        """Yield the table of a plan piece by piece, the first one always, even if it is empty.
+        """Yield the table of a plan piece by piece: at least one, which may be empty.
 
         Memory holds the net changes of the plan, or of one key bucket, and a piece of the base.
         Raises `PartGoneError` if files were collected since the plan was made.
@@ -181,8 +181,8 @@ class Archive:
     ) -> AsyncGenerator[pa.RecordBatch]:
         """Yield the same rows in batches, which need not fit into memory together.
 
-        There is one at least, be it empty: it tells the columns. Raises `PartGoneError` if files
-        were collected after the first rows were given out: begin again then.
+        There is at least one, which may be empty and has the columns. Raises `PartGoneError` if
+        files were collected after the first rows were yielded: start again then.
         """
         given = -1
         for _ in range(PLANS):
@@ -260,18 +260,20 @@ class Archive:
     def follow(
         self, since: str | None = None, *, poll: timedelta = POLL, wake: Wake | None = None
     ) -> AsyncGenerator[Followed]:
-        """Yield the rows of the table, unless it is there at `since`, then its changes for ever.
+        """Yield the rows of the table, or nothing with `since`, and then its changes without end.
 
-        The manifest is looked at every `poll`, and whenever `wake` returns.
+        The manifest is read every `poll`, and whenever `wake` returns.
         """
         if poll <= timedelta(0):
-            raise InvalidError(f"poll is {poll}: storage cannot be asked all the time, give a wait")
+            raise InvalidError(
+                f"poll is {poll}: it must be above 0, so that storage is not polled without pause"
+            )
         return Follower(self, since).run(poll, wake)
 
     async def verify(
         self, on_file: Callable[[Checked], None] | None = None, *, deep: bool = False
     ) -> Verification:
-        """Look at every live file in every format, and return all that is wrong.
+        """Check every live file in every format, and return all that is wrong.
 
         `deep` also rebuilds the table at each re-base, and compares it with the new base.
         """
@@ -279,21 +281,21 @@ class Archive:
         found = await Verifier(manifest, self.files, self._decoding, deep).run(on_file)
         if not any(isinstance(file.problem, PartGoneError) for file in found.problems):
             return found
-        # Collected while this was looking is not missing.
+        # A file that was collected during the check is not missing.
         live = (await self.refresh()).paths()
         return replace(found, problems=tuple(p for p in found.problems if p.path in live))
 
     async def plan_anew(self, gone: PartGoneError) -> None:
-        """Read the manifest again because a file of it was gone; it must have let go of it."""
+        """Read the manifest again after a file was gone; it must no longer name the file."""
         await self.refresh()
         if gone.path in self.manifest.paths():
             raise ArtifactCorruptError(
-                f"file {gone.path!r} is not in {self.uri}, and the manifest names it still: restore "
+                f"file {gone.path!r} is not in {self.uri}, but the manifest still names it: restore "
                 "it, or read another format of it"
             ) from gone
 
     async def with_plans(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Do `work`, which reads files of the manifest, anew while collection is faster."""
+        """Run `work`, which reads files of the manifest, again while files were collected under it."""
         for _ in range(PLANS):
             try:
                 return await work()
@@ -306,13 +308,13 @@ async def _read(destination: Destination, order: PositionOrder | None) -> Stored
     stored = await destination.read(order)
     if stored is None:
         raise ManifestNotFoundError(
-            f"there is no {MANIFEST_KEY} in {destination.uri}: name the folder of a table"
+            f"{destination.uri} has no {MANIFEST_KEY}: name the folder of a table"
         )
     return stored
 
 
 def _replan_until_stable(uri: str) -> ArtifactCorruptError:
     return ArtifactCorruptError(
-        f"files of {uri} were gone for {PLANS} manifests in a row: something else than collection "
+        f"files of {uri} were gone for {PLANS} manifests in a row: something other than collection "
         "deletes them, or its grace period is shorter than a read"
     )

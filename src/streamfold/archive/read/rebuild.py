@@ -1,4 +1,4 @@
-"""A table rebuilt from a plan: the base streams by, the changes are held and folded in.
+"""A table rebuilt from a plan: the base is streamed, the changes are held and folded in.
 
 Where base and diffs have parts by key bucket, one bucket is folded after the other, and memory holds
 the changes of one bucket. Otherwise it holds the net changes of the plan. Archives of other writers
@@ -54,7 +54,7 @@ class Rebuild:
         return [self.decoding.choose(self.plan.manifest, diff) for diff in self.plan.diffs]
 
     async def pieces(self) -> AsyncGenerator[pa.Table]:
-        """Yield the table piece by piece; the first piece is always there, and may be empty."""
+        """Yield the table piece by piece: at least one piece, which may be empty."""
         schema = self.decoding.schema_of(self.plan.manifest, self.plan.last)
         if schema is None:
             yield await self._untyped()
@@ -150,11 +150,11 @@ async def truncates(diff: ChosenFiles, files: PartFiles, keys: Sequence[str]) ->
 
 
 async def in_thread(items: Iterator[T]) -> AsyncGenerator[T]:
-    """Yield what an iterator gives, each item made in another thread; a generator is closed there."""
+    """Yield what an iterator yields, each item made in another thread; a generator is closed there."""
     nothing = object()
     try:
         while (item := await finish(asyncio.to_thread(next, items, nothing))) is not nothing:
-            yield item  # type: ignore[misc]  # not the object that says that there is none
+            yield item  # type: ignore[misc]  # not the sentinel
     finally:
         if isinstance(items, Generator):
             await finish(asyncio.to_thread(items.close))
@@ -179,5 +179,5 @@ def _add_all(delta: Delta, changes: Iterable[pa.RecordBatch]) -> None:
 
 def _selected(table: pa.Table, columns: Sequence[str]) -> pa.Table:
     if unknown := [name for name in columns if name not in table.column_names]:
-        raise InvalidError(f"columns {unknown} are not there: name some of {table.column_names}")
+        raise InvalidError(f"columns {unknown} do not exist: name some of {table.column_names}")
     return table.select(list(columns))

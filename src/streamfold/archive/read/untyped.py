@@ -47,7 +47,7 @@ def _parsed(text: pa.Array, kind: pa.DataType) -> pa.Array:
     try:
         return text.cast(kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise ArtifactCorruptError(f"the key of a change is no {kind}: {error}") from None
+        raise ArtifactCorruptError(f"the key of a change is not of type {kind}: {error}") from None
 
 
 def fold_untyped(
@@ -81,10 +81,10 @@ def _key_columns(
 ) -> pa.Schema:
     if not changes:
         return pa.schema([])
-    if not columns.names:  # nothing but deletions, of rows that are not there
+    if not columns.names:  # only deletions, of rows that do not exist
         return pa.schema([pa.field(name, pa.string()) for name in keys])
     if unknown := [name for name in keys if name not in columns.names]:
         raise InvalidError(
-            f"key fields {unknown} are no columns: give key fields among {columns.names}"
+            f"key fields {unknown} are not columns: give key fields among {columns.names}"
         )
     return pa.schema([columns.field(name) for name in keys])

@@ -54,7 +54,7 @@ def is_decimal(kind: pa.DataType) -> bool:
 
 
 def is_key_type(kind: pa.DataType) -> bool:
-    """True for types whose values are equal or not beyond doubt: no floats, nothing nested."""
+    """True for types whose equality is exact: no floats, nothing nested."""
     return not (pa.types.is_nested(kind) or pa.types.is_floating(kind))
 
 
@@ -151,7 +151,7 @@ def type_from_json(value: object, depth: int = 0) -> pa.DataType:
             return _canonical_struct(
                 pa.struct([field_from_json(x, depth + 1) for x in inner]), depth
             )
-    raise InvalidError(f"{value!r} is no column type: expected one of {_SUPPORTED}")
+    raise InvalidError(f"{value!r} is not a column type: expected one of {_SUPPORTED}")
 
 
 def field_from_json(value: object, depth: int = 0, name: str | None = None) -> pa.Field:
@@ -161,7 +161,9 @@ def field_from_json(value: object, depth: int = 0, name: str | None = None) -> p
         nullable = value.get("nullable")
         if isinstance(named, str) and isinstance(nullable, bool):
             return pa.field(named, type_from_json(value.get("type"), depth), nullable)
-    raise InvalidError(f"{value!r} is no column: expected an object with name, type and nullable")
+    raise InvalidError(
+        f"{value!r} is not a column: expected an object with name, type and nullable"
+    )
 
 
 def _type_from_text(text: str) -> pa.DataType:
@@ -174,4 +176,4 @@ def _type_from_text(text: str) -> pa.DataType:
         if 1 <= precision <= _DIGITS_MAX[width] and scale <= precision:
             make = pa.decimal128 if width == "128" else pa.decimal256
             return make(precision, scale)
-    raise InvalidError(f"{text!r} is no column type: expected one of {_SUPPORTED}")
+    raise InvalidError(f"{text!r} is not a column type: expected one of {_SUPPORTED}")

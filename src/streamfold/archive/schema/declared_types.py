@@ -2,7 +2,7 @@
 
 The published writer takes rows from PostgreSQL: its baseline has typed values and its stream has text,
 so a column may be a number in one file and a string in the next. Declared types bring both together,
-and keep decimals what they are. A type that is not known here leaves its column as it was found.
+and keep decimals what they are. A column of an unknown type stays as it was found.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class DeclaredTypes:
     def changes(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The changes with every column of `before` and `after` in its declared type."""
         for name in ("before", "after"):
-            place = batch.schema.get_field_index(name)
-            batch = batch.set_column(place, name, self._image(batch[name]))
+            index = batch.schema.get_field_index(name)
+            batch = batch.set_column(index, name, self._image(batch[name]))
         return batch
 
     def _image(self, structs: pa.StructArray) -> pa.StructArray:
@@ -111,7 +111,7 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if column.null_count == len(column):
         return pa.nulls(len(column), kind)
     if not pa.types.is_string(column.type):
-        # Numbers lose nothing: Arrow refuses whatever would. A float4 was made a double on the way.
+        # Arrow refuses casts that would lose digits. A float4 became a double on the way.
         return column.cast(kind, safe=not pa.types.is_float32(kind))
     if pa.types.is_boolean(kind):
         return _each(column, kind, _truth)
@@ -168,23 +168,23 @@ def _numeric(column: pa.Array, precision: str | None, scale: str | None) -> pa.A
     known = [value for value in values if value is not None]
     if not known:
         return pa.nulls(len(column))
-    whole, places = digits_of(known)
-    return pa.array(values, decimal_type(max(1, whole + places), places))
+    whole, fraction = digits_of(known)
+    return pa.array(values, decimal_type(max(1, whole + fraction), fraction))
 
 
 def digits_of(values: Iterable[Decimal]) -> tuple[int, int]:
     """The digits before and after the point that hold all of these."""
-    whole = places = 0
+    whole = fraction = 0
     for value in values:
         if not value.is_finite():
-            raise ValueError(f"{value} is no number that a decimal holds")
+            raise ValueError(f"{value} is not a number that a decimal can hold")
         whole = max(whole, value.adjusted() + 1)
-        places = max(places, -int(value.as_tuple().exponent))
-    return whole, places
+        fraction = max(fraction, -int(value.as_tuple().exponent))
+    return whole, fraction
 
 
 def decimal_type(precision: int, scale: int) -> pa.DataType:
-    """The decimal of these digits; ValueError where there is none."""
+    """The decimal of these digits; ValueError if it has too many."""
     if precision > _DIGITS_256:
         raise ValueError(f"{precision} digits are more than the {_DIGITS_256} that a decimal holds")
     return (

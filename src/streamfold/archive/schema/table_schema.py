@@ -45,7 +45,7 @@ def _merged_field(old: pa.Field, new: pa.Field, path: str) -> pa.Field:
 
 
 def _merged_type(old: pa.DataType, new: pa.DataType, path: str) -> pa.DataType:
-    """The wider of the two: a source that narrows a type still fits into what is there."""
+    """The wider of the two: a source that narrows a type still fits the column."""
     if old == new or widens(new, old):
         return old
     if widens(old, new):
@@ -85,8 +85,8 @@ class TableSchema:
     """Columns in order and the fields that identify a row; equal schemas have equal ids.
 
     `arrow` holds canonical types only. Key fields are never null and of types whose equality is
-    beyond doubt. A key field of type null says that no row was seen yet: no row fits it, and it
-    takes the type of the first one. A table without key fields can be published as bases, not as
+    exact. A key field of type null means that no row was seen yet: no row fits it, and it takes the
+    type of the first one. A table without key fields can be published as bases, not as
     diffs.
     """
 
@@ -107,7 +107,7 @@ class TableSchema:
 
     @classmethod
     def from_json(cls, value: object) -> TableSchema:
-        """The schema that `to_json` wrote, of which parts unknown today are ignored."""
+        """The schema that `to_json` wrote, without parts that are unknown here."""
         match value:
             case {"columns": list(columns), "key_fields": list(keys)} if all(
                 isinstance(key, str) for key in keys
@@ -133,7 +133,7 @@ class TableSchema:
 
     @classmethod
     def of_keys(cls, key_fields: Sequence[str]) -> TableSchema:
-        """The schema of a table of which nothing is known but what its key fields are called."""
+        """The schema of a table of which only the names of the key fields are known."""
         return cls.of([pa.field(name, pa.null()) for name in key_fields], key_fields)
 
     @property
@@ -201,7 +201,7 @@ def _check_names(names: list[str]) -> None:
 def _check_keys(fields: dict[str, pa.Field], keys: tuple[str, ...]) -> None:
     for key in keys:
         if key not in fields:
-            raise InvalidError(f"key field {key!r} is no column: the table has {list(fields)}")
+            raise InvalidError(f"key field {key!r} is not a column: the table has {list(fields)}")
         if not is_key_type(fields[key].type):
             raise InvalidError(
                 f"key field {key!r} has type {fields[key].type}: keys are never floats or nested"

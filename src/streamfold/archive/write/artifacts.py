@@ -54,7 +54,7 @@ def reused_parts(
         return []
     if manifest is None or manifest.base.schema_id != plan.schema.id:
         raise InvalidError(
-            f"buckets {wanted} cannot be used again: there is no base in schema {plan.schema.id}; "
+            f"buckets {wanted} cannot be reused: no base has schema {plan.schema.id}; "
             "write them all"
         )
     return [_reused_part(manifest.base, plan, bucket) for bucket in wanted]
@@ -67,7 +67,7 @@ def _reused_part(base: Artifact, plan: PartPlan, bucket: int) -> WrittenPart:
         found = [part for part in known.parts if part.bucket == bucket] if known else []
         if len(found) != 1 or known is None or known.compression != form.compression:
             raise InvalidError(
-                f"bucket {bucket} cannot be used again: the last base has no such part as "
+                f"bucket {bucket} cannot be reused: the last base does not have it as "
                 f"{form.id}{form.extension}; write it"
             )
         files[form.id] = found[0]

@@ -2,7 +2,7 @@
 
 A lost answer looks like a conflict, and a conflict like a lost answer. So every commit has an id,
 which goes into the manifest and into the artifacts that it adds; after anything but a plain success
-the manifest is read back, and what it says decides. Repeating the swap is safe while in doubt: of
+the manifest is read back, and what it says decides. Repeating the swap is safe then: of
 two requests that name the same etag storage lets one win, and both carry the same commit.
 """
 
@@ -32,7 +32,7 @@ from streamfold.errors import (
 #: Swaps that are tried before a commit is given up. Only pins and pruning compete with the one
 #: writer of a table, so more conflicts than this mean that something else is wrong.
 SWAP_ATTEMPTS = 8
-#: What storage says when the condition of a swap did not hold.
+#: What storage raises when the condition of a swap did not hold.
 REFUSED = (BlobChangedError, BlobExistsError, BlobNotFoundError)
 
 
@@ -45,7 +45,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """The commit is not in the manifest and never will be; `current` is what is there instead."""
+    """The commit is not in the manifest and never will be; `current` is the manifest instead."""
 
     current: Stored | None
     cause: StreamfoldError
@@ -53,7 +53,7 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """The commit may be there, or may yet arrive; nothing that it names may be deleted."""
+    """The commit may have taken effect, or may yet; nothing that it names may be deleted."""
 
     cause: StreamfoldError
 
@@ -77,7 +77,7 @@ class Commit:
         Raises only for definite failures: an update that breaks a rule, storage that was not
         reached by any attempt.
         """
-        doubt: StreamfoldError | None = None
+        unknown: StreamfoldError | None = None
         cause: StreamfoldError = CommitConflictError("no swap was tried")
         for _ in range(SWAP_ATTEMPTS):
             if refusal := self._refusal(current):
@@ -88,20 +88,20 @@ class Commit:
             except REFUSED as error:
                 cause = error
             except OutcomeUnknownError as error:
-                doubt = error
+                unknown = error
             except StreamfoldError:
-                if doubt is None:
+                if unknown is None:
                     raise
             try:
                 current = await destination.read(self.order)
             except StreamfoldError as error:
-                if doubt is None:
+                if unknown is None:
                     raise
                 return Unknown(error)
             if current and self._is_in(current.manifest):
                 return Committed(current)
-        if doubt:
-            return Unknown(doubt)
+        if unknown:
+            return Unknown(unknown)
         return Conflict(current, cause)
 
     def _refusal(self, current: Stored | None) -> StreamfoldError | None:
@@ -116,7 +116,7 @@ class Commit:
     def _build(self, current: Stored | None) -> Manifest:
         start = current.manifest if current else self.blank
         if start is None:
-            raise ManifestNotFoundError("there is no manifest to change: write a base first")
+            raise ManifestNotFoundError("the table has no manifest to change: write a base first")
         return apply_updates(start, self.updates, self.stamp, self.order)
 
     def _is_in(self, manifest: Manifest) -> bool:

@@ -1,7 +1,7 @@
 """The right to commit to a table, and what is known to be committed.
 
 Opening claims the table with the next fencing token: from then on no earlier writer can commit.
-Before the first base there is no manifest to claim in; then the first base is the claim.
+Before the first base no manifest exists to claim; then the first base is the claim.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from streamfold.archive.write.commit import Commit, Committed, Conflict
 
 
 class OwnedTable:
-    """One writer's view of the manifest: adopted when a commit is confirmed, never before."""
+    """One writer's view of the manifest, updated only when a commit is confirmed."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class OwnedTable:
         return self.manifest
 
     async def claim(self) -> None:
-        """Take the table from whoever wrote it before."""
+        """Take the table from its previous writer."""
         if self._stored is None:
             return
         claim = ClaimTable(self._writer.id, self._writer.claim_id, self.table)
@@ -80,7 +80,7 @@ class OwnedTable:
         self._writer = manifest.writer or self._writer
 
     async def append(self, update: AppendArtifacts) -> Manifest:
-        """Commit artifacts that go on where they were planned to."""
+        """Commit artifacts if the head is still where they were planned."""
         if self._stored is None:
             return await self._commit([update], [RequireNoArchive(self._writer)])
         first, head = update.artifacts[0], self._stored.manifest.head_position
@@ -92,10 +92,10 @@ class OwnedTable:
         return await self._commit([update], [RequireWriter(self._writer), following])
 
     async def settle(self) -> None:
-        """Know what is committed, and that the table is still ours; heal what lags."""
+        """Establish what is committed and that the table is still ours; repair lagging destinations."""
         if self._unsettled:
             stored = await self.mirrors.primary.read(self._order)
-            # A manifest that was there and is gone is no new table: the check says so.
+            # A manifest that disappeared does not make a new table: the check refuses it.
             if stored or self._stored:
                 RequireWriter(self._writer).check(stored.manifest if stored else None)
             self._adopt(stored)
@@ -128,7 +128,7 @@ class OwnedTable:
         self._unsettled = False
 
     def _blank(self) -> Manifest:
-        """Return where a new table begins: no rule holds for it until a base is in it."""
+        """Return the manifest of a new table; it breaks the rules until a base is in it."""
         return Manifest(
             table=self.table,
             epoch=0,

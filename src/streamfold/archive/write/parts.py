@@ -1,7 +1,7 @@
 """Files of an artifact: written once in every format, hashed on the way, sent to all destinations.
 
-A plan is made by the one writer of a table and may then travel: executors write the parts of
-different buckets, and the writer commits what they report.
+The one writer of a table makes a plan and may send it to executors, which write the parts of
+different buckets; the writer commits what they report.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class WrittenPart:
     """One bucket of an artifact, by format; durable, not yet committed."""
 
     files: dict[str, Part]
-    #: URIs of destinations that did not take all of the files, each of which is in another one.
+    #: URIs of destinations that lack some of the files; each file is in another destination.
     lacking: frozenset[str] = frozenset()
 
 
@@ -94,7 +94,7 @@ async def write_part(
     """Write the rows or changes of one bucket in every format of the plan.
 
     `batches` is read once, in another thread. Memory holds a batch and a few pieces; what is larger
-    lies in `spool`, or in the folder for temporary files, until it is sent.
+    stays in `spool`, or in the folder for temporary files, until it is sent.
     """
     files: dict[str, Part] = {}
     lacking: frozenset[str] = frozenset()
@@ -132,7 +132,7 @@ async def _write_file(
 
 
 class HashingSink(io.RawIOBase):
-    """A file that is written from front to back, and knows its hash at the end."""
+    """A file that is written sequentially and hashed on the way."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -158,7 +158,7 @@ class HashingSink(io.RawIOBase):
 
 
 async def _pieces(file: tempfile.SpooledTemporaryFile[bytes], size: int) -> AsyncIterator[bytes]:
-    # Several destinations read at once, so nobody may move the file's own position.
+    # Several destinations read at once, so none may move the file's own position.
     if size <= SPOOL_MEMORY:
         file.seek(0)
         yield file.read()

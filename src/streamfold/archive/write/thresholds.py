@@ -5,7 +5,7 @@ base comes from the manifest. Limits are reached at their value (>=), None or 0 
 this order, and the first one that is reached names the reason:
 
 1. nothing is due: no change is pending, and either the chain is empty or `max_interval` is not over;
-2. `min_interval` is a floor: before it is over there is never a base, whatever else says;
+2. `min_interval` is a floor: no base is written before it is over, whatever the other limits say;
 3. `max_interval`, also on a quiet table whose chain is not empty;
 4. the pending diff: `max_diff_bytes`, `max_diff_fraction` of the last base's bytes;
 5. changed rows since the base: `max_churn_records`, `max_churn_fraction` of the table's rows;
@@ -24,7 +24,7 @@ from streamfold.archive.manifest.model import Artifact, Manifest
 from streamfold.archive.manifest.timestamps import parse_time
 from streamfold.errors import InvalidError
 
-#: What a reader is taken to manage, for `max_replay_seconds`: bytes a second of decoding and
+#: Assumed speed of a reader, for `max_replay_seconds`: bytes a second of decoding and
 #: applying on one core, and seconds for each file that it has to fetch.
 REPLAY_BYTES_PER_SECOND = 50 * 1024 * 1024
 REPLAY_SECONDS_PER_DIFF = 0.05
@@ -48,7 +48,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Limits of one table; none is set by default, so the chain would grow without bound."""
+    """Limits of one table; by default none is set, and the chain grows without bound."""
 
     min_interval: timedelta | None = None
     max_interval: timedelta | None = None
@@ -59,7 +59,7 @@ class Thresholds:
     max_chain_bytes: int | None = None
     max_chain_diffs: int | None = None
     max_replay_seconds: float | None = None
-    #: Share of `max_interval` by which tables come sooner, each by its own part of it, so that
+    #: Share of `max_interval` by which a table may write sooner, each by its own part, so that
     #: many tables with one configuration do not all write a base at once.
     jitter: float = 0.0
 
@@ -94,7 +94,7 @@ class ChainState:
 
 
 def chain_state(manifest: Manifest, now: datetime) -> ChainState:
-    """Return the state that the manifest tells; a clock that went back counts as no time at all.
+    """Return the state according to the manifest; a clock that went back counts as zero time.
 
     Sizes are those of the first format of the newest diff, or of the base: one format compares
     with itself.
@@ -145,7 +145,7 @@ def _reached(limits: Thresholds, state: ChainState, pending: Pending) -> str | N
     )
     for name, amount, whole in amounts:
         limit = getattr(limits, name)
-        # A fraction of nothing is no limit: an empty base, or an empty table, triggers nothing.
+        # A fraction of zero sets no limit: an empty base, or an empty table, triggers nothing.
         if limit and whole and amount >= limit * whole:
             return name
     return None

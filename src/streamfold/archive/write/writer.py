@@ -31,7 +31,7 @@ Rows = Batches | Mapping[int, Batches]
 
 #: Reason of a base before which changes are missing: followers have to load it.
 GAP = "gap"
-#: Files that are looked for or copied together: enough to hide the round trips of an object store.
+#: Files that are checked or copied together: enough to hide the round trips of an object store.
 FILES_AT_ONCE = 16
 
 
@@ -44,10 +44,10 @@ def _new_id() -> str:
 
 
 class ArchiveWriter:
-    """Publishes one table; `open` takes the table from whoever wrote it before.
+    """Publishes one table; `open` takes the table from its previous writer.
 
     One call at a time. After `WriterFencedOutError` every further call fails the same way; after
-    any other error the next call looks at the manifest first and goes on from its head.
+    any other error the next call reads the manifest first and continues from its head.
     """
 
     def __init__(
@@ -87,13 +87,13 @@ class ArchiveWriter:
         spool: Path | None = None,
         former_names: Sequence[str] = (),
     ) -> ArchiveWriter:
-        """Return the writer of `table`, which goes on at the head of what is there.
+        """Return the writer of `table`, which continues at the head of an existing archive.
 
-        What is there may be called by one of `former_names`: it is renamed.
+        An archive that has one of `former_names` is renamed.
 
-        Every destination shows first that it can compare and swap. From then on no earlier writer
+        Every destination is first tested for compare-and-swap. From then on no earlier writer
         can commit. The schema is merged with the archive's; one that does not fit is refused, and
-        so is storage that does not keep conditions, before anything is written to the table.
+        so is storage that ignores conditions, before anything is written to the table.
         """
         diffs = formats if diff_formats is None else diff_formats
         _check_formats(formats)
@@ -136,7 +136,7 @@ class ArchiveWriter:
 
     @property
     def lagging(self) -> Mapping[str, StreamfoldError]:
-        """Destinations that lack the last commit, by URI, and why; the next write heals them."""
+        """Destinations that lack the last commit, by URI, and why; the next write repairs them."""
         return dict(self._owned.mirrors.lagging)
 
     def evolve(self, schema: TableSchema) -> None:
@@ -155,7 +155,7 @@ class ArchiveWriter:
         """Commit all rows of the table as they are at `to_position`, and open an epoch.
 
         After the head it needs the reason `GAP`: changes in between are in no diff, and followers
-        have to load the base. `rebase` brings those changes along and spares them that.
+        have to load the base. `rebase` commits those changes too, so that they need not.
         """
         await self._owned.settle()
         if self._is_after_head(to_position) and reason != GAP:
@@ -181,7 +181,7 @@ class ArchiveWriter:
     ) -> Manifest:
         """Commit a base together with the diff from the head to it: followers need not reload.
 
-        `reuse` names key buckets without changes since the last base: their files are used again.
+        `reuse` names key buckets without changes since the last base: their files are reused.
         Changes up to the head are in the archive already, and are not read.
         """
         await self._owned.settle()
@@ -225,17 +225,17 @@ class ArchiveWriter:
         rank = self._order.rank(to_position)
         if self.head is not None and rank < self._order.rank(self.head):
             raise PositionInvalidError(
-                f"a base at {to_position!r} would go back behind the head {self.head!r}: positions "
+                f"a base at {to_position!r} would go back before the head {self.head!r}: positions "
                 "of a table only grow; publish it under another name"
             )
         epoch = self.manifest.epoch + 1 if self.manifest else 1
         return self._plan(epoch, None, to_position, self._formats)
 
     def plan_diff(self, from_position: str, to_position: str) -> PartPlan:
-        """Return what the parts of a diff have in common; it must go on exactly at the head."""
+        """Return what the parts of a diff have in common; it must continue exactly at the head."""
         if self._covers(from_position, to_position) or from_position != self.head:
             raise ChainGapError(
-                f"a diff of ({from_position}, {to_position}] does not go on at the head "
+                f"a diff of ({from_position}, {to_position}] does not continue at the head "
                 f"{self.head!r}: begin there, or write a base"
             )
         return self._plan(self._committed().epoch, from_position, to_position, self._diff_formats)
@@ -282,24 +282,24 @@ class ArchiveWriter:
         return await self._append(plan.schema, (diff,), source)
 
     async def complete(self, parts: Sequence[WrittenPart]) -> None:
-        """Have every destination hold the files of these parts."""
+        """Ensure that every destination holds the files of these parts."""
         incomplete = [part for part in parts if part.lacking]
         if not await self._all_held([(part, part.lacking) for part in incomplete]):
             names = sorted(file.path for part in incomplete for file in part.files.values())
             raise ArtifactCorruptError(
-                f"some of the files {names} are in no destination any more: write them again"
+                f"some of the files {names} are no longer in any destination: write them again"
             )
 
     async def holds(self, parts: Sequence[WrittenPart]) -> bool:
-        """Whether the files of parts that were written some time ago are still there.
+        """Whether the files of parts that were written earlier still exist.
 
-        Where one destination has lost them they are copied from another one.
+        Files that one destination has lost are copied from another.
         """
         everywhere = self._owned.mirrors.uris
         return await self._all_held([(part, everywhere) for part in parts])
 
     async def _all_held(self, parts: Sequence[tuple[WrittenPart, Collection[str]]]) -> bool:
-        """Copy files to destinations that lack them; False when some file is nowhere."""
+        """Copy files to destinations that lack them; False when no destination has some file."""
         files = [(file, lacking) for part, lacking in parts for file in part.files.values()]
         complete = self._owned.mirrors.complete
         for start in range(0, len(files), FILES_AT_ONCE):
@@ -309,7 +309,7 @@ class ArchiveWriter:
         return True
 
     async def refresh(self) -> Manifest | None:
-        """Return what is committed, surely; destinations that were away are healed on the way."""
+        """Return what is committed, read from storage; lagging destinations are repaired."""
         await self._owned.settle()
         return self.manifest
 

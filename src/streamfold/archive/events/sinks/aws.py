@@ -11,7 +11,7 @@ from streamfold.archive.events.sink import EventRefusedError, EventSink, EventUn
 from streamfold.archive.events.sinks.worker_thread import WorkerThread
 from streamfold.errors import InvalidError, RetryLaterError, StreamfoldError
 
-#: botocore's errors of requests that were never sent, or never reached anybody.
+#: botocore's errors of requests that were never sent, or never reached a server.
 NOT_SENT = frozenset(
     {
         "ConnectTimeoutError",
@@ -52,7 +52,7 @@ class AwsSink(EventSink):
 
     @abstractmethod
     def publish(self, client: Any, event: Event) -> str | None:
-        """Send one request and return the receipt that the service gives; None if it gave none.
+        """Send one request and return the service's receipt; None if it sent none.
 
         Called in the sink's own thread, one at a time.
         """
@@ -67,18 +67,18 @@ class AwsSink(EventSink):
                 self._client = self._access.client(self.service)
             if self.publish(self._client, event):
                 return
-            # Whatever said 200 was not the service: a portal, a proxy.
+            # The 200 did not come from the service but from a portal or proxy.
             failure = self._lost("no receipt")
         except ClientError as error:
             failure = self._judge(error.response)
-        # The last is no BotoCoreError: a proxy between may answer with a page of its own.
+        # The last is not a BotoCoreError: a proxy in between may answer with its own page.
         except (BotoCoreError, ResponseParserError) as error:
             failure = self._lost(type(error).__name__)
         except EventRefusedError:
             raise
-        except (InvalidError, RetryLaterError) as error:  # of the credentials: nothing was sent
+        except (InvalidError, RetryLaterError) as error:  # from the credentials: nothing was sent
             failure = self.refused(error.message)
-        # Not chained: what services and clients say may quote signed headers, tokens included.
+        # Not chained: messages of services and clients may quote signed headers and tokens.
         raise failure
 
     def _judge(self, response: Any) -> EventRefusedError | EventUnconfirmedError:
@@ -99,7 +99,7 @@ class AwsSink(EventSink):
         )
 
     def refused(self, reason: str) -> EventRefusedError:
-        """Return the error for an event that was certainly not taken."""
+        """Return the error for an event that was certainly not accepted."""
         return EventRefusedError(
             f"{self.service} {self._target} did not take the event: {reason}; check that it "
             "exists, and that the sink's credentials may send to it"

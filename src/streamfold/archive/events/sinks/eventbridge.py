@@ -16,7 +16,7 @@ DETAIL_TYPE = "Archive Artifact Committed"
 
 
 class EventBridgeSink(AwsSink):
-    """Puts events on a bus, which passes them on in no promised order: targets go by position."""
+    """Puts events on a bus, which does not guarantee their order: targets compare positions."""
 
     service = "events"
 

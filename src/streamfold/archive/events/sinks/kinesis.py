@@ -24,11 +24,11 @@ class KinesisSink(AwsSink):
             raise InvalidError("stream is empty: give the name or the ARN of a Kinesis stream")
         super().__init__(access, stream)
         self._stream = {"StreamARN" if stream.startswith("arn:") else "StreamName": stream}
-        # Makes Kinesis number this record after that one, even within the same instant.
+        # Makes Kinesis number a record after this one, even within the same instant.
         self._after: dict[str, str] = {}
 
     def publish(self, client: Any, event: Event) -> str | None:
-        # Taken away first: after a failure the stream may be another one, and would refuse it.
+        # Cleared first: after a failure the stream may be another one, and would refuse it.
         after, self._after = self._after, {}
         answer = client.put_record(
             **self._stream,

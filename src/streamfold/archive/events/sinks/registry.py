@@ -56,14 +56,14 @@ class _Webhook(_Config, frozen=True, kw_only=True, tag_field="type", tag="webhoo
     url: str
     secret_env: str | None = None
     secret_file: str | None = None
-    #: Certificates in PEM that alone are trusted, in place of those of the machine.
+    #: PEM file with the only trusted certificates, instead of those of the machine.
     ca_file: str | None = None
 
 
 def open_sink(raw: object, profiles: Profiles, *, path: str) -> EventSink:
     """Return the sink that plain configuration values describe; nothing is contacted yet.
 
-    What is wrong is told with `path`, where the values were found.
+    Errors name `path`, where the values were found.
     """
     try:
         config = msgspec.convert(raw, _Sns | _Sqs | _Kinesis | _EventBridge | _Webhook)

@@ -1,4 +1,4 @@
-"""Events to an HTTP endpoint, signed as Standard Webhooks has it.
+"""Events to an HTTP endpoint, signed according to Standard Webhooks.
 
     POST <url>
     content-type: application/json
@@ -6,7 +6,7 @@
     webhook-timestamp: <seconds since 1970>
     webhook-signature: v1,<base64 of HMAC-SHA256 over "id.timestamp.body">      with a secret only
 
-Any 2xx takes the event. Redirects are not followed: a signed request goes where it was meant to.
+Any 2xx accepts the event. Redirects are not followed: a signed request goes only to its URL.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TIMEOUT = 15.0
 class WebhookSink(EventSink):
     """Posts each event in a request of its own; only the host of the URL is ever shown.
 
-    Paths and queries of webhooks often are their password.
+    Paths and queries of webhooks often act as passwords.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class WebhookSink(EventSink):
         self._lane = WorkerThread("webhook")
         self._closed = False
         if secret is not None:
-            secret.read_key()  # one that is missing is told at once, not by the first event
+            secret.read_key()  # report a missing one now, not with the first event
 
     def __repr__(self) -> str:
         return f"WebhookSink({self._name!r})"
@@ -81,7 +81,7 @@ class WebhookSink(EventSink):
         except (OSError, http.client.HTTPException) as error:  # TimeoutError is an OSError
             reason = type(error).__name__
         finally:
-            # Also when cancelled: the thread must not wait for an answer that nobody reads.
+            # Also when cancelled: the thread must not wait for an answer that is not read.
             request.break_off()
         if status is None:
             raise self._lost(reason, sent=request.sent)
@@ -141,7 +141,7 @@ class WebhookSink(EventSink):
 
 
 class _Request:
-    """One POST in a thread, which another thread may break off."""
+    """One POST in a thread, which another thread may abort."""
 
     def __init__(self) -> None:
         self._connection: http.client.HTTPConnection | None = None
@@ -156,12 +156,12 @@ class _Request:
         body: bytes,
         headers: dict[str, str],
     ) -> int:
-        """Return the status of the answer; its body is of no interest."""
+        """Return the status of the answer; its body is ignored."""
         self._connection = connection
         try:
             connection.connect()
             self.sent = True
-            if self._broken_off:  # before there was a socket to shut down: do not begin
+            if self._broken_off:  # before there was a socket to shut down: do not start
                 raise TimeoutError
             connection.request("POST", path, body=body, headers=headers)
             return connection.getresponse().status
@@ -169,11 +169,11 @@ class _Request:
             connection.close()
 
     def break_off(self) -> None:
-        """Make the thread give up; harmless when it has ended."""
+        """Make the thread give up; harmless after it has ended."""
         self._broken_off = True
         connected = self._connection.sock if self._connection else None
         if connected is not None:
-            with suppress(OSError):  # closed meanwhile, which is what is wanted
+            with suppress(OSError):  # it is closed already
                 connected.shutdown(socket.SHUT_RDWR)
 
 

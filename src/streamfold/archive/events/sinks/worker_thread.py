@@ -12,9 +12,9 @@ T = TypeVar("T")
 
 
 class WorkerThread:
-    """Runs calls one after another: one that was cancelled ends before the next begins.
+    """Runs calls one after another: a cancelled call ends before the next begins.
 
-    The threads that all tasks share would not do: a few sinks that hang would stop the others.
+    The default thread pool would not do: a few sinks that hang would stop the others.
     """
 
     def __init__(self, name: str) -> None:
@@ -26,5 +26,5 @@ class WorkerThread:
         return await loop.run_in_executor(self._threads, lambda: call(*args, **kwargs))
 
     async def close(self) -> None:
-        """Wait for the call that is under way; none begins afterwards."""
+        """Wait for the running call; no call starts afterwards."""
         await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)

@@ -25,7 +25,7 @@ from streamfold.archive.formats.nesting import (
 )
 from streamfold.archive.schema.column_types import is_decimal
 
-#: Whole numbers up to here are told apart by a double.
+#: Doubles represent all whole numbers up to here.
 EXACT_IN_DOUBLE = 1 << 53
 _SPECIAL_FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -190,7 +190,7 @@ def _integer(value: object) -> int:
         return int(value)
     if isinstance(value, str) and value.removeprefix("-").isdecimal() and value.isascii():
         return int(value)
-    raise TypeError(f"{value!r}, which is no exact integer,")
+    raise TypeError(f"{value!r}, which is not an exact integer,")
 
 
 def _float(value: object) -> float:
@@ -198,7 +198,7 @@ def _float(value: object) -> float:
         return float(value)
     if isinstance(value, str) and value in _SPECIAL_FLOATS:
         return _SPECIAL_FLOATS[value]
-    raise TypeError(f"{value!r}, which is no number,")
+    raise TypeError(f"{value!r}, which is not a number,")
 
 
 def columns_of(

@@ -113,7 +113,7 @@ class JsonlFormat:
 
 
 def _change_text(changes: pa.RecordBatch) -> pa.Array:
-    """`old` and `new` are left out where there is none, and all but the action for a TRUNCATE."""
+    """Absent `old` and `new` are left out, and all but the action for a TRUNCATE."""
     return join(
         '{"action":"',
         changes["action"],

@@ -1,8 +1,8 @@
 """Lines of JSON as columns: by Arrow's reader where it can, by msgspec where it cannot.
 
 Arrow's reader is several times faster, and gives up on what it does not know: maps, NaN as text,
-integers that a writer without integers wrote. Whatever it refuses is looked at again, value by
-value, so that both the answer and the error are the ones of the slower way.
+integers written as doubles. What it refuses is decoded again, value by value, so that results and
+errors are those of the slower way.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 class LineDecoder:
-    """Turns blocks of lines into columns of `schema`; counts rows, so that errors tell where."""
+    """Turns blocks of lines into columns of `schema`; counts rows, so that errors say where."""
 
     def __init__(self, schema: pa.Schema, others_ignored: bool) -> None:
-        """`others_ignored`: fields of a line that the schema does not have are not looked at."""
+        """`others_ignored`: fields that the schema does not have are ignored."""
         self._schema = schema
         self._others_ignored = others_ignored
         self._rows = 0
-        # Arrow's reader knows no objects of which the keys are not known beforehand.
+        # Arrow's reader cannot read objects whose keys are not known beforehand.
         self._by_arrow = not any(has_map(field.type) for field in schema)
         self._parse = pj.ParseOptions(
             explicit_schema=pa.schema([readable_field(field) for field in schema]),
@@ -70,7 +70,7 @@ class LineDecoder:
             try:
                 return restored_batch(self.arrow_columns(block), self._schema)
             except (pa.ArrowInvalid, ValueError):
-                pass  # the slower way tells what is wrong, or finds that nothing is
+                pass  # the slower way names the error, or finds none
         return columns_of(decode_objects(block), self._schema, self._others_ignored)
 
     def arrow_columns(self, block: bytes) -> list[pa.Array]:
@@ -98,8 +98,8 @@ def decode_objects(block: bytes) -> list[dict[str, Any]]:
         try:
             row = _decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise UnreadableError(f"line {number} of the next is no JSON: {error}") from None
+            raise UnreadableError(f"line {number} of the next is not JSON: {error}") from None
         if not isinstance(row, dict):
-            raise UnreadableError(f"line {number} of the next is no JSON object")
+            raise UnreadableError(f"line {number} of the next is not a JSON object")
         rows.append(row)
     return rows

@@ -1,6 +1,6 @@
 """Length-delimited messages in blocks of bytes: read once, cut where a message ends.
 
-A message that is cut off, or announces more than any may have, is refused.
+A message that is cut off, or announces more than the limit, is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from streamfold.records.protobuf import VARINT_MAX, read_varint
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Whole messages, of which there is one at least, and where each begins and ends."""
+    """One or more whole messages, and where each begins and ends."""
 
     data: bytes
     starts: list[int]
@@ -68,7 +68,7 @@ def _cut(data: bytes) -> tuple[Block, int]:
 
 
 def _length(data: bytes, at: int) -> tuple[int, int] | None:
-    """Return a length and the offset after it; None if more bytes are needed to tell."""
+    """Return a length and the offset after it; None if more bytes are needed."""
     try:
         size, start = read_varint(data, at, len(data))
     except MalformedError as error:

@@ -51,7 +51,7 @@ SnapshotRow, DiffChange = _messages()
 
 
 def read_row(message: bytes) -> dict[str, Any]:
-    """A row as Python values; ArtifactCorruptError when the bytes are no SnapshotRow."""
+    """A row as Python values; ArtifactCorruptError when the bytes are not a SnapshotRow."""
     row = struct_values(_parsed(SnapshotRow, message).row)
     if not row:
         raise ArtifactCorruptError("a row without columns: the file is of another format")
@@ -59,7 +59,7 @@ def read_row(message: bytes) -> dict[str, Any]:
 
 
 def read_change(message: bytes) -> dict[str, Any]:
-    """A change as `action, key, old, new`, without those that are not there."""
+    """A change as `action, key, old, new`, without absent fields."""
     change = _parsed(DiffChange, message)
     found: dict[str, Any] = {"action": change.action}
     if change.key:
@@ -74,7 +74,9 @@ def _parsed(kind: Any, message: bytes) -> Any:
     try:
         return kind.FromString(message)
     except DecodeError as error:
-        raise ArtifactCorruptError(f"bytes that are no {kind.DESCRIPTOR.name}: {error}") from None
+        raise ArtifactCorruptError(
+            f"these bytes are not a {kind.DESCRIPTOR.name}: {error}"
+        ) from None
 
 
 def struct_values(struct: Any) -> dict[str, Any]:

@@ -24,9 +24,9 @@ from streamfold.archive.formats.protobuf.message_blocks import Block
 Bytes = npt.NDArray[np.uint8]
 Offsets = npt.NDArray[np.int64]
 
-#: Bytes after a block, so that a look ahead at its very end finds something, if nothing useful.
+#: Bytes of padding after a block, so that reading ahead at its end stays within the buffer.
 PADDING = 16
-#: Bytes of a block that offsets of 32 bits and lengths of four bytes can tell of.
+#: Bytes of a block that 32-bit offsets and four-byte lengths can address.
 BLOCK_MAX = 1 << 28
 #: Bytes of a length that are looked at.
 LENGTH_BYTES = 4
@@ -170,7 +170,7 @@ def _integers(
 
 
 def _texts(data: Bytes, values: Values, nulls: npt.NDArray[np.bool_]) -> pa.Array:
-    """Return contents as they lie in the block: every second one of a column over all its bytes."""
+    """Return contents without copying: every second value of a column over the whole block."""
     bounds = np.empty(2 * len(nulls), np.int32)
     bounds[0::2], bounds[1::2] = values.starts, values.ends
     buffers = [None, pa.py_buffer(bounds), pa.py_buffer(data)]

@@ -35,7 +35,7 @@ ROWS, CHANGES = "rows", "changes"
 
 @dataclass(frozen=True, slots=True)
 class TypedProtobufFormat:
-    """Exact for every type; a file says its own schema and its own end."""
+    """Exact for every type; a file holds its own schema and marks its end."""
 
     id = "protobuf-typed"
     compression = "none"
@@ -125,7 +125,7 @@ def _schema_of(header: bytes, kind: str) -> TableSchema:
 def _batches(
     frames: Iterator[Frame], schema: pa.Schema, names: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Only the named columns are decoded; the end frame must count what was there."""
+    """Only the named columns are decoded; the end frame must have their count."""
     count = 0
     for frame in frames:
         try:
@@ -133,7 +133,7 @@ def _batches(
             if frame.number == END and rows != count:
                 raise MalformedError(f"the file has {count} rows, its end says {rows}")
             if frame.number == END:
-                continue  # so that the frames are asked once more, and see that nothing follows
+                continue  # the next read of a frame checks that nothing follows
             if len(spans) != len(schema):
                 raise MalformedError(f"{len(spans)} columns, the schema has {len(schema)}")
             batch = _decoded(
@@ -165,7 +165,7 @@ def _decoded(
     names: Sequence[str],
     rows: int,
 ) -> pa.RecordBatch:
-    # A batch knows its rows by a column, even where a newer schema wants none of them.
+    # A batch needs a column to know its rows, even if a newer schema has none of them.
     wanted = pa.schema([schema.field(name) for name in names or schema.names[:1]])
     columns = [decode_column(raw, spans[field.name], field.type, rows) for field in wanted]
     return pa.RecordBatch.from_arrays(columns, schema=wanted).select(list(names))

@@ -1,7 +1,7 @@
 """Frames: varint-length-delimited messages with a checksum, and an end that cannot be missed.
 
 A file that is cut, even between two frames, lacks its end; one that is changed anywhere fails its
-checksum, or is no sequence of frames any more.
+checksum, or is no longer a sequence of frames.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def read_frames(source: BinaryIO) -> Iterator[Frame]:
 
 
 def read_message(source: BinaryIO) -> bytes:
-    """The next length-delimited message; EOFError when there is none, MalformedError when it is cut."""
+    """The next length-delimited message; EOFError at the end, MalformedError when it is cut off."""
     size = _read_size(source)
     if size > FRAME_BYTES_MAX:
         raise MalformedError(f"a message announces {size} bytes, more than {FRAME_BYTES_MAX}")
@@ -86,7 +86,7 @@ def _parsed(message: bytes) -> Frame:
         elif tag & 7 == DELIMITED and tag >> 3 in (HEADER, BATCH, END) and content is None:
             content = (tag >> 3, message[value:after])
         else:
-            raise MalformedError(f"tag {tag} does not belong into a frame")
+            raise MalformedError(f"tag {tag} does not belong in a frame")
     if content is None:
         raise MalformedError("a frame without content")
     if zlib.crc32(content[1]) != checksum:
