@@ -112,9 +112,14 @@ class Configuration:
         own = urlsplit(self.public_url).hostname if self.public_url else None
         return frozenset(name for name in (own, self.listening_host) if name)
 
+    @property
+    def encrypted(self) -> bool:
+        """Whether clients connect over TLS."""
+        return self.tls is not None or self.tls_self
+
     def url(self, port: int) -> str:
         """Where a client on this machine finds the server."""
-        scheme = "https" if self.tls or self.tls_self else "http"
+        scheme = "https" if self.encrypted else "http"
         listening = self.listening_host
         host = "localhost" if listening in _ANY_HOST else listening
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -134,7 +134,9 @@ def _client_limits(configuration: Configuration) -> ClientLimits:
     return ClientLimits(
         RequestBudget(configuration.body_timeout, configuration.body_bytes, files),
         Connections(
-            connections_max(descriptors), configuration.first_request, configuration.idle_connection
+            connections_max(descriptors, tls=configuration.encrypted),
+            configuration.first_request,
+            configuration.idle_connection,
         ),
         ResponseBudget(configuration.unread_bytes, configuration.write_deadline),
     )

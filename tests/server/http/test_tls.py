@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
 
 from streamfold.errors import InvalidError
+from streamfold.server.http.connections import upload_files_max
 from streamfold.server.main import running_server
 from streamfold.server.tls import write_self_signed
-from tests.server.conftest import configuration
+from tests.server.attacked import LARGE, attacked
+from tests.server.conftest import BASIN, STREAM, configuration
 from tests.server.curl import curl
+from tests.server.frames import PATH
+from tests.server.raw_h1 import h1_client
 from tests.server.raw_h2 import h2_client
+
+#: Handshakes at once, and the descriptors of the server under attack, soft and hard.
+HANDSHAKES, DESCRIPTORS = (2000, (512, 512)) if LARGE else (400, (256, 256))
+#: Descriptors that are left at least: as many as uploads may use.
+UPLOADS = upload_files_max(DESCRIPTORS[1])
+APPEND = '{"records":[{"body":"x"}]}'
+JSON = {"content-type": "application/json", "s2-basin": BASIN}
 
 
 @pytest.mark.parametrize(("flag", "version"), [("--http1.1", "1.1"), ("--http2", "2")])
@@ -34,6 +49,40 @@ async def test_a_self_signed_certificate_is_for_this_machine() -> None:
         context.set_alpn_protocols(["h2"])
         async with h2_client(server.port, tls=context) as h2:
             assert (await h2.exchange("GET", "/ping")).status == 200
+
+
+async def test_a_handshake_that_never_begins_is_closed() -> None:
+    settings = configuration(tls_self=True, first_request=0.5)
+    async with running_server(settings) as server, h1_client(server.port) as client:
+        await client.rest()
+        assert server.traffic.connections.closed == 1
+
+
+async def test_open_handshakes_leave_descriptors_for_storage_and_connections_for_others(
+    tmp_path: Path,
+) -> None:
+    async with attacked(
+        tmp_path, streams=(STREAM,), descriptors=DESCRIPTORS, options=("--tls-self",)
+    ) as server:
+        client = partial(
+            httpx.AsyncClient, base_url=f"https://127.0.0.1:{server.port}", verify=False, timeout=20
+        )
+        async with client() as known, client() as stranger:
+            assert (await known.get("/ping")).status_code == 200
+            with ExitStack() as stack:
+                for _ in range(HANDSHAKES):
+                    stack.enter_context(_connecting(server.port))
+                assert (await stranger.post(PATH, content=APPEND, headers=JSON)).status_code == 200
+                assert server.process.num_fds() < DESCRIPTORS[1] - UPLOADS
+                assert (await known.get("/ping")).status_code == 200
+
+
+def _connecting(port: int) -> socket.socket:
+    """A connection that is made whenever the server accepts it, and sends nothing."""
+    connection = socket.socket()
+    connection.setblocking(False)
+    connection.connect_ex(("127.0.0.1", port))
+    return connection
 
 
 def test_the_key_is_for_its_owner_only(tmp_path: Path) -> None:

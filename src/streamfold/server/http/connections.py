@@ -42,7 +42,8 @@ _CROWDED: Final = 0.9
 _LOOK_INTERVAL: Final = 1.0
 _LOOK_SHARE: Final = 20
 
-_DESCRIPTORS: Final = "/proc/self/fd"
+#: Where Linux lists the descriptors of this process.
+DESCRIPTORS: Final = "/proc/self/fd"
 
 #: Address and port of a client, both as text: granian has them so.
 Peer: TypeAlias = tuple[str, str]
@@ -64,9 +65,13 @@ def raise_descriptor_limit() -> int:
     return min(soft, wanted) if soft != resource.RLIM_INFINITY else wanted
 
 
-def connections_max(descriptors: int) -> int:
-    """How many connections a process may have that can open so many descriptors."""
-    return max(1, min(CONNECTIONS_MAX, descriptors - _kept_back(descriptors)))
+def connections_max(descriptors: int, *, tls: bool = False) -> int:
+    """How many connections a process may have that can open so many descriptors.
+
+    Half of these with TLS: the rest is for what is accepted before the accept gate closes.
+    """
+    free = descriptors - _kept_back(descriptors)
+    return max(1, min(CONNECTIONS_MAX, free // 2 if tls else free))
 
 
 def upload_files_max(descriptors: int) -> int:
@@ -227,7 +232,7 @@ def _sockets(port: int) -> list[_Socket]:
 def _descriptors() -> Iterable[int]:
     """The descriptors that are open, or that may be when none is left to list them with."""
     try:
-        return [int(name) for name in os.listdir(_DESCRIPTORS)]  # noqa: PTH208 - names alone
+        return [int(name) for name in os.listdir(DESCRIPTORS)]  # noqa: PTH208 - names alone
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise
@@ -237,7 +242,7 @@ def _descriptors() -> Iterable[int]:
 def _look_at(descriptor: int, port: int) -> _Socket | None:
     """What a descriptor is, if it is such a connection; it may be closed, or another, at any time."""
     try:
-        inode = os.readlink(f"{_DESCRIPTORS}/{descriptor}")  # noqa: PTH115 - many, and quickly
+        inode = os.readlink(f"{DESCRIPTORS}/{descriptor}")  # noqa: PTH115 - many, and quickly
         if not inode.startswith("socket:"):
             return None
         # The constructor would ask for the family otherwise; it does not matter for the two calls.

@@ -23,6 +23,7 @@ from granian._granian import ASGIWorker, CallbackScheduler, SocketHolder, Worker
 from granian.http import HTTP1Settings, HTTP2Settings
 
 from streamfold.errors import InvalidError
+from streamfold.server.http.accept_gate import AcceptGate
 from streamfold.server.http.client_limits import ClientLimits
 from streamfold.server.http.offload import OffloadPool
 from streamfold.server.http.request import Request
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 #: Connections that wait to be accepted.
 BACKLOG: Final = 1024
+#: Descriptors for storage beside those for connections that wait, once all others are taken.
+_STORAGE_SPARE: Final = 16
 #: Requests at once on one HTTP/2 connection; official clients open another when they need more.
 STREAMS_MAX: Final = 128
 #: Bytes that a client may send ahead of what was read: of one request, and of a connection.
@@ -79,6 +82,7 @@ class Listener:
         self._workers = OffloadPool()
         self._signal = WorkerSignal()
         self._stopped = asyncio.Event()
+        self._gate: AcceptGate | None = None
 
     def start(self) -> None:
         """Listen; connections are accepted from here on."""
@@ -86,12 +90,18 @@ class Listener:
         self._signal.add_cb(lambda: loop.call_soon_threadsafe(self._stopped.set))
         # The last three are for tasks that granian runs itself, which it does not here.
         scheduler = _Scheduler(loop, self._begin, None, None, None)
+        if self._tls is not None:
+            most, spare = self._traffic.connections.most, self._backlog + _STORAGE_SPARE
+            self._gate = AcceptGate(self._socket.dup(), most, spare)
+            self._gate.start()
         self._worker().serve_async(scheduler, loop, self._signal)
         self._traffic.connections.start(self.port)
 
     async def stop(self, max_wait: float) -> None:
         """Accept no more, tell clients to go away, and wait until they have gone."""
         await self._traffic.connections.stop()
+        if self._gate is not None:
+            self._gate.stop()
         self._signal.set()
         try:
             async with asyncio.timeout(max_wait):
@@ -123,12 +133,18 @@ class Listener:
             self._traffic.connections.end(request.connection)
             watcher.done()
 
+    @property
+    def _backlog(self) -> int:
+        """Connections that wait to be accepted; all of these are, after the accept gate has closed."""
+        most = self._traffic.connections.most
+        return BACKLOG if self._tls is None else max(1, min(BACKLOG, most // 8))
+
     def _worker(self) -> Any:
         tls = self._tls
         new_worker: Any = ASGIWorker  # its stub is of an earlier version
         return new_worker(
             worker_id=1,
-            sock=(None, _hand_over(self._socket)),
+            sock=(None, _hand_over(self._socket, self._backlog)),
             ipc=None,
             backpressure=self._traffic.connections.most,
             http_mode="auto",
@@ -187,11 +203,12 @@ class _Scheduler(CallbackScheduler):
         self._schedule_fn = schedule
 
 
-def _hand_over(bound: socket.socket) -> Any:
+def _hand_over(bound: socket.socket, backlog: int) -> Any:
     """The socket as granian takes it; it owns the socket from here on, and closes it."""
     new_holder: Any = SocketHolder
+    bound.listen(backlog)
     if sys.platform.startswith(("linux", "freebsd")):
-        return new_holder(bound.detach(), False, BACKLOG)
+        return new_holder(bound.detach(), False, backlog)
     return new_holder(bound.detach(), False)
 
 
