@@ -1,9 +1,9 @@
-"""Basins and streams that a server makes sure of when it starts, from a JSON file.
+"""Basins and streams that a server ensures when it starts, from a JSON file.
 
 {"basins": [{"name": ..., "config": {...}, "streams": [{"name": ..., "config": {...}}]}]}
 
-Each entry is ensured, so that the file may be applied at every start, and a configuration that somebody
-changed meanwhile goes back to what the file says. Durations are written for people: "7d", "1h 30m".
+Each entry is ensured, so that the file may be applied at every start, and a configuration that was
+changed since then returns to what the file says. Durations are written for people: "7d", "1h 30m".
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class ResourceSpec(Struct, forbid_unknown_fields=True):
 
 
 def read_init_file(path: Path) -> ResourceSpec:
-    """Read and check the file; a refusal says where in it the trouble is."""
+    """Read and check the file; an error names the entry that is wrong."""
     try:
         spec = msgspec.json.decode(path.read_bytes(), type=ResourceSpec)
     except OSError as error:
@@ -111,7 +111,7 @@ def read_init_file(path: Path) -> ResourceSpec:
 
 
 async def apply_spec(store: StreamStore, spec: ResourceSpec) -> None:
-    """Make sure of everything in `spec`, in its order."""
+    """Ensure everything in `spec`, in its order."""
     for basin in spec.basins:
         await store.ensure_basin(basin.name, (basin.config or _BasinConfig()).to_model())
         for stream in basin.streams:
@@ -145,7 +145,7 @@ def _check_unique(what: str, names: Iterable[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise InvalidError(f"{what} {name!r} is there twice: keep one of them")
+            raise InvalidError(f"{what} {name!r} appears twice: keep one of them")
         seen.add(name)
 
 

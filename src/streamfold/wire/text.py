@@ -1,7 +1,7 @@
-"""What clients wrote, as numbers and text: bounded, and refused in one way wherever it is wrong.
+"""Parses numbers and text that clients send: bounded, and refused alike everywhere.
 
-Bytes of a client become text by `from_bytes`, whatever they are: those that are not UTF-8 survive as
-lone surrogates. Text like that never leaves in an answer: names refuse it, and URLs escape it.
+`from_bytes` turns any bytes of a client into text: those that are not UTF-8 survive as lone surrogates.
+Such text never appears in an answer: names refuse it, and URLs escape it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from streamfold.errors import InvalidError
 
 #: Characters of a refused value that a message repeats.
 SHOWN: Final = 60
-#: Digits of the largest number that anything has: 64 bits.
+#: Digits of the largest 64-bit number.
 _DIGITS_MAX: Final = 20
 #: What a URL may have beside letters and digits; what is escaped already stays so.
 _URL: Final = "%-._~:/?#[]@!$&'()*+,;="
 
 
 def from_bytes(raw: bytes) -> str:
-    """Bytes as text that `to_bytes` makes the same bytes of again."""
+    """Bytes as text, which `to_bytes` turns back into the same bytes."""
     return raw.decode(errors="surrogateescape")
 
 
@@ -29,7 +29,7 @@ def to_bytes(text: str) -> bytes:
 
 
 def parse_unsigned(text: str, largest: int) -> int | None:
-    """The number that ASCII digits write, if there is nothing else and it is not too large.
+    """The number that ASCII digits write, if nothing else is there and it is at most `largest`.
 
     `int` alone would take signs, spaces, underscores and digits of other scripts, and refuse more than
     4,300 digits in its own way.
@@ -52,7 +52,7 @@ def decode_segment(segment: str) -> str | None:
 
 
 def ascii_url(text: str) -> str:
-    """`text` with everything escaped that may not stand in a URL, and so in a header."""
+    """`text` with everything escaped that is not valid in a URL, and so in a header."""
     return quote(to_bytes(text), safe=_URL)
 
 

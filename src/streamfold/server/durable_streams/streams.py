@@ -1,4 +1,4 @@
-"""Streams: create, append, close, look at, delete."""
+"""Creates, appends to, closes, shows and deletes streams."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from streamfold.wire.text import SHOWN
 
 
 class Streams:
-    """Handlers of everything that is done to a stream as a whole."""
+    """Handlers of requests for a stream."""
 
     def __init__(self, store: StreamStore) -> None:
         self._store = store
@@ -54,7 +54,7 @@ class Streams:
         source: StreamName | None,
         key: SealingKey | None,
     ) -> None:
-        """Create a stream; `source` is the whole name of the stream that it is a fork of."""
+        """Create a stream; `source` is the full name of the stream that it forks."""
         options = parse_create(request.header)
         body = await read_body(request)
         content: Content = partial(_batches, request, body, None, allow_empty=True)
@@ -103,7 +103,7 @@ class Streams:
         body: Body,
         key: SealingKey | None,
     ) -> Appended:
-        """Append in the order of arrival: a large body does not let later ones come first."""
+        """Append in the order of arrival: a later append never overtakes a large one."""
         append = partial(self._store.durable.append, stream_path.basin, stream_path.stream, claim)
         arrival = (request.connection, stream_path.basin, stream_path.stream)
         if is_light(body, claim.content_type or ""):
@@ -138,7 +138,7 @@ class Streams:
 async def _batches(
     request: Request, body: Body, turn: ArrivalTurn | None, content_type: str, *, allow_empty: bool
 ) -> Sequence[RecordBatch]:
-    """The records of a body, made in a thread if it is large; the turn ends when they are placed."""
+    """The records of a body, made in a thread if large; the turn ends when they have their slots."""
     if not body.size:
         return []
     if is_light(body, content_type):
@@ -146,7 +146,7 @@ async def _batches(
     else:
         batches = await request.offload(to_batches, body, content_type, allow_empty=allow_empty)
     if turn is not None:
-        # The store places them before anything else runs, unless it has to wait for room.
+        # The store gives them slots before anything else runs, unless it has to wait for room.
         asyncio.get_running_loop().call_soon(turn.end)
     return batches
 

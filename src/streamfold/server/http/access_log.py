@@ -23,14 +23,14 @@ from streamfold.wire.s2.headers import BASIN
 
 #: Seconds between writes.
 FLUSH_INTERVAL: Final = 0.25
-#: Bytes that wait to be written; lines after them are dropped and counted, should the output be stuck.
+#: Bytes that may wait for a stuck output; further lines are dropped and counted.
 BYTES_MAX: Final = 16 << 20
 
-#: Characters of a path or a query that are written: all of those that are any good.
+#: Characters of a path or a query that are written: enough for every valid one.
 _TEXT_MAX: Final = 2048
 #: The same of a method or a basin.
 _FIELD_MAX: Final = 64
-#: Parameters of queries whose values are written, if they look as values of theirs do.
+#: Query parameters whose values are written if they have the expected form.
 _PARAMETERS: Final = frozenset(
     (
         *("seq_num", "timestamp", "tail_offset", "clamp", "count", "bytes", "until", "wait"),
@@ -39,9 +39,9 @@ _PARAMETERS: Final = frozenset(
     )
 )
 _VALUE: Final = re.compile(r"[\w.%~/+-]{0,128}", re.ASCII)
-#: A token that somebody put into a path.
+#: A token in a path, put there by mistake.
 _SECRET: Final = re.compile(re.escape(SECRET_PREFIX) + r"[\w-]*", re.ASCII)
-#: What stands for a parameter, or a part of a path, that is not written.
+#: Replaces a parameter, or a part of a path, that is not written.
 _HIDDEN: Final = "***"
 
 _BASIN: Final = BASIN.encode()
@@ -58,7 +58,7 @@ class AccessLog:
         self._dropped = 0
 
     def record(self, request: Request, seconds: float) -> None:
-        """Note a request that is over."""
+        """Record a finished request."""
         if self._size >= BYTES_MAX:
             self._dropped += 1
             return
@@ -83,7 +83,7 @@ class AccessLog:
                 await asyncio.to_thread(self._write, self._take())
 
     def _take(self) -> list[bytes]:
-        """The lines so far; in the event loop, as `record`, so that neither misses the other."""
+        """The lines so far; call it in the event loop, as `record`, so that no line is lost."""
         lines, self._lines, self._size = self._lines, [], 0
         dropped, self._dropped = self._dropped, 0
         return [*lines, b'{"dropped":%d}\n' % dropped] if dropped else lines
@@ -94,7 +94,7 @@ class AccessLog:
 
 
 def _line(request: Request, seconds: float) -> bytes:
-    """Unix seconds at the end of the request, who asked for what, and milliseconds that it took."""
+    """Unix seconds at the end of the request, client, request, and the milliseconds it took."""
     start = _describe(
         request.raw_path[:_TEXT_MAX],
         request.method[:_FIELD_MAX],

@@ -25,7 +25,7 @@ NO_STORE: Final = (b"cache-control", b"no-store")
 
 
 class Body(NamedTuple):
-    """A body as it came."""
+    """A body as it arrived."""
 
     raw: bytes
     compression: Compression
@@ -33,7 +33,7 @@ class Body(NamedTuple):
 
     @property
     def light(self) -> bool:
-        """Whether to inflate it takes some milliseconds at most."""
+        """Whether inflating it takes some milliseconds at most."""
         return self.compression is Compression.NONE or len(self.raw) <= LIGHT_BYTES
 
     def inflated(self) -> bytes:
@@ -68,7 +68,7 @@ async def read_json(request: Request) -> bytes:
 
 
 async def read_optional_json(request: Request) -> bytes:
-    """The body of a request that may do without: no content type, no body."""
+    """The body of a request that may omit it: without a content type the body is empty."""
     if request.header("content-type") is None:
         return b""
     return await read_json(request)
@@ -83,7 +83,7 @@ def check_end(request: Request) -> None:
 def limited_chunks(request: Request, limit: int) -> AsyncIterator[bytes]:
     """The body as it arrives; TooLargeError as soon as it is known to have more than `limit` bytes.
 
-    UploadsBusyError if it is too large to be written in one step, and too many others are, too.
+    UploadsBusyError if it needs a file and too many other uploads hold one.
     """
     check_end(request)
     if (request.declared_size or 0) > limit:
@@ -107,7 +107,7 @@ async def _chunks(request: Request, limit: int) -> AsyncIterator[bytes]:
 async def answer(
     request: Request, body: bytes, status: int = 200, headers: Headers = (JSON,)
 ) -> None:
-    """Answer with `body`, compressed if it is long and the client understands that."""
+    """Answer with `body`, compressed if it is long and the client accepts that."""
     if len(body) > COMPRESS_FROM and (accepted := request.header("accept-encoding")):
         body, used = await _compress(request, body, names.parse_accept_encoding(accepted))
         if used is not Compression.NONE:

@@ -1,4 +1,4 @@
-"""What bounds the clients of one server together: their connections, and their bytes in and out."""
+"""The limits that all clients of a server share: connections, and bytes in and out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from streamfold.server.http.response_stream import ResponseStream
 
 
 class ClientLimits:
-    """The bounds of one server."""
+    """The limits of one server."""
 
     def __init__(
         self,
@@ -30,13 +30,13 @@ class ClientLimits:
     def _disconnect(self, answer: ResponseStream) -> None:
         """Close the connection of a client that does not take its answer.
 
-        Also over HTTP/2: to end the answer alone would leave what granian has of it until it is taken.
+        Also over HTTP/2: ending the answer alone would leave granian holding its bytes.
         """
         self.connections.cut(answer.request.connection)
 
 
 class ClientMetrics(Collector):
-    """What the bounds hold now, what they allow, and whom they cut off."""
+    """Metrics of the limits: what is in use, what is allowed, and which clients were cut off."""
 
     def __init__(self, client_limits: ClientLimits) -> None:
         self._traffic = client_limits

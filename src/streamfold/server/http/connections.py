@@ -1,7 +1,7 @@
-"""Bounds connections: how many there are, and how long one may stay without asking for anything.
+"""Bounds the number of connections, and how long one may stay without a request.
 
-granian says nothing of its connections, so on Linux the process looks at its own sockets, in
-`/proc/self/fd`. On other systems connections are capped all the same, but silent ones stay.
+granian does not report its connections, so on Linux the process scans its own sockets in
+`/proc/self/fd`. On other systems the number is capped as well, but silent connections stay.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ CONNECTIONS_MAX: Final = 16_384
 _KEPT_BACK: Final = (64, 1024)
 #: Part of these that uploads may hold: most are for the store's own files.
 _UPLOADS_PART: Final = 4
-#: Descriptors that are asked for where the system sets no limit.
+#: Descriptors to request where the system sets no limit.
 _DESCRIPTORS_MAX: Final = 1 << 20
 #: Seconds that a new connection has to send the head of its first request.
 FIRST_REQUEST: Final = 15.0
 #: Seconds that a connection may stay without a request. Longer than clients keep theirs for reuse,
 #: so that none is closed just when its client sends.
 IDLE: Final = 120.0
-#: Part of the connections from which on the two times are a tenth, so that new clients get in.
+#: Fraction of the connections above which both times shrink to a tenth, so that new clients get in.
 _CROWDED: Final = 0.9
-#: Seconds between two looks, and how often the time for one must pass between two.
+#: Seconds between two scans, and the least multiple of a scan's own duration between two.
 _LOOK_INTERVAL: Final = 1.0
 _LOOK_SHARE: Final = 20
 
 #: Where Linux lists the descriptors of this process.
 DESCRIPTORS: Final = "/proc/self/fd"
 
-#: Address and port of a client, both as text: granian has them so.
+#: Address and port of a client, both as text, as granian reports them.
 Peer: TypeAlias = tuple[str, str]
 
 
@@ -103,7 +103,7 @@ class _Usage:
 class Connections:
     """Closes connections without a request: new ones soon, others later, both sooner if crowded.
 
-    A connection with a request under way is never touched by this: sessions may be silent.
+    A connection with a request under way is never closed: sessions may be silent.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Connections:
         idle: float = IDLE,
     ) -> None:
         self.most = most
-        #: Connections at the last look, and how many were closed so far because they were silent.
+        #: Connections at the last scan, and how many were closed so far because they were silent.
         self.open = 0
         self.closed = 0
         self._first_request = first_request
@@ -126,7 +126,7 @@ class Connections:
         self._cutter: _Cutter | None = None
 
     def begin(self, peer: Peer) -> None:
-        """A request has come by the connection of `peer`."""
+        """Count a request on the connection of `peer`."""
         usage = self._usage.get(peer)
         if usage is None:
             usage = self._usage[peer] = _Usage()
@@ -144,7 +144,7 @@ class Connections:
         self._wake.set()
 
     def start(self, port: int) -> None:
-        """Look after the connections to `port` from here on."""
+        """Watch the connections to `port` from now on."""
         if sys.platform == "linux":
             self._cutter = _Cutter(port)
             self._looking = asyncio.create_task(self._keep_looking(port, self._cutter))
@@ -205,7 +205,7 @@ class Connections:
         return not usage.requests and now - usage.idle_since > self._idle * share
 
     def _forget(self, sockets: list[_Socket], now: float) -> None:
-        """Keep what is known of connections that are open, or came since the look began."""
+        """Forget connections, except open ones and those that arrived since the scan began."""
         seen = self._first_seen
         self._first_seen = {
             (one.inode, one.peer): seen.get((one.inode, one.peer), now) for one in sockets
@@ -240,12 +240,12 @@ def _descriptors() -> Iterable[int]:
 
 
 def _look_at(descriptor: int, port: int) -> _Socket | None:
-    """What a descriptor is, if it is such a connection; it may be closed, or another, at any time."""
+    """The connection behind a descriptor, if any; the descriptor may close or change any time."""
     try:
         inode = os.readlink(f"{DESCRIPTORS}/{descriptor}")  # noqa: PTH115 - many, and quickly
         if not inode.startswith("socket:"):
             return None
-        # The constructor would ask for the family otherwise; it does not matter for the two calls.
+        # Without a family the constructor would query it; these two calls do not need it.
         one = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=descriptor)
     except OSError:
         return None
@@ -285,7 +285,7 @@ class _Cutter:
             os.dup2(self._null, self._copy, inheritable=False)
 
     def _shut_down(self, victim: _Socket) -> None:
-        # A copy stays the same connection whatever happens to the original meanwhile.
+        # The copy stays the same connection even if the original descriptor is reused.
         os.dup2(victim.descriptor, self._copy, inheritable=False)
         if _look_at(self._copy, self._port) == victim._replace(descriptor=self._copy):
             one = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=self._copy)

@@ -1,9 +1,9 @@
-"""Which web pages may use the server: one rule for all paths, and the headers that tell browsers.
+"""Which web pages may use the server: one rule for all paths, and the headers that browsers need.
 
 A browser sends many requests of a foreign page before it asks whether the page may read the answer: a
-form's POST arrives whatever the answer's headers say. A server that asks for no access tokens therefore
-refuses such requests, and does not only leave headers out. With access tokens every page may call: it
-needs a token, and browsers never add one by themselves, since credentials are never allowed.
+form's POST arrives whatever the answer's headers say. A server without access tokens therefore
+refuses such requests instead of only leaving headers out. With access tokens every page may call: it
+needs a token, and browsers never add one on their own, since credentials are never allowed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _AUTHORITY: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:@/\[\]]+)(?::[0-9]*)?")
 
 
 class Refusal(NamedTuple):
-    """Why a request is not answered: a code, and a sentence for whoever sees it."""
+    """Why a request is refused: a code, and a sentence for the client."""
 
     code: str
     message: str
@@ -54,7 +54,7 @@ class Refusal(NamedTuple):
 class PagePolicy:
     """Judges requests by what only browsers say truthfully: `Origin`, `Sec-Fetch-Site` and `Host`.
 
-    `guarded` says that access tokens are asked for. `known_hosts` are names of this server beside
+    `guarded` says that requests need access tokens. `known_hosts` are names of this server beside
     `localhost` and addresses; None if it may be reached by any name.
     """
 
@@ -94,7 +94,7 @@ class PagePolicy:
             allowed = (b"access-control-allow-origin", granted)
             request.added_headers = (*self._plain, allowed, _EXPOSED)
         elif self.enabled and is_preflight(request):
-            # It does nothing, and its answer names no origin: to the browser that is a no. The
+            # It does nothing, and its answer names no origin, which browsers take as a refusal. The
             # protocol's conformance suite wants to see which headers could be sent.
             return None
         elif self._refusing and not _is_own(origin, request):
@@ -122,7 +122,7 @@ class PagePolicy:
         )
 
     def _look_up_name(self, authority: bytes) -> bool:
-        """Whether a name is this server's; a web page may have made its own lead here."""
+        """Whether a name is this server's; a web page may point its own name at this address."""
         match = _AUTHORITY.fullmatch(text_of(authority))
         host = match[1].lower() if match else ""
         return host == _LOCALHOST or host in (self._known_hosts or ()) or _is_address(host)
@@ -152,7 +152,7 @@ def parse_origin(text: str) -> str:
             f"https://app.example, or {ANY} for all"
         )
     scheme, host, port = match.groups()
-    # Browsers leave out the port that a scheme has by itself.
+    # Browsers leave out the default port of a scheme.
     return f"{scheme}://{host}" + (f":{port}" if port and port != _PORTS[scheme] else "")
 
 

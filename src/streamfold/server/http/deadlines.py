@@ -1,4 +1,4 @@
-"""Ends a long wait when there is nobody left to wait for, or no time left to wait."""
+"""Ends a long wait when the client hangs up or the server drains."""
 
 from __future__ import annotations
 

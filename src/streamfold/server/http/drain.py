@@ -1,4 +1,4 @@
-"""Counts the requests under way, and closes the door behind them when the server is to stop."""
+"""Counts the requests under way, and refuses new ones while the server stops."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 
 class DrainGate:
-    """Open at first; then draining; then expired, when patience with open sessions is over."""
+    """Open at first, then draining, then expired: open sessions are then ended."""
 
     def __init__(self) -> None:
         self.draining = asyncio.Event()
         self.expired = asyncio.Event()
         self._callbacks: set[Callable[[], None]] = set()
         self._inside: set[asyncio.Task[Any]] = set()
-        #: Set whenever the last one left; only of interest while nobody can enter.
+        #: Set whenever the last request has left; meaningful only while draining.
         self._emptied = asyncio.Event()
         self._last_left = float("-inf")
 
@@ -45,10 +45,10 @@ class DrainGate:
         self._callbacks.discard(callback)
 
     async def drain(self, max_wait: float) -> None:
-        """Let nothing new in, and return when everything is out.
+        """Refuse new requests, and return when all others have ended.
 
-        Sessions are advised to reconnect; half of `patience` (seconds) later they are ended, and at its
-        end whatever is left is cut off.
+        Sessions are advised to reconnect; half of `max_wait` seconds later they are ended, and at its
+        end the remaining ones are cut off.
         """
         self.draining.set()
         for callback in tuple(self._callbacks):
@@ -60,7 +60,7 @@ class DrainGate:
         await self._wait_until_empty(None)
 
     async def linger(self, seconds: float) -> None:
-        """Return so long after the last request has left."""
+        """Return this many seconds after the last request has left."""
         await asyncio.sleep(max(0.0, self._last_left + seconds - monotonic()))
 
     async def _wait_until_empty(self, max_wait: float | None) -> bool:

@@ -1,4 +1,4 @@
-"""What can go wrong between a client and the listener, whatever protocol they speak.
+"""Errors between a client and the listener, whatever protocol they speak.
 
 Both leave the outcome of the request open: the server may have acted on what had arrived.
 """
@@ -9,7 +9,7 @@ from streamfold.errors import StreamfoldError
 
 
 class ClientHangupError(StreamfoldError):
-    """The client closed the connection, or takes nothing, before it had its answer."""
+    """The client closed the connection, or stopped reading, before it had its answer."""
 
     code = "client_hangup"
     definite = False

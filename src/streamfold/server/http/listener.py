@@ -2,9 +2,9 @@
 
 granian's worker runs in a thread of its own and calls into the event loop that is running already,
 which is the store's. `granian.server.embed` does the same; it is not used because it binds with
-SO_REUSEPORT (two servers on one port would share its connections), cannot tell which port 0 became,
-and replaces the logging configuration of the process. So the pieces below it are used, which granian
-does not promise to keep: its version is pinned to one minor.
+SO_REUSEPORT (two servers on one port would share its connections), does not report which port 0 became,
+and replaces the logging configuration of the process. The parts below it that are used here
+are not granian's public API, so its version is pinned to one minor.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ BUFFER_MAX: Final = 32 << 10
 #: Bytes that an answer over HTTP/2 may have in its connection's buffer for it to take more: as few as
 #: possible, so that an answer whose end was taken has been written (`response_stream.MESSAGES_BELOW`).
 SEND_BUFFER: Final = 1
-#: Milliseconds between pings, by which followers that vanished are noticed; seconds to answer one.
+#: Milliseconds between pings, which detect followers that vanished; seconds to answer one.
 PING_INTERVAL: Final = 20_000
 PING_TIMEOUT: Final = 20
 
@@ -98,7 +98,7 @@ class Listener:
         self._traffic.connections.start(self.port)
 
     async def stop(self, max_wait: float) -> None:
-        """Accept no more, tell clients to go away, and wait until they have gone."""
+        """Stop accepting, send GOAWAY, and wait until the connections are closed."""
         await self._traffic.connections.stop()
         if self._gate is not None:
             self._gate.stop()
@@ -183,8 +183,8 @@ class _Scheduler(CallbackScheduler):
 
         def begin_all() -> None:
             nonlocal called
-            # First: whoever comes from here on calls again. That may be once too often, and never
-            # leaves a request behind.
+            # First: a request that arrives from now on calls again, perhaps once too often,
+            # so that none is left behind.
             called = False
             try:
                 for _ in range(len(waiting)):
@@ -221,12 +221,12 @@ def bind(host: str, port: int) -> socket.socket:
         # Inherited by every connection: an ack must not wait for the ack of TCP.
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if sys.platform == "linux":
-            # A connection whose client acknowledges nothing is closed, also by one that never reads.
+            # Closes a connection whose client acknowledges nothing, even if this side never reads.
             bound.setsockopt(
                 socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(WRITE_DEADLINE * 1000)
             )
         bound.bind((host, port))
-        bound.listen(BACKLOG)  # only this tells whether somebody else listens here
+        bound.listen(BACKLOG)  # only this reveals whether another process listens here
     except OSError as error:
         bound.close()
         raise InvalidError(

@@ -1,4 +1,4 @@
-"""Remembers what was worked out of texts that clients send, in bounded memory."""
+"""Caches results for short texts that clients send, in bounded memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sized
 from functools import lru_cache, wraps
 from typing import Final, ParamSpec, TypeVar, cast
 
-#: Answers that are remembered, and characters of what each is for: a client may send 64 KiB.
+#: Results that are cached, and characters of their arguments: a client may send 64 KiB.
 KEPT: Final = 4096
 SHORT_MAX: Final = 1024
 
@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 
 def memoize_short(function: Callable[Texts, Result]) -> Callable[Texts, Result]:
-    """`function` of texts, called once for those that are short and come again and again."""
+    """`function`, with its results for short texts cached."""
     known = cast("Callable[Texts, Result]", lru_cache(KEPT)(function))
 
     @wraps(function)

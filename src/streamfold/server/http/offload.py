@@ -15,14 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final, ParamSpec, TypeVar
 
-#: Bytes up to which work is done at once on the event loop: the way to a thread and back takes 0.1 ms,
-#: and so much takes 20 ms at worst.
+#: Bytes up to which work is done at once on the event loop: a thread costs 0.1 ms,
+#: and this much work takes 20 ms at worst.
 LIGHT_BYTES: Final = 64 << 10
 #: Seconds that a thread may keep the interpreter's lock while another one wants it. Python's own 5 ms
-#: are too long for an event loop that wants it several times per request.
+#: are too long for an event loop that needs it several times per request.
 SWITCH_INTERVAL: Final = 0.001
 
-#: Few: beyond the lock they only help with what gives it up, such as compression.
+#: Few: more would only help work that releases the lock, such as compression.
 _THREADS_MIN, _THREADS_MAX = 2, 8
 
 Arguments = ParamSpec("Arguments")
@@ -33,7 +33,7 @@ def _call(function: Callable[[], Result]) -> Result:
     try:
         return function()
     except BaseException as error:
-        # What was half done may be millions of objects: they are freed here, not on the event loop.
+        # Unfinished work may hold millions of objects: free them here, not on the event loop.
         traceback.clear_frames(error.__traceback__)
         raise
 
@@ -41,8 +41,8 @@ def _call(function: Callable[[], Result]) -> Result:
 class OffloadPool:
     """Runs functions in a few threads, of which no single owner gets more than half.
 
-    Owners, which are connections, take turns: however much one of them asks for, another waits for one
-    piece of its work at most.
+    Owners, which are connections, take turns: however much one requests, another waits for at most one
+    piece of its work.
     """
 
     def __init__(self, threads: int | None = None) -> None:
@@ -51,7 +51,7 @@ class OffloadPool:
         self._free = count
         self._share = max(1, count // 2)
         self._running: Counter[Hashable] = Counter()
-        #: Who waits for a thread, by owner; the owner whose turn comes next is the first.
+        #: Waiters for a thread, by owner; the owner whose turn is next comes first.
         self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
 
     async def run(
@@ -61,7 +61,7 @@ class OffloadPool:
         *args: Arguments.args,
         **kwargs: Arguments.kwargs,
     ) -> Result:
-        """The result of `function`, called in a thread; one that was begun runs to its end."""
+        """The result of `function`, called in a thread; once started, it runs to its end."""
         await self._enter(owner)
         loop = asyncio.get_running_loop()
         work = loop.run_in_executor(self._pool, _call, partial(function, *args, **kwargs))
@@ -70,7 +70,7 @@ class OffloadPool:
         return await asyncio.shield(work)
 
     def close(self) -> None:
-        """Take no more work; what runs ends by itself."""
+        """Take no more work; running work finishes."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _enter(self, owner: Hashable) -> None:

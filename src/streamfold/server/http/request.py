@@ -1,14 +1,14 @@
-"""A request and its answer, without anything of granian: what handlers see of HTTP.
+"""A request and its answer as handlers see them, independent of granian.
 
 Underneath is granian's ASGI interface, not RSGI, although RSGI is a quarter faster. Read in the source
 of granian 2.8.7 and tried out, RSGI cannot serve S2:
 
-- its `path` is percent-decoded (and lossily), so that `a%2Fb` cannot be told from `a/b`;
+- its `path` is percent-decoded (and lossily), so that `a%2Fb` looks like `a/b`;
 - its response stream is an unbounded queue, so that a client that stops reading fills the memory;
 - a request body that breaks off looks like one that ended, so that half a batch could be appended.
 
-ASGI has `raw_path`, a short queue of messages, and `http.disconnect`. Two of its ways matter here:
-`send` says nothing when the client has gone (only `receive` does), and the head of a response goes out
+ASGI has `raw_path`, a short queue of messages, and `http.disconnect`. Two details matter here:
+`send` does not report a client that has gone (only `receive` does), and the head of a response goes out
 with its first body message, so a stream is opened with an empty one.
 """
 
@@ -53,7 +53,7 @@ TINY: Final = 1 << 10
 #: Bytes of memory up to which an answer may have some that is kept for first answers: four times its
 #: body, while it is made.
 FIRST_MAX: Final = 512 << 10
-#: Bytes that are reserved for a list of a thousand things while it is made.
+#: Bytes that are reserved for a list of a thousand items while it is made.
 LIST_ROOM: Final = FIRST_MAX
 
 _DISCONNECT = "http.disconnect"
@@ -98,7 +98,7 @@ class Request:
         "task",
     )
 
-    #: That answers this request.
+    #: The task that answers this request.
     task: asyncio.Task[None]
 
     def __init__(
@@ -122,21 +122,21 @@ class Request:
         self._send = send
         #: By name in lower case; the last one where there are several. `header` has them as text.
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
-        #: Whether a header that may come once came twice: a proxy may have looked at the other one.
+        #: Whether a header that may come once came twice: a proxy may have checked the other one.
         self.ambiguous = len(self.headers) != len(scope["headers"]) and _is_ambiguous(
             scope["headers"]
         )
         self._to_come = True
-        #: Headers that every answer to this request gets, whoever gives it.
+        #: Headers of every answer to this request, whichever handler sends it.
         self.added_headers: tuple[tuple[bytes, bytes], ...] = ()
-        #: What clients reach this server by, if it was configured: scheme, host, and a path perhaps.
+        #: The URL by which clients reach this server, if configured: scheme, host, optional path.
         self.public_url: str | None = None
-        #: What the caller's names of streams lack, and what no answer may tell it.
+        #: The prefix that the caller's stream names lack, and that no answer may reveal.
         self.hidden_prefix = ""
         #: Bytes of bodies so far.
         self.received = 0
         self.sent = 0
-        #: Of the answer; 0 until there is one.
+        #: Status of the answer; 0 until the answer begins.
         self.status = 0
         #: Memory for the answer.
         self._reservation: Reservation | None = None
@@ -170,7 +170,7 @@ class Request:
         return str(self._scope["http_version"])
 
     def url_of(self, path: str) -> str:
-        """The address of a path on this server, as clients reach it: by its own name, if it has one.
+        """The address of a path on this server, as clients reach it: by the configured URL, if any.
 
         All of it is ASCII that may stand in a header, whatever the client sent.
         """
@@ -214,8 +214,8 @@ class Request:
     ) -> AsyncIterator[bytes]:
         """The body in the pieces in which it arrives; RequestTimeoutError if that is too slow.
 
-        `reserve` bytes of memory are held for it. Where `paused` says so, the client may take its time
-        before it sends on.
+        `reserve` bytes of memory are held for it. Where `paused` allows it, the client may pause
+        between pieces.
         """
         upload: Upload | None = None
         while self._to_come:
@@ -259,7 +259,7 @@ class Request:
         self.release_answer()
 
     async def gone(self) -> None:
-        """Return once the client has hung up; for requests whose body is of no interest."""
+        """Return once the client has hung up; for requests whose body is ignored."""
         while (await self._receive())["type"] != _DISCONNECT:
             pass
 
@@ -305,7 +305,7 @@ class Request:
     async def respond(self, status: int, headers: Headers = (), body: bytes = b"") -> None:
         """Answer with a whole body; one that is long is handed over as the client takes it."""
         if self.method == "HEAD":
-            body = b""  # nothing below takes it off, and over HTTP/2 it would break the connection
+            body = b""  # no lower layer removes it, and over HTTP/2 it would break the connection
         if not self._watches(len(body)):
             self.sent = len(body)
             self.release_answer()
@@ -326,7 +326,7 @@ class Request:
                 counted = SAMPLE
             elif size <= TINY or not response_budget.room.pressed:
                 return False
-        # It is made already, so that to wait here would not make it smaller.
+        # The answer exists already: waiting here would not save memory.
         if self._reservation is None:
             self._reservation = response_budget.room.reserve_at_once(self.connection, counted)
         else:
@@ -370,9 +370,9 @@ class Request:
 
     @property
     def end_is_certain(self) -> bool:
-        """Whether a body that breaks off can be told from one that ends.
+        """Whether a body that breaks off is distinguishable from one that ends.
 
-        Over HTTP/2 only its declared size tells: hyper takes a stream that was cancelled for ended.
+        Over HTTP/2 only its declared size shows that: hyper reports a cancelled stream as ended.
         """
         return b"content-length" in self.headers or not self.http_version.startswith("2")
 

@@ -16,20 +16,20 @@ from streamfold.store.log.admission import Admission
 
 #: Bytes of bodies in memory, over all requests.
 BODIES_MAX: Final = 256 << 20
-#: Files that uploads keep open, over all requests, where nobody knows how many there may be.
+#: Files that uploads keep open, over all requests, where the limit of descriptors is unknown.
 UPLOAD_FILES_MAX: Final = 64
 #: Part of the window for which an upload waits for a file: longer than a silent one may keep its file.
 _FILE_WAIT: Final = 0.5
 #: Bytes from which a body needs a reservation: smaller ones are most appends, and cost little.
 RESERVED_FROM: Final = 64 << 10
-#: Seconds over which the pace of a body is measured. A small body has so long to arrive.
+#: Seconds over which the pace of a body is measured. Also the time limit of a small body.
 BODY_TIMEOUT: Final = 30.0
 #: Bytes per second that a body must arrive with: 64 kbit/s, less than any usable network.
 PACE_MIN: Final = 8 << 10
-#: Looks per window: an interruption comes at most an eighth late. A timer for each request would be
+#: Checks per window: an interruption comes at most an eighth late. A timer for each request would be
 #: exact, and cost as much as all else that reading a small body takes.
 _LOOKS: Final = 8
-#: Looks that a silent client gets while other bodies wait for memory.
+#: Checks that a client may stay silent while other bodies wait for memory.
 _LOOKS_UNDER_PRESSURE: Final = 1
 #: Bytes per second that a body must bring while others wait for memory; the same as for answers.
 PACE_UNDER_PRESSURE: Final = 128 << 10
@@ -41,7 +41,7 @@ class RequestBudget:
     A body that is arriving must bring `PACE_MIN` bytes per second, measured over windows of `seconds`.
     While other bodies wait for memory or a file that it holds, a client that sends nothing is cut off
     after a quarter of that. So are those that stay below `PACE_UNDER_PRESSURE`, the slowest first: at
-    each look one that holds memory, and as many that hold a file as others wait for one.
+    each check one that holds memory, and as many that hold a file as others wait for one.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class RequestBudget:
         )
 
     def _interrupt_slowest(self, count: int, held_since: Callable[[Upload], int]) -> None:
-        """Interrupt the `count` bodies that brought least since the last look, if that is little."""
+        """Interrupt the `count` bodies that brought least since the last check, if that is little."""
         enough = PACE_UNDER_PRESSURE * self._seconds / _LOOKS
         slow = [
             upload
@@ -156,22 +156,22 @@ class Upload:
         "window",
     )
 
-    #: That waits for the client.
+    #: The task that waits for the client.
     task: asyncio.Task[Any]
 
     def __init__(self, request_budget: RequestBudget, looks: int) -> None:
         self._intake = request_budget
-        #: The look after which the window began, and after which the client was last heard of.
+        #: The check after which the window began, and the one after which the client last sent.
         self.window = self.heard = looks
         #: Bytes since the window began.
         self.in_window = 0
-        #: Bytes since the last look at which this body was waited for.
+        #: Bytes since the last check at which the server waited for this body.
         self.since_look = 0
         self.interrupted = False
-        #: Bytes of memory that are reserved for this body, and the look after which they were.
+        #: Bytes of memory that are reserved for this body, and the check after which they were.
         self.reserved = 0
         self.reserved_at = sys.maxsize
-        #: The look after which this body got one of the files, if it did.
+        #: The check after which this body got a file, if it holds one.
         self.file_at = sys.maxsize
 
     def wait(self, task: asyncio.Task[Any]) -> None:

@@ -2,7 +2,7 @@
 
 - Memory is reserved before an answer is read from the store, in turn by connection (`answer_room`).
 - An answer counts until its client has taken it. Small answers are sent whole, after which nothing
-  tells whether they were taken; so a random sample of them is watched instead, and each stands for
+  shows whether they were taken; so a random sample of them is watched instead, and each stands for
   `SAMPLE` bytes. A client cannot know which ones are, so the sum is right whatever it does.
 - While connections wait for memory, clients must take their answers at a pace that rises with the
   time for which a first answer waits. The slowest are cut off first.
@@ -36,7 +36,7 @@ _DOUBLINGS_MAX: Final = 6
 SAMPLE: Final = 512 << 10
 #: Bytes that granian and hyper hold for an answer over HTTP/2 beside its body.
 ANSWER_COST: Final = 5 << 10
-#: Seconds between two looks at answers that wait for their clients.
+#: Seconds between two checks of answers that wait for their clients.
 _LOOK_INTERVAL: Final = 0.5
 
 
@@ -52,11 +52,11 @@ class PendingResponse(Protocol):
 
     @property
     def task(self) -> asyncio.Task[Any]:
-        """That sends it."""
+        """The task that sends it."""
 
     @property
     def connection(self) -> Hashable:
-        """That it is sent by."""
+        """The connection that it is sent on."""
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +69,7 @@ class _Shared:
 
 
 class ResponseBudget:
-    """The budget, and who is over it."""
+    """Bounds the memory of all answers, and cuts off the slowest clients."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class ResponseBudget:
         try:
             reservation = await self.reserve(key, size)
         finally:
-            # When the first is cancelled, the others go on without: at most one encoding too much.
+            # When the first is cancelled, the others continue without: at most one encoding too much.
             shared.reserved.set_result(reservation)
 
     def begin(self, answer: PendingResponse) -> None:

@@ -1,4 +1,4 @@
-"""Memory for answers, shared out by connection: who gets some, and in which order.
+"""Memory for answers, shared among connections in turn.
 
 Connections take turns: however many answers one of them waits for, another waits for one of these at
 most. One share is kept for first answers, those of connections that hold nothing, so that connections
@@ -27,7 +27,7 @@ class Reservation:
     first: bool
 
     def resize(self, size: int) -> None:
-        """Hold `size` bytes from here on. To take more never waits: it could block all others."""
+        """Hold `size` bytes from here on. Growing never waits: it could block all others."""
         self.room.add(self, size - self.size)
 
     def release(self) -> None:
@@ -57,7 +57,7 @@ class _Account:
 
 
 class Room:
-    """Reserves memory; nobody waits for memory while it holds a reservation of its own."""
+    """Reserves memory; a request never waits for memory while it holds a reservation."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -129,7 +129,7 @@ class Room:
             raise
 
     def reserve_at_once(self, owner: Hashable, size: int) -> Reservation:
-        """Take memory whether there is any or not."""
+        """Reserve memory even beyond the limit."""
         reservation = Reservation(self, owner, 0, first=False)
         self.add(reservation, size)
         return reservation

@@ -1,7 +1,7 @@
 """A response that is being written: hands it to granian as the client takes it.
 
-granian does not tell when a client has taken something, only when it takes the next message itself. So
-what must be known to be taken is followed by a few messages of one byte.
+granian does not report when a client has taken something, only when it takes the next message itself.
+So bytes whose delivery must be known are followed by a few messages of one byte.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ResponseStream:
 
     @property
     def hidden_prefix(self) -> str:
-        """What must not be told to the client of the names of its streams."""
+        """The prefix of stream names that the client must not see."""
         return self._request.hidden_prefix
 
     @property
@@ -92,7 +92,7 @@ class ResponseStream:
         return self._request.held
 
     def sharing(self, key: Hashable, size: int) -> AbstractAsyncContextManager[None]:
-        """Hold memory for an encoding of about `size` bytes, once for all who send it now."""
+        """Hold memory for an encoding of about `size` bytes, once for all that send it now."""
         return self._unread.sharing(key, size)
 
     async def send(self, *parts: bytes) -> None:
@@ -101,7 +101,7 @@ class ResponseStream:
         Where memory is reserved for the response, that little is counted until `settle` or `close`,
         and the last bytes are kept back until then. Otherwise it is counted here, if it is much.
 
-        Says nothing if the client has gone. ClientHangupError if it takes nothing for too long.
+        Does not raise if the client has hung up. ClientHangupError if it takes nothing for too long.
         """
         size = sum(map(len, parts))
         if self._request.held:
@@ -168,8 +168,8 @@ def _now() -> float:
 def _end_of(parts: Sequence[bytes]) -> bytes:
     """The last bytes of `parts`, which go one by one.
 
-    When granian has taken them all, what is before them has left everything that is below us, and the
-    client has taken it. Nothing else would tell.
+    When granian has taken them all, everything before them has left granian, and the client has
+    taken it. Nothing else shows that.
     """
     return b"".join([part[-SETTLING:] for part in parts])[-SETTLING:]
 

@@ -1,4 +1,4 @@
-"""Which handler a request is for, by the raw path: names in it may contain encoded slashes."""
+"""Finds the handler of a request by its raw path: names in it may contain encoded slashes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Public(enum.Enum):
 
 
 PUBLIC: Final = Public.PUBLIC
-#: The right that a route takes. The handler checks it: only it knows which names the request is about.
+#: The right that a route needs. The handler checks it: only it knows which names the request is about.
 AccessRule: TypeAlias = Operation | Public
 
 
@@ -38,7 +38,7 @@ class Route(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Where a path leads: a handler by method, and the segments it wants."""
+    """The handlers of a path by method, and the segments that they take."""
 
     handlers: dict[str, Handler]
     segments: tuple[str, ...]
@@ -79,8 +79,8 @@ class Router:
 @dataclass(frozen=True, slots=True)
 class _Pattern:
     words: tuple[str, ...]
-    #: Takes the words at the fixed positions out of a path. Every path begins with an empty one, so
-    #: that there are two at least, and a tuple comes out.
+    #: Takes the words at the fixed positions out of a path. Every path begins with an empty word, so
+    #: that there are at least two, and `itemgetter` returns a tuple.
     pick_fixed: Callable[[Sequence[str]], tuple[str, ...]]
     fixed: tuple[str, ...]
     placeholders: tuple[int, ...]

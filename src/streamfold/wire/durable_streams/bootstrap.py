@@ -1,7 +1,7 @@
 """The answer to a bootstrap: a snapshot and what came after it, as parts of one multipart body.
 
     part_head(...)  snapshot, or nothing  PART_END
-    part_head(...)  one update            PART_END      as often as there are updates
+    part_head(...)  one update            PART_END      once per update
     closing(...)
 
 The pieces go out one by one, so that no snapshot has to be in memory as a whole.
@@ -14,7 +14,7 @@ from typing import Final
 
 from streamfold.errors import InvalidError
 
-#: Bytes: a writer who could guess the boundary could forge parts.
+#: Bytes: a writer that could guess the boundary could forge parts.
 BOUNDARY_RANDOM_MIN: Final = 16
 #: Bytes: in hex, with the prefix, the 70 characters that RFC 2046 allows.
 BOUNDARY_RANDOM_MAX: Final = 29
@@ -43,7 +43,7 @@ def multipart_type(separator: str) -> str:
 def part_head(separator: str, content_type: str) -> bytes:
     """What goes before the bytes of a part; a type that would add headers of its own is refused."""
     if not _FIELD_VALUE.fullmatch(content_type):
-        raise InvalidError(f"content type {content_type[:60]!r} cannot stand in a header")
+        raise InvalidError(f"content type {content_type[:60]!r} is not valid in a header")
     return f"--{separator}\r\nContent-Type: {content_type}\r\n\r\n".encode()
 
 

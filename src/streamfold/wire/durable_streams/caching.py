@@ -15,7 +15,7 @@ CURSOR_INTERVAL_MS: Final = 20_000
 CURSOR_JITTER_MAX: Final = 3600
 
 _INTERVAL_SECONDS = CURSOR_INTERVAL_MS // 1000
-#: A longer one was never given out, and is treated like any text that is no cursor.
+#: A longer one was never given out, and is treated like any other invalid cursor.
 _CURSOR = re.compile(r"[0-9]{1,20}")
 _OPAQUE_TAG = re.compile(r'"[^"]*"')
 

@@ -1,4 +1,4 @@
-"""Headers of requests, checked for everything that can be told without looking at a stream."""
+"""Request headers, checked as far as possible without the stream; names of answer headers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FORK_OFFSET: Final = "stream-fork-offset"
 FORK_SUB_OFFSET: Final = "stream-fork-sub-offset"
 TRIM_ON_SNAPSHOT: Final = "stream-trim-on-snapshot"
 
-#: Of answers, as they are sent.
+#: Headers of answers, as they are sent.
 NEXT_OFFSET: Final = b"stream-next-offset"
 UP_TO_DATE: Final = (b"stream-up-to-date", b"true")
 STREAM_CLOSED: Final = (b"stream-closed", b"true")
@@ -67,7 +67,7 @@ class CreateOptions:
 
 @dataclass(frozen=True, slots=True)
 class ProducerTuple:
-    """Who appends, in which of its lives, and which of that life's requests this is."""
+    """The producer of an append, its epoch, and the append's sequence number in that epoch."""
 
     id: str
     epoch: int
@@ -132,7 +132,7 @@ def parse_producer(header: Header) -> ProducerTuple | None:
     seq = _integer(header, PRODUCER_SEQ)
     if name is None or epoch is None or seq is None:
         raise InvalidError(
-            f"{', '.join(given)} alone cannot tell a repeated append: "
+            f"{', '.join(given)} alone cannot identify a repeated append: "
             f"send {PRODUCER_ID}, {PRODUCER_EPOCH} and {PRODUCER_SEQ}, or none of them"
         )
     return ProducerTuple(name, epoch, seq)

@@ -1,7 +1,7 @@
 """JSON streams: a body becomes messages, messages become a body, and the writer's text is kept.
 
 Only whitespace between tokens is taken out. Numbers, escapes, duplicate members and the order of
-members stay as they were written, so nothing is lost that a reader could have told.
+members stay as they were written, so a reader loses nothing but whitespace.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def is_plain(body: bytes) -> bool:
 
 
 def split_messages(body: bytes, limits: Limits, *, allow_empty: bool) -> list[bytes]:
-    """The messages of a body: the elements of an array, or the one value that is none.
+    """The messages of a body: the elements of an array, or the one value that is not an array.
 
     `allow_empty` is for a creation, in which `[]` means no message yet; in an append it is refused.
     Time and memory are linear in the body's size, and no step of it is long: see `json_scan`.
@@ -45,7 +45,7 @@ def join_messages(messages: Iterable[bytes]) -> bytes:
 
 
 def check_message(body: bytes) -> None:
-    """Refuse a record that is not exactly one JSON value, whichever protocol it came by."""
+    """Refuse a record that is not exactly one JSON value, whichever protocol it arrived by."""
     check_value(body)
 
 

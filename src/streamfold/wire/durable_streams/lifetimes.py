@@ -1,4 +1,4 @@
-"""How long a stream lives: a window that every use opens anew, or a moment that never moves."""
+"""How long a stream lives: a ttl that every use renews, or a fixed time of expiry."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Globs over stream paths, by which a subscription finds its streams.
 
 `*` stands for one whole segment, `**` for any number of them, also none. A segment is what is between
-two slashes. Matching takes one step per segment of the path, whatever the pattern: a set of places
+two slashes. Matching takes one step per segment of the path, whatever the pattern: a set of positions
 in the pattern, held as the bits of one integer, moves along with the path.
 """
 
@@ -46,7 +46,7 @@ class Pattern:
         return bool(places & self._whole)
 
     def _skip(self, places: int) -> int:
-        """`**` may stand for nothing. Two never follow each other, so one step is all there is."""
+        """`**` may stand for nothing. Two never follow each other, so one step is enough."""
         return places | (places & self._many) << 1
 
     def __repr__(self) -> str:

@@ -1,8 +1,8 @@
-"""Signatures of webhooks: whoever receives one can tell that this server sent it, and when.
+"""Signatures of webhooks, which prove that this server sent a request, and when.
 
     Webhook-Signature: t=1700000000,kid=ds_...,ed25519=...
 
-The signature is over the timestamp, a dot and the raw body, so that neither can be exchanged.
+The signature is over the timestamp, a dot and the raw body, so that neither can be replaced.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def verify(
     match = _SIGNATURE.fullmatch(header)
     key = keys.get(match[2]) if match else None
     if match is None or key is None:
-        raise UnauthenticatedError(f"{SIGNATURE_HEADER} is malformed, or by a key not known here")
+        raise UnauthenticatedError(f"{SIGNATURE_HEADER} is malformed, or by an unknown key")
     timestamp = int(match[1])
     try:
         key.verify(base64.urlsafe_b64decode(f"{match[3]}=="), _signed(timestamp, body))

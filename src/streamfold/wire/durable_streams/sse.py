@@ -39,6 +39,6 @@ def base64_event(payload: bytes) -> bytes:
 
 
 def control_event(next_offset: str, cursor: str | None, up_to_date: bool, closed: bool) -> bytes:
-    """Where the next read starts; once the stream has ended there is no cursor to come back with."""
+    """Where the next read starts; a stream that has ended has no cursor."""
     control = _Control(next_offset, None if closed else cursor, up_to_date, closed)
     return b"event: control\ndata:%b\n\n" % msgspec.json.encode(control)

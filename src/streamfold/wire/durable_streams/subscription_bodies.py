@@ -69,7 +69,7 @@ class StreamsRequest(Struct, frozen=True):
 
 
 class ClaimRequest(Struct, frozen=True):
-    """`POST …/claim`: who wants to work."""
+    """`POST …/claim`: the worker that claims a wake."""
 
     worker: Text
 
@@ -98,7 +98,7 @@ class ReleaseRequest(Struct, frozen=True):
 
 
 class WebhookReply(Struct, frozen=True):
-    """What a webhook's receiver answers; done acknowledges everything it was told of."""
+    """What a webhook's receiver answers; done acknowledges everything it was sent."""
 
     done: bool = False
 
@@ -110,7 +110,7 @@ class LinkView(Struct, frozen=True):
 
 
 class PendingView(Struct, frozen=True):
-    """A linked stream, as a worker is told of it."""
+    """A linked stream, as a worker gets it."""
 
     path: str
     link_type: LinkType
@@ -145,7 +145,7 @@ class SubscriptionView(Struct, frozen=True, omit_defaults=True):
     webhook: WebhookView | None = None
     wake_stream: str | None = None
     description: str | None = None
-    #: For root alone: the access token that it belongs to, and what its names of streams lack.
+    #: For root alone: the access token that it belongs to, and the prefix that its stream names lack.
     owner: str | None = None
     stream_prefix: str | None = None
 

@@ -170,9 +170,9 @@ class Failure(NamedTuple):
 
 
 def describe_failure(error: Exception, hidden_prefix: str = "") -> Failure:
-    """The one answer to `error`; an error that is not ours shows nothing of its insides.
+    """The one answer to `error`; a foreign error reveals nothing.
 
-    `hidden_prefix` is what the caller's names of streams lack, and what it must not be told.
+    `hidden_prefix` is the prefix that the caller's stream names lack, and must not see.
     """
     match error:
         case FencingTokenMismatchError():
@@ -185,7 +185,7 @@ def describe_failure(error: Exception, hidden_prefix: str = "") -> Failure:
         case StreamfoldError():
             return _coded(code_of(error), shown_message(error, hidden_prefix))
         case _:
-            return _coded("other", "the server failed in a way it did not expect: see its log")
+            return _coded("other", "the server failed unexpectedly: see its log")
 
 
 def shown_message(error: StreamfoldError, hidden_prefix: str = "") -> str:

@@ -34,7 +34,7 @@ _COMPRESSIONS: Final = {flag: compression for compression, flag in _COMPRESSION_
 
 @dataclass(frozen=True, slots=True)
 class PackedFrame:
-    """One frame as it came."""
+    """One frame as it arrived."""
 
     flag: int
     body: bytes
@@ -105,7 +105,7 @@ class FrameDecoder:
             raise self._refuse(error) from None
 
     def next_packed(self) -> PackedFrame | None:
-        """The next frame as it came; who gets it unpacks it, and goes on only if that succeeds."""
+        """The next frame as it arrived; the caller unpacks it, and continues only if that succeeds."""
         if self._refusal is not None:
             raise self._refusal
         try:

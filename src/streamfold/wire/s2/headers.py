@@ -28,7 +28,7 @@ KEY_SIZE = 32
 #: Characters: 32 bytes in base64.
 _KEY_TEXT_MAX = 44
 
-#: Codings in a header that are looked at.
+#: Codings in a header that are read.
 _CODINGS_MAX = 32
 
 _FORMATS: Final = {
@@ -40,7 +40,7 @@ _FORMATS: Final = {
 
 
 class EncryptionKey:
-    """A customer's key; it shows itself to nobody who does not ask for it by name."""
+    """A customer's key; only `reveal` shows it."""
 
     __slots__ = ("_key",)
 
@@ -122,7 +122,7 @@ def parse_stream_config(value: str | None) -> StreamConfigLayer:
     if value is None:
         return StreamConfigLayer()
     try:
-        # Whatever is wrong with it is wrong with the header: an empty one is no JSON either.
+        # Any fault of the value is a fault of the header; an empty value is not JSON either.
         return decode_stream_config(value.encode(errors="surrogateescape") or b" ")
     except (BadJsonError, InvalidError) as error:
         raise BadHeaderError(f"{STREAM_CONFIG}: {error.message}") from None
@@ -133,7 +133,7 @@ def parse_accept_encoding(value: str | None) -> Compression:
 
     Preferences among them are ignored; only a weight of zero takes one off the list.
     """
-    # A client lists a handful: the rest of a longer list is not looked at.
+    # A client lists a handful: the rest of a longer list is ignored.
     listed = {_coding(entry) for entry in (value or "").split(",", _CODINGS_MAX)[:_CODINGS_MAX]}
     for compression in (Compression.ZSTD, Compression.GZIP):
         if compression in listed:

@@ -58,5 +58,5 @@ def names_in_body() -> Iterator[None]:
 
 
 def rfc3339(ms: int) -> datetime:
-    """A moment as msgspec writes it to JSON: RFC 3339 in UTC."""
+    """A time as msgspec writes it to JSON: RFC 3339 in UTC."""
     return _EPOCH + timedelta(milliseconds=ms)

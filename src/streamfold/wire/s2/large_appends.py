@@ -116,7 +116,7 @@ def _take_out(text: bytes, name: str, whole: str | None = None) -> tuple[bytes, 
             kept.append(b'"%b":[]' % name.encode())
         else:
             raise BadJsonError(
-                f"member {part[:40]!r} has {len(part)} bytes, and is none that an append has"
+                f"member {part[:40]!r} has {len(part)} bytes, and is not a member of an append"
             )
     return b"{%b}" % b",".join(kept), taken
 

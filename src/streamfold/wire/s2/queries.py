@@ -55,7 +55,7 @@ class ReadQuery:
 
     @property
     def may_follow(self) -> bool:
-        """Whether the read goes on at the tail instead of ending there."""
+        """Whether the read continues at the tail instead of ending there."""
         unbounded = self.max_records is None and self.max_bytes is None and self.until is None
         return unbounded or bool(self.wait)
 
@@ -131,7 +131,7 @@ def parse_token_list_query(query: str) -> ListQuery:
 
 
 def parse_metrics_query(query: str) -> MetricsQuery:
-    """The parameters of a metrics request; which sets exist is for the one who answers to say."""
+    """The parameters of a metrics request; the server decides which sets exist."""
     params = _parse(query)
     if "set" not in params:
         raise BadQueryError("the query has no set: name the metrics to show")

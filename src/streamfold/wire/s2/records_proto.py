@@ -93,7 +93,7 @@ def encode_read_batch(payload: bytes, tail: StreamPosition | None = None) -> byt
 def encode_frame_batches(payload: bytes, tail: StreamPosition | None = None) -> list[bytes]:
     """The same as ReadBatches that each fit a frame: one, unless small headers swell the records.
 
-    The tail goes with the last, since whoever sees it must have been given all that is below it.
+    The tail goes with the last, since a client that sees it must have all records below it.
     """
     if len(payload) <= FRAME_PAYLOAD_MAX:
         return [encode_read_batch(payload, tail)]

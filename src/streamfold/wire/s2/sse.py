@@ -18,7 +18,7 @@ _EVENT_ID = re.compile(r"([0-9]{1,20}),([0-9]{1,20}),([0-9]{1,20})")
 
 
 class EventId(Struct, frozen=True, gc=False):
-    """How far a session got; a client that comes back with it goes on from there."""
+    """How far a session got; a client that reconnects with it continues there."""
 
     #: Of the last record in the batch.
     seq_num: int
@@ -33,7 +33,7 @@ class EventId(Struct, frozen=True, gc=False):
         numbers = [int(number) for number in match.groups()] if match else []
         if not match or max(numbers) > U64_MAX or numbers[0] == U64_MAX:
             raise BadHeaderError(
-                f"last-event-id {header[:80]!r} is not one that this server gave out: leave it out"
+                f"last-event-id {header[:80]!r} was not issued by this server: omit it"
             )
         return cls(*numbers)
 
@@ -57,10 +57,10 @@ def encode_batch(batch: bytes, event_id: EventId) -> bytes:
 
 
 def encode_ping(now_ms: int, tail: StreamPosition) -> bytes:
-    """A heartbeat: everything below `tail` was delivered, and nothing came since."""
+    """A heartbeat: everything below `tail` was delivered, and nothing was appended since."""
     return b'event: ping\ndata: {"timestamp":%d,"tail":%b}\n\n' % (now_ms, encode_position(tail))
 
 
 def encode_error(failure: Failure) -> bytes:
-    """The last event of a session that failed; the status has no place in it."""
+    """The last event of a session that failed; it does not carry the status."""
     return b"event: error\ndata: %b\n\n" % failure.body
