@@ -13,7 +13,7 @@ from streamfold.server.streams.arrival_order import ArrivalOrder
 
 
 @pytest.fixture
-async def workers() -> AsyncIterator[OffloadPool]:
+async def offload_pool() -> AsyncIterator[OffloadPool]:
     found = OffloadPool(threads=2)
     yield found
     found.close()
