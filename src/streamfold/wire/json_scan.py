@@ -61,7 +61,7 @@ class Pieces(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Text without whitespace between tokens, and where the parts of its outermost value lie.
+    """Text without whitespace between tokens, and the offsets of the parts of its outermost value.
 
     Parts are the elements of an array, or the members of an object. Nothing is validated: if all parts
     are valid, so is the text, and if the text is valid, these are its parts.
@@ -98,9 +98,9 @@ def split_json(body: bytes, limits: Limits, *, block: int = BLOCK) -> Pieces:
 
 
 def lay_out(value: bytes, brackets: bytes, parts_max: int, *, block: int = BLOCK) -> Layout | None:
-    """Where the parts of an array lie, if brackets are `[]`, or of an object, if they are `{}`.
+    """The offsets of the parts of an array, if brackets are `[]`, or of an object, if they are `{}`.
 
-    None if there are more than `parts_max`.
+    None beyond `parts_max` parts.
     """
     scan = _scan(value, Limits(len(value) + 1, len(value)), block)
     text = scan.text()
@@ -198,7 +198,7 @@ class _Scan:
         return np.concatenate(self._places) if self._places else np.empty(0, np.int64)
 
     def feed(self, block: Bytes) -> None:
-        """Take the next bytes; only those that are punctuation or whitespace are looked at."""
+        """Take the next bytes; only punctuation and whitespace are examined."""
         at = np.flatnonzero(_is_mark(block))
         marks = block[at]
         quotes = self._unescaped_quotes(block, at, marks)

@@ -103,7 +103,7 @@ class _Usage:
 class Connections:
     """Closes connections without a request: new ones soon, others later, both sooner if crowded.
 
-    A connection with a request under way is never closed: sessions may be silent.
+    Silence never closes a connection with a request under way: sessions may be silent.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Access tokens, metrics and locations as JSON: what they mean is for others to say."""
+"""Access tokens, metrics and locations as JSON; their meaning is defined elsewhere."""
 
 from __future__ import annotations
 

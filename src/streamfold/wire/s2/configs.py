@@ -161,7 +161,7 @@ class _StreamChange(Struct):
 class _BasinChange(Struct):
     default_stream_config: _StreamChange | UnsetType | None = UNSET
     stream_cipher: str | UnsetType | None = UNSET
-    #: null is the same as absent: there is nothing below a basin to fall back to.
+    #: null is the same as absent: a basin has nothing to fall back to.
     create_stream_on_append: bool | UnsetType | None = UNSET
     create_stream_on_read: bool | UnsetType | None = UNSET
 
@@ -181,7 +181,7 @@ _BASIN_CHANGE: Final = msgspec.json.Decoder(_BasinChange)
 
 
 def decode_stream_config(body: bytes) -> model.StreamConfigLayer:
-    """A stream's configuration as requested; an empty body asks for nothing in particular."""
+    """A stream's configuration as requested; an empty body leaves all to the defaults."""
     config = decode_json(_STREAM_CONFIG, body) if body else None
     return (config or StreamConfigJson()).to_model()
 

@@ -35,7 +35,7 @@ from streamfold.errors import (
 
 
 class WireError(StreamfoldError):
-    """A failure that exists only on the wire; `code` is the one that clients are shown."""
+    """A failure that exists only on the wire; `code` is the one that clients see."""
 
 
 class BadFrameError(WireError):
@@ -90,7 +90,7 @@ class UnsupportedError(WireError):
 
 
 class OversizedError(WireError):
-    """What is to be sent does not fit the protocol; a reader can do nothing about it."""
+    """A message does not fit the protocol; a reader cannot change that."""
 
     code = "other"
 
@@ -132,7 +132,7 @@ CODES: Final[dict[str, _Code]] = {
     "upstream_timeout": _Code(504, False),
 }
 
-#: Codes of Streamfold's own, for what S2 has not: snapshots, streams that are closed or typed, forks.
+#: Codes of Streamfold's own, for what S2 lacks: snapshots, streams that are closed or typed, forks.
 OWN_CODES: Final[dict[str, _Code]] = {
     "snapshot_not_found": _Code(404, True),
     "stream_closed": _Code(409, True),
@@ -157,7 +157,7 @@ _BY_CLASS: Final[tuple[tuple[type[StreamfoldError], str], ...]] = (
     (StoreClosingError, "server_draining"),
     (RetryLaterError, "unavailable"),
     (StorageError, "storage"),
-    # Blobs and the like: clients cannot name them, so a missing one is the server's trouble.
+    # Blobs and the like: clients cannot name them, so a missing one is the server's fault.
     (NotFoundError, "storage"),
 )
 
@@ -192,7 +192,7 @@ def shown_message(error: StreamfoldError, hidden_prefix: str = "") -> str:
     """The message with names of streams as the caller knows them, nothing of storage's files or keys,
     and in valid Unicode.
     """
-    # A message may quote text that is not valid Unicode; the answer must go out all the same.
+    # A message may quote text that is not valid Unicode; the answer must be sent nevertheless.
     text = (error.public_message or error.message).encode(errors="replace").decode()
     if not hidden_prefix:
         return text

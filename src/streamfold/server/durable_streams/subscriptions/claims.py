@@ -32,7 +32,7 @@ class WakeClaims:
         self._registry = registry
 
     async def claim(self, entry: ActiveSubscription, worker: str) -> ClaimView:
-        """Give the work to `worker`, if there is some and nobody has it."""
+        """Give pending work to `worker`, unless another worker has it."""
         _require(entry, SubscriptionType.PULL_WAKE)
         parse_name(worker, "worker")
         async with self._registry.changing(entry) as draft:
@@ -47,9 +47,9 @@ class WakeClaims:
     async def acknowledge(
         self, entry: ActiveSubscription, kind: SubscriptionType, token: str, said: AckRequest
     ) -> AckView:
-        """Note what is processed. It is a sign of life, and the end of the wake if done."""
+        """Record what is processed; renews the lease, and ends the wake if done."""
         _require(entry, kind)
-        # Judged by the streams as they are now, not as they were last noticed.
+        # Checked against the streams as they are now, not as they were last read.
         acked = {entry.state.prefix + ack.stream.strip("/") for ack in said.acks}
         entry.noticed.update(acked.intersection(entry.state.links))
         async with self._registry.changing(entry) as draft:
@@ -74,7 +74,7 @@ class WakeClaims:
         if draft.state.wake is None:
             draft.begin()  # claimed at once, hence not announced
         wake, token = draft.state.wake, draft.random_text()
-        assert wake is not None  # noqa: S101 - one was begun, if there was none
+        assert wake is not None  # noqa: S101 - begun above if none was open
         taken = replace(wake, holder=worker, token=leases.hash_token(token))
         draft.state = leases.hold(draft.state, taken, draft.now)
         state = draft.state

@@ -1,4 +1,4 @@
-"""Creates subscriptions; the same request again confirms what is there."""
+"""Creates subscriptions; repeating a request confirms the existing one."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ class Creation:
             return await self._insert(self._registry.entry(id_, state, caller), streams), True
 
     def _require_rights(self, config: Config, streams: Sequence[str], caller: Grant) -> None:
-        """Raise unless the caller may read what is matched, and append where wakes are told.
+        """Raise unless the caller may read what is matched, and append to the wake stream.
 
-        Of streams that fit the pattern each is judged by itself, whenever something is told of it.
+        Each stream that fits the pattern is checked again whenever a worker is notified of it.
         """
         for stream in streams:
             caller.require(Operation.READ, self._basin, stream)
@@ -100,7 +100,7 @@ class Creation:
             )
 
     async def delete(self, id_: str, caller: Grant) -> None:
-        """See to it that there is no such subscription."""
+        """Delete the subscription if it exists."""
         async with self._locks.hold(id_):
             entry = self._registry.entries.get(id_)
             if entry is None:
@@ -120,7 +120,7 @@ class Creation:
         try:
             await find_addresses(target, self._look_up)
         except OSError:
-            # A name that nobody knows may become known; it is judged again whenever it is used.
+            # An unknown host may become known; it is checked again whenever it is used.
             return
 
     async def _insert(
@@ -138,7 +138,7 @@ class Creation:
             try:
                 await entry.write(state)
             finally:
-                # Even if nobody can tell whether it is there: the runner will look.
+                # Even if the outcome is unknown: the runner will read it back.
                 self._registry.forget_interests()
                 entry.notice(*state.links)
                 self._start(entry)
@@ -153,13 +153,13 @@ class Creation:
 
 
 async def _confirm(entry: ActiveSubscription, config: Config, base_url: str, prefix: str) -> bool:
-    """Whether it is there, as is asked for; a creation that failed may have left nothing."""
+    """Whether it exists as requested; a creation that failed may have left nothing."""
     try:
         async with entry.alone():
             if (entry.state.config, entry.state.prefix) != (config, prefix):
                 raise SubscriptionExistsError(entry.id)
             if entry.state.base_url != base_url:
-                # The server is reached by another name now: callbacks must be, too.
+                # The server is reached by another name now: callbacks must use it, too.
                 await entry.write(replace(entry.state, base_url=base_url))
     except SubscriptionNotFoundError:
         return False
@@ -167,7 +167,7 @@ async def _confirm(entry: ActiveSubscription, config: Config, base_url: str, pre
 
 
 def configure(asked: SubscriptionRequest, caller: Grant) -> Config:
-    """What is asked for, in one form; what its type does not need is left out."""
+    """The requested configuration in canonical form, without what its type does not need."""
     if len((asked.description or "").encode()) > DESCRIPTION_MAX:
         raise InvalidError(f"description is too long: at most {DESCRIPTION_MAX} bytes of UTF-8")
     is_webhook = asked.type is SubscriptionType.WEBHOOK
@@ -186,7 +186,7 @@ def configure(asked: SubscriptionRequest, caller: Grant) -> Config:
 
 
 def named_streams(asked: SubscriptionRequest, caller: Grant) -> list[str]:
-    """The streams to link, each once, in order; a wake stream cannot be its own subscription's."""
+    """The streams to link, each once, in order; a subscription cannot include its own wake stream."""
     own = asked.wake_stream.strip("/") if asked.wake_stream is not None else None
     named = {parse_path(stream) for stream in asked.streams} - {own}
     return sorted(caller.full_stream_name(name) for name in named)

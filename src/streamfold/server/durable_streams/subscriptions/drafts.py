@@ -18,14 +18,14 @@ from streamfold.wire.durable_streams.subscription_bodies import (
 
 @dataclass(slots=True)
 class Draft:
-    """The state as it is to be."""
+    """The state after the change."""
 
     entry: ActiveSubscription
     state: Subscription
     #: Milliseconds since the Unix epoch.
     now: int
     random_text: Callable[[], str]
-    #: Of the wake that was begun, in the clear.
+    #: The token of the wake that was begun, in the clear.
     token: str | None = None
 
     @property
@@ -39,13 +39,13 @@ class Draft:
         return leases.pending(self.links, self.entry.tails)
 
     def begin(self) -> None:
-        """Begin a wake; a webhook's receiver has it as soon as it is told."""
+        """Begin a wake; a webhook's receiver holds it as soon as it is notified."""
         if self.state.config.type is SubscriptionType.WEBHOOK:
             self.token = self.random_text()
         self.state = leases.begin(self.state, f"wake_{self.random_text()}", self.token)
 
     def finish(self) -> bool:
-        """End the wake, and begin the next if there is work left; whether there was."""
+        """End the wake, and begin the next if work is left; returns whether it was."""
         self.state = leases.end(self.state)
         more = self.pending is not None
         if more:
@@ -53,7 +53,7 @@ class Draft:
         return more
 
     def streams(self) -> tuple[PendingView, ...]:
-        """The subscription's streams, as a worker is told of them."""
+        """The subscription's streams, as a worker gets them."""
         return tuple(
             PendingView(
                 self.entry.short_name(path),

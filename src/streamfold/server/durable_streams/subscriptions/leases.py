@@ -19,15 +19,15 @@ from streamfold.server.durable_streams.subscriptions.state import Link, Subscrip
 from streamfold.wire.durable_streams.offsets import parse_offset
 from streamfold.wire.durable_streams.subscription_bodies import Ack
 
-#: Tokens of former wakes that are still known for what they were.
+#: Tokens of former wakes that are still recognised.
 RETIRED_KEPT: Final = 16
 #: Milliseconds before the second attempt, doubled for each further one.
 RETRY_FIRST: Final = 1_000
 RETRY_MAX: Final = 60_000
-#: Of a delay, up or down: those who failed together should not come back together.
+#: Jitter of a delay, up or down, so that attempts that failed together spread out.
 RETRY_JITTER: Final = 0.2
 
-#: The tail of each stream that is there.
+#: The tail of each stream that exists.
 Tails = Mapping[str, int]
 
 
@@ -40,18 +40,18 @@ def pending(links: Mapping[str, Link], tails: Tails) -> str | None:
 
 
 def begin(state: Subscription, wake_id: str, token: str | None) -> Subscription:
-    """A wake of the next generation; `token` if whoever is told of it has it by that."""
+    """A wake of the next generation; `token` if its receiver holds it once notified."""
     wake = Wake(wake_id, token=hash_token(token) if token else None)
     return replace(state, generation=state.generation + 1, wake=wake)
 
 
 def hold(state: Subscription, wake: Wake, now: int) -> Subscription:
-    """The wake is in somebody's hands from now on, for as long as the lease says."""
+    """The wake is held from now on, for as long as the lease lasts."""
     return replace(state, wake=replace(wake, lease_until=now + state.config.lease_ttl_ms))
 
 
 def end(state: Subscription) -> Subscription:
-    """Nobody has a wake, and the token of the last is good for nothing."""
+    """The state without a wake; the token of the last one is no longer valid."""
     retired = state.retired
     if state.wake is not None and state.wake.token is not None:
         retired = (state.wake.token, *retired)[:RETIRED_KEPT]
@@ -101,7 +101,7 @@ def acknowledge(
 
 
 def acknowledge_all(state: Subscription, told: Tails) -> Subscription:
-    """Everything that a receiver was told of is processed; what was acknowledged since, stays."""
+    """Everything that a receiver was notified of is processed; later acks stay."""
     links: dict[str, Link] = {}
     for path, link in state.links.items():
         links[path] = replace(link, acked=max(link.acked, told.get(path, 0)))
@@ -109,7 +109,7 @@ def acknowledge_all(state: Subscription, told: Tails) -> Subscription:
 
 
 def succeed(state: Subscription) -> Subscription:
-    """Whoever is to be told can be reached."""
+    """The state after a successful notification."""
     return replace(state, failures=0, next_attempt_at=0) if state.failures else state
 
 
@@ -131,7 +131,7 @@ def _acked(link: Link, ack: Ack, tail: int) -> int:
         raise AckOffsetError(error.message) from None
     if not link.acked <= acked <= tail:
         raise AckOffsetError(
-            f"offset {ack.offset} of stream {ack.stream[:80]!r} is out of place: acks go forward "
+            f"offset {ack.offset} of stream {ack.stream[:80]!r} is out of range: acks go forward "
             "from the last one, up to the tail"
         )
     return acked

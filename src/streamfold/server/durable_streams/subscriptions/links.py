@@ -1,8 +1,8 @@
-"""Which streams a subscription is about, and where they end.
+"""The streams of a subscription, and their tails.
 
-A stream that fits the pattern is linked when it is first noticed. When the subscription was created,
-all that were there were linked at their tails; hence one without a link is younger than the
-subscription, and is linked at its beginning: whatever was missed, by a crash even, is caught up with.
+A stream that fits the pattern is linked when it is first noticed. Creating a subscription links all
+existing streams at their tails; so one without a link is younger than the subscription, and is linked
+at its beginning: whatever was missed, even by a crash, is caught up with.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from streamfold.wire.durable_streams.patterns import Pattern
 
 logger = logging.getLogger(__name__)
 
-#: Streams that are looked at together: after a start all must be read from storage.
+#: Streams that are read together: after a start all must be read from storage.
 _TOGETHER: Final = 32
 
 
 class LinkedStreams:
-    """Looks at streams, and brings links up to date with what it finds."""
+    """Reads the status of streams, and updates links accordingly."""
 
     def __init__(self, store: StreamStore, basin: str, count_links: Callable[..., int]) -> None:
         self._store = store
@@ -53,11 +53,11 @@ class LinkedStreams:
         self._count_links = count_links
 
     async def refresh(self, entry: ActiveSubscription, streams: Collection[str]) -> Subscription:
-        """The entry's state with links as the streams are now; the tails are noted beside.
+        """The entry's state with links as the streams are now; also records the tails.
 
         Streams that the owner may not read are left alone: the owner may get the right back.
-        If a stream has gone, or is another by now, the wake is over: acks of who has it would be
-        about records that are no longer there.
+        If a stream has gone, or is another by now, the wake is over: acks of its holder would be
+        about records that no longer exist.
         """
         known, fresh, gone = dict[str, Link | None](), dict[str, Link | None](), False
         async for path, status in self._look_at(tuple(filter(entry.may_read, streams))):
@@ -85,7 +85,7 @@ class LinkedStreams:
         was_full, entry.full = entry.full, not self._has_room(grown, entry.state)
         if not entry.full:
             return grown
-        # The next sweep finds those streams again, and room for them, if there is some by then.
+        # The next sweep finds those streams again, and links them if there is room by then.
         if not was_full:
             logger.warning("subscription %r has no room for more streams", entry.id)
         return state
@@ -93,7 +93,7 @@ class LinkedStreams:
     async def link_explicit(
         self, state: Subscription, paths: Sequence[str], tails: dict[str, int]
     ) -> Subscription:
-        """The state with further streams linked at their tails, whether they are there or not."""
+        """The state with further streams linked at their tails, whether they exist or not."""
         links: dict[str, Link | None] = {}
         async for path, status in self._look_at(tuple(dict.fromkeys(paths))):
             link = state.links.get(path)
@@ -107,7 +107,7 @@ class LinkedStreams:
     async def link_matching(
         self, entry: ActiveSubscription, state: Subscription, pattern: Pattern
     ) -> Subscription:
-        """The state with all streams linked, at their tails, that are there and that it wants."""
+        """The state with all existing streams that fit linked at their tails."""
         links: dict[str, Link | None] = {}
         async for names in self.pages(state.prefix + literal_prefix(pattern.text)):
             fits = [name for name in names if entry.wants(name) and name not in state.links]
@@ -153,7 +153,7 @@ class LinkedStreams:
     async def _look_at(
         self, paths: Sequence[str]
     ) -> AsyncIterator[tuple[str, StreamStatus | None]]:
-        """Each stream's status; None if it is not there. One that cannot be read is left out."""
+        """Each stream's status; None if it does not exist. One that cannot be read is left out."""
         for at in range(0, len(paths), _TOGETHER):
             some = paths[at : at + _TOGETHER]
             found = await asyncio.gather(*map(self._status, some))
@@ -167,7 +167,7 @@ class LinkedStreams:
         except (StreamNotFoundError, StreamForkedError, StreamDeletingError, BasinNotFoundError):
             return True, None
         except DataCorruptError as error:
-            # The other streams of the subscription go on.
+            # The other streams of the subscription are unaffected.
             logger.error("stream %r of a subscription cannot be read: %s", path, error)
             return False, None
 
@@ -175,7 +175,7 @@ class LinkedStreams:
 def literal_prefix(pattern: str) -> str:
     """What every path that fits begins with."""
     before, star, _ = pattern.partition("*")
-    # What comes before ** may be all there is: a/** fits a.
+    # `**` may stand for nothing: a/** fits a.
     return before.rstrip("/") if star else before
 
 
@@ -193,7 +193,7 @@ def _relink(link: Link | None, status: StreamStatus | None) -> Link | None:
 
 
 def _with_links(state: Subscription, changes: Mapping[str, Link | None]) -> Subscription:
-    """The state with some links changed, or removed where there is None."""
+    """The state with some links changed, or removed where the value is None."""
     if not changes:
         return state
     links = {**state.links, **changes}

@@ -1,4 +1,4 @@
-"""What a subscription call can be refused for, and how the protocol says it.
+"""Errors of subscription calls, and their form in the protocol.
 
 InvalidError          WebhookUrlRejectedError
 UnauthenticatedError  WakeTokenInvalidError
@@ -28,13 +28,13 @@ from streamfold.wire.s2.errors import shown_message
 
 
 class WebhookUrlRejectedError(InvalidError):
-    """The server does not send requests there."""
+    """The server does not send requests to this URL."""
 
     code = "webhook_url_rejected"
 
 
 class WakeTokenInvalidError(UnauthenticatedError):
-    """The call shows no token of this subscription."""
+    """The call carries no token of this subscription."""
 
     code = "wake_token_invalid"
 
@@ -108,7 +108,7 @@ _KNOWN: Final[dict[type[StreamfoldError], tuple[int, str]]] = {
 
 
 async def answer_problem(request: Request, error: StreamfoldError) -> None:
-    """Answer with the protocol's error object; what it has no code for is raised again."""
+    """Answer with the protocol's error object; an error without a code is raised again."""
     if isinstance(error, TooLargeError):
         status, code = 413, "INVALID_REQUEST"
     elif type(error) in _KNOWN:

@@ -1,4 +1,4 @@
-"""All subscriptions of a basin: who is interested in which stream, and how one is changed."""
+"""All subscriptions of a basin: which streams each follows, and how one is changed."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ logger = logging.getLogger(__name__)
 SUBSCRIPTIONS_MAX: Final = 1_000
 #: Those of one access token, so that none takes the room of all others.
 SUBSCRIPTIONS_PER_OWNER: Final = 100
-#: Streams of which is remembered who is interested: the same few get most appends.
+#: Streams whose subscriptions are cached: the same few get most appends.
 _REMEMBERED: Final = 10_000
-#: Pairs of a stream and a subscription that are matched before others get a turn: 3 us each.
+#: Pairs of a stream and a subscription that are matched before the event loop gets a turn: 3 us each.
 _TURN: Final = 2_000
-#: Seconds between looks whether storage was reopened: what became durable by that was not announced.
+#: Seconds between checks of whether storage was reopened: appends settled by that are not announced.
 _LOOK_INTERVAL: Final = 5.0
-#: Looks between two sweeps that nothing asks for: streams that went away are not announced either.
+#: Checks between two regular sweeps: deletions of streams are not announced either.
 _SWEEP_EVERY: Final = 180
 
 #: What the access token of an id allows at this moment; None stands for root.
@@ -56,14 +56,14 @@ class SubscriptionRegistry:
         self._subscriptions_max = subscriptions_max
         self._now = now
         self._random_text = random_text
-        #: Streams of which nobody has been told yet, in order.
+        #: Streams whose subscriptions have not been notified yet, in order.
         self._fresh: dict[str, None] = {}
         self._freshened = asyncio.Event()
         self._room_made = asyncio.Event()
         self._interested: dict[str, tuple[ActiveSubscription, ...]] = {}
 
     async def load(self) -> None:
-        """Take up what storage holds."""
+        """Load what storage holds."""
         for id_, content in (await self._documents.all(kind_of(self._basin))).items():
             state = decode(id_, content)
             self.add(self.entry(id_, state, await self._grant_of(state.owner)))
@@ -87,7 +87,7 @@ class SubscriptionRegistry:
         self.forget_interests()
 
     def forget_interests(self) -> None:
-        """Who is interested in which stream may have changed."""
+        """Drop the cache of subscriptions by stream."""
         self._interested.clear()
 
     def require_room(self, owner: str | None) -> None:
@@ -113,7 +113,7 @@ class SubscriptionRegistry:
 
     @asynccontextmanager
     async def changing(self, entry: ActiveSubscription) -> AsyncIterator[Draft]:
-        """A draft that looks at rights and streams as they are; written when the block ends well."""
+        """A draft with current rights and streams; written when the block ends without an error."""
         async with entry.alone():
             await self._look_up_rights(entry)
             # An append that was acknowledged before this call must be seen by it.
@@ -136,7 +136,7 @@ class SubscriptionRegistry:
                 entry.token = (draft.state.wake.id, draft.token)
 
     async def _look_up_rights(self, entry: ActiveSubscription) -> None:
-        """See what the owner's token allows now: it may be another, or worth nothing any more."""
+        """Look up what the owner's token allows now: it may have changed or become invalid."""
         grant = await self._grant_of(entry.state.owner)
         if grant != entry.grant:
             entry.grant = grant
@@ -150,7 +150,7 @@ class SubscriptionRegistry:
             self._freshened.set()
 
     async def spread_notices(self) -> None:
-        """Tell subscriptions what was appended, for as long as this runs."""
+        """Notify subscriptions of appends, for as long as this runs."""
         while True:
             await self._freshened.wait()
             self._freshened.clear()
@@ -162,7 +162,7 @@ class SubscriptionRegistry:
                 await asyncio.sleep(0)
 
     def _turn(self) -> int:
-        """Streams that are looked through before others get a turn."""
+        """Streams to match before the event loop gets a turn."""
         return max(1, _TURN // max(1, len(self.entries)))
 
     def _interested_in(self, stream: str) -> tuple[ActiveSubscription, ...]:
@@ -175,7 +175,7 @@ class SubscriptionRegistry:
         return interested
 
     async def sweep_when_needed(self) -> None:
-        """Look at all streams after storage was opened, and now and then, for as long as this runs."""
+        """Sweep all streams after storage was opened, and regularly, for as long as this runs."""
         swept, looks = None, 0
         while True:
             mounted = self._documents.supervisor.current
@@ -187,18 +187,18 @@ class SubscriptionRegistry:
                 elif self._room_made.is_set():
                     await self._find_unlinked()
             except StreamfoldError as error:
-                logger.warning("subscriptions could not look at their streams: %s", error)
+                logger.warning("subscriptions cannot read their streams: %s", error)
                 swept = None
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_INTERVAL):
                     await self._room_made.wait()
 
     def sweep_soon(self) -> None:
-        """There may be room for streams that had none, or a right to read them."""
+        """Sweep soon: streams may have become linkable, by room or by rights."""
         self._room_made.set()
 
     async def _sweep(self) -> None:
-        """Have every subscription look at its streams, and at those that it should have."""
+        """Have every subscription check its streams, and those that it should have."""
         for entry in self.entries.values():
             entry.notice(*entry.state.links)
         await self._find_unlinked()

@@ -62,7 +62,7 @@ def show(
 ) -> SubscriptionView:
     """What is durable of a subscription, without anything secret; `kid` if it has a webhook.
 
-    Names are the owner's; root is told whose they are, and what they lack.
+    Names are the owner's; root also sees the owner, and the prefix that they lack.
     """
     state, config = entry.state, entry.state.config
     webhook = None
@@ -100,7 +100,7 @@ def _links(entry: ActiveSubscription) -> tuple[LinkView, ...]:
     )
 
 
-#: Where the calls are, below a server's own URL.
+#: The path of the calls, below a server's own URL.
 CONTROL_ROOT: Final = "/v1/stream/__ds"
 #: Bytes of a request's body: as much as the links of one subscription may take.
 _BODY_MAX: Final = 1 << 20
@@ -121,9 +121,9 @@ class Subscriptions:
 
     `public_url` gives scheme, host and port by which a client reached the server; callbacks go there,
     unless the server knows its `own_url`.
-    `authorise` tells what the caller may do, and raises if it cannot prove who it is; `grant_of` tells
-    the same of the token that a subscription belongs to, whenever something is told of a stream. Who
-    shows the token of a wake needs no other right. Time, tokens and chance are arguments for tests.
+    `authorise` returns the caller's grant, and raises if it is unknown; `grant_of` returns that
+    of a subscription's owner, for each notification. A caller with the token of a wake needs no other
+    right. Time, tokens and chance are arguments for tests.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class Subscriptions:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Take up the subscriptions that storage holds, and see to them while the context lasts."""
+        """Load the subscriptions that storage holds, and run them while the context lasts."""
         await self._registry.load()
         # Not a task group: that would wrap whatever the body raises.
         started = asyncio.Event()
@@ -199,12 +199,12 @@ class Subscriptions:
             self._group = None
 
     def notice(self, stream: str) -> None:
-        """Something was appended to a stream; for what the store itself does not announce."""
+        """Note an append to a stream that the store itself does not announce."""
         if self._group is not None:
             self._registry.notice(stream)
 
     def look_again(self) -> None:
-        """Have everything done that is due by now: for those who set the clock."""
+        """Do everything that is due by now; for tests that set the clock."""
         for entry in self._registry.entries.values():
             entry.poked.set()
 
@@ -271,8 +271,8 @@ class Subscriptions:
     def _proven(self, id_: str, request: Request) -> tuple[ActiveSubscription, str]:
         """The subscription, and the token of one of its wakes that the request shows.
 
-        The same refusal whether there is such a subscription or not: only who has a token of it may
-        learn that.
+        The error is the same whether the subscription exists or not: only a caller with one of its
+        tokens may learn that.
         """
         token = _bearer(request)
         entry = self._registry.entries.get(id_)
@@ -313,7 +313,7 @@ class Subscriptions:
                 draft.state, paths, entry.tails
             )
         self._registry.forget_interests()
-        entry.notice(*paths)  # until now nobody knew that appends to them matter
+        entry.notice(*paths)  # earlier appends to them were not noticed
         await request.respond(204, (NO_STORE,))
 
     async def _unlink(self, id_: str, path: list[str], request: Request, caller: Grant) -> None:

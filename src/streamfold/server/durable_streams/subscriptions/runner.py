@@ -1,7 +1,7 @@
-"""Sees to one subscription: begins wakes, tells of them, ends them when their lease is over.
+"""Runs subscriptions: begins wakes, notifies workers, ends wakes whose lease is over.
 
-A wake is durable before anybody is told of it, and what was told is not written down. So a process
-that begins anew tells again, and no crash can lose a wake.
+A wake is durable before any worker is notified, and notifications are not recorded. So a process
+that restarts notifies again, and no crash can lose a wake.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ logger = logging.getLogger(__name__)
 
 #: Webhooks under way at once, of all subscriptions: a slow receiver holds one for seconds.
 DELIVERIES_MAX: Final = 128
-#: Seconds before the next try, when storage does not answer or the unexpected happens.
+#: Seconds before the next try, when storage does not answer or an unexpected error occurs.
 _PAUSE: Final = 5.0
-#: Milliseconds between looks whether the token of an owner that was revoked is good again.
+#: Milliseconds between checks of whether an owner's revoked token is valid again.
 _RIGHTS_INTERVAL: Final = 60_000
 
 
@@ -104,14 +104,14 @@ class Runner:
                 logger.warning("subscription %r waits: %s", entry.id, error)
                 await asyncio.sleep(_PAUSE)
             except Exception:
-                # Not to be expected; other subscriptions, and the server, need not suffer from it.
-                logger.exception("subscription %r failed, and is tried again", entry.id)
+                # Unexpected; other subscriptions, and the server, must not suffer from it.
+                logger.exception("subscription %r failed, and will be retried", entry.id)
                 await asyncio.sleep(_PAUSE)
             else:
                 await entry.wait(None if due is None else max(0, due - self._now()) / 1000)
 
     async def _step(self, entry: ActiveSubscription) -> int | None:
-        """Do what is due; when to look again, ms since the Unix epoch, if nothing happens before."""
+        """Do what is due; returns when to check again at the latest, ms since the Unix epoch."""
         async with self._registry.changing(entry) as draft:
             _advance(draft)
         state = entry.state
@@ -133,7 +133,7 @@ class Runner:
         return self._now()
 
     async def _announce(self, entry: ActiveSubscription, wake_id: str) -> None:
-        """Tell workers of a wake by the wake stream, if the owner may append to it."""
+        """Announce a wake in the wake stream, if the owner may append to it."""
         async with self._registry.changing(entry) as draft:
             stream, wake_stream = draft.pending, draft.state.config.wake_stream or ""
             if not _is_untaken(draft, wake_id) or stream is None:
@@ -159,7 +159,7 @@ class Runner:
             draft.state = leases.succeed(draft.state)
 
     async def _deliver(self, entry: ActiveSubscription, wake_id: str) -> None:
-        """Tell a webhook's receiver of a wake, and take its answer."""
+        """Send a wake to a webhook's receiver, and apply its answer."""
         async with self._registry.changing(entry) as draft:
             untaken = _is_untaken(draft, wake_id) and draft.pending is not None
             if not untaken or entry.token is None:
@@ -182,7 +182,7 @@ class Runner:
                 draft.state = leases.fail(draft.state, draft.now, self._chance.random())
 
     async def _send(self, entry: ActiveSubscription, body: bytes) -> Reply | None:
-        """The receiver's answer; None if there is none. Where it may go is judged each time."""
+        """The receiver's answer; None without one. Its address is checked each time."""
         key = await self._keyring.key()
         headers = {
             "content-type": "application/json",
@@ -197,7 +197,9 @@ class Runner:
             logger.warning("the webhook of subscription %r failed: %s", entry.id, cause)
             return None
         if not 200 <= reply.status < 300:
-            logger.warning("the webhook of subscription %r said %d", entry.id, reply.status)
+            logger.warning(
+                "the webhook of subscription %r answered with status %d", entry.id, reply.status
+            )
         return reply
 
 
@@ -206,7 +208,7 @@ def callback_url(base_url: str, subscription_id: str) -> str:
 
 
 def _advance(draft: Draft) -> None:
-    """End a wake that is over; begin one if there is work that nobody has."""
+    """End a wake that is over; begin one for work that no worker has."""
     draft.state = leases.expire(draft.state, draft.now)
     wake = draft.state.wake
     if wake is None:
@@ -214,12 +216,12 @@ def _advance(draft: Draft) -> None:
             draft.begin()
     elif wake.lease_until is None and not _is_current(draft):
         # Its streams may have gone; or its token may be known to a former process alone, so that
-        # whoever is told must be given another.
+        # the receiver must get another.
         draft.finish()
 
 
 def _is_current(draft: Draft) -> bool:
-    """Whether a wake that nobody has taken can be told of as it is."""
+    """Whether an unclaimed wake can be announced as it is."""
     wake, known = draft.state.wake, draft.entry.token
     if draft.pending is None or wake is None:
         return False
@@ -248,4 +250,4 @@ def _says_done(reply: Reply) -> bool:
     try:
         return decode_webhook_reply(reply.body).done
     except InvalidError:
-        return False  # a receiver may answer what it likes, and call back later
+        return False  # whatever the receiver answers, it may call back later

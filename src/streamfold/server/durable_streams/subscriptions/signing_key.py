@@ -19,7 +19,7 @@ _SIZE: Final = 32
 
 
 class SigningKey:
-    """Signs; its public half is given to those who verify."""
+    """Signs webhooks; its public half is published for receivers to verify them."""
 
     def __init__(self, private: Ed25519PrivateKey) -> None:
         self._private = private
@@ -34,7 +34,7 @@ class SigningKey:
 
 
 class Keyring:
-    """The key of this store; it is durable before anybody sees it."""
+    """The key of this store; it is durable before it is used or published."""
 
     def __init__(self, documents: Documents) -> None:
         self._documents = documents

@@ -1,4 +1,4 @@
-"""What is durable of a subscription: one document, replaced as a whole."""
+"""The durable state of a subscription: one document, replaced as a whole."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec import Struct
 from streamfold.errors import DataCorruptError
 from streamfold.wire.durable_streams.subscription_bodies import SubscriptionType
 
-#: Links of one subscription: what it is about is walked through for every wake.
+#: Links of one subscription: every wake iterates over them.
 LINKS_MAX: Final = 10_000
 #: Links of all subscriptions together: they are held in memory.
 LINKS_TOTAL_MAX: Final = 100_000
@@ -22,12 +22,12 @@ STATE_MAX: Final = 768 << 10
 
 
 class Config(Struct, frozen=True, omit_defaults=True):
-    """What was asked for, in one form: the same request again is known by it."""
+    """The requested configuration in canonical form, which identifies a repeated request."""
 
     type: SubscriptionType
     #: Without slashes at its ends, as all paths here.
     pattern: str | None
-    #: SHA-256 of the streams that were named: they become links, which may go again.
+    #: SHA-256 of the streams that the request named: they become links, which may be removed.
     streams: bytes
     url: str | None
     wake_stream: str | None
@@ -40,21 +40,21 @@ class Link(Struct, frozen=True, array_like=True):
 
     #: Number of the first record that is not acknowledged.
     acked: int
-    #: Named by the application; it may fit the pattern besides.
+    #: Named by the application; it may also fit the pattern.
     explicit: bool
-    #: The stream that `acked` is about: one that is created anew has another. None if there is none.
+    #: The stream that `acked` is about: a recreated stream has another. None if it does not exist.
     stream_id: int | None
 
 
 class Wake(Struct, frozen=True, omit_defaults=True):
-    """Work that somebody is told of, or has."""
+    """Work that is announced, or held by a worker."""
 
     id: str
-    #: SHA-256 of the token that proves who has it.
+    #: SHA-256 of the token that its holder presents.
     token: bytes | None = None
     #: The worker that claimed it.
     holder: str | None = None
-    #: When it is over unless there is a sign of life, ms since the Unix epoch; None until it is taken.
+    #: When its lease ends unless renewed, ms since the Unix epoch; None until it is claimed.
     lease_until: int | None = None
 
 
@@ -70,14 +70,14 @@ class Subscription(Struct, frozen=True, omit_defaults=True):
     #: Of the last wake.
     generation: int = 0
     wake: Wake | None = None
-    #: SHA-256 of the tokens of wakes that are over: who shows one was too slow, not a stranger.
+    #: SHA-256 of the tokens of wakes that are over: a caller with one was too slow, not a stranger.
     retired: tuple[bytes, ...] = ()
-    #: Failed attempts to tell somebody since the last that succeeded, and when to try again.
+    #: Failed notifications since the last that succeeded, and when to try again.
     failures: int = 0
     next_attempt_at: int = 0
     #: Id of the access token that it belongs to; root's, if None, as all were at first.
     owner: str | None = None
-    #: What the owner's names of streams lack; `links` and `config.wake_stream` have whole names.
+    #: The prefix that the owner's stream names lack; `links` and `config.wake_stream` have full names.
     prefix: str = ""
 
 

@@ -1,4 +1,4 @@
-"""One subscription in memory: the durable state, changed by one at a time, and what is known beside."""
+"""One subscription in memory: its durable state, changed by one task at a time, and derived facts."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class ActiveSubscription:
         self.basin = basin
         pattern = state.config.pattern
         self.pattern = Pattern(pattern) if pattern is not None else None
-        #: Streams to look at again: something was appended, or may have been.
+        #: Streams to read again: something was appended, or may have been.
         self.noticed = set(state.links)
-        #: Where linked streams end, as far as they were looked at.
+        #: Tails of the linked streams that were read.
         self.tails: dict[str, int] = {}
         #: Set when there may be something to do.
         self.poked = asyncio.Event()
@@ -45,16 +45,16 @@ class ActiveSubscription:
         self.token: tuple[str, str] | None = None
         #: The wake that was announced in the wake stream, as far as this process knows.
         self.announced: str | None = None
-        #: Streams fit the pattern that there is no room for.
+        #: Whether some streams fit the pattern but have no room.
         self.full = False
         self.gone = False
-        #: That sees to it.
+        #: The task that runs it.
         self.task: asyncio.Task[None] | None = None
         self._documents = documents
         self._kind = kind_of(basin)
         self._lock = asyncio.Lock()
-        #: A write that is under way, or did not end well: what storage holds is not known until it is
-        #: looked at again.
+        #: A write that is under way, or did not end well: what storage holds is unknown until it is
+        #: read again.
         self._write: asyncio.Task[None] | None = None
 
     def wants(self, stream: str) -> bool:
@@ -62,7 +62,7 @@ class ActiveSubscription:
         if stream in self.state.links:
             return True
         prefix = self.state.prefix
-        # Its own wake stream would wake it for ever.
+        # Its own wake stream would wake it endlessly.
         if stream == self.state.config.wake_stream or not stream.startswith(prefix):
             return False
         fits = self.pattern is not None and self.pattern.matches(stream[len(prefix) :])
@@ -79,7 +79,7 @@ class ActiveSubscription:
         return {path: link for path, link in links.items() if self.may_read(path)}
 
     def full_name(self, name: str) -> str:
-        """The whole name of a stream that the owner calls `name`."""
+        """The full name of a stream that the owner calls `name`."""
         return parse_stream_name(self.state.prefix + name)
 
     def short_name(self, path: str) -> str:
@@ -95,13 +95,13 @@ class ActiveSubscription:
             )
 
     def notice(self, *streams: str) -> None:
-        """Have streams looked at soon."""
+        """Have the runner read these streams soon."""
         self.noticed.update(streams)
         self.poked.set()
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
-        """Nobody else changes the subscription, and `state` is what storage holds."""
+        """Hold the subscription alone; `state` is then what storage holds."""
         async with self._lock:
             if self._write is not None:
                 await self._look_again()
@@ -116,7 +116,7 @@ class ActiveSubscription:
         self.poked.set()
 
     async def erase(self) -> None:
-        """Make it durable that there is no such subscription any more; only while alone."""
+        """Delete the subscription durably; only while alone."""
         await self._finish(self._documents.delete(self._kind, self.id))
         self.gone = True
         self.poked.set()
@@ -135,19 +135,19 @@ class ActiveSubscription:
             await asyncio.wait((self._write,))
 
     async def _finish(self, write: Coroutine[Any, Any, None]) -> None:
-        # Whoever asked for it may be cancelled; the write goes on, and the next one waits for it.
+        # The caller may be cancelled; the write continues, and the next one waits for it.
         self._write = asyncio.create_task(write)
         try:
             await asyncio.shield(self._write)
         except BaseException:
-            self.poked.set()  # somebody must find out what storage holds now, and go on from there
+            self.poked.set()  # the runner must read what storage holds now, and continue from that
             raise
         self._write = None
 
     async def _look_again(self) -> None:
         await self.settled()
         if self._write is not None and not self._write.cancelled():
-            self._write.exception()  # whoever asked for the write was told, if still there
+            self._write.exception()  # the caller has already received it, unless cancelled
         content = await self._documents.get(self._kind, self.id)
         self._write = None
         if content is None:

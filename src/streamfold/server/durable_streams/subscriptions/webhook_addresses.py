@@ -1,7 +1,7 @@
-"""Where webhooks may go: a stranger's URL must not let the server reach what only it can reach.
+"""Which addresses webhooks may reach: a client's URL must not open the server's own network to it.
 
-The rules are about addresses, not names. A name is resolved, every address is judged, and the
-connection is made to an address that was judged: a name that changes in between changes nothing.
+The rules are about addresses, not names. A name is resolved, every address is checked, and the
+connection is made to a checked address: a name that changes in between changes nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from streamfold.server.durable_streams.subscriptions.problems import WebhookUrlR
 
 #: Characters.
 URL_MAX: Final = 2048
-#: Global unicast addresses: mapped, translated, local and multicast ones all lie outside.
+#: Global unicast addresses: mapped, translated, local and multicast ones are all outside.
 _GLOBAL_V6: Final = ipaddress.IPv6Network("2000::/3")
 #: Parts of it, and of IPv4, for special purposes, relays and tunnels, whatever a library says.
 _REFUSED: Final = tuple(
@@ -41,13 +41,13 @@ _LOCALHOST: Final = "localhost"
 #: What a URL may consist of; with anything else a header could be smuggled in.
 _URL: Final = re.compile(r"[!-~]+")
 
-#: The addresses of a host and port, as text; OSError if there are none.
+#: The addresses of a host and port, as text; OSError if it has none.
 Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 @dataclass(frozen=True, slots=True)
 class WebhookAddress:
-    """A URL, taken apart and found fit by its form."""
+    """A parsed URL whose form is allowed."""
 
     secure: bool
     host: str
@@ -95,7 +95,7 @@ def parse_webhook_url(url: str, *, local: bool) -> WebhookAddress:
 
 
 async def find_addresses(target: WebhookAddress, look_up: Resolve) -> Sequence[str]:
-    """The addresses to connect to, if every one of them may be; OSError if there are none."""
+    """The addresses to connect to, if all are allowed; OSError if the host has none."""
     addresses = await look_up(target.host, target.port)
     for address in addresses:
         fit = is_public(address) if target.secure else is_loopback(address)
@@ -122,7 +122,7 @@ def is_loopback(address: str) -> bool:
 
 
 def is_public(address: str) -> bool:
-    """Whether an address is one of the Internet's own."""
+    """Whether an address is on the public Internet."""
     parsed = ipaddress.ip_address(address)
     if isinstance(parsed, ipaddress.IPv6Address) and parsed not in _GLOBAL_V6:
         return False

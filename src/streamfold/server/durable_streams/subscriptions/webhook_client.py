@@ -1,4 +1,4 @@
-"""One POST to a webhook: to an address that was judged, within a time, with a bounded answer.
+"""One POST to a webhook: to a checked address, within a deadline, with a bounded answer.
 
 It is written on asyncio's streams, not on `http.client` in threads: so one deadline holds for all of
 it, however slowly a receiver answers, and a stop of the server ends it at once.
@@ -17,7 +17,7 @@ from typing import Final
 
 from streamfold.server.durable_streams.subscriptions.webhook_addresses import WebhookAddress
 
-#: Bytes of an answer's body that are of interest, and of its head.
+#: Bytes of an answer's body that are read, and of its head.
 BODY_MAX: Final = 64 << 10
 HEAD_MAX: Final = 64 << 10
 #: Seconds for everything, from the first packet to the last.
@@ -30,7 +30,7 @@ _SIZE: Final = re.compile(rb"[ \t]*([0-9a-fA-F]{1,15})[ \t]*(?:;.*)?\r?\n")
 
 
 class WebhookError(Exception):
-    """The receiver did not answer as HTTP has it; it may have got the request all the same."""
+    """The answer is not valid HTTP; the receiver may still have got the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class WebhookClient:
         headers: Mapping[str, str],
         body: bytes,
     ) -> Reply:
-        """The answer; OSError (TimeoutError among them) or WebhookError if there is none."""
+        """The answer; OSError (TimeoutError among them) or WebhookError without one."""
         async with asyncio.timeout(self._timeout):
             reader, writer = await self._connect(target, addresses)
             try:
@@ -64,7 +64,7 @@ class WebhookClient:
             except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError) as error:
                 raise WebhookError(f"the answer cannot be read: {error}") from error
             finally:
-                # The answer is complete or of no interest: there is nothing to say goodbye to.
+                # The answer is complete or unused: no TLS shutdown is needed.
                 writer.transport.abort()
 
     async def _connect(
@@ -121,7 +121,7 @@ def _parse_headers(head: bytes) -> http.client.HTTPMessage:
 async def _read_body(
     reader: asyncio.StreamReader, status: int, headers: http.client.HTTPMessage
 ) -> bytes:
-    """The body, if it is not too long to be of interest."""
+    """The body; empty if it is longer than is read."""
     if status in (204, 304):
         return b""
     if "chunked" in headers.get("transfer-encoding", "").lower():
