@@ -92,10 +92,10 @@ class DurableStreams:
 
     async def create(self, basin: str, stream: str, spec: StreamSpec) -> tuple[StreamStatus, bool]:
         """The stream, and whether this created it; AlreadyExistsError if it is another."""
-        place = _parse_names(basin, stream)
+        ref = _parse_names(basin, stream)
         self.supervisor.space.check()
         mounted = await self.supervisor.mounted()
-        log, created = await _creator(mounted).create(*place, spec)
+        log, created = await _creator(mounted).create(*ref, spec)
         begins = log.row.lineage[-1].end if log.row.lineage else 0
         if created and log.durable.seq_num > begins:
             self.supervisor.notify_listeners(basin, stream, begins, int(log.durable.seq_num))

@@ -1,8 +1,8 @@
-"""Access tokens: issued, looked up, listed and revoked. Their secrets are not kept.
+"""Access tokens: issued, looked up, listed and revoked. Their secrets are not stored.
 
-Every answer rests on durable rows: a change holds the id's lock until its commit is through. What
-was looked up once is remembered, so that a request costs no read; a revoked token is forgotten before
-its revocation is confirmed.
+Every answer depends on durable rows only: a change holds the id's lock until its commit is durable.
+Tokens are cached after a look-up, so that requests read nothing; a revoked token leaves the cache
+before its revocation is confirmed.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from streamfold.store.engine.engine import Op
 from streamfold.store.mount import Mount
 from streamfold.store.rows import TokenRow
 
-#: Random bytes in a secret: as many as its digest has, so that neither is the weaker one.
+#: Random bytes in a secret: as many as its digest has, so that neither is weaker.
 _SECRET_BYTES = 32
-#: Characters that a secret of ours cannot exceed: longer ones are not worth a look at storage.
+#: Characters that no secret of this store exceeds: longer ones are refused without a read.
 _SECRET_MAX = 128
-#: Tokens remembered after a look-up; each takes about 1 KiB.
+#: Tokens cached after a look-up; each takes about 1 KiB.
 _KNOWN_TOKENS = 10_000
 #: Expired tokens that one pass of upkeep removes, and how many share a commit.
 _REMOVALS, _REMOVALS_AT_ONCE = 1000, 100
@@ -47,24 +47,24 @@ def new_secret() -> Secret:
 
 
 class AccessTokens:
-    """The access tokens of one session."""
+    """The access tokens of one mount."""
 
     def __init__(self, mount: Mount, now: Callable[[], int]) -> None:
-        self._session = mount
+        self._mount = mount
         self._now = now
         self._locks = NamedLocks()
         #: By the digest of the secret, least recently used first.
         self._known: OrderedDict[bytes, Grant] = OrderedDict()
-        #: Counts removals: a look-up that one overtook must not be remembered.
+        #: Counts removals: a look-up during one must not be cached.
         self._removals = 0
         self._changes: set[asyncio.Task[object]] = set()
 
     async def authenticate(self, secret: Secret) -> Grant:
-        """What the one who shows `secret` may do; UnauthenticatedError if that is nothing.
+        """The rights of the caller that presents `secret`; UnauthenticatedError if it has none.
 
-        The time this takes depends on the digest of what was shown and on nothing else about the
-        secrets that exist. Whoever tries secrets cannot steer their digests, so that what could be
-        learnt from timing leads to no secret: there is no need to compare in constant time.
+        The time this takes depends only on the digest of the presented secret. An attacker cannot
+        choose digests, so timing reveals nothing about the stored secrets: a comparison in constant
+        time is not needed.
         """
         if len(secret.text) > _SECRET_MAX or not secret.text.startswith(SECRET_PREFIX):
             raise UnauthenticatedError("this is not an access token of this server")
@@ -80,7 +80,7 @@ class AccessTokens:
         return grant
 
     async def grant_of(self, token_id: str) -> Grant:
-        """What the token of this id allows at this moment; NOBODY if there is none that is good."""
+        """The current rights of the token with this id; NOBODY if it is unknown or has expired."""
         row = await self._row(token_id)
         expired = row is None or row.token.expired(self._now())
         return NOBODY if row is None or expired else Grant.of(row.token)
@@ -92,22 +92,22 @@ class AccessTokens:
         *,
         make_secret: Callable[[], Secret] = new_secret,
     ) -> Secret:
-        """Make a token that allows no more than `issuer`. Nobody can tell its secret after this."""
+        """Issue a token that allows no more than `issuer`; its secret is returned only here."""
         token = issuer.issue(token)
         if token.expired(self._now()):
             raise InvalidError(f"access token {token.id!r} would be expired from the start")
         return await self._finish(self._issue(token, make_secret()))
 
     async def revoke(self, token_id: str) -> None:
-        """Make the token's secret worthless; when this returns, nobody gets in with it."""
+        """Revoke the token; when this returns, its secret is refused."""
         await self._finish(self._revoke(token_id))
 
     async def page(self, prefix: str, start_after: str, limit: int) -> Page[AccessToken]:
-        """Tokens in byte order of their ids; an expired one is listed until upkeep removed it."""
-        return await listing.list_access_tokens(self._session.engine, prefix, start_after, limit)
+        """Tokens in byte order of their ids; an expired one is listed until upkeep removes it."""
+        return await listing.list_access_tokens(self._mount.engine, prefix, start_after, limit)
 
     async def remove_expired(self) -> None:
-        """Remove tokens that have expired; some of them, if there are very many."""
+        """Remove expired tokens, a limited number per call."""
         expired = await self._find_expired()
         for first in range(0, len(expired), _REMOVALS_AT_ONCE):
             some = expired[first : first + _REMOVALS_AT_ONCE]
@@ -115,7 +115,7 @@ class AccessTokens:
 
     async def _look_up(self, digest: bytes) -> Grant:
         removals = self._removals
-        value = await self._session.engine.get(keys.token_digest(digest))
+        value = await self._mount.engine.get(keys.token_digest(digest))
         if value is None:
             raise UnauthenticatedError("this access token does not exist, or was revoked")
         grant = Grant.of(rows.decode(value, TokenRow).token)
@@ -133,7 +133,7 @@ class AccessTokens:
             row = rows.encode(TokenRow(token, secret.digest))
             ops: list[Op] = [] if former is None else [(keys.token_digest(former.digest), None)]
             ops += [(keys.token_digest(secret.digest), row), (keys.token(token.id), row)]
-            await self._session.committer.write(ops)
+            await self._mount.committer.write(ops)
             return secret
 
     async def _revoke(self, token_id: str) -> None:
@@ -150,7 +150,7 @@ class AccessTokens:
                 await self._remove(row)
 
     async def _remove(self, row: TokenRow) -> None:
-        await self._session.committer.write(
+        await self._mount.committer.write(
             [(keys.token_digest(row.digest), None), (keys.token(row.token.id), None)]
         )
         self._removals += 1
@@ -160,7 +160,7 @@ class AccessTokens:
         now = self._now()
         found: list[str] = []
         span = keys.tokens_from("", after=False), keys.TOKENS_END
-        async with aclosing(self._session.engine.scan(*span, first=128)) as pages:
+        async with aclosing(self._mount.engine.scan(*span, first=128)) as pages:
             async for page in pages:
                 for key, value in page:
                     if rows.decode(value, TokenRow).token.expired(now):
@@ -170,12 +170,12 @@ class AccessTokens:
         return found
 
     async def _row(self, token_id: str) -> TokenRow | None:
-        value = await self._session.engine.get(keys.token(token_id))
+        value = await self._mount.engine.get(keys.token(token_id))
         return rows.decode(value, TokenRow) if value else None
 
     async def _finish(self, change: Coroutine[object, object, Result]) -> Result:
-        """Carry `change` through although its caller may go away: a token that was removed from
-        storage must not stay remembered, and one lock must cover the whole of it.
+        """Finish `change` even if its caller is cancelled: a token that was removed from storage must
+        leave the cache, too, and one lock must cover both.
         """
         task = asyncio.ensure_future(change)
         self._changes.add(task)

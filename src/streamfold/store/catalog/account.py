@@ -1,4 +1,4 @@
-"""What belongs to no basin: access tokens, and what the store was used for."""
+"""The account: access tokens and usage, which belong to no basin."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class Account:
         self._now = now
 
     async def authenticate(self, secret: Secret) -> Grant:
-        """What the one who shows `secret` may do; UnauthenticatedError if that is nothing."""
+        """The rights of the caller that presents `secret`; UnauthenticatedError if it has none."""
         mounted = self._supervisor.current or await self._supervisor.mounted()
         return await mounted.tokens.authenticate(secret)
 
     async def grant_of(self, token_id: str) -> Grant:
-        """What the token of this id allows at this moment; NOBODY if there is none that is good."""
+        """The current rights of the token with this id; NOBODY if it is unknown or has expired."""
         return await (await self._supervisor.mounted()).tokens.grant_of(token_id)
 
     async def issue_access_token(
@@ -56,7 +56,7 @@ class Account:
         *,
         make_secret: Callable[[], Secret] = new_secret,
     ) -> Secret:
-        """Make a token that allows no more than `issuer`; its secret is told here and never again.
+        """Issue a token that allows no more than `issuer`; its secret is returned only here.
 
         `make_secret` is for tests.
         """
@@ -65,7 +65,7 @@ class Account:
         return await tokens.issue(token, issuer, make_secret=make_secret)
 
     async def revoke_access_token(self, token_id: str) -> None:
-        """Make the token worthless; when this returns, nobody gets in with it."""
+        """Revoke the token; when this returns, its secret is refused."""
         await (await self._supervisor.mounted()).tokens.revoke(parse_token_id(token_id))
 
     async def list_access_tokens(
@@ -94,7 +94,7 @@ class Account:
         end: int | None,
         interval: Interval | None = None,
     ) -> tuple[Metric, ...]:
-        """Usage of a basin; storage is known by the hour only."""
+        """Usage of a basin; storage is recorded by the hour only."""
         name = names.parse_bucket_name(basin)
         chosen = _choose(BasinMetrics, metric_set)
         if chosen is BasinMetrics.STORAGE:
@@ -116,16 +116,16 @@ class Account:
         end: int | None,
         interval: Interval | None = None,
     ) -> tuple[Metric, ...]:
-        """Usage of a stream; storage is known by the minute only."""
-        place = names.parse_bucket_name(basin), names.parse_stream_name(stream)
+        """Usage of a stream; storage is recorded by the minute only."""
+        ref = names.parse_bucket_name(basin), names.parse_stream_name(stream)
         _choose(StreamMetrics, metric_set)
         _check_interval("stream", interval, Interval.MINUTE)
         span = parse_span(start, end, self._seconds())
         mount = (await self._supervisor.mounted()).mount
-        if (row := await mount.stream(*place)) is None:
-            if await mount.basin(place[0]) is None:
-                raise BasinNotFoundError(place[0])
-            raise StreamNotFoundError(*place)
+        if (row := await mount.stream(*ref)) is None:
+            if await mount.basin(ref[0]) is None:
+                raise BasinNotFoundError(ref[0])
+            raise StreamNotFoundError(*ref)
         return await (await self._report()).stream_storage(row, span)
 
     async def _report(self) -> UsageReport:
@@ -149,5 +149,5 @@ def _choose(choices: type[Choice], text: str) -> Choice:
         return choices(text)
     except ValueError:
         raise InvalidError(
-            f"there is no set of metrics {text[:40]!r} here: choose from {', '.join(choices)}"
+            f"metric set {text[:40]!r} is unknown: choose from {', '.join(choices)}"
         ) from None

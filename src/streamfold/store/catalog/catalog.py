@@ -1,7 +1,7 @@
 """Basins and streams: what exists, and with which configuration.
 
-Every answer rests on durable rows: a change holds the name's lock until its commit is through, even
-if whoever asked for it has gone.
+Every answer depends on durable rows only: a change holds the name's lock until its commit is durable,
+even if its caller is cancelled.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ Change = Callable[Concatenate["Catalog", P], Coroutine[Any, Any, R]]
 
 
 def _finished(change: Change[P, R]) -> Change[P, R]:
-    """Have `change` go on to its end when its caller is cancelled.
+    """Finish `change` even if its caller is cancelled.
 
-    If it let go of the lock before its commit is through, the next one would judge by rows that are
-    about to change, and could put a second stream in the place of one that has records already.
+    If it released the lock before its commit is durable, the next change would read rows that are about
+    to change, and could replace a stream that has records already.
     """
 
     @functools.wraps(change)
@@ -62,15 +62,15 @@ def _finished(change: Change[P, R]) -> Change[P, R]:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """Operations on basins and streams within one session."""
+    """Operations on basins and streams of one mount."""
 
-    session: Mount
+    mount: Mount
     locks: NamedLocks
     now: Callable[[], int]
     under_way: set[asyncio.Task[Any]] = field(default_factory=set)
 
     async def finish(self, change: Coroutine[Any, Any, R]) -> R:
-        """Have `change` go on to its end when its caller is cancelled."""
+        """Finish `change` even if its caller is cancelled."""
         task = asyncio.create_task(change)
         self.under_way.add(task)
         task.add_done_callback(self._leave)
@@ -79,7 +79,7 @@ class Catalog:
     def _leave(self, task: asyncio.Task[Any]) -> None:
         self.under_way.discard(task)
         if not task.cancelled():
-            task.exception()  # marks it as seen: whoever asked may have gone
+            task.exception()  # marks it as retrieved: the caller may have gone
 
     @_finished
     async def create_basin(
@@ -87,7 +87,7 @@ class Catalog:
     ) -> tuple[BasinInfo, Provision]:
         creation = _creation_hash(token, config)
         async with self.locks.hold(name):
-            row = await self.session.basin(name)
+            row = await self.mount.basin(name)
             if row is None:
                 row = BasinRow(self.now(), config, creation, location=location)
                 await self._write((keys.basin(name), rows.encode(row)))
@@ -99,9 +99,9 @@ class Catalog:
 
     @_finished
     async def open_basin(self, name: BasinName, config: BasinConfig) -> None:
-        """Create the basin unless somebody else just did."""
+        """Create the basin unless another call just did."""
         async with self.locks.hold(name):
-            if await self.session.basin(name) is None:
+            if await self.mount.basin(name) is None:
                 row = BasinRow(created_at=self.now(), config=config)
                 await self._write((keys.basin(name), rows.encode(row)))
 
@@ -109,9 +109,9 @@ class Catalog:
     async def ensure_basin(
         self, name: BasinName, config: BasinConfig, location: str
     ) -> tuple[BasinInfo, Provision]:
-        """Create the basin, or give it exactly this configuration; it stays where it is."""
+        """Create the basin, or give it exactly this configuration; its location does not change."""
         async with self.locks.hold(name):
-            row = await self.session.basin(name)
+            row = await self.mount.basin(name)
             if row is None:
                 row = BasinRow(self.now(), config, location=location)
                 result = Provision.CREATED
@@ -137,7 +137,7 @@ class Catalog:
 
     @_finished
     async def delete_basin(self, name: BasinName) -> None:
-        """Mark the basin as going; its streams and then itself are removed in the background."""
+        """Mark the basin as deleted; the background removes its streams and then the basin."""
         async with self.locks.hold(name):
             row = await self._basin_row(name)
             if row.deleted_at is None:
@@ -150,7 +150,7 @@ class Catalog:
     ) -> tuple[StreamInfo, Provision]:
         creation = _creation_hash(token, config)
         async with self.locks.hold(basin, name):
-            row = await self.session.stream(basin, name)
+            row = await self.mount.stream(basin, name)
             if row is None:
                 row = await self._insert_stream(basin, name, config, creation)
                 return stream_info(name, row), Provision.CREATED
@@ -165,7 +165,7 @@ class Catalog:
     ) -> tuple[StreamInfo, Provision]:
         """Create the stream, or give it exactly this configuration over the basin's defaults."""
         async with self.locks.hold(basin, name):
-            row = await self.session.stream(basin, name)
+            row = await self.mount.stream(basin, name)
             if row is None:
                 row = await self._insert_stream(basin, name, config, None)
                 return stream_info(name, row), Provision.CREATED
@@ -181,9 +181,9 @@ class Catalog:
     async def open_stream(
         self, basin: BasinName, name: StreamName, config: StreamConfigLayer
     ) -> None:
-        """Create the stream unless somebody else just did."""
+        """Create the stream unless another call just did."""
         async with self.locks.hold(basin, name):
-            if await self.session.stream(basin, name) is None:
+            if await self.mount.stream(basin, name) is None:
                 await self._insert_stream(basin, name, config, None)
 
     async def stream_config(self, basin: BasinName, name: StreamName) -> StreamConfig:
@@ -211,16 +211,16 @@ class Catalog:
         *,
         when: Callable[[StreamLog], bool] = lambda log: True,
     ) -> None:
-        """Stop the stream now; its records are removed in the background, then the name is free.
+        """Stop the stream now; the background removes its records and then frees the name.
 
-        `when` is asked in the same step: by then the name may be another stream's, or no longer empty.
+        `when` is checked in the same step: by then the name may be another stream's, or not empty.
         """
-        async with self.locks.hold(basin, name), self.session.log(basin, name) as log:
+        async with self.locks.hold(basin, name), self.mount.log(basin, name) as log:
             if log.row.deleted_at is not None or not when(log):
                 return
             row = msgspec.structs.replace(log.row, deleted_at=self.now())
             log.deleting = True  # from here on the log refuses appends
-            await log.settled()  # what it accepted before is acknowledged before
+            await log.settled()  # acknowledge what it accepted before
             purge = CleanupRow(basin, name, purge=True, ancestors=row.ancestors)
             await self._write(
                 (keys.stream(basin, name), rows.encode(row)),
@@ -230,7 +230,7 @@ class Catalog:
             log.dismiss(StreamDeletingError(basin, name))
 
     async def deletion(self, basin: str, name: str) -> None:
-        """Return once a deletion of the stream that is under way is durable."""
+        """Return once a running deletion of the stream is durable."""
         async with self.locks.hold(basin, name):
             pass
 
@@ -240,7 +240,7 @@ class Catalog:
         parent = await self._basin_row(basin)
         _check_basin_active(basin, parent)
         row = StreamRow(
-            id=self.session.new_stream_id(),
+            id=self.mount.new_stream_id(),
             created_at=self.now(),
             config=resolve(config, parent.config.default_stream_config),
             cipher=parent.config.stream_cipher,
@@ -257,30 +257,30 @@ class Catalog:
             *ops,
         )
         if min_age := row.config.delete_on_empty_secs:
-            self.session.on_delete_on_empty(basin, name, row.created_at + min_age * 1000)
+            self.mount.on_delete_on_empty(basin, name, row.created_at + min_age * 1000)
 
     async def replace_stream(self, basin: BasinName, name: StreamName, row: StreamRow) -> None:
         """Commit a changed row; the caller holds the stream's lock."""
         await self._write((keys.stream(basin, name), rows.encode(row)))
-        if log := self.session.cached_log(basin, name):
+        if log := self.mount.cached_log(basin, name):
             log.replace_row(row)
         if row.config.delete_on_empty_secs:
-            self.session.on_delete_on_empty(basin, name, self.now())
+            self.mount.on_delete_on_empty(basin, name, self.now())
 
     async def _basin_row(self, name: str) -> BasinRow:
-        row = await self.session.basin(name)
+        row = await self.mount.basin(name)
         if row is None:
             raise BasinNotFoundError(name)
         return row
 
     async def _stream_row(self, basin: str, name: str) -> StreamRow:
-        row = await self.session.stream(basin, name)
+        row = await self.mount.stream(basin, name)
         if row is None:
             raise StreamNotFoundError(basin, name)
         return row
 
     async def _write(self, *ops: Op) -> None:
-        await self.session.committer.write(ops)
+        await self.mount.committer.write(ops)
 
 
 def basin_info(name: str, row: BasinRow) -> BasinInfo:
@@ -302,7 +302,7 @@ def _check_stream_active(basin: str, name: str, row: StreamRow) -> None:
 
 
 def _mentioned(config: BasinConfig | StreamConfigLayer) -> dict[str, object]:
-    """The members of a request; those that are younger than stored hashes only where they are set."""
+    """The members of a request; those newer than stored hashes only if they are set."""
     members: dict[str, object] = msgspec.to_builtins(config)
     for layer in (members, members.get("default_stream_config")):
         if isinstance(layer, dict) and layer.get("trim_on_snapshot", ...) is None:
@@ -311,7 +311,7 @@ def _mentioned(config: BasinConfig | StreamConfigLayer) -> dict[str, object]:
 
 
 def _creation_hash(token: str | None, config: BasinConfig | StreamConfigLayer) -> bytes | None:
-    """What a repeated creation must match to count as the same: token and requested configuration."""
+    """A hash of token and requested configuration, which a repeated creation must match."""
     if token is None:
         return None
     request = token.encode() + b"\x00" + msgspec.msgpack.encode(_mentioned(config))

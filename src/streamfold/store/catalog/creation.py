@@ -1,4 +1,4 @@
-"""Streams created with traits and first content, in one commit; forks among them."""
+"""Creates streams and forks with traits and first content, in one commit."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ from streamfold.store.rows import CleanupRow, ForkRow, StateRow, StreamRow
 
 
 class ForkPoint(NamedTuple):
-    """What a fork has from its source, and what it begins with itself."""
+    """What a fork inherits from its source, and what it starts with itself."""
 
-    #: After the last record that is inherited.
+    #: After the last inherited record.
     end: StreamPosition
     #: The position from which `end` was counted.
     anchor: int
-    #: The beginning of the record at `end`, if the fork leaves in the middle of it.
+    #: The first part of the record at `end`, if the fork starts in the middle of it.
     part: bytes | None
 
 
@@ -89,7 +89,7 @@ async def _append_at(
     *,
     in_records: bool,
 ) -> AsyncIterator[SequencedRecord]:
-    """The records of the append that begins at `seq_num`; of a fork, what it has of that append."""
+    """The records of the append that starts at `seq_num`; for a fork, its part of that append."""
     if seq_num is None:
         return
     cursor = Cursor(mount, source, seq_num, Allowance(None, None, None), key)
@@ -122,12 +122,12 @@ async def _position(
     return StreamPosition(SeqNum(end), Timestamp(stamp))
 
 
-#: Makes content into batches for a stream of the content type that it is given.
+#: Turns content into batches for a stream of the given content type.
 Content = Callable[[str], Awaitable[Sequence[RecordBatch]]]
 
 
 def prepared(batches: Sequence[RecordBatch]) -> Content:
-    """Content that is in batches already, whatever the content type."""
+    """Content that consists of batches already, for any content type."""
 
     async def content(content_type: str) -> Sequence[RecordBatch]:
         return batches
@@ -137,25 +137,25 @@ def prepared(batches: Sequence[RecordBatch]) -> Content:
 
 @dataclass(frozen=True, slots=True)
 class ForkSpec:
-    """From where a new stream is to go on."""
+    """Where a new stream continues another."""
 
     source: StreamName
     #: None = the tail of the source.
     seq_num: int | None
-    #: Records, or bytes, of the append that follows.
+    #: Records, or bytes, into the append that follows.
     sub_offset: int
     in_records: Callable[[str], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class StreamSpec:
-    """A stream as somebody wants it to be."""
+    """A stream as it is to be created."""
 
-    #: None = that of the source, or octets.
+    #: None = the source's, or octets.
     content_type: str | None
     ttl: int | None
     expires_at: int | None
-    #: None = as the store does by default.
+    #: None = the store's default.
     trim_on_snapshot: bool | None
     closed: bool
     fork: ForkSpec | None
@@ -165,33 +165,33 @@ class StreamSpec:
 
 @dataclass(frozen=True, slots=True)
 class Creator:
-    """Creates streams within one session."""
+    """Creates the streams of one mount."""
 
-    session: Mount
+    mount: Mount
     catalog: Catalog
 
     async def create(
         self, basin: BasinName, name: StreamName, spec: StreamSpec
     ) -> tuple[StreamLog, bool]:
-        """The stream, and whether this created it; raises if it is there and is another."""
+        """The stream, and whether this created it; raises if a different one exists."""
         created = await self.catalog.finish(self._create(basin, name, spec))
-        log = await self.session.open_log(basin, name)
+        log = await self.mount.open_log(basin, name)
         if created:
-            log.lifetime.renew(self.session.now())  # by itself it would live as long as its lease
+            log.lifetime.renew(self.mount.now())  # a loaded log has the deadline of its lease
         return log, created
 
     async def forked(self, stream_id: int) -> bool:
-        """Whether there are forks that need records of the stream."""
-        return await first_row(self.session.engine, *keys.forks_span(stream_id)) is not None
+        """Whether forks need records of the stream."""
+        return await first_row(self.mount.engine, *keys.forks_span(stream_id)) is not None
 
     async def _create(self, basin: BasinName, name: StreamName, spec: StreamSpec) -> bool:
         async with self._locks(basin, name, spec.fork.source if spec.fork else name):
-            if await self.session.stream(basin, name) is None:
+            if await self.mount.stream(basin, name) is None:
                 await self._insert(basin, name, spec, None)
                 return True
-            # The log of a stream that is replaced stays in memory until it is: nobody can load it
-            # again meanwhile, and keep it for the new one.
-            async with self.session.log(basin, name) as log:
+            # Keep the log of a replaced stream in memory until then: no caller can load it again
+            # meanwhile and take it for the new stream's.
+            async with self.mount.log(basin, name) as log:
                 if not log.over:
                     await self._match(log, spec)
                     return False
@@ -199,7 +199,7 @@ class Creator:
                     raise StreamForkedError(basin, name)
                 await log.settled()
                 await self._insert(basin, name, spec, log.row)
-                self.session.forget(log)
+                self.mount.forget(log)
                 return True
 
     @asynccontextmanager
@@ -214,7 +214,7 @@ class Creator:
                 yield
 
     async def _match(self, log: StreamLog, spec: StreamSpec) -> None:
-        """Raise unless the stream is what was wished for; one without traits takes on the wish."""
+        """Raise unless the stream matches `spec`; a stream without traits gets those of `spec`."""
         if log.row.traits is None and not log.durable.seq_num and spec.fork is None:
             traits = _traits(spec, None, log.row.created_at)
             if traits.ttl is None and traits.expires_at is None and not spec.closed:
@@ -228,8 +228,8 @@ class Creator:
     async def _insert(
         self, basin: BasinName, name: StreamName, spec: StreamSpec, former: StreamRow | None
     ) -> None:
-        now = self.session.now()
-        parent = await self.session.basin(basin)
+        now = self.mount.now()
+        parent = await self.mount.basin(basin)
         if parent is None:
             raise BasinNotFoundError(basin)
         if parent.deleted_at is not None:
@@ -243,7 +243,7 @@ class Creator:
             traits = msgspec.structs.replace(traits, origin=origin)
         content = list(await spec.content(traits.content_type))
         row = StreamRow(
-            id=self.session.new_stream_id(),
+            id=self.mount.new_stream_id(),
             created_at=now,
             config=resolve(
                 StreamConfigLayer(retention=INFINITE, trim_on_snapshot=spec.trim_on_snapshot),
@@ -265,7 +265,7 @@ class Creator:
     async def _source(
         self, basin: BasinName, fork: ForkSpec, content_type: str | None
     ) -> StreamLog:
-        log = await self.session.open_log(basin, fork.source)
+        log = await self.mount.open_log(basin, fork.source)
         if log.over:
             if await self.forked(log.id):
                 raise StreamForkedError(basin, fork.source)
@@ -281,14 +281,14 @@ class Creator:
         anchor = tail if fork.seq_num is None else fork.seq_num
         if anchor > tail:
             raise InvalidError(
-                f"the fork begins at {anchor}, but stream {fork.source!r} ends at {tail}"
+                f"the fork starts at {anchor}, but stream {fork.source!r} ends at {tail}"
             )
-        await apply_retention(self.session, source)
+        await apply_retention(self.mount, source)
         if anchor < source.retained_from:
             raise PositionTrimmedError(anchor, source.retained_from)
         in_records = fork.in_records(content_type)
         return await find_fork_point(
-            self.session, source, anchor, fork.sub_offset, key, in_records=in_records
+            self.mount, source, anchor, fork.sub_offset, key, in_records=in_records
         )
 
     def _seed(
@@ -312,7 +312,7 @@ class Creator:
         )
         if point.part is not None:
             content.insert(0, RecordBatch.of([Record(point.part)]))
-        draft = StreamLog(basin, name, row, state, point.end, now, self.session.now)
+        draft = StreamLog(basin, name, row, state, point.end, now, self.mount.now)
         draft.check_key(spec.key)
         draft.accept_claimed(content, Claim(close=spec.closed), spec.key, now)
         draft.write_state()
@@ -320,7 +320,7 @@ class Creator:
 
 
 def _traits(spec: StreamSpec, source: StreamLog | None, now: int) -> StreamTraits:
-    """What the new stream is; what the wish leaves open, a fork has from its source."""
+    """The traits of the new stream; a fork inherits those that `spec` leaves out."""
     inherited = (source.row.traits if source else None) or StreamTraits()
     ttl, expires_at = spec.ttl, spec.expires_at
     if ttl is None and expires_at is None:
@@ -334,7 +334,7 @@ def _traits(spec: StreamSpec, source: StreamLog | None, now: int) -> StreamTrait
 
 
 def _agrees(traits: StreamTraits, closed: bool, spec: StreamSpec) -> bool:
-    """Whether a stream is what was wished for."""
+    """Whether a stream matches `spec`."""
     fork = spec.fork
     if fork is None:
         return (

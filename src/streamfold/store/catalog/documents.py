@@ -1,4 +1,4 @@
-"""Small durable documents of those who use the store: they lie beside the streams, by kind and id."""
+"""Small durable documents that callers keep beside the streams, by kind and id."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from streamfold.errors import InvalidError
 from streamfold.store import keys
 from streamfold.store.supervisor import Supervisor
 
-#: Bytes: larger things are blobs.
+#: Bytes; larger content belongs in a blob.
 DOCUMENT_MAX = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """Whole documents, replaced as one; a change is durable when the call returns."""
+    """Documents that are replaced as a whole; a change is durable when the call returns."""
 
     supervisor: Supervisor
 
     async def put(self, kind: str, document_id: str, content: bytes) -> None:
         if len(content) > DOCUMENT_MAX:
             raise InvalidError(
-                f"{kind} {document_id!r} has {len(content)} bytes: at most {DOCUMENT_MAX}"
+                f"{kind} {document_id!r} has {len(content)} bytes: send at most {DOCUMENT_MAX}"
             )
         mounted = await self.supervisor.mounted()
         await mounted.mount.committer.write([(keys.document(kind, document_id), content)])

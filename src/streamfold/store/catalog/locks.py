@@ -1,4 +1,4 @@
-"""Locks by name: one change to a basin or stream at a time, others not held up."""
+"""Locks by name: one change to a basin or stream at a time, without delaying others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 
 class NamedLocks:
-    """A lock for every name, kept only while somebody holds or awaits it."""
+    """A lock for every name, kept only while it is held or awaited."""
 
     def __init__(self) -> None:
         self._locks: dict[tuple[str, ...], tuple[asyncio.Lock, int]] = {}

@@ -1,7 +1,7 @@
-"""Snapshots of streams: what stands for everything before a position.
+"""Snapshots of streams: each replaces all records before a position.
 
 The bytes of a snapshot are a blob, written first; its row in the store makes them a snapshot. A blob
-without a row is nobody's, and is collected unless somebody is writing or reading it.
+without a row is collected unless it is being written or read.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from streamfold.store.read.requests import Allowance
 from streamfold.store.read.seek import apply_retention
 from streamfold.store.rows import SnapshotRow
 
-#: Bytes of a snapshot that are read at once: each of its readers holds so much.
+#: Bytes of a snapshot read at a time, and held by each of its readers.
 READ_PIECE = 1 << 20
-#: Snapshots of one stream that are kept: the newest ones.
+#: Snapshots kept per stream: the newest ones.
 SNAPSHOTS_KEPT = 16
 
 
 class Digest(Protocol):
-    """Tells snapshots apart by what is in them."""
+    """Identifies snapshots by their content."""
 
     def update(self, data: bytes) -> None: ...
     def hexdigest(self) -> str: ...
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """A snapshot that is published; it never changes."""
+    """A published snapshot; it never changes."""
 
     #: The first record that it does not cover.
     seq_num: int
@@ -67,7 +67,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A snapshot as somebody publishes it."""
+    """A snapshot to be published."""
 
     seq_num: int
     content_type: str
@@ -75,18 +75,18 @@ class Publication:
     digest: Digest
     #: The digest that the newest snapshot must have.
     match: str | None
-    #: Whether it may only stand where an append ends.
+    #: Whether its position must be the end of an append.
     whole_appends: bool
     key: SealingKey | None
-    #: Whether to trim what it covers; None = as the stream is configured.
+    #: Whether to trim the records that it covers; None = as the stream is configured.
     trim: bool | None = None
-    #: Bytes of all pieces, if that is known before they come.
+    #: Bytes of all pieces, if known in advance.
     size: int | None = None
 
 
 @dataclass(slots=True)
 class SnapshotBlobs:
-    """Where the bytes are, and who uses them now."""
+    """The blobs of snapshots, and how many calls use each of them now."""
 
     store: BlobStore
     _used: Counter[str] = field(default_factory=Counter)
@@ -103,8 +103,8 @@ class SnapshotBlobs:
                 del self._used[blob]
 
     async def read(self, snapshot: Snapshot) -> AsyncGenerator[bytes]:
-        """Yield the snapshot in pieces of `READ_PIECE` bytes; no file or connection to storage is
-        open while the caller is busy with a piece.
+        """Yield the snapshot in pieces of `READ_PIECE` bytes, without an open file or connection while
+        the caller handles a piece.
         """
         with self.using(snapshot.blob):
             for start in range(0, snapshot.size, READ_PIECE):
@@ -118,11 +118,11 @@ class SnapshotBlobs:
                 yield piece
 
     async def idle(self, stream_id: int) -> list[str]:
-        """The stream's blobs that nobody is writing or reading."""
+        """The stream's blobs that are not being written or read."""
         return [blob async for blob in self._blobs(_folder(stream_id)) if blob not in self._used]
 
     async def delete(self, blobs: Iterable[str]) -> None:
-        """Delete those of `blobs` that nobody has begun to read."""
+        """Delete those of `blobs` that are still not being read."""
         for blob in blobs:
             if blob not in self._used:
                 await self.store.delete(blob)
@@ -138,19 +138,19 @@ class SnapshotBlobs:
 
 @dataclass(frozen=True, slots=True)
 class StreamSnapshots:
-    """The snapshots of all streams within one session."""
+    """The snapshots of all streams of one mount."""
 
-    session: Mount
+    mount: Mount
     catalog: Catalog
     blobs: SnapshotBlobs
-    #: Whether snapshots trim streams that nobody has configured.
+    #: Whether snapshots trim streams without a setting of their own.
     trim_by_default: bool
     #: Where the blobs are written.
     space: DiskSpace
 
     async def all(self, log: StreamLog) -> list[Snapshot]:
         """Every snapshot from which the stream can be followed, oldest first."""
-        await apply_retention(self.session, log)
+        await apply_retention(self.mount, log)
         return await self._rows(log.id, log.retained_from)
 
     async def newest(self, log: StreamLog) -> Snapshot | None:
@@ -167,13 +167,13 @@ class StreamSnapshots:
         return found
 
     async def publish(self, log: StreamLog, new: Publication) -> Snapshot:
-        """Store a snapshot; the same one again changes nothing."""
+        """Store a snapshot; repeating it changes nothing."""
         await self._check(log, new)
         blob = f"{_folder(log.id)}{new.seq_num:020d}-{uuid.uuid4().hex}"
         with self.blobs.using(blob):
             counted = await self._upload(blob, new)
             row = SnapshotRow(
-                new.content_type, new.digest.hexdigest(), counted.size, self.session.now(), blob
+                new.content_type, new.digest.hexdigest(), counted.size, self.mount.now(), blob
             )
             snapshot = await self.catalog.finish(self._commit(log, new, row))
         await self.prune(log)
@@ -197,12 +197,11 @@ class StreamSnapshots:
     async def retain(
         self, log: StreamLog, seq_num: int, *, whole_appends: bool, key: SealingKey | None
     ) -> None:
-        """Let go of the records before `seq_num`: a snapshot must stand for them."""
+        """Trim the records before `seq_num`, which a snapshot must cover."""
         async with self.catalog.locks.hold(log.basin, log.name):
             if seq_num < log.retained_from:
                 raise SnapshotConflictError(
-                    f"records before {log.retained_from} are gone already, {seq_num} would "
-                    "bring some back"
+                    f"position {seq_num} is trimmed already: give {log.retained_from} or a later one"
                 )
             newest = await self.newest(log)
             if newest is None or newest.seq_num < seq_num:
@@ -213,18 +212,18 @@ class StreamSnapshots:
             if whole_appends:
                 await self._check_boundary(log, seq_num, key)
             log.trim(seq_num)
-            self.session.committer.touch(log)
-            await self.session.committer.write([])
+            self.mount.committer.touch(log)
+            await self.mount.committer.write([])
 
     async def prune(self, log: StreamLog) -> None:
-        """Forget snapshots that nothing can be followed from, and the oldest of too many."""
+        """Remove snapshots whose following records are trimmed, and the oldest beyond the limit."""
         known = await self._rows(log.id, 0)
         usable = [s for s in known if s.seq_num >= log.retained_from]
         kept = usable[-SNAPSHOTS_KEPT:]
         gone = [s for s in known if s not in kept]
         if gone:
             ops: list[Op] = [(keys.snapshot(log.id, s.seq_num), None) for s in gone]
-            await self.session.committer.write(ops)
+            await self.mount.committer.write(ops)
             await self._collect(log.id)
 
     async def forget(self, stream_id: int) -> None:
@@ -232,18 +231,18 @@ class StreamSnapshots:
         known = await self._rows(stream_id, 0)
         if known:
             ops: list[Op] = [(keys.snapshot(stream_id, s.seq_num), None) for s in known]
-            await self.session.committer.write(ops)
+            await self.mount.committer.write(ops)
             await self._collect(stream_id)
 
     async def sweep(self) -> None:
-        """Delete blobs that a crash has left behind."""
+        """Delete blobs that a crash left behind."""
         for stream_id in await self.blobs.streams():
             await self._collect(stream_id)
 
     async def _collect(self, stream_id: int) -> None:
         """Delete the stream's blobs that have no row.
 
-        In this order: whoever wrote a blob that is idle has committed its row by then, or has failed.
+        Blobs are listed before rows: by then the writer of an idle blob has committed or failed.
         """
         idle = await self.blobs.idle(stream_id)
         kept = {snapshot.blob for snapshot in await self._rows(stream_id, 0)}
@@ -251,7 +250,7 @@ class StreamSnapshots:
 
     async def _commit(self, log: StreamLog, new: Publication, row: SnapshotRow) -> Snapshot:
         async with self.catalog.locks.hold(log.basin, log.name):
-            # Again, now that nobody else can publish: much may have happened during the upload.
+            # Check again under the lock: much may have happened during the upload.
             log.check_alive()
             await self._check(log, new)
             newest = await self.newest(log)
@@ -259,22 +258,22 @@ class StreamSnapshots:
                 if newest.digest == row.digest:
                     if self._trims(log, new):
                         log.trim(new.seq_num)
-                        self.session.committer.touch(log)
-                        await self.session.committer.write([])
+                        self.mount.committer.touch(log)
+                        await self.mount.committer.write([])
                     return newest
                 raise SnapshotConflictError(
                     f"stream {log.name!r} has another snapshot at {new.seq_num}, with digest "
-                    f"{newest.digest}: snapshots do not change, publish one at a later position"
+                    f"{newest.digest}: snapshots never change; publish one at a later position"
                 )
             if self._trims(log, new):
                 log.trim(new.seq_num)
-                self.session.committer.touch(log)
+                self.mount.committer.touch(log)
             op = keys.snapshot(log.id, new.seq_num), rows.encode(row)
-            await self.session.committer.write([op])
+            await self.mount.committer.write([op])
             return _snapshot(new.seq_num, row)
 
     def _trims(self, log: StreamLog, new: Publication) -> bool:
-        """Whether `new` trims what it covers: as it says itself, else the stream, else the store."""
+        """Whether `new` trims what it covers: set by itself, else by the stream, else by the store."""
         for choice in (new.trim, log.row.config.trim_on_snapshot):
             if choice is not None:
                 return choice
@@ -282,7 +281,7 @@ class StreamSnapshots:
         return self.trim_by_default or (traits is not None and traits.trim_on_snapshot)
 
     async def _check(self, log: StreamLog, new: Publication) -> None:
-        await apply_retention(self.session, log)
+        await apply_retention(self.mount, log)
         first, tail = log.retained_from, int(log.durable.seq_num)
         if new.seq_num < first:
             raise PositionTrimmedError(new.seq_num, first)
@@ -293,9 +292,9 @@ class StreamSnapshots:
             )
         newest = await self.newest(log)
         if new.match is not None and (newest is None or newest.digest != new.match):
-            there = "none" if newest is None else newest.digest
+            digest = "none" if newest is None else newest.digest
             raise SnapshotConflictError(
-                f"the newest snapshot is {there}, not {new.match}: read it, then decide"
+                f"the newest snapshot is {digest}, not {new.match}: read it, then decide"
             )
         if newest is not None and new.seq_num < newest.seq_num:
             raise SnapshotConflictError(
@@ -307,18 +306,20 @@ class StreamSnapshots:
     async def _check_boundary(self, log: StreamLog, seq_num: int, key: SealingKey | None) -> None:
         if seq_num in (log.retained_from, int(log.durable.seq_num)):
             return
-        cursor = Cursor(self.session, log, seq_num - 1, Allowance(1, None, None), key)
+        cursor = Cursor(self.mount, log, seq_num - 1, Allowance(1, None, None), key)
         try:
             batch = await cursor.next(fill=True)
         finally:
             await cursor.close()
         if batch is not None and CONTINUED in batch.records()[0].headers:
-            raise InvalidError(f"position {seq_num} lies within an append: give one where it ends")
+            raise InvalidError(
+                f"position {seq_num} is within an append: give one where an append ends"
+            )
 
     async def _rows(self, stream_id: int, start: int) -> list[Snapshot]:
         found = []
         span = keys.snapshots_span(stream_id, start)
-        async with aclosing(self.session.engine.scan(*span, first=SNAPSHOTS_KEPT + 1)) as pages:
+        async with aclosing(self.mount.engine.scan(*span, first=SNAPSHOTS_KEPT + 1)) as pages:
             async for page in pages:
                 for key, value in page:
                     row = rows.decode(value, SnapshotRow)
@@ -327,7 +328,7 @@ class StreamSnapshots:
 
 
 class _Counted:
-    """Passes pieces on, counted and digested."""
+    """Yields pieces, and counts and digests them."""
 
     def __init__(self, pieces: AsyncIterator[bytes], digest: Digest, claim: SpaceClaim) -> None:
         self._pieces = pieces

@@ -220,6 +220,6 @@ def _import_slots(base: int, dynamic: tuple[int, int]) -> Iterator[int]:
     for tag, size_tag in _RELOCATIONS:
         if tag in entries:
             relocations = ctypes.string_at(table(tag), entries[size_tag])
-            for place, info, _ in struct.iter_unpack("<QQq", relocations):
+            for offset, info, _ in struct.iter_unpack("<QQq", relocations):
                 if info >> 32 and is_wanted(info >> 32):
-                    yield base + place
+                    yield base + offset

@@ -106,7 +106,7 @@ def _encoded(credential: S3Credential) -> bytes:
 
 
 #: Variables by the name of the setting, which SlateDB and obstore share; the first one set wins.
-_PLACE = {
+_ADDRESS = {
     "region": ("AWS_REGION", "AWS_DEFAULT_REGION"),
     "endpoint": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
 }
@@ -157,16 +157,18 @@ class S3Access:
 
 def find_access(environment: Mapping[str, str] = os.environ) -> S3Access:
     """Return the settings that AWS tools would use; fetches credentials once, to see if they expire."""
-    place = _first_set(_PLACE, environment)
+    address = _first_set(_ADDRESS, environment)
     identity = find_identity(environment)
     if identity is None:
-        settings = place | _first_set(_CREDENTIALS, environment)
+        settings = address | _first_set(_CREDENTIALS, environment)
         return S3Access(settings, dict(settings))
     found = {"region": identity.region(), "endpoint": identity.endpoint()}
-    place = {name: value for name, value in found.items() if value} | place
+    address = {name: value for name, value in found.items() if value} | address
     endpoint = CredentialEndpoint(identity.credentials) if identity.expires() else None
     keys = _lasting_keys(identity) if endpoint is None else endpoint.config()
-    return S3Access(place | keys, place | {"credential_provider": identity.credentials}, endpoint)
+    return S3Access(
+        address | keys, address | {"credential_provider": identity.credentials}, endpoint
+    )
 
 
 def _lasting_keys(identity: AwsIdentity) -> dict[str, str]:

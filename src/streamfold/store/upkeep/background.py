@@ -1,7 +1,7 @@
-"""Background work: retention, deletion of what is trimmed, of streams and of basins, bookkeeping.
+"""Background work: retention, deletion of trimmed records, streams and basins, and usage.
 
-All of it can stop anywhere and be taken up again: what is to be done is told by rows in storage, and
-every step is repeated harmlessly. It works in small commits, so that appends are never held up.
+It can stop at any point and resume: rows in storage list the work, and every step can be repeated. It
+works in small commits, so that it never delays appends.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from streamfold.store.usage.storage import UsageKeeper
 
 logger = logging.getLogger(__name__)
 
-#: Streams whose oldest record's arrival is remembered, so that they are not read in vain.
+#: Streams for which the oldest arrival is cached, to avoid needless reads.
 _KNOWN_STREAMS = 100_000
 
 
 @dataclass(slots=True)
 class Upkeep:
-    """The background work of one session."""
+    """The background work of one mount."""
 
-    session: Mount
+    mount: Mount
     catalog: Catalog
     tokens: AccessTokens
     usage: UsageKeeper
@@ -52,7 +52,7 @@ class Upkeep:
     #: Seconds from one whole pass to the next.
     interval: float
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
-    #: One pass at a time, whoever asks for it.
+    #: Allows one pass at a time.
     _busy: asyncio.Lock = field(default_factory=asyncio.Lock)
     #: Stream id to the time (ms) before which none of its records arrived.
     _oldest: dict[int, int] = field(default_factory=dict)
@@ -62,22 +62,22 @@ class Upkeep:
         self._due = DueTimes(self.now, self.request_pass)
 
     def request_pass(self) -> None:
-        """There is something to clean up: do not wait for the next pass."""
+        """Start a pass now, because there is something to clean up."""
         self._wake.set()
 
     def on_trimmed(self, log: StreamLog, at: int) -> None:
-        """Records of `log` are to be deleted from the time `at` on."""
+        """Schedule the deletion of trimmed records of `log` at the time `at`."""
         if at <= self.now():
             self.request_pass()
         else:
             self._look_at(log.basin, log.name, at)
 
     def on_delete_on_empty(self, basin: str, stream: str, at: int) -> None:
-        """A stream that is deleted when empty was created or reconfigured; it may be due at `at`."""
+        """Schedule a check, at `at`, of a new or reconfigured stream that is deleted when empty."""
         self._look_at(basin, stream, at)
 
     def _look_at(self, basin: str, stream: str, at: int) -> None:
-        """Have the stream looked at when `at` has come; the next pass looks at it anyway."""
+        """Check the stream at `at`, unless the next pass comes first and checks it anyway."""
         if at - self.now() <= self.interval * 1000:
             self._due.add(at, basin, stream)
 
@@ -87,7 +87,7 @@ class Upkeep:
             with _going_on():
                 await self.snapshots.sweep()
             with _going_on():
-                await self._pass()  # usage is to gather for an interval before it is written
+                await self._pass()  # without usage, which is written once per interval
             while True:
                 deadline = asyncio.get_running_loop().time() + self.interval
                 while await self._requested_before(deadline):
@@ -110,12 +110,12 @@ class Upkeep:
     async def _pass(self) -> None:
         async with self._busy:
             self._wake.clear()
-            await self.session.engine.check()
+            await self.mount.engine.check()
             await self._delete_basins()
             await self._sweep_streams()
             await self._clean_up()
             await self.tokens.remove_expired()
-            await self.session.engine.collect()
+            await self.mount.engine.collect()
 
     async def _requested_before(self, deadline: float) -> bool:
         try:
@@ -127,9 +127,9 @@ class Upkeep:
         return True
 
     async def _delete_basins(self) -> None:
-        """Delete the streams of basins that are going, and each basin after its last stream."""
+        """Delete the streams of deleted basins, and each basin after its last stream."""
         span = keys.basins_from("", after=False), keys.BASINS_END
-        async with aclosing(self.session.engine.scan(*span, first=100)) as pages:
+        async with aclosing(self.mount.engine.scan(*span, first=100)) as pages:
             async for page in pages:
                 for key, value in page:
                     if rows.decode(value, BasinRow).deleted_at is not None:
@@ -138,7 +138,7 @@ class Upkeep:
     async def _delete_basin(self, basin: BasinName) -> None:
         left = 0
         span = keys.streams_from(basin, "", after=False), keys.streams_end(basin)
-        async with aclosing(self.session.engine.scan(*span, first=100)) as pages:
+        async with aclosing(self.mount.engine.scan(*span, first=100)) as pages:
             async for page in pages:
                 for key, _ in page:
                     left += 1
@@ -147,9 +147,9 @@ class Upkeep:
         if not left:
             async with self.catalog.locks.hold(basin):
                 usage = await self.usage.forget_basin(basin)
-                await self.session.committer.write([(keys.basin(basin), None), *usage])
+                await self.mount.committer.write([(keys.basin(basin), None), *usage])
         else:
-            self.request_pass()  # once the streams are gone, the basin goes
+            self.request_pass()  # to delete the basin after its streams
 
     async def _delete_stream(
         self,
@@ -162,10 +162,10 @@ class Upkeep:
             self.request_pass()
 
     async def _sweep_streams(self) -> None:
-        """Apply retention and delete-on-empty to every stream, and look at what each holds."""
+        """Apply retention and delete-on-empty to every stream, and measure what each holds."""
         self.usage.begin_round()
         span = keys.STREAMS_START, keys.STREAMS_END
-        async with aclosing(self.session.engine.scan(*span, first=128)) as pages:
+        async with aclosing(self.mount.engine.scan(*span, first=128)) as pages:
             async for page in pages:
                 for key, value in page:
                     row = rows.decode(value, StreamRow)
@@ -177,9 +177,9 @@ class Upkeep:
         self.usage.end_round()
 
     async def _sweep_due(self) -> None:
-        """Apply retention and delete-on-empty to the streams whose time has come."""
+        """Apply retention and delete-on-empty to the streams that are due."""
         for basin, stream in self._due.take():
-            row = await self.session.stream(basin, stream)
+            row = await self.mount.stream(basin, stream)
             if row is not None and row.deleted_at is None:
                 with _skipping(basin, stream):
                     await self._sweep(BasinName(basin), StreamName(stream), row)
@@ -196,11 +196,11 @@ class Upkeep:
             await self._delete_if_empty(basin, stream)
 
     async def _expire(self, basin: BasinName, stream: StreamName) -> None:
-        """Trim the records of `stream` that are too old: readers do not get them any more."""
-        async with self.catalog.locks.hold(basin, stream), self.session.log(basin, stream) as log:
+        """Trim the records of `stream` that are too old."""
+        async with self.catalog.locks.hold(basin, stream), self.mount.log(basin, stream) as log:
             if log.deleting:
                 return
-            await apply_retention(self.session, log)
+            await apply_retention(self.mount, log)
             if len(self._oldest) >= _KNOWN_STREAMS:
                 self._oldest.clear()
             self._oldest[log.id] = log.oldest_arrival
@@ -209,7 +209,7 @@ class Upkeep:
                 await self._commit(log)
 
     async def _delete_if_empty(self, basin: BasinName, stream: StreamName) -> None:
-        async with self.session.log(basin, stream) as log:
+        async with self.mount.log(basin, stream) as log:
             empty = self._has_been_empty(log)
             if not empty:
                 self._look_when_empty(log)
@@ -222,7 +222,7 @@ class Upkeep:
         return bool(min_age) and log.empty and log.arrived_at + min_age <= self.now()
 
     def _look_when_empty(self, log: StreamLog) -> None:
-        """Have the stream looked at when it may be deleted as empty, if that can be told."""
+        """Schedule a check for when the stream may be deleted as empty, if that time is known."""
         min_age = log.row.config.delete_on_empty_secs * 1000
         limit, due_at = log.age_limit, log.trims.due_at
         if not min_age or not (log.empty or limit or due_at):
@@ -235,7 +235,7 @@ class Upkeep:
         self._look_at(log.basin, log.name, at)
 
     async def _delete_if_over(self, basin: BasinName, stream: StreamName) -> None:
-        async with self.session.log(basin, stream) as log:
+        async with self.mount.log(basin, stream) as log:
             over = log.over
         if over:
             await self._delete_stream(basin, stream, lambda log: log.over)
@@ -243,7 +243,7 @@ class Upkeep:
     async def _clean_up(self) -> None:
         """Delete trimmed chunks and purge deleted streams, as the clean-up rows say."""
         span = keys.CLEANUPS_START, keys.CLEANUPS_END
-        async with aclosing(self.session.engine.scan(*span, first=100)) as pages:
+        async with aclosing(self.mount.engine.scan(*span, first=100)) as pages:
             async for page in pages:
                 for key, value in page:
                     row = rows.decode(value, CleanupRow)
@@ -254,17 +254,17 @@ class Upkeep:
                             await self._delete_trimmed(row.basin, row.stream)
 
     async def _purge(self, stream_id: int, cleanup: CleanupRow) -> None:
-        """Remove all that is left of a deleted stream, its name last; not while forks need it."""
+        """Remove the rest of a deleted stream, its name last; wait while forks need it."""
         basin, stream = cleanup.basin, cleanup.stream
-        if await first_row(self.session.engine, *keys.forks_span(stream_id)) is not None:
+        if await first_row(self.mount.engine, *keys.forks_span(stream_id)) is not None:
             return
         await self._delete_chunks(basin, stream_id, keys.chunks_end(stream_id))
         await self.snapshots.forget(stream_id)
         async with self.catalog.locks.hold(basin, stream):
             # Another stream may have the name by now.
-            row = await self.session.stream(basin, stream)
+            row = await self.mount.stream(basin, stream)
             named = row is not None and row.id == stream_id
-            await self.session.committer.write(
+            await self.mount.committer.write(
                 [
                     (keys.state(stream_id), None),
                     (keys.cleanup(stream_id), None),
@@ -274,16 +274,16 @@ class Upkeep:
                     *await self.usage.forget_stream(stream_id),
                 ]
             )
-            log = self.session.cached_log(basin, stream)
+            log = self.mount.cached_log(basin, stream)
             if log is not None and log.id == stream_id:
-                self.session.forget(log)
+                self.mount.forget(log)
         if cleanup.ancestors:
-            self.request_pass()  # those it came from may go now
+            self.request_pass()  # its ancestors may be removable now
 
     async def _producers_of(self, stream_id: int) -> list[Op]:
         ops: list[Op] = []
         span = keys.producers_span(stream_id)
-        async with aclosing(self.session.engine.scan(*span, first=100)) as pages:
+        async with aclosing(self.mount.engine.scan(*span, first=100)) as pages:
             async for page in pages:
                 ops += [(key, None) for key, _ in page]
         return ops
@@ -291,22 +291,22 @@ class Upkeep:
     async def _needed_from(self, stream_id: int, trim_point: int) -> int:
         """The first record below `trim_point` that a fork still needs, or `trim_point`."""
         span = keys.forks_span(stream_id)
-        async with aclosing(self.session.engine.scan(*span, first=100)) as pages:
+        async with aclosing(self.mount.engine.scan(*span, first=100)) as pages:
             async for page in pages:
                 for key, _ in page:
-                    value = await self.session.engine.get(keys.state(keys.fork_id(key)))
+                    value = await self.mount.engine.get(keys.state(keys.fork_id(key)))
                     state = rows.decode(value, StateRow) if value else StateRow()
                     trim_point = min(trim_point, state.trim_point)
         return trim_point
 
     async def _delete_trimmed(self, basin: str, stream: str) -> None:
-        """Remove the chunks that lie wholly below the trim point, and write down the tail first."""
-        async with self.catalog.locks.hold(basin, stream), self.session.log(basin, stream) as log:
+        """Delete the chunks wholly below the trim point, after storing the tail."""
+        async with self.catalog.locks.hold(basin, stream), self.mount.log(basin, stream) as log:
             if log.deleting:
-                return  # a purge has taken the place of this row
+                return  # a purge has replaced this row
             trims = log.trims
             effective, due_at = trims.effective, trims.due_at
-            if due_at is not None:  # readers still get what the later trims are to take
+            if due_at is not None:  # readers still get the records of later trims
                 self._look_at(basin, stream, due_at)
                 if effective <= trims.collected:
                     return
@@ -324,33 +324,33 @@ class Upkeep:
     async def _delete_chunks(self, basin: str, stream_id: int, end: bytes) -> None:
         await self.usage.held.settle(basin, stream_id)
         span = keys.chunks_start(stream_id), end
-        async with aclosing(self.session.engine.scan(*span)) as pages:
+        async with aclosing(self.mount.engine.scan(*span)) as pages:
             async for page in pages:
                 await self.usage.held.delete(basin, stream_id, page)
 
     async def _commit(self, log: StreamLog) -> None:
         """Make the changed state of `log` durable."""
-        self.session.committer.touch(log)
-        await self.session.committer.write([])
+        self.mount.committer.touch(log)
+        await self.mount.committer.write([])
 
 
 @contextmanager
 def _going_on() -> Iterator[None]:
-    """Storage that cannot be read now may be readable at the next pass: appends need not wait."""
+    """Log a storage failure: the next pass retries, and appends need not stop for it."""
     try:
         yield
     except DeviceFailedError:
         raise
     except (StorageError, StorageFullError) as error:
-        logger.error("upkeep failed, to be tried again at the next pass: %s", error)
+        logger.error("upkeep failed and will be retried at the next pass: %s", error)
 
 
 @contextmanager
 def _skipping(basin: str, stream: str) -> Iterator[None]:
-    """Leave a stream alone that went away meanwhile, or that cannot be read: others come next."""
+    """Skip a stream that was deleted meanwhile or cannot be read, and continue with the next."""
     try:
         yield
     except StreamNotFoundError:
-        logger.debug("stream %r in basin %r went away", stream, basin)
+        logger.debug("stream %r in basin %r was deleted meanwhile", stream, basin)
     except DataCorruptError as error:
-        logger.error("no upkeep for stream %r in basin %r: %s", stream, basin, error)
+        logger.error("upkeep skips stream %r in basin %r: %s", stream, basin, error)

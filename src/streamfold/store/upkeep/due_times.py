@@ -1,4 +1,4 @@
-"""Streams that the background is to look at, each at its time."""
+"""When the background must check which streams."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import heapq
 from collections.abc import Callable
 from typing import Final
 
-#: Milliseconds to which times are rounded up, so that streams which are due at nearly the same time
-#: are looked at together.
+#: Milliseconds to which times are rounded up, so that streams that are due at nearly the same time are
+#: checked together.
 _ROUND: Final = 500
 
 StreamRef = tuple[str, str]
 
 
 class DueTimes:
-    """At most one time per stream, the earliest; `wake` is called when one has come.
+    """Keeps the earliest due time per stream, and calls `wake` when one is reached.
 
     Times are milliseconds since the Unix epoch.
     """
@@ -29,23 +29,23 @@ class DueTimes:
         self._timer_at = 0
 
     def add(self, at: int, basin: str, stream: str) -> None:
-        """Have the stream looked at when `at` has come."""
-        at, place = -(-at // _ROUND) * _ROUND, (basin, stream)
-        known = self._earliest.get(place)
+        """Schedule a check of the stream at `at`."""
+        at, ref = -(-at // _ROUND) * _ROUND, (basin, stream)
+        known = self._earliest.get(ref)
         if known is not None and known <= at:
             return
-        self._earliest[place] = at
-        heapq.heappush(self._heap, (at, place))
+        self._earliest[ref] = at
+        heapq.heappush(self._heap, (at, ref))
         self._set_timer()
 
     def take(self) -> list[StreamRef]:
-        """The streams whose time has come; they are no longer in here."""
+        """Remove and return the streams that are due."""
         now, taken = self._now(), []
         while self._heap and self._heap[0][0] <= now:
-            at, place = heapq.heappop(self._heap)
-            if self._earliest.get(place) == at:
-                del self._earliest[place]
-                taken.append(place)
+            at, ref = heapq.heappop(self._heap)
+            if self._earliest.get(ref) == at:
+                del self._earliest[ref]
+                taken.append(ref)
         self._set_timer()
         return taken
 

@@ -9,7 +9,7 @@ from streamfold.store import keys, rows
 from streamfold.store.engine.engine import Op, Row
 from streamfold.store.rows import SpaceRow
 
-#: Bytes of a chunk besides its value: the key, and what a table keeps of a row.
+#: Bytes of a chunk besides its value: the key, and a table's overhead per row.
 _ROW_BYTES = 17 + 16
 #: Bytes of a chunk's header, which is part of the value.
 _HEADER_BYTES = 40
@@ -24,19 +24,18 @@ def stored_size(page: Sequence[Row]) -> int:
 class LiveBytes:
     """Bytes that the chunks of a store take in its tables.
 
-    Other rows are few and small. `Reclaimer` sets the total right when a merge of all tables has
-    shown what is there.
+    Other rows are few and small. `Reclaimer` corrects the total after a merge of all tables.
     """
 
-    #: None as long as nobody knows; below zero if too little was counted before.
+    #: None while unknown; negative if too little was counted before.
     total: int | None
-    #: Bytes deleted that are still in tables; None as long as nobody knows. The total is exact only to
-    #: a percent or so: without this, its error would pass for deleted rows.
+    #: Bytes deleted that are still in tables; None while unknown. The total is exact only to a percent
+    #: or so: without this, its error would look like deleted rows.
     deleted: int | None = None
     #: Bytes written and bytes deleted since the store was opened.
     added: int = 0
     removed: int = 0
-    #: Commits since then, of whatever rows.
+    #: Commits since then, of any rows.
     commits: int = 0
 
     @property
@@ -50,14 +49,14 @@ class LiveBytes:
         return self.added + self.removed
 
     def add(self, payload_bytes: int) -> None:
-        """A chunk with so many bytes of payload has become durable."""
+        """Count a durable chunk with `payload_bytes` of payload."""
         size = payload_bytes + _HEADER_BYTES + _ROW_BYTES
         self.added += size
         if self.total is not None:
             self.total += size
 
     def remove(self, size: int) -> None:
-        """Chunks of `size` bytes, by `stored_size`, were deleted."""
+        """Count deleted chunks of `size` bytes, by `stored_size`."""
         self.removed += size
         if self.total is not None:
             self.total -= size
@@ -65,7 +64,7 @@ class LiveBytes:
             self.deleted += size
 
     def drop(self, size: int) -> None:
-        """Merges have dropped `size` bytes of deleted rows."""
+        """Count `size` bytes of deleted rows that merges have dropped."""
         if self.deleted is not None:
             self.deleted = max(0, self.deleted - size)
 
@@ -77,14 +76,14 @@ class LiveBytes:
 
     @property
     def row(self) -> Op | None:
-        """What to commit so that a restart begins with these counts."""
+        """The row to commit so that a restart begins with these counts."""
         return self._row(0)
 
     def row_without(self, size: int) -> list[Op]:
-        """What to commit together with the deletion of so many bytes.
+        """The row to commit together with the deletion of `size` bytes.
 
-        Without it, a crash after the deletion would leave a total that hides the deleted bytes. One
-        that lacks what was appended does no harm: at worst a merge finds nothing to drop.
+        Without it, a crash after the deletion would leave a total that hides the deleted bytes. A
+        total without the latest appends is harmless: at worst a merge finds nothing to drop.
         """
         row = self._row(size)
         return [] if row is None else [row]

@@ -1,21 +1,21 @@
-"""Keeps the space that a store takes close to what it holds.
+"""Keeps the space that a store takes close to the size of its live rows.
 
-Three things take space beyond the live rows, and each is dealt with here:
+Three things take space beyond the live rows:
 
 - Runs of tables. SlateDB writes young tables and merges six of them into a run. Runs of similar size
   are merged further, four to eight at a time, as long as the result is at most half of the store: a
   merge needs its sources and its result at the same time.
-- Dead rows: trimmed, expired or deleted, but still in a table. Rows are deleted by writing deletions,
-  and both go only when a merge meets them. Dead bytes are counted as rows are deleted and as merges
-  make the tables smaller (`LiveBytes`). After a while, `wait_for`, the newest runs are merged that
-  probably hold them, and more of the older ones if that freed little.
-- Replaced files: tables that a merge has replaced, and the log of what tables hold. They are collected
-  after so many bytes written, and as long as there are any.
+- Dead rows: trimmed, expired or deleted, but still in a table. A deletion is a row, too, and only a
+  merge of both drops them. Dead bytes are counted as rows are deleted and as merges make the tables
+  smaller (`LiveBytes`). After `wait_for` seconds, the newest runs, which probably hold them, are
+  merged, and more of the older ones if that freed little.
+  - Replaced files: tables that a merge has replaced, and WAL files whose rows are in tables. They are
+  collected after a number of bytes written, and as long as any are left.
 
-One merge runs at a time beside that of young tables, and after one that was to drop dead rows comes a
-pause of its length, so that the work never takes more than half of the time. Dropping few bytes from a
-large store costs a rewrite of the store: after a merge that freed little, the pause is so long that
-`reclaim_rate` bytes per second are read on average.
+One merge runs at a time beside that of young tables. After a merge for dead rows comes a pause of the
+same length, so that the work takes at most half of the time. Dropping few bytes from a large store
+costs a rewrite of the store: after a merge that freed little, the pause is long enough that merges
+read `reclaim_rate` bytes per second on average.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from streamfold.store.upkeep.live_bytes import LiveBytes
 
 logger = logging.getLogger(__name__)
 
-#: Runs that are merged at once, and how often the largest may be as large as the smallest.
+#: Runs merged at once, and the largest ratio of their sizes.
 _MERGE_MIN, _MERGE_MAX, _SIMILAR = 4, 8, 4
 #: Bytes that are merged even if they are more than half of the store.
 _SMALL_MERGE = 128 << 20
 #: Part of the live bytes from which dead bytes are worth a rewrite of the store, and the seconds that
-#: so many wait.
+#: they wait.
 _WORTHWHILE, _SOON = 0.2, 30.0
 #: Part of the live bytes, and bytes, from which dead bytes wait only so many seconds, unless a large
 #: deletion is under way: the store takes much more space than it needs.
@@ -48,14 +48,14 @@ _PRESSING, _PRESSING_BYTES, _PRESSING_WAIT = 0.5, 256 << 20, 2.0
 _BULK = 1 << 20
 #: Part of what a merge reads that it must free, or it counts towards `reclaim_rate`.
 _CHEAP = 0.25
-#: Bytes below which dead rows are left alone: rows of bookkeeping are replaced all the time.
+#: Bytes below which dead rows are left alone: bookkeeping rows are replaced all the time.
 _FLOOR = 64 << 10
 #: How many times the dead bytes the first merge covers, and how much more the next if it freed little.
 _FIRST_REACH, _FURTHER = 3.0, 4.0
 #: Bytes per second that a merge handles on a slow machine, and bytes of a merge that shows its speed.
 _MERGE_SPEED, _LARGE_MERGE = 50 << 20, 64 << 20
 #: Bytes of young tables that may gather during a merge that includes the young ones: SlateDB merges no
-#: others meanwhile, and writers wait once there are 32 of 32 MiB.
+#: others meanwhile, and writers wait once 32 tables of 32 MiB have gathered.
 _YOUNG_ROOM = 512 << 20
 #: Seconds until the next try when the disk has no room for a merge.
 _NO_ROOM_PAUSE = 60.0
@@ -75,7 +75,7 @@ _NOTE_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class StorageUse:
-    """Bytes of a store: of rows that can be read, of rows that cannot any more, and of its files."""
+    """Bytes of a store: of live rows, of dead rows, and of its files."""
 
     live: int
     dead: int
@@ -85,7 +85,7 @@ class StorageUse:
 def similar_runs(found: tuple[Run, ...], room: float = float("inf")) -> tuple[int, ...] | None:
     """Ids of the newest neighbouring runs that should be merged because of their size.
 
-    There must be `room` bytes for the result.
+    The result must fit into `room` bytes.
     """
     most = min(room, max(_SMALL_MERGE, sum(run.size for run in found) // 2))
     for first in range(len(found)):
@@ -101,7 +101,7 @@ def similar_runs(found: tuple[Run, ...], room: float = float("inf")) -> tuple[in
 
 
 def newest_runs(found: tuple[Run, ...], size: float) -> tuple[Run, ...]:
-    """The newest runs that have `size` bytes together, or all."""
+    """The newest runs that together have `size` bytes, or all."""
     covered = 0
     for number, run in enumerate(found, start=1):
         covered += run.size
@@ -111,7 +111,7 @@ def newest_runs(found: tuple[Run, ...], size: float) -> tuple[Run, ...]:
 
 
 def wait_for(dead: int, live: int, reclaim_after: float) -> float:
-    """Seconds after which the store begins to drop so many dead bytes."""
+    """Seconds after which the store drops `dead` bytes."""
     if dead <= _FLOOR:
         return float("inf")
     if dead >= max(_PRESSING * live, _PRESSING_BYTES):
@@ -120,13 +120,13 @@ def wait_for(dead: int, live: int, reclaim_after: float) -> float:
 
 
 def pause_after(size: int, freed: int, taken: float, rate: float) -> float:
-    """Seconds without a merge after one that took `taken`, read `size` bytes and freed so many."""
+    """Seconds to pause after a merge that took `taken` seconds, read `size` bytes and freed `freed`."""
     return taken if freed >= _CHEAP * size else max(taken, size / rate - taken)
 
 
 @dataclass(slots=True)
 class Reclaimer:
-    """The space of one session's store."""
+    """Reclaims the space of one mount."""
 
     engine: Engine
     committer: Committer
@@ -134,7 +134,7 @@ class Reclaimer:
     reclaim_after: float
     #: Bytes per second.
     reclaim_rate: float
-    #: Bytes of records by basin once they are known: for stores that were never counted.
+    #: Bytes of records by basin once known: for stores that were never counted.
     held: Callable[[], dict[str, int] | None]
     #: Bytes that a merge may write before the disk counts as full.
     room: Callable[[], float] = lambda: float("inf")
@@ -143,10 +143,10 @@ class Reclaimer:
     #: The tables, and the bytes of dead rows, when the tables were last read.
     _tables: Tables | None = None
     _dead: int = 0
-    #: How much of the wait for the dead bytes is over, from 0 to 1, and when that was computed.
+    #: The part of the wait for the dead bytes that is over (0 to 1), and when it was computed.
     _waited: float = 0.0
     _waited_at: float | None = None
-    #: How many times the dead bytes the next merge covers.
+    #: Size of the next merge, as a multiple of the dead bytes.
     _reach: float = _FIRST_REACH
     #: Bytes deleted until the last merge for dead bytes.
     _removed: int = 0
@@ -156,15 +156,15 @@ class Reclaimer:
     _replaced: bool = False
     #: Live bytes as they are stored.
     _noted: int | None = None
-    #: Bytes written per second, of late, and what had been written then.
+    #: Recent bytes written per second, and the total when that was computed.
     _write_rate: float = 0.0
     _added: int = 0
-    #: Whether much more is being deleted than written, and what had been deleted then.
+    #: Whether a large deletion is running, and the bytes deleted at the last check.
     _deleting: bool = False
     _seen_removed: int = 0
     #: Bytes per second that merges have handled.
     _speed: float = _MERGE_SPEED
-    #: Commits that were seen, and when; then the same for the last time that the tables were read.
+    #: Commits seen, and when; then the same for the last reading of the tables.
     _commits: int = 0
     _committed_at: float = 0.0
     _read_commits: int = -1
@@ -173,7 +173,7 @@ class Reclaimer:
 
     @property
     def use(self) -> StorageUse | None:
-        """What is known now; None before the tables were read once."""
+        """The current use; None before the first reading of the tables."""
         if self._tables is None:
             return None
         stored = self._tables.total
@@ -185,7 +185,7 @@ class Reclaimer:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._merge_forever())
             group.create_task(self._collect_forever())
-        raise AssertionError("both work until they are cancelled or fail")
+        raise AssertionError("both tasks run until they are cancelled or fail")
 
     async def _merge_forever(self) -> NoReturn:
         while True:
@@ -221,11 +221,11 @@ class Reclaimer:
                     await self.engine.flush()
 
     async def collect(self) -> None:
-        """Delete files that are not needed, and measure what is left."""
+        """Delete files that are not needed, and measure the rest."""
         self._disk = await self.engine.collect()
 
     async def step(self) -> None:
-        """Read the tables, and merge what is to be merged now."""
+        """Read the tables, and merge those that are due."""
         self._read_commits, self._read_at = self._commits, self.clock()
         self._read_bytes = self.live.changed
         tables = await self.engine.tables()
@@ -241,7 +241,7 @@ class Reclaimer:
             await self._reclaim(tables)
 
     def observe_changes(self) -> None:
-        """Note what was written and deleted since the last time, `_TICK` seconds ago."""
+        """Record what was written and deleted since the last call, `_TICK` seconds ago."""
         added, removed = self.live.added - self._added, self.live.removed - self._seen_removed
         self._added, self._seen_removed = self.live.added, self.live.removed
         self._write_rate = (self._write_rate + added / _TICK) / 2
@@ -253,9 +253,9 @@ class Reclaimer:
         return self.clock() - self._committed_at >= min(_REST, self.reclaim_after)
 
     def _tables_changed(self) -> bool:
-        """Whether it is time to read the tables because of what was committed since the last time."""
+        """Whether enough was committed since the last reading to read the tables again."""
         if self._commits == self._read_commits:
-            # Once more when the store has come to rest.
+            # Read them once more when the store has come to rest.
             rested_at = self._committed_at + min(_REST, self.reclaim_after)
             return self._read_at < rested_at <= self.clock()
         waited = self.clock() - self._read_at
@@ -269,17 +269,17 @@ class Reclaimer:
         if self.live.total is None and (held := self.held()) is not None:
             self.live.total = sum(held.values())
         if self._tables is not None:
-            # The tables hold what they held and what was written since, or rows were dropped.
+            # The tables hold their former rows and those written since, unless merges dropped some.
             self.live.drop(max(0, _dropped(self._tables, tables)))
         if self.live.total is not None:
-            # Less than nothing or more than there is cannot be live: the count was wrong.
+            # The live bytes cannot be negative or more than the total: the count was wrong.
             self.live.total = min(max(0, self.live.total), tables.total)
         self._tables, self._dead = tables, self.live.dead_of(tables.total)
         if self._dead <= _FLOOR:
             self._reach = _FIRST_REACH
 
     def _is_due(self) -> bool:
-        """Whether the dead bytes, which may have become more meanwhile, have waited long enough."""
+        """Whether the dead bytes have waited long enough."""
         now = self.clock()
         passed = now - (now if self._waited_at is None else self._waited_at)
         self._waited_at = now
@@ -287,7 +287,7 @@ class Reclaimer:
             self._waited = 0.0
         else:
             wait = wait_for(self._dead, self.live.total or 0, self.reclaim_after)
-            if self._deleting:  # what is about to be deleted should not be rewritten before
+            if self._deleting:  # do not rewrite rows that are about to be deleted
                 wait = max(wait, min(_SOON, self.reclaim_after))
             self._waited += passed / wait
         return self._waited >= 1.0 and now >= self._pause_until
@@ -299,7 +299,7 @@ class Reclaimer:
         size = sum(run.size for run in chosen) + sum(tables.young)
         if size - dead > self.room():
             logger.warning(
-                "%.1f MiB of deleted rows stay: dropping them takes %.1f MiB of disk for a while",
+                "cannot drop %.1f MiB of deleted rows: that needs %.1f MiB of free disk for a while",
                 dead / (1 << 20),
                 (size - dead) / (1 << 20),
             )
@@ -310,7 +310,7 @@ class Reclaimer:
         if young:
             await self.engine.flush()
         if not await self.engine.merge(tuple(run.id for run in chosen), young=young):
-            return  # young tables are being merged: tried again at the next tick
+            return  # young tables are being merged: retried at the next tick
         self._replaced, self._waited = True, 0.0
         taken = self.clock() - began
         if size >= _LARGE_MERGE:
@@ -320,12 +320,12 @@ class Reclaimer:
         freed = max(0, _dropped(tables, after))
         everything = len(chosen) == len(tables.runs)
         if everything and young:
-            # What is left of them is live, but for what came and went meanwhile.
+            # The rest is live, except for rows written and deleted meanwhile.
             merged = after.runs[-1].size if after.runs else 0
             self.live.total = merged + self.live.balance - balance
             self.live.deleted = self.live.removed - removed
         elif everything and 2 * freed < dead and removed == self._removed:
-            # Nothing was deleted since the merge before: counted wrongly, probably.
+            # Nothing was deleted since the last merge: the count was probably wrong.
             self.live.total = (self.live.total or 0) + dead // 2
             self.live.drop(dead // 2)
         self._dead = self.live.dead_of(after.total)
@@ -343,7 +343,7 @@ class Reclaimer:
         )
 
     async def _note(self, *, always: bool = False) -> None:
-        """Write the live bytes down when they have changed by much: a restart begins with them."""
+        """Store the live bytes, from which a restart begins, when they have changed by much."""
         total, row = self.live.total, self.live.row
         if total is None or row is None:
             return
@@ -353,16 +353,16 @@ class Reclaimer:
 
 
 def _dropped(before: Tables, after: Tables) -> int:
-    """Bytes of rows that merges have dropped meanwhile; below zero where tables take more than rows."""
+    """Bytes of rows that merges have dropped; negative if tables take more space than their rows."""
     return before.total + after.written - before.written - after.total
 
 
 @contextmanager
 def _retried_later() -> Iterator[None]:
-    """Log a failure of storage instead of raising it: what failed is tried again soon."""
+    """Log a failure of storage instead of raising it: the caller retries soon."""
     try:
         yield
     except (DeviceFailedError, WriterFencedError):
         raise
     except StreamfoldError as error:
-        logger.error("space could not be reclaimed, trying again soon: %s", error)
+        logger.error("cannot reclaim space, retrying soon: %s", error)

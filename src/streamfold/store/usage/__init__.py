@@ -1,12 +1,12 @@
-"""What the store was used for: counted in memory, written by upkeep, told as series over time.
+"""Usage of the store: counted in memory, written by upkeep, reported as time series.
 
     recorder   counts operations and bytes per minute; what the hot path calls
-    held       bytes of records that streams hold, exact and crash-safe
-    keeper     writes both to storage, and reads them back; one per session
+    held_bytes bytes of records that streams hold, exact and crash-safe
+    storage    writes both to storage, and reads them back; one per mount
     report     answers questions about a span of time
 
 Counts of the last pass of upkeep (a minute, by default) are lost with the process. Bytes held are
-not: they are told by rows that are committed together with deletions, and by the chunks after them.
+not: rows that are committed together with deletions, and the chunks after them, give the exact number.
 """
 
 from streamfold.store.usage.recorder import UsageRecorder

@@ -1,11 +1,10 @@
-"""Bytes of records that streams hold, as metered: exact, and right again after a crash.
+"""Metered bytes of records that streams hold: exact, even after a crash.
 
-A stream's HeldRow tells the bytes of its stored chunks below `counted_to`. It is committed together
-with every deletion of chunks, so that the two cannot differ. Appends do not write it: what they added
-is known in memory until upkeep writes it, and after a crash it is counted from the chunks themselves,
-of which the row says where to start.
+A stream's HeldRow has the bytes of its stored chunks below `counted_to`. It is committed together with
+every deletion of chunks, so that the two cannot differ. Appends do not write it: their bytes are
+counted in memory until upkeep writes them, and after a crash from the chunks from `counted_to` on.
 
-Records below the trim point count until their chunk is deleted: that long they are held.
+Records below the trim point count until their chunk is deleted.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from streamfold.store.upkeep.live_bytes import stored_size
 logger = logging.getLogger(__name__)
 
 _MINUTE_MS = 60_000
-#: Hours for which a stream's levels are kept, minute by minute: a busy stream's take 400 bytes each.
+#: Hours for which a stream's levels are kept by the minute; a busy stream's take 400 bytes per hour.
 LEVEL_HOURS = 24
-#: Rows in one commit, and rows that wait for one at most.
+#: Rows in one commit, and the most that wait for one.
 _ROWS_AT_ONCE = 500
-#: Streams appended to between two passes of upkeep, more than which are counted from storage.
+#: Streams whose appends are counted in memory between two passes; beyond that, storage is read.
 _FRESH_MAX = 100_000
 
 
 @dataclass(slots=True)
 class _Fresh:
-    """What was appended since the stream's row was brought up to date."""
+    """What was appended since the stream's row was updated."""
 
     basin: str
     first_seq_num: int
@@ -46,22 +45,22 @@ class _Fresh:
 
 
 class HeldBytes:
-    """Bytes held per stream and per basin, in one session. All but `appended` is for upkeep alone."""
+    """Bytes held per stream and per basin, in one mount. Only upkeep calls it, except `appended`."""
 
     def __init__(self, mount: Mount, now: Callable[[], int]) -> None:
-        self._session = mount
+        self._mount = mount
         self._now = now
         self._fresh: dict[int, _Fresh] = {}
         self._unwritten: dict[int, HeldRow] = {}
-        #: Changes to rows of hours that are over, to go with the unwritten rows.
+        #: Changes to rows of past hours, to be written with the unwritten rows.
         self._past: list[Op] = []
         #: Bytes by basin; None until all streams were visited once.
         self.by_basin: dict[str, int] | None = None
-        #: How often it was forgotten what was appended: all streams must be visited again then.
+        #: How often counts of appends were dropped: then all streams must be visited again.
         self.forgotten = 0
 
     def appended(self, share: Share) -> None:
-        """The chunks of `share` have become durable."""
+        """Count the chunks of `share`, which have become durable."""
         end = share.chunks[-1].last_seq_num + 1
         fresh = self._fresh.get(share.log.id)
         if fresh is None:
@@ -76,23 +75,23 @@ class HeldBytes:
             fresh.metered += share.metered
 
     async def row(self, stream_id: int) -> HeldRow:
-        """What is known of the stream, except for what is `unsettled`."""
+        """The stream's row, without the bytes that are `unsettled`."""
         if row := self._unwritten.get(stream_id):
             return row
-        value = await self._session.engine.get(keys.held(stream_id))
+        value = await self._mount.engine.get(keys.held(stream_id))
         try:
             return rows.decode(value, HeldRow) if value else HeldRow()
         except DataCorruptError as error:
-            logger.error("what stream %d holds is counted anew: %s", stream_id, error)
+            logger.error("recounting the bytes of stream %d: %s", stream_id, error)
             return HeldRow()
 
     def unsettled(self, stream_id: int, row: HeldRow) -> int:
-        """Bytes that came after `row` was brought up to date."""
+        """Bytes appended since `row` was updated."""
         fresh = self._fresh.get(stream_id)
         return fresh.metered if fresh and fresh.first_seq_num >= row.counted_to else 0
 
     async def settle(self, basin: str, stream_id: int) -> HeldRow:
-        """Bring the stream's row up to date with its chunks, in memory."""
+        """Update the stream's row from its chunks, in memory."""
         fresh = self._fresh.get(stream_id)
         end, metered = (fresh.end_seq_num, fresh.metered) if fresh else (None, 0)
         row = await self.row(stream_id)
@@ -112,24 +111,24 @@ class HeldBytes:
         return await self._replace(basin, stream_id, row, counted_to, held)
 
     async def settle_all(self) -> None:
-        """Bring the rows of all streams up to date that were appended to, and write them."""
+        """Update and write the rows of all streams that were appended to."""
         for stream_id, fresh in list(self._fresh.items()):
             await self.settle(fresh.basin, stream_id)
             await self.write(at_least=_ROWS_AT_ONCE)
         await self.write()
 
     async def write(self, *, at_least: int = 1) -> None:
-        """Write what is unwritten, if there are `at_least` so many rows of it."""
+        """Write the unwritten rows, if there are `at_least` that many."""
         if len(self._unwritten) < at_least:
             return
         ops: list[Op] = [
             (keys.held(stream_id), rows.encode(row)) for stream_id, row in self._unwritten.items()
         ]
-        await self._session.committer.write(ops + self._take_past())
+        await self._mount.committer.write(ops + self._take_past())
         self._unwritten.clear()
 
     async def delete(self, basin: str, stream_id: int, page: list[Row]) -> None:
-        """Delete the chunks of `page`, in one commit with what is held after it."""
+        """Delete the chunks of `page`, in one commit with the updated row."""
         row = await self.row(stream_id)
         gone = sum(
             _metered(value) for key, value in page if keys.chunk_last_seq_num(key) < row.counted_to
@@ -137,13 +136,13 @@ class HeldBytes:
         row = await self._replace(basin, stream_id, row, row.counted_to, max(0, row.held - gone))
         ops: list[Op] = [(key, None) for key, _ in page]
         ops.append((keys.held(stream_id), rows.encode(row)))
-        live, size = self._session.live, stored_size(page)
-        await self._session.committer.write(ops + live.row_without(size) + self._take_past())
+        live, size = self._mount.live, stored_size(page)
+        await self._mount.committer.write(ops + live.row_without(size) + self._take_past())
         self._unwritten.pop(stream_id, None)
         live.remove(size)
 
     async def forget(self, stream_id: int) -> list[Op]:
-        """What to delete together with the stream; its chunks are deleted already."""
+        """The rows to delete together with the stream, whose chunks are deleted already."""
         self._fresh.pop(stream_id, None)
         self._unwritten.pop(stream_id, None)
         ops: list[Op] = [(keys.held(stream_id), None)]
@@ -169,7 +168,7 @@ class HeldBytes:
         return past
 
     def _take(self, stream_id: int, fresh: _Fresh, end: int, metered: int) -> None:
-        """`metered` bytes up to `end` are counted; more may have come meanwhile."""
+        """Subtract `metered` bytes up to `end`, now in the row; more may have come meanwhile."""
         if fresh.end_seq_num == end:
             del self._fresh[stream_id]
         else:
@@ -182,7 +181,7 @@ class HeldBytes:
             return start, 0
         last = keys.chunks_end(stream_id) if end is None else keys.chunk(stream_id, end)
         metered = 0
-        async with aclosing(self._session.engine.scan(keys.chunk(stream_id, start), last)) as pages:
+        async with aclosing(self._mount.engine.scan(keys.chunk(stream_id, start), last)) as pages:
             async for page in pages:
                 metered += sum(_metered(value) for _, value in page)
                 start = keys.chunk_last_seq_num(page[-1][0]) + 1
@@ -191,7 +190,7 @@ class HeldBytes:
     async def _levels_before(self, stream_id: int, end: bytes) -> list[Op]:
         """Deletions of the stream's past hours up to the key `end`."""
         ops: list[Op] = []
-        async with aclosing(self._session.engine.scan(keys.level(stream_id, 0), end)) as pages:
+        async with aclosing(self._mount.engine.scan(keys.level(stream_id, 0), end)) as pages:
             async for page in pages:
                 ops += [(key, None) for key, _ in page]
         return ops
@@ -201,7 +200,7 @@ def advance(row: HeldRow, counted_to: int, held: int, minute: int) -> HeldRow:
     """`row` after a change in `minute` (since the Unix epoch)."""
     hour, within = divmod(minute, 60)
     if held == row.held and hour != row.hour:
-        hour, course = row.hour, row.course  # no change of level, so none of its course
+        hour, course = row.hour, row.course  # the level did not change
     elif hour == row.hour:
         course = LevelRow(row.course.opening, {**row.course.levels, within: held})
     else:
@@ -210,7 +209,7 @@ def advance(row: HeldRow, counted_to: int, held: int, minute: int) -> HeldRow:
 
 
 def _metered(value: bytes) -> int:
-    """Bytes of a chunk's records; none if it cannot be read, when it is counted and when it goes."""
+    """Bytes of a chunk's records; 0, when counted and when deleted, if it cannot be read."""
     try:
         return chunks.decode(value).metered
     except StorageError:

@@ -15,13 +15,13 @@ from streamfold.store.rows import UsageRow
 logger = logging.getLogger(__name__)
 
 _MINUTE_MS = 60_000
-#: Hours of basins that are kept while they cannot be written; a basin's hour takes a few KiB.
+#: Hours of basins kept while they cannot be written; a basin's hour takes a few KiB.
 _HOURS_MAX = 10_000
 
-#: Who uses what is no basin's.
+#: The owner of usage that belongs to no basin.
 ACCOUNT: Final = ""
 
-#: A basin's configuration is the account's business too: it is asked for where basins are listed.
+#: Operations of the account group, and reading a basin's configuration, count for the account.
 _OF_ACCOUNT: Final = GROUP_OPERATIONS[Group.ACCOUNT][0] | GROUP_OPERATIONS[Group.ACCOUNT][1]
 _ACCOUNT_OPS: Final = {
     operation: f"{AccountMetrics.ACCOUNT_OPS}/{operation}"
@@ -50,9 +50,9 @@ class Hour:
     amounts: dict[str, dict[int, int]] = field(default_factory=dict)
     storage: int | None = None
     basins: set[str] = field(default_factory=set)
-    #: There is something that was not written.
+    #: Whether some of it is not written yet.
     changed: bool = False
-    #: What storage has of this hour is in here.
+    #: Whether this includes what storage has of the hour.
     merged: bool = False
 
     def add(self, amounts: dict[str, dict[int, int]]) -> None:
@@ -62,7 +62,7 @@ class Hour:
                 mine[minute] = mine.get(minute, 0) + amount
 
     def merge(self, row: UsageRow) -> None:
-        """Take in what was written by a process before this one."""
+        """Add what an earlier process has written."""
         self.add(row.amounts)
         self.basins.update(row.basins)
         if self.storage is None:
@@ -73,9 +73,9 @@ class Hour:
 
 
 class UsageRecorder:
-    """What was used since it was last written. Outlives sessions: storage may fail meanwhile.
+    """Usage since it was last written. Outlives mounts, because storage may fail meanwhile.
 
-    `record_*` are for the hot path: a look at the clock and an addition.
+    `record_*` are for the hot path: they read the clock and add.
     """
 
     def __init__(self, now: Callable[[], int]) -> None:
@@ -88,9 +88,9 @@ class UsageRecorder:
         self._overflowing = False
 
     def record_operation(self, operation: Operation, basin: str | None = None) -> None:
-        """An operation was carried out, on `basin` unless it is one of the account's.
+        """Count an operation on `basin`, or on the account.
 
-        Appends and reads need no call: they count when they are durable, and when they are read.
+        Appends and reads need no call: they are counted when they are durable, or delivered.
         """
         if name := _ACCOUNT_OPS.get(operation):
             self._record(ACCOUNT, name, 1)
@@ -98,38 +98,38 @@ class UsageRecorder:
             self._record(basin, name, 1)
 
     def record_appends(self, basin: str, kind: StorageClass, batches: int, metered: int) -> None:
-        """`batches` of together `metered` bytes have become durable."""
+        """Count `batches` with `metered` bytes in all that have become durable."""
         self._record(basin, _APPEND_OPS[kind], batches)
         self._record(basin, _APPENDED, metered)
 
     def record_read(self, basin: str, metered: int) -> None:
-        """A single read has returned `metered` bytes."""
+        """Count a single read of `metered` bytes."""
         self._record(basin, _UNARY_READS, 1)
         self._record(basin, _READ, metered)
 
     def record_read_session(self, basin: str) -> None:
-        """A read session was opened; a session is one operation, however long it lasts."""
+        """Count a read session: one operation, however long it lasts."""
         self._record(basin, _STREAMING_READS, 1)
 
     def record_delivery(self, basin: str, metered: int) -> None:
-        """A read session has delivered `metered` bytes."""
+        """Count `metered` bytes that a read session has delivered."""
         self._record(basin, _READ, metered)
 
     def observe_storage(self, basin: str, held: int) -> None:
-        """The streams of `basin` hold `held` bytes of records now."""
+        """Record that the streams of `basin` hold `held` bytes of records now."""
         if hour := self._hour(basin, self._now() // _MINUTE_MS // 60):
             hour.changed |= hour.storage != held
             hour.storage = held
 
     def observe_basins(self, basins: Iterable[str]) -> None:
-        """These basins have streams now."""
+        """Record that these basins have streams now."""
         if hour := self._hour(ACCOUNT, self._now() // _MINUTE_MS // 60):
             known = len(hour.basins)
             hour.basins.update(basins)
             hour.changed |= len(hour.basins) > known
 
     def fold(self) -> None:
-        """Bring `hours` up to date."""
+        """Add the counts of the current minute to `hours`."""
         hour_number, minute = divmod(self._minute, 60)
         for basin, amounts in self._open.items():
             if hour := self._hour(basin, hour_number):
@@ -138,21 +138,21 @@ class UsageRecorder:
         self._open.clear()
 
     def forget(self, basin: str) -> None:
-        """The basin is gone."""
+        """Drop the counts of a deleted basin."""
         self._open.pop(basin, None)
-        for place in [place for place in self.hours if place[0] == basin]:
-            del self.hours[place]
+        for key in [key for key in self.hours if key[0] == basin]:
+            del self.hours[key]
 
     def drop_written(self) -> None:
-        """Let go of hours that are over and that storage has."""
+        """Drop past hours that are in storage."""
         current = self._now() // _MINUTE_MS // 60
         over = [
-            place
-            for place, hour in self.hours.items()
-            if not hour.changed and (place[1] != current or not hour.merged)
+            key
+            for key, hour in self.hours.items()
+            if not hour.changed and (key[1] != current or not hour.merged)
         ]
-        for place in over:
-            del self.hours[place]
+        for key in over:
+            del self.hours[key]
         self._overflowing = False
 
     def _record(self, basin: str, name: str, amount: int) -> None:
@@ -166,11 +166,11 @@ class UsageRecorder:
         amounts[name] = amounts.get(name, 0) + amount
 
     def _hour(self, basin: str, number: int) -> Hour | None:
-        """The hour to count in; None if too many wait to be written."""
+        """The hour to count in; None if too many hours wait to be written."""
         hour = self.hours.get((basin, number))
         if hour is None and len(self.hours) < _HOURS_MAX:
             hour = self.hours[(basin, number)] = Hour()
         if hour is None and not self._overflowing:
             self._overflowing = True
-            logger.warning("usage is not counted: %d hours wait to be written", _HOURS_MAX)
+            logger.warning("cannot count usage: %d hours wait to be written", _HOURS_MAX)
         return hour

@@ -1,8 +1,8 @@
-"""Answers about usage: series over a span of time, as far as it is known.
+"""Reports usage as series over a span of time, as far as it is known.
 
-What is not known is left out: hours in which nobody looked at what a basin held, levels of a stream
-older than a day, and anything older than 31 days. Amounts are different: where nothing was counted
-nothing happened, so that every interval has a value.
+Unknown values are left out: hours in which a basin's storage was not measured, levels of a stream older
+than a day, and everything older than 31 days. Amounts have a value in every interval: where nothing was
+counted, nothing happened.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from streamfold.store.usage.storage import USAGE_HOURS, UsageKeeper
 
 _HOUR, _MINUTE = 3600, 60
 
-#: Sets of amounts: their unit, the interval unless one is asked for, and what is shown even at zero.
+#: Sets of amounts: their unit, their default interval, and the series that are shown even at zero.
 _AMOUNTS: Final[dict[str, tuple[Unit, Interval, tuple[str, ...]]]] = {
     AccountMetrics.ACCOUNT_OPS: (Unit.OPERATIONS, Interval.HOUR, ()),
     BasinMetrics.APPEND_OPS: (Unit.OPERATIONS, Interval.MINUTE, ("standard", "express")),
@@ -44,15 +44,15 @@ _AMOUNTS: Final[dict[str, tuple[Unit, Interval, tuple[str, ...]]]] = {
 
 
 class UsageReport:
-    """What one session can tell about usage; `now` is in Unix seconds."""
+    """Reports the usage in one mount; `now` is in Unix seconds."""
 
     def __init__(self, mount: Mount, keeper: UsageKeeper, now: int) -> None:
-        self._session = mount
+        self._mount = mount
         self._keeper = keeper
         self._now = now
 
     async def active_basins(self, span: Span) -> tuple[Metric, ...]:
-        """Basins that had a stream at some time in the span, to the hour."""
+        """Basins that had a stream at some time in the span, by the hour."""
         hours = await self._hours(ACCOUNT, self._known(span, USAGE_HOURS))
         names = set[str]().union(*(hour.basins for hour in hours.values()))
         names.update(await self._basins_with_streams(span))
@@ -61,7 +61,7 @@ class UsageReport:
     async def amounts(
         self, basin: str, metric_set: str, span: Span, interval: Interval | None
     ) -> tuple[Metric, ...]:
-        """One series for each thing that is counted in `metric_set`."""
+        """One series for each amount in `metric_set`."""
         unit, default, always = _AMOUNTS[metric_set]
         interval = interval or default
         buckets = self._known(span, USAGE_HOURS).buckets(interval)
@@ -81,7 +81,7 @@ class UsageReport:
         )
 
     async def basin_storage(self, basin: str, span: Span) -> tuple[Metric, ...]:
-        """Bytes of records in the basin, for each hour in which upkeep looked."""
+        """Bytes of records in the basin, for each hour in which upkeep measured them."""
         buckets = self._known(span, USAGE_HOURS).buckets(Interval.HOUR)
         hours = await self._hours(basin, Span(buckets.start, buckets.stop))
         points = [
@@ -106,7 +106,7 @@ class UsageReport:
         return (Gauge(BasinMetrics.STORAGE, Unit.BYTES, tuple(points)),)
 
     def _known(self, span: Span, hours: int) -> Span:
-        """The part of the span that is neither too long ago nor to come."""
+        """The part of the span that is neither too old nor in the future."""
         horizon = (self._now // _HOUR - hours + 1) * _HOUR
         end = min(span.end, self._now + 1)
         return Span(min(max(span.start, horizon), end), end)
@@ -115,25 +115,25 @@ class UsageReport:
         return await self._keeper.load(basin, span.start // _HOUR, -(-span.end // _HOUR))
 
     async def _basins_with_streams(self, span: Span) -> list[str]:
-        """Basins whose first stream by name is as old as the span; seen in no round perhaps."""
+        """Basins whose first stream by name is as old as the span, even if no round has seen it."""
         found: list[str] = []
         bounds = keys.basins_from("", after=False), keys.BASINS_END
-        async with aclosing(self._session.engine.scan(*bounds, first=100)) as pages:
+        async with aclosing(self._mount.engine.scan(*bounds, first=100)) as pages:
             async for page in pages:
                 for key, _ in page:
                     name = keys.basin_name(key)
                     start = keys.streams_from(name, "", after=False)
-                    first = await first_row(self._session.engine, start, keys.streams_end(name))
+                    first = await first_row(self._mount.engine, start, keys.streams_end(name))
                     if first and rows.decode(first[1], StreamRow).created_at < span.end * 1000:
                         found.append(name)
         return found
 
     async def _changes(self, stream_id: int, first_hour: int) -> list[tuple[int, int]]:
-        """Moments and levels from `first_hour` on, after the level that was there before."""
+        """The level before `first_hour`, and times and levels from then on."""
         held = self._keeper.held
         courses: list[tuple[int, LevelRow]] = []
         bounds = keys.level(stream_id, first_hour), keys.levels_end(stream_id)
-        async with aclosing(self._session.engine.scan(*bounds, first=LEVEL_HOURS)) as pages:
+        async with aclosing(self._mount.engine.scan(*bounds, first=LEVEL_HOURS)) as pages:
             async for page in pages:
                 courses += [(keys.hour(key), rows.decode(value, LevelRow)) for key, value in page]
         row = await held.row(stream_id)
@@ -154,7 +154,7 @@ def _moments(courses: Iterable[tuple[int, LevelRow]]) -> list[tuple[int, int]]:
 
 
 def _add(sums: dict[int, int], hour: int, amounts: dict[int, int], interval: Interval) -> None:
-    """Add the amounts of the minutes of an hour to the intervals that they are in."""
+    """Add the amounts of the minutes of an hour to their intervals."""
     start = hour * _HOUR
     if interval is Interval.MINUTE:
         for minute, amount in amounts.items():

@@ -26,26 +26,26 @@ _ROWS_AT_ONCE = 500
 
 
 class UsageKeeper:
-    """The usage of one session. All but `appended` and `load` is for upkeep alone."""
+    """The usage of one mount. Only upkeep calls it, except `appended` and `load`."""
 
     def __init__(self, mount: Mount, recorder: UsageRecorder, now: Callable[[], int]) -> None:
         self.recorder = recorder
         self.held = HeldBytes(mount, now)
-        self._session = mount
+        self._mount = mount
         self._now = now
-        #: Basins that were seen to have a stream, and the bytes of their streams, in this round.
+        #: Basins with a stream, and the bytes of their streams, as seen in this round.
         self._seen: dict[str, int] = {}
         self._counting = True
         self._forgotten = 0
 
     def appended(self, shares: Sequence[Share]) -> None:
-        """What a commit carried for these streams has become durable."""
+        """Count the streams' shares of a durable commit."""
         amounts: dict[tuple[str, StorageClass], tuple[int, int]] = {}
         for share in shares:
             if share.chunks:
-                place = share.log.basin, share.log.row.config.storage_class
-                batches, metered = amounts.get(place, (0, 0))
-                amounts[place] = batches + len(share.batches), metered + share.metered
+                owner = share.log.basin, share.log.row.config.storage_class
+                batches, metered = amounts.get(owner, (0, 0))
+                amounts[owner] = batches + len(share.batches), metered + share.metered
                 self.held.appended(share)
         for (basin, kind), (batches, metered) in amounts.items():
             self.recorder.record_appends(basin, kind, batches, metered)
@@ -58,7 +58,7 @@ class UsageKeeper:
         self._forgotten = self.held.forgotten
 
     async def visit(self, basin: str, stream_id: int) -> None:
-        """Note that the stream exists; in the first round, find out what it holds."""
+        """Record that the stream exists; in the first round, count what it holds."""
         held = self._seen.setdefault(basin, 0)
         if self._counting:
             self._seen[basin] = held + (await self.held.settle(basin, stream_id)).held
@@ -69,34 +69,34 @@ class UsageKeeper:
             self.held.by_basin = dict(self._seen)
 
     async def write(self) -> None:
-        """Make durable what was counted, and look at what is held."""
+        """Make the counts durable, and record what is held."""
         await self.held.settle_all()
         self._observe()
         self.recorder.fold()
-        changed = [place for place, hour in self.recorder.hours.items() if hour.changed]
+        changed = [key for key, hour in self.recorder.hours.items() if hour.changed]
         for first in range(0, len(changed), _ROWS_AT_ONCE):
             await self._write_hours(changed[first : first + _ROWS_AT_ONCE])
         self.recorder.drop_written()
 
     async def forget_stream(self, stream_id: int) -> list[Op]:
-        """What to delete together with a stream whose chunks are gone."""
+        """The rows to delete together with a stream, whose chunks are deleted already."""
         return await self.held.forget(stream_id)
 
     async def forget_basin(self, basin: str) -> list[Op]:
-        """What to delete together with a basin whose streams are gone."""
+        """The rows to delete together with a basin, whose streams are deleted already."""
         self.recorder.forget(basin)
         if self.held.by_basin is not None:
             self.held.by_basin.pop(basin, None)
         return await self._deletions(basin, keys.usage_end(basin))
 
     async def load(self, basin: str, first: int, end: int) -> dict[int, Hour]:
-        """What is known of the hours from `first` up to `end`, written or not."""
+        """The hours from `first` up to `end`, written or not."""
         self.recorder.fold()
         hours: dict[int, Hour] = {}
         if first >= end:
             return hours
         span = keys.usage(basin, first), keys.usage(basin, end)
-        async with aclosing(self._session.engine.scan(*span, first=1000)) as pages:
+        async with aclosing(self._mount.engine.scan(*span, first=1000)) as pages:
             async for page in pages:
                 for key, value in page:
                     hours.setdefault(keys.hour(key), Hour()).merge(_decode(basin, value))
@@ -112,11 +112,11 @@ class UsageKeeper:
             for basin in self._seen:
                 self.recorder.observe_storage(basin, self.held.by_basin.get(basin, 0))
 
-    async def _write_hours(self, places: list[tuple[str, int]]) -> None:
-        """Write these hours as a whole: writing them again is harmless if the outcome is unknown."""
+    async def _write_hours(self, changed: list[tuple[str, int]]) -> None:
+        """Write whole hours, so that writing them again is harmless if the outcome is unknown."""
         ops: list[Op] = []
         written: list[Hour] = []
-        for basin, number in places:
+        for basin, number in changed:
             hour = self.recorder.hours[(basin, number)]
             ops += await self._merge(basin, number, hour)
             if not hour.merged:
@@ -125,39 +125,39 @@ class UsageKeeper:
             written.append(hour)
             ops.append((keys.usage(basin, number), rows.encode(hour.row())))
         try:
-            await self._session.committer.write(ops)
+            await self._mount.committer.write(ops)
         except BaseException:
             for hour in written:
                 hour.changed = True
             raise
 
     async def _merge(self, basin: str, number: int, hour: Hour) -> list[Op]:
-        """Take in what storage has of this hour, once; the hour leaves the oldest no place."""
+        """Add what storage has of this hour, once; returns the deletions of hours that are too old."""
         if hour.merged:
             return []
-        value = await self._session.engine.get(keys.usage(basin, number))
+        value = await self._mount.engine.get(keys.usage(basin, number))
         if value is not None:
             hour.merge(_decode(basin, value))
-        elif basin != ACCOUNT and await self._session.basin(basin) is None:
-            hour.changed = False  # the basin is gone: there is nobody to tell this to
+        elif basin != ACCOUNT and await self._mount.basin(basin) is None:
+            hour.changed = False  # the basin is deleted: its usage can no longer be read
             return []
         hour.merged = True
         return await self._deletions(basin, keys.usage(basin, max(0, number - USAGE_HOURS)))
 
     async def _deletions(self, basin: str, end: bytes) -> list[Op]:
         ops: list[Op] = []
-        async with aclosing(self._session.engine.scan(keys.usage(basin, 0), end)) as pages:
+        async with aclosing(self._mount.engine.scan(keys.usage(basin, 0), end)) as pages:
             async for page in pages:
                 ops += [(key, None) for key, _ in page]
         return ops
 
 
 def _decode(basin: str, value: bytes) -> UsageRow:
-    """The row in `value`; an empty one if it cannot be read, for counting must go on."""
+    """The row in `value`; an empty one if it cannot be read, because counting must continue."""
     try:
         return rows.decode(value, UsageRow)
     except DataCorruptError as error:
-        logger.error("an hour of usage of %r is lost: %s", basin or "the account", error)
+        logger.error("an hour of usage of %r cannot be read: %s", basin or "the account", error)
         return UsageRow()
 
 
