@@ -69,7 +69,7 @@ class AppendMetrics(Collector):
     def __init__(self) -> None:
         self.permit_latency = Histogram(
             "s2_append_permit_latency_seconds",
-            "Time until a batch has its place in its stream",
+            "Time until a batch has its slot in its stream",
             LATENCY_BUCKETS,
         )
         self.ack_latency = Histogram(

@@ -114,8 +114,8 @@ def _layout(text: bytes, scan: _Scan, closing: bytes) -> Layout:
         raise _invalid("it breaks off")
     if len(text) == 2:
         return Layout(text, [], [])
-    places = scan.places().tolist()
-    starts, ends = [1, *(place + 1 for place in places)], [*places, len(text) - 1]
+    commas = scan.comma_offsets().tolist()
+    starts, ends = [1, *(comma + 1 for comma in commas)], [*commas, len(text) - 1]
     for start, end in zip(starts, ends, strict=True):
         if start == end:
             raise _invalid(f"something is missing before byte {end}")
@@ -182,7 +182,7 @@ class _Scan:
         self.commas = 0
         self.is_array = False
         self._texts: list[bytes] = []
-        self._places: list[Offsets] = []
+        self._comma_offsets: list[Offsets] = []
         self._in_string = False
         #: The last block ended with a backslash that escapes what follows.
         self._escaping = False
@@ -194,8 +194,8 @@ class _Scan:
     def text(self) -> bytes:
         return b"".join(self._texts)
 
-    def places(self) -> Offsets:
-        return np.concatenate(self._places) if self._places else np.empty(0, np.int64)
+    def comma_offsets(self) -> Offsets:
+        return np.concatenate(self._comma_offsets) if self._comma_offsets else np.empty(0, np.int64)
 
     def feed(self, block: Bytes) -> None:
         """Take the next bytes; only punctuation and whitespace are examined."""
@@ -221,7 +221,7 @@ class _Scan:
             self._after_scalar = bool(_SCALAR[block[-1]]) and not self._in_string
         if not self.size and len(block):
             self.is_array = block[0] == _BRACKET
-        self._places.append(commas + self.size)
+        self._comma_offsets.append(commas + self.size)
         self._texts.append(block.tobytes())
         self.size += len(block)
         self.commas += len(commas)

@@ -61,8 +61,8 @@ class Streams:
         await _provisioned(request, replace(info, name=stream_of(segment)), result, status)
 
     async def config(self, request: Request, segment: str) -> None:
-        place = await self._allowed(request, Operation.GET_STREAM_CONFIG, segment)
-        config = await self._store.stream_config(*place)
+        ref = await self._allowed(request, Operation.GET_STREAM_CONFIG, segment)
+        config = await self._store.stream_config(*ref)
         await answer(request, configs.encode_stream_config(config))
 
     async def reconfigure(self, request: Request, segment: str) -> None:
@@ -72,8 +72,8 @@ class Streams:
         await answer(request, configs.encode_stream_config(config))
 
     async def delete(self, request: Request, segment: str) -> None:
-        place = await self._allowed(request, Operation.DELETE_STREAM, segment)
-        await self._store.delete_stream(*place)
+        ref = await self._allowed(request, Operation.DELETE_STREAM, segment)
+        await self._store.delete_stream(*ref)
         await request.respond(202)
 
     async def _allowed(

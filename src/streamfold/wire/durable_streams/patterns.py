@@ -37,17 +37,17 @@ class Pattern:
 
     def matches(self, path: str) -> bool:
         """Whether the whole path fits; a leading slash of it does not count."""
-        places = self._start
+        positions = self._start
         for segment in path.removeprefix("/").split("/"):
-            passed = (places & (self._one | self._here.get(segment, 0))) << 1
-            places = self._skip(passed | places & self._many)
-            if not places:
+            passed = (positions & (self._one | self._here.get(segment, 0))) << 1
+            positions = self._skip(passed | positions & self._many)
+            if not positions:
                 return False
-        return bool(places & self._whole)
+        return bool(positions & self._whole)
 
-    def _skip(self, places: int) -> int:
+    def _skip(self, positions: int) -> int:
         """`**` may stand for nothing. Two never follow each other, so one step is enough."""
-        return places | (places & self._many) << 1
+        return positions | (positions & self._many) << 1
 
     def __repr__(self) -> str:
         return f"Pattern({self.text!r})"

@@ -100,11 +100,11 @@ def acknowledge(
     return replace(state, links=links)
 
 
-def acknowledge_all(state: Subscription, told: Tails) -> Subscription:
+def acknowledge_all(state: Subscription, notified: Tails) -> Subscription:
     """Everything that a receiver was notified of is processed; later acks stay."""
     links: dict[str, Link] = {}
     for path, link in state.links.items():
-        links[path] = replace(link, acked=max(link.acked, told.get(path, 0)))
+        links[path] = replace(link, acked=max(link.acked, notified.get(path, 0)))
     return replace(state, links=links)
 
 

@@ -165,7 +165,7 @@ class Runner:
             if not untaken or entry.token is None:
                 return
             call = _call(draft, entry.token[1], self._own_url or draft.state.base_url)
-            told = {path: entry.tails.get(path, 0) for path in draft.links}
+            notified = {path: entry.tails.get(path, 0) for path in draft.links}
         reply = await self._send(entry, msgspec.json.encode(call))
         async with self._registry.changing(entry) as draft:
             wake = draft.state.wake
@@ -174,7 +174,7 @@ class Runner:
             if reply is not None and 200 <= reply.status < 300:
                 draft.state = leases.succeed(draft.state)
                 if _says_done(reply):
-                    draft.state = leases.acknowledge_all(draft.state, told)
+                    draft.state = leases.acknowledge_all(draft.state, notified)
                     draft.finish()
                 elif wake.lease_until is None:
                     draft.state = leases.hold(draft.state, wake, draft.now)

@@ -36,7 +36,7 @@ _REFUSED: Final = tuple(
 #: A public address by which one cloud's machines ask for their own credentials.
 _METADATA: Final = ipaddress.ip_network("168.63.129.16/32")
 #: Seconds that a resolver may take.
-_RESOLVE_PATIENCE: Final = 5.0
+_RESOLVE_TIMEOUT: Final = 5.0
 _LOCALHOST: Final = "localhost"
 #: What a URL may consist of; with anything else a header could be smuggled in.
 _URL: Final = re.compile(r"[!-~]+")
@@ -62,11 +62,11 @@ async def resolve(host: str, port: int) -> list[str]:
     """The addresses that the machine's resolver gives."""
     loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(_RESOLVE_PATIENCE):
+        async with asyncio.timeout(_RESOLVE_TIMEOUT):
             found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except UnicodeError as error:
         raise OSError(f"{host[:80]!r} cannot be a host's name: {error}") from error
-    return list(dict.fromkeys(str(place[0]) for *_, place in found))
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
 def parse_webhook_url(url: str, *, local: bool) -> WebhookAddress:
