@@ -55,14 +55,14 @@ sys.exit(7)
 FOLLOW = """
 import asyncio, os, sys
 from s2_sdk import S2, AppendInput, Endpoints, Record
-from streamfold.follow import Snapshotter, external, follow
+from streamfold.follow import SnapshotTaker, external, follow
 
 async def main():
     snapshots = external(f"s3://{sys.argv[1]}/{os.getpid()}")
     async with S2("ignored", endpoints=Endpoints.from_env()) as s2:
         stream = s2.basin("exit-basin").stream("orders")
         folding = {"fold": lambda state, record: state + 1, "initial": int, "snapshots": snapshots}
-        async with Snapshotter(stream, **folding) as snapshotter:
+        async with SnapshotTaker(stream, **folding) as snapshotter:
             await snapshotter.take()
         async with follow(stream, **folding) as state:
             print(state.value)

@@ -42,7 +42,7 @@ def test_variables_without_effect_are_named_with_the_option_that_has_it() -> Non
     said = list(unused(environment, OPTIONS))
     assert said == [
         "S2LITE_PORT is not used: give --port instead",
-        "SL8_L0_SST_SIZE_BYTES is not used, and no setting takes its place: see "
+        "SL8_L0_SST_SIZE_BYTES is not used, and no option replaces it: see "
         "'streamfold serve --help'",
         "SL8_MAX_UNFLUSHED_BYTES is not used: give --append-inflight-bytes instead",
     ]

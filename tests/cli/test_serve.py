@@ -102,10 +102,10 @@ async def test_a_folder_that_cannot_be_made_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("options", "host", "said"),
     [
-        ((), "127.0.0.1", "for this machine alone, and asks for no tokens"),
-        (("--host", "0.0.0.0"), "localhost", "0.0.0.0 and is open: anybody who reaches it"),
-        (("--auth",), "localhost", "0.0.0.0 and asks for access tokens"),
-        (("--auth", "--host", "127.0.0.1"), "127.0.0.1", "127.0.0.1 and asks for access tokens"),
+        ((), "127.0.0.1", "for this machine alone, and requires no tokens"),
+        (("--host", "0.0.0.0"), "localhost", "0.0.0.0 and is open: any client that reaches it"),
+        (("--auth",), "localhost", "0.0.0.0 and requires access tokens"),
+        (("--auth", "--host", "127.0.0.1"), "127.0.0.1", "127.0.0.1 and requires access tokens"),
     ],
 )
 async def test_it_listens_for_this_machine_alone_unless_told_otherwise_and_says_so(
@@ -139,7 +139,7 @@ def _listening_addresses(port: int) -> set[str]:
     ("arguments", "complaint"),
     [
         (["--bucket", "b", "--local-root", "/tmp/no-such-folder"], "choose one"),
-        (["--tls-cert", __file__], "belong together"),
+        (["--tls-cert", __file__], "need each other"),
         (["--append-inflight-bytes", "1KiB"], "at least 1048576"),
         (["--append-inflight-bytes", "lots"], "64MiB"),
         (["--commit-interval", "-1"], "commit-interval"),

@@ -199,7 +199,7 @@ async def test_running_takes_snapshots_until_interrupted(verbs: Verbs) -> None:
         (["restore", "--fold", "absent_module:fold"], "cannot be loaded"),
         (["restore", "--fold", "counter", "--snapshots", "ftp://x"], "must begin with memory:"),
         (["prune", "--keep", "1"], "only external snapshots are pruned"),
-        (["prune"], "say what may go"),
+        (["prune"], "nothing to prune by"),
         (["take", "--fold", "counter", "--fence"], "fencing_token is needed"),
         (["restore", "--fold", "merge-patch"], "record 0 is not JSON"),
     ],

@@ -1,4 +1,4 @@
-"""How verbs find a server and talk to it: any S2 endpoint, through the official SDK."""
+"""How verbs find a server and talk to it: any S2 endpoint, through S2's Python SDK."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from s2_sdk import S2, Endpoints, S2Basin
 
 _ACCOUNT, _BASIN, _TOKEN = "S2_ACCOUNT_ENDPOINT", "S2_BASIN_ENDPOINT", "S2_ACCESS_TOKEN"
-#: What is sent when no token is given: the SDK needs some text, and a server that is open takes any.
+#: Sent when no token is given: the SDK needs one, and an open server accepts any.
 _NO_TOKEN = "none"  # noqa: S105
-#: Hosts that are this machine.
+#: Names of this machine.
 _LOOPBACK = re.compile(r"localhost|.+\.localhost|127(\.\d+){3}|::1")
 #: Seconds that one request may take, and one acknowledgement: remote storage may be slow.
 _PATIENCE = 30
@@ -34,7 +34,7 @@ Verb = Callable[..., Awaitable[None]]
 
 _EVERY_VERB = (
     click.Option(
-        ["--endpoint"], metavar="URL", help="Where the server is, instead of S2_*_ENDPOINT."
+        ["--endpoint"], metavar="URL", help="The server's address, instead of S2_*_ENDPOINT."
     ),
     click.Option(
         ["--token-file"], type=FILE, help="File with the token, instead of S2_ACCESS_TOKEN."
@@ -44,11 +44,10 @@ _EVERY_VERB = (
 
 
 def verb(name: str, *, changes: bool = False) -> Callable[[Verb], click.Command]:
-    """Make a command of a coroutine function, which gets a client and an output first.
+    """Make a command of a coroutine function; its first arguments are the client and the output.
 
-    `changes` says that an attempt may have an effect although it failed, so that its outcome may be
-    unknown. An append that may have had one is not repeated, unless the verb is called so that
-    `at_least_once` will do.
+    With `changes`, a failed attempt may still have taken effect: its outcome may be unknown. Such an
+    append is not repeated, unless the verb is called with `at_least_once`.
     """
 
     def command_of(function: Verb) -> click.Command:
@@ -80,7 +79,7 @@ async def _talk(client: S2, work: Awaitable[None]) -> None:
 
 
 def open_client(endpoint: str | None, token_file: Path | None, *, at_least_once: bool) -> S2:
-    """A client of the server that options or variables name; nothing is sent yet."""
+    """Make a client of the server that options or variables name; this sends nothing."""
     from datetime import timedelta
 
     from s2_sdk import S2, AppendRetryPolicy, Retry, Timeout
@@ -95,16 +94,16 @@ def open_client(endpoint: str | None, token_file: Path | None, *, at_least_once:
 
 
 def open_basin(s2: S2, name: str) -> S2Basin:
-    """A basin, whatever its name.
+    """Return a basin, whatever its name.
 
     Durable Streams may name a bucket, which is a basin, more freely than S2 names basins. The server
-    takes such a name for a basin that exists, but the SDK would refuse it before it asks. This is the
-    only place that knows how the SDK puts a basin together.
+    accepts such a name for an existing basin, but the SDK would refuse it before asking. Only this
+    function knows how the SDK builds a basin.
     """
     from s2_sdk import S2Basin
 
     if not is_bucket_name(name):
-        return s2.basin(name)  # another server may have rules of its own
+        return s2.basin(name)  # other servers may have their own rules
     client = s2._get_basin_client(name)
     return S2Basin(name, client, retry=s2._retry, compression=s2._compression)
 
@@ -127,12 +126,12 @@ def _endpoints(endpoint: str | None) -> Endpoints:
 
 
 def current_token() -> str | None:
-    """The token of the verb that is running, for calls that do not go through the SDK."""
+    """Return the running verb's token, for calls that do not go through the SDK."""
     return _token(click.get_current_context().params.get("token_file"))
 
 
 def _with_scheme(endpoint: str) -> str:
-    """`host:port` as a URL: this machine's own servers rarely have certificates, others should."""
+    """Make a URL of `host:port`: servers on this machine rarely have certificates, others should."""
     if not endpoint or "://" in endpoint:
         return endpoint
     host = urlsplit(f"//{endpoint}").hostname or ""
@@ -144,8 +143,8 @@ def _token(file: Path | None) -> str:
     if file and not token:
         raise VerbFailedError(
             "token_missing",
-            f"{file} is empty: put an access token into it, or leave out --token-file if the "
-            "server asks for none",
+            f"{file} is empty: put an access token into it, or omit --token-file if the "
+            "server needs none",
             ExitStatus.USAGE,
         )
     return token or _NO_TOKEN

@@ -1,4 +1,4 @@
-"""What a server, or the way to it, has against a request: the SDK's errors as failures of verbs."""
+"""Turns the SDK's errors, from the server or the connection to it, into failures of verbs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from streamfold.cli.exit_status import ExitStatus, VerbFailedError
 
 
 def failure_from_s2(error: S2Error, *, changes: bool) -> VerbFailedError:
-    """The failure that `error` is; `changes` says whether the verb may have changed something."""
+    """Translate `error`; `changes` says whether the verb may have changed something."""
     match error:
         case AppendIndefiniteFailureError():
             return _unknown(str(error))
@@ -32,14 +32,14 @@ def failure_from_s2(error: S2Error, *, changes: bool) -> VerbFailedError:
             return _condition(
                 "seq_num_mismatch",
                 f"the stream's next seq_num is {error.expected_seq_num}, not the one given: read "
-                "what is there, then decide; nothing was appended by this batch or after it",
+                "the records there, then decide; nothing was appended by this batch or after it",
             )
         case AppendConditionError():
             return _condition("condition_failed", error.message)
         case ReadUnwrittenError():
             return VerbFailedError(
                 "position_unwritten",
-                f"nothing is written there yet, the tail is seq_num {error.tail.seq_num}: "
+                f"no record is there yet, the tail is seq_num {error.tail.seq_num}: "
                 "start before it, or give --clamp",
             )
         case S2ServerError():
@@ -86,6 +86,6 @@ def _condition(reason: str, message: str) -> VerbFailedError:
 def _unknown(cause: str) -> VerbFailedError:
     return VerbFailedError(
         "outcome_unknown",
-        f"it cannot be told whether this took effect: {cause}; look before repeating it",
+        f"the outcome is unknown: {cause}; check whether it took effect before repeating it",
         ExitStatus.OUTCOME_UNKNOWN,
     )

@@ -10,7 +10,7 @@ from streamfold.errors import StreamfoldError
 
 
 class ExitStatus(enum.IntEnum):
-    """What the process ends with; part of the contract."""
+    """The exit status of the process; stable."""
 
     OK = 0
     FAILURE = 1
@@ -18,33 +18,33 @@ class ExitStatus(enum.IntEnum):
     #: match_seq_num or a fencing token did not hold; nothing was appended.
     CONDITION_FAILED = 3
     NOT_FOUND = 4
-    #: What was asked for may or may not have happened.
+    #: The change may or may not have taken effect.
     OUTCOME_UNKNOWN = 5
-    #: There was nothing to do, and nothing was done; the message says why.
+    #: Nothing needed to be done, and nothing was; the message says why.
     NOTHING_DONE = 6
     INTERRUPTED = 130
-    #: Whoever read the output has had enough; 128 + SIGPIPE, as a shell has it.
+    #: The reader closed the output; 128 + SIGPIPE, as shells report it.
     OUTPUT_CLOSED = 141
 
 
 class VerbFailedError(StreamfoldError):
-    """A verb ended without having done its work."""
+    """A verb failed."""
 
     def __init__(self, reason: str, message: str, status: ExitStatus = ExitStatus.FAILURE) -> None:
         super().__init__(message)
-        #: Stable, like the codes of the server, which most of them are.
+        #: Stable; most are the server's own codes.
         self.reason = reason
         self.status = status
 
 
 class OutputClosedError(StreamfoldError):
-    """Nobody reads the output any more."""
+    """The reader of standard output closed it."""
 
     code = "output_closed"
 
 
 def failure_line(reason: str, message: str, *, as_json: bool) -> str:
-    """The one line on standard error that a failure is."""
+    """Format a failure as one line for standard error."""
     if as_json:
         return msgspec.json.encode({"error": {"code": reason, "message": message}}).decode()
     return "error: " + " ".join(message.split())

@@ -1,4 +1,4 @@
-"""Groups of verbs: whole sentences in their help, and a suggestion for a verb that is misspelt."""
+"""Groups of verbs, with untruncated summaries and suggestions for misspelt verbs."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from difflib import get_close_matches
 
 import click
 
-#: Characters of a summary: more than any has, so that none is cut off.
+#: Characters of a summary: more than any has, so that none is truncated.
 _SUMMARY = 400
 
 
 class VerbGroup(click.Group):
-    """A group whose help is complete, and which names the verbs that an unknown one resembles."""
+    """A group that never truncates summaries, and suggests verbs that resemble an unknown one."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -81,8 +81,8 @@ def basin_config(config: BasinConfig) -> Shape:
     }
 
 
-def position(where: StreamPosition) -> Shape:
-    return {"seq_num": where.seq_num, "timestamp": where.timestamp}
+def position(found: StreamPosition) -> Shape:
+    return {"seq_num": found.seq_num, "timestamp": found.timestamp}
 
 
 def ack(acknowledged: AppendAck) -> Shape:
@@ -94,12 +94,12 @@ def ack(acknowledged: AppendAck) -> Shape:
 
 
 def record(read: SequencedRecord) -> Shape:
-    """A record as text; bytes that are not UTF-8 become U+FFFD."""
+    """Show a record as text; bytes that are not UTF-8 become U+FFFD."""
     return _record(read, lambda data: data.decode(errors="replace"))
 
 
 def record_in_base64(read: SequencedRecord) -> Shape:
-    """A record without loss: body, names and values of headers in base64."""
+    """Show a record without loss: body, names and values of headers in base64."""
     return _record(read, lambda data: b64encode(data).decode())
 
 
@@ -136,7 +136,7 @@ def access_token(info: AccessTokenInfo) -> Shape:
 def _matching(names: ExactMatch | PrefixMatch | None) -> Shape | None:
     if names is None:
         return None
-    # The class is told by its name, since listing tokens is no reason to have the SDK loaded here.
+    # Compares the class's name, so that importing this module does not load the SDK.
     kind = "exact" if type(names).__name__ == "ExactMatch" else "prefix"
     return {kind: names.value}
 

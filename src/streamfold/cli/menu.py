@@ -1,4 +1,4 @@
-"""The verbs by sections, each loaded only when it is called: starting one does not load the others."""
+"""The verbs by section, each loaded only when called, so that one starts without the others."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from streamfold.extras import needing_extra
 
 
 class Entry(NamedTuple):
-    """Where a verb is, and what the menu says of it."""
+    """The module of a verb, and its line in the menu."""
 
     module: str
     summary: str
-    #: What has to be installed for it.
+    #: The extra that it needs.
     extra: str = "client"
 
 
 SECTIONS: Final[dict[str, dict[str, Entry]]] = {
     "Server": {
         "serve": Entry("servers.serve", "Run a server.", "server"),
-        "lite": Entry("servers.serve", "The same, by the name that S2 has for it.", "server"),
+        "lite": Entry("servers.serve", "The same, under S2's name for it.", "server"),
     },
     "Records": {
         "append": Entry("records.append", "Append the lines of standard input."),
-        "read": Entry("records.read", "Print records, from the first or from anywhere."),
+        "read": Entry("records.read", "Print records, from the first or from any position."),
         "tail": Entry("records.read", "Print the last records."),
-        "check-tail": Entry("records.positions", "Show where the next record goes."),
+        "check-tail": Entry("records.positions", "Show the seq_num of the next record."),
         "trim": Entry("records.positions", "Remove all records before a seq_num."),
-        "fence": Entry("records.positions", "Set the token that appends must show."),
+        "fence": Entry("records.positions", "Set the token that appends must carry."),
     },
     "Streams": {
         "ls": Entry("resources.streams", "List basins, or the streams of one."),
@@ -50,7 +50,7 @@ SECTIONS: Final[dict[str, dict[str, Entry]]] = {
     "Tables": {
         "archive": Entry(
             "archives.archive",
-            "Look at, verify, restore and follow tables published as files.",
+            "Inspect, verify, restore and follow tables published as files.",
             "archive",
         ),
         "snapshotter": Entry(

@@ -16,7 +16,7 @@ from streamfold.cli.json_output import Shape
 
 
 class Output:
-    """Prints what a verb found, in the form that was asked for."""
+    """Prints what a verb found, as JSON or as text."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
@@ -27,11 +27,11 @@ class Output:
         self.write(self._encoder.encode(shape) if self.as_json else text.encode(), b"\n")
 
     def show_objects(self, shapes: Iterable[Shape]) -> None:
-        """Print JSON lines, whatever was asked for."""
+        """Print JSON lines, even without --json."""
         self.write(*(self._encoder.encode(shape) + b"\n" for shape in shapes))
 
     def write(self, *parts: bytes) -> None:
-        """Write bytes and flush them; OutputClosedError if nobody reads any more."""
+        """Write bytes and flush them; OutputClosedError if the reader has closed the output."""
         try:
             sys.stdout.buffer.write(b"".join(parts))
             sys.stdout.buffer.flush()
@@ -40,22 +40,22 @@ class Output:
             raise OutputClosedError("the output was closed") from None
 
     def note(self, text: str) -> None:
-        """Tell people, on standard error, what no program needs to know."""
+        """Print a note for people on standard error."""
         if not self.as_json:
             click.echo(text, err=True)
 
 
 async def output_closed() -> None:
-    """Return when whoever reads standard output closes it, even if nothing is being written.
+    """Return when the reader of standard output closes it, even if nothing is being written.
 
-    Only a pipe tells; for anything else this waits for ever.
+    Only a pipe reports this; for anything else the wait never ends.
     """
     closed = asyncio.Event()
     descriptor = sys.stdout.fileno()
     if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
         await closed.wait()
     loop = asyncio.get_running_loop()
-    # The writing end of a pipe is never readable: it becomes so by the error of being closed.
+    # The writing end of a pipe becomes readable only when the reading end is closed.
     loop.add_reader(descriptor, closed.set)
     try:
         await closed.wait()
@@ -65,7 +65,7 @@ async def output_closed() -> None:
 
 
 def _discard_the_rest() -> None:
-    """Lead standard output nowhere, so that the interpreter's last flush does not fail."""
+    """Redirect standard output to /dev/null, so that the interpreter's last flush does not fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
@@ -75,14 +75,14 @@ yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 
 
 def confirm(removal: str, *, yes: bool) -> None:
-    """Return if `removal` is wanted; nothing is sent to the server unless it is."""
+    """Return if the user confirms `removal`, and raise otherwise."""
     if yes:
         return
     if not sys.stdin.isatty():
         raise VerbFailedError(
             "confirmation_missing",
-            f"this would {removal}, and nobody is there to ask: give --yes to do it",
+            f"this would {removal}, and there is no terminal to ask at: give --yes to do it",
             ExitStatus.USAGE,
         )
-    if not click.confirm(f"This will {removal}. Go on?", err=True):
+    if not click.confirm(f"This will {removal}. Continue?", err=True):
         raise VerbFailedError("declined", "nothing was removed: the answer was no")

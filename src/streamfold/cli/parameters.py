@@ -1,4 +1,4 @@
-"""What people write on the command line: places, durations, moments, sizes."""
+"""What people write on the command line: streams, basins, durations, times, sizes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Retention(Duration):
 
     name = "duration|infinite"
 
-    def convert(  # type: ignore[override]  # the SDK has a word among its numbers, too
+    def convert(  # type: ignore[override]  # the SDK, too, mixes numbers and a word
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int | str:
         if value == "infinite":
@@ -63,7 +63,7 @@ class Retention(Duration):
 
 
 class Moment(click.ParamType[int]):
-    """Milliseconds since the Unix epoch, written so or in RFC 3339."""
+    """Milliseconds since the Unix epoch, written as a number or in RFC 3339."""
 
     name = "time"
 

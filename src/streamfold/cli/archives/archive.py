@@ -1,4 +1,4 @@
-"""`streamfold archive`: look at, verify, restore, follow, prune and copy tables published as files."""
+"""`streamfold archive`: inspect, verify, restore, follow, prune and copy tables published as files."""
 
 from __future__ import annotations
 

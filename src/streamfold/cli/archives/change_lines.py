@@ -1,6 +1,6 @@
 """Changes and rows as lines of JSON, in the notation of the archive's own JSON Lines.
 
-Whoever applies the lines in order has the table: rows that replace it come as a TRUNCATE followed by
+Applying the lines in order yields the table: rows that replace it come as a TRUNCATE followed by
 INSERTs.
 """
 
@@ -23,7 +23,7 @@ TRUNCATE = b'{"action":"TRUNCATE"}'
 
 
 class ChangePrinter:
-    """Prints what an archive tells of its table."""
+    """Prints the rows and changes of an archive's table."""
 
     def __init__(self, output: Output, keys: Sequence[str]) -> None:
         self._output = output
@@ -34,7 +34,7 @@ class ChangePrinter:
         self._print(_change_lines(item.batch, self._keys), item.from_position, item.to_position)
 
     def rows(self, item: Rows) -> None:
-        """Print rows that replace the table, or go on doing so."""
+        """Print rows that replace the table, or more of them."""
         if item.first:
             self._print([TRUNCATE], None, item.position)
         self._print(_row_lines(item.batch), None, item.position)
@@ -43,8 +43,8 @@ class ChangePrinter:
         if not self._output.as_json:
             self._output.write(*(line + b"\n" for line in lines))
             return
-        where = {"from_position": start, "to_position": end}
-        self._output.show_objects({**where, "change": msgspec.Raw(line)} for line in lines)
+        positions = {"from_position": start, "to_position": end}
+        self._output.show_objects({**positions, "change": msgspec.Raw(line)} for line in lines)
 
 
 def _change_lines(batch: pa.RecordBatch, keys: Sequence[str]) -> list[bytes]:
@@ -68,7 +68,7 @@ def _row_lines(batch: pa.RecordBatch) -> list[bytes]:
 
 
 def _schema_of(batch: pa.RecordBatch, keys: Sequence[str]) -> TableSchema | None:
-    """Return the table's schema, None where its keys are not of types that a schema has."""
+    """Return the table's schema; None if a key has a type that schemas lack."""
     from streamfold.archive.schema.column_types import is_key_type
     from streamfold.archive.schema.table_schema import TableSchema
 

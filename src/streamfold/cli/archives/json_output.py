@@ -1,4 +1,4 @@
-"""The JSON that the verbs of archives print, and the lines for people beside it.
+"""The JSON that the archive verbs print, and the same as text for people.
 
 Members may be added; none is renamed, removed or given another type.
 """
@@ -28,7 +28,7 @@ def listed_line(uri: str, found: Manifest | StreamfoldError) -> str:
 
 
 def manifest_shape(uri: str, manifest: Manifest) -> Shape:
-    """What tells one archive from others."""
+    """The fields that identify an archive."""
     return {
         "uri": uri,
         "table": manifest.table,
@@ -48,7 +48,7 @@ def manifest_line(uri: str, manifest: Manifest) -> str:
 
 
 def archive_shape(archive: Archive, plan: TablePlan) -> Shape:
-    """Everything that the manifest says, and what a rebuild would read."""
+    """Everything in the manifest, and what a rebuild would read."""
     manifest = archive.manifest
     return {
         **manifest_shape(archive.uri, manifest),
@@ -122,7 +122,7 @@ def verification_shape(found: Verification) -> Shape:
 def verification_text(found: Verification) -> str:
     problems = [f"{file.path}: {file.problem}" for file in found.problems]
     unhashed = f", {found.unhashed} of them without a hash" if found.unhashed else ""
-    verdict = "nothing is wrong" if found.ok else f"{len(problems)} are wrong"
+    verdict = "no problems" if found.ok else f"{len(problems)} problems"
     compared = f", {found.compared} bases compared" if found.compared else ""
     last = (
         f"table {found.table} up to {found.head_position}: {found.files} files of "

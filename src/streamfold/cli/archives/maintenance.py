@@ -1,4 +1,4 @@
-"""Verbs that change what an archive keeps, and where copies of it are."""
+"""Verbs that change what an archive keeps, and copy it."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 @verb("gc")
 @click.argument("uris", nargs=-1, required=True, metavar="URI...")
-@click.option("--keep-epochs", type=click.IntRange(min=1), help="Newest epochs that stay.")
 @click.option(
-    "--max-age", type=Duration(), help="Epochs stay for so long after they were replaced."
+    "--keep-epochs", type=click.IntRange(min=1), help="How many of the newest epochs stay."
 )
+@click.option("--max-age", type=Duration(), help="Keep epochs this long after they were replaced.")
 @click.option(
     "--grace",
     type=Duration(),
     default="1d",
     show_default=True,
-    help="How long files stay that nobody can reach: longer than any read or write takes.",
+    help="How long to keep unreachable files: longer than any read or write takes.",
 )
-@click.option("--dry-run", is_flag=True, help="Only tell what would go.")
+@click.option("--dry-run", is_flag=True, help="Only report what would be deleted.")
 async def gc(
     output: Output,
     uris: tuple[str, ...],
@@ -48,9 +48,9 @@ async def gc(
     grace: int,
     dry_run: bool,
 ) -> None:
-    """Prune old epochs, and delete files that nobody can reach.
+    """Prune old epochs, and delete unreachable files.
 
-    Several URIs are the destinations of one archive, the one that decides first.
+    Several URIs are the destinations of one archive, the primary first.
     """
     from streamfold.archive import Retention
 
@@ -58,8 +58,8 @@ async def gc(
     retention = Retention(keep_epochs, age, timedelta(seconds=grace))
     with progress("looking" if dry_run else "deleting", 0) as bar:
 
-        def expect(doomed: Sequence[UnreachableFile]) -> None:
-            bar.length = max(1, sum(file.size_bytes for file in doomed))
+        def expect(files: Sequence[UnreachableFile]) -> None:
+            bar.length = max(1, sum(file.size_bytes for file in files))
 
         found = await _collector(uris).collect(
             retention,
@@ -75,10 +75,15 @@ async def gc(
 @click.argument("pin_id", metavar="ID")
 @click.option("--epoch", type=int, help="Epoch to keep; the newest by default.")
 @click.option(
-    "--for", "lifetime", type=Duration(), default="7d", show_default=True, help="For so long."
+    "--for",
+    "lifetime",
+    type=Duration(),
+    default="7d",
+    show_default=True,
+    help="How long to keep it.",
 )
-@click.option("--reason", help="Why, for whoever looks at it.")
-@click.option("--remove", is_flag=True, help="Let it go instead.")
+@click.option("--reason", help="Why the epoch is kept.")
+@click.option("--remove", is_flag=True, help="Remove the pin instead.")
 async def pin(
     output: Output,
     uri: str,
@@ -88,7 +93,7 @@ async def pin(
     reason: str | None,
     remove: bool,
 ) -> None:
-    """Keep an epoch from being pruned for a while, or let it go; a pin of that id is replaced."""
+    """Protect an epoch from pruning for a while, or end that; replaces a pin with the same id."""
     collector = _collector((uri,))
     if remove:
         await collector.unpin(pin_id)
@@ -108,7 +113,7 @@ async def pin(
 @click.argument("target")
 @reading_options
 async def export(output: Output, uri: str, target: str, **reading: Any) -> None:
-    """Copy an archive to another folder, or bring a copy there forward."""
+    """Copy an archive to another folder, or update the copy there."""
     from streamfold.archive.maintenance.export import export_archive
 
     found = await open_archive(uri, **reading)

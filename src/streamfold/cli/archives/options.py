@@ -1,4 +1,4 @@
-"""How the verbs of archives are made, and how they find an archive: no server is asked."""
+"""How the archive verbs are made and open an archive; they need no server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _STATUSES: tuple[tuple[type[StreamfoldError], ExitStatus], ...] = (
 
 
 def verb(name: str) -> Callable[[Verb], click.Command]:
-    """Make a command of a coroutine function, which gets an output first."""
+    """Make a command of a coroutine function; its first argument is the output."""
 
     def command_of(function: Verb) -> click.Command:
         @wraps(function)
@@ -62,9 +62,9 @@ def _exit_statuses() -> Iterator[None]:
 
 
 def positive(context: click.Context, option: click.Parameter, value: int) -> int:
-    """Refuse a time of no length."""
+    """Refuse a duration of zero."""
     if value <= 0:
-        raise click.BadParameter("it must be 1s at least", context, option)
+        raise click.BadParameter("it must be at least 1s", context, option)
     return value
 
 
@@ -78,7 +78,7 @@ _format = click.option(
     "formats",
     multiple=True,
     metavar="FORMAT",
-    help="Formats to read, best first, where an artifact has several.",
+    help="Formats to prefer, best first, if an artifact has several.",
 )
 _key = click.option(
     "--key",
@@ -91,7 +91,7 @@ _cache = click.option(
     "--cache", type=click.Path(file_okay=False, path_type=Path), help="Keep remote files here."
 )
 _cache_size = click.option(
-    "--cache-size", type=ByteSize(), default="10GiB", show_default=True, help="Bound of the cache."
+    "--cache-size", type=ByteSize(), default="10GiB", show_default=True, help="Limit of the cache."
 )
 
 
@@ -103,7 +103,7 @@ def reading_options(function: Verb) -> Verb:
 
 
 async def open_archive(uri: str, **reading: Any) -> Archive:
-    """The archive at `uri`, to be read as `reading_options` say."""
+    """Open the archive at `uri`, with what `reading_options` gave."""
     from streamfold import archive
     from streamfold.archive.read.decoding import BEST_FIRST
 
@@ -117,7 +117,7 @@ async def open_archive(uri: str, **reading: Any) -> Archive:
 
 
 def open_destination(uri: str) -> Destination:
-    """The folder at `uri`; storage is not contacted yet."""
+    """Open the folder at `uri`, without contacting storage yet."""
     from streamfold.archive import Destination
     from streamfold.archive.destinations.destination import folder_url
 
@@ -131,7 +131,7 @@ def moment_of(moment: int | None) -> datetime | None:
 
 @contextmanager
 def progress(label: str, length: int) -> Iterator[Any]:
-    """Show a bar to a person at a terminal, on standard error; to nobody else."""
+    """Show a progress bar on standard error if that is a terminal."""
     seen = sys.stderr if sys.stderr.isatty() else StringIO()
     with click.progressbar(length=max(length, 1), label=label, file=seen) as bar:
         yield bar

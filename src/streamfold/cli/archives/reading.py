@@ -1,4 +1,4 @@
-"""Verbs that look at an archive and leave it as it is."""
+"""Verbs that read an archive and do not change it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 async def ls(output: Output, uri: str) -> None:
     """List the archives in a folder and below it.
 
-    One whose manifest cannot be used is listed with the reason, and the status is 1 then.
+    An archive with an unusable manifest is listed with the reason, and the exit status is then 1.
     """
     from streamfold.archive.destinations.destination import existing_folder
     from streamfold.archive.maintenance.listing import list_archives
@@ -64,13 +64,15 @@ async def show(output: Output, uri: str, position: str | None, moment: int | Non
 @verb("verify")
 @uri_argument
 @click.option(
-    "--deep", is_flag=True, help="Also compare each base with what the epoch before leads to."
+    "--deep",
+    is_flag=True,
+    help="Also compare each base with what the previous epoch rebuilds to.",
 )
 @reading_options
 async def verify(output: Output, uri: str, deep: bool, **reading: Any) -> None:
-    """Check every file: there, of its size and SHA-256, readable, with as many rows as it should.
+    """Check that every file exists, is readable, and has the recorded size, SHA-256 and rows.
 
-    Ends with status 1 if anything is wrong, after having told all of it.
+    Exits with status 1 if anything is wrong, after reporting all of it.
     """
     found = await open_archive(uri, **reading)
     sizes = {part.path: part.size_bytes for part in found.manifest.parts()}
@@ -98,7 +100,7 @@ async def verify(output: Output, uri: str, deep: bool, **reading: Any) -> None:
     "--format",
     "kind",
     type=click.Choice(["jsonl", "parquet", "csv", "arrow"]),
-    help="What to write; by default what the file's name ends in, or JSON lines.",
+    help="What to write; by default what the file's extension says, or JSON lines.",
 )
 @reading_options
 async def restore(
@@ -111,7 +113,7 @@ async def restore(
     kind: str | None,
     **reading: Any,
 ) -> None:
-    """Rebuild the table, at the head or at any position or time, and write it."""
+    """Rebuild the table at the head, or at any position or time, and write it."""
     from streamfold.cli.archives.table_files import Lines, kind_of, replacing
 
     found = await open_archive(uri, **reading)
@@ -119,7 +121,7 @@ async def restore(
     chosen = kind_of(file, kind)
     if file is None:
         if chosen != "jsonl":
-            raise click.UsageError(f"{chosen} goes to a file: give --output")
+            raise click.UsageError(f"{chosen} cannot go to standard output: give --output FILE")
         await _write_rows(found, Lines(output), chosen, columns, at)
         return
     with replacing(file) as sink:
@@ -174,14 +176,14 @@ async def diff(output: Output, uri: str, since: str, until: str | None, **readin
     default="5s",
     show_default=True,
     callback=positive,
-    help="How often to look.",
+    help="How often to look for changes.",
 )
 @reading_options
 async def follow(output: Output, uri: str, since: str | None, poll: int, **reading: Any) -> None:
     """Print the table and then its changes as they are committed, until Ctrl-C.
 
-    Rows come as a TRUNCATE and INSERTs, again whenever no diffs lead on; so the lines, applied in
-    order, are the table.
+    Rows come as a TRUNCATE and INSERTs, again whenever the diffs have a gap: applied in order, the
+    lines yield the table.
     """
     found = await open_archive(uri, **reading)
     await _while_read(_print_news(found, output, since, timedelta(seconds=poll)))
@@ -202,7 +204,7 @@ async def _print_news(found: Archive, output: Output, since: str | None, poll: t
 
 
 async def _while_read(work: Awaitable[None]) -> None:
-    """Work until nobody reads the output any more."""
+    """Work until the reader of standard output closes it."""
     working = asyncio.ensure_future(work)
     unread = asyncio.create_task(output_closed())
     try:

@@ -16,7 +16,7 @@ from streamfold.errors import InvalidError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: By the end of a file's name.
+#: By a file's extension.
 KINDS = {".parquet": "parquet", ".jsonl": "jsonl", ".csv": "csv", ".arrow": "arrow"}
 
 Write = Callable[["pa.RecordBatch"], None]
@@ -35,7 +35,7 @@ class Lines:
 
 
 def kind_of(path: Path | None, given: str | None) -> str:
-    """Return the kind of file that is asked for, or that the name says."""
+    """Return the kind of file that was asked for, or that the extension says."""
     if given:
         return given
     if path is None:
@@ -50,7 +50,7 @@ def kind_of(path: Path | None, given: str | None) -> str:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Give a file that takes its name only when the block ends well: never half a table."""
+    """Open a file that gets its name only when the block succeeds: never half a table."""
     try:
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     except OSError as error:
@@ -77,7 +77,7 @@ def _umask() -> int:
 
 @contextmanager
 def writer_of(kind: str, sink: BinaryIO, columns: pa.Schema) -> Iterator[Write]:
-    """Give the function that writes batches with these columns."""
+    """Yield the function that writes batches with these columns."""
     import pyarrow as pa
 
     if kind == "parquet":
@@ -95,13 +95,15 @@ def writer_of(kind: str, sink: BinaryIO, columns: pa.Schema) -> Iterator[Write]:
             with pv.CSVWriter(sink, columns) as csv:
                 yield csv.write_batch
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
-            raise InvalidError(f"the table does not fit into CSV ({error}): use another") from None
+            raise InvalidError(
+                f"the table does not fit CSV ({error}): use another format"
+            ) from None
     else:
         yield json_lines(sink, columns)
 
 
 def json_lines(sink: BinaryIO, columns: pa.Schema) -> Write:
-    """Return the function that writes rows as the archive's JSON Lines do: all digits, no loss."""
+    """Return the function that writes rows as the archive's JSON Lines do, without losing digits."""
     from streamfold.archive.formats import JsonlFormat
     from streamfold.archive.schema.table_schema import TableSchema
 

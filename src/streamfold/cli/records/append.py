@@ -57,7 +57,7 @@ _UNACKED_BATCHES: Final = 256
 @click.option(
     "--at-least-once",
     is_flag=True,
-    help="Repeat what may have been appended instead of stopping: records may be there twice.",
+    help="Repeat appends of unknown outcome instead of stopping: records may be appended twice.",
 )
 @encryption_option
 async def append(
@@ -74,13 +74,13 @@ async def append(
 ) -> None:
     """Append the lines of standard input, each as a record.
 
-    Lines are sent as they arrive, as many together as there are. How much was acknowledged is told at
-    the end, also if the append fails or is interrupted on the way.
+    Lines are sent as they arrive, in batches. The last line of output says how much was acknowledged,
+    even if the append fails or is interrupted.
     """
     if at_least_once and match_seq_num is not None:
         raise click.UsageError(
             "--at-least-once and --match-seq-num exclude each other: "
-            "what is repeated would not match any more"
+            "a repeated append would no longer match"
         )
     parse, every = line_parser(record_format), parse_headers(headers)
     batcher = Batcher(parse, every, match_seq_num, fencing_token)
@@ -92,12 +92,12 @@ async def append(
         ) as session:
             await append_all(session, _batches(source, batcher), progress)
     finally:
-        progress.tell(output)
+        progress.report(output)
 
 
 @dataclass(slots=True)
 class Progress:
-    """What has been acknowledged."""
+    """Counts what has been acknowledged."""
 
     records: int = 0
     batches: int = 0
@@ -111,8 +111,8 @@ class Progress:
         self.batches += 1
         self.records += ack.end.seq_num - ack.start.seq_num
 
-    def tell(self, output: Output) -> None:
-        """Say how far it came: as JSON on standard output, or as text on standard error."""
+    def report(self, output: Output) -> None:
+        """Print the counts: as JSON on standard output, or as text on standard error."""
         first, last = self.first, self.last
         if output.as_json:
             start = json_output.position(first.start) if first else None
@@ -144,9 +144,9 @@ async def _batches(source: BinaryIO, batcher: Batcher) -> AsyncIterator[AppendIn
 async def append_all(
     session: AppendSession, batches: AsyncIterator[AppendInput], progress: Progress
 ) -> None:
-    """Send `batches` and note their acknowledgements, both at once.
+    """Send `batches` and note their acknowledgements, concurrently.
 
-    The first failure ends it. Whatever ends it, what was sent before is still waited for.
+    Stops at the first failure. Waits for everything sent before, however it ends.
     """
     tickets: asyncio.Queue[BatchSubmitTicket | None] = asyncio.Queue()
     sending = asyncio.create_task(_send(session, batches, tickets))

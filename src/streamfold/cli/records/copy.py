@@ -50,15 +50,15 @@ class PartType(click.ParamType[Part]):
 @click.argument("source", type=PartType(), metavar="S2://FROM[/STREAM]")
 @click.argument("target", type=PartType(), metavar="S2://TO[/STREAM]")
 @click.option("--from-endpoint", metavar="URL",
-              help="Where the source is, if it is not on the same server as the target.")  # fmt: skip
+              help="The source's server, if it is not the target's.")  # fmt: skip
 @click.option("--from-token-file", type=FILE, help="File with the token for the source.")
-@click.option("--prefix", default="", help="Of a basin, only streams that begin with this.")
+@click.option("--prefix", default="", help="Copy only the basin's streams that begin with this.")
 @click.option("--pad", is_flag=True,
               help="Fill what was trimmed with empty, trimmed records: seq_nums stay.")  # fmt: skip
 @click.option("--renumber", is_flag=True,
-              help="Begin at seq_num 0 although the source was trimmed.")  # fmt: skip
+              help="Start at seq_num 0 although the source was trimmed.")  # fmt: skip
 @click.option("--verify", type=click.Choice(["copied", "all", "none"]), default="copied",
-              show_default=True, help="What to read again on both sides, and compare.")  # fmt: skip
+              show_default=True, help="What to read again from both streams and compare.")  # fmt: skip
 @encryption_option
 async def copy(
     s2: S2,
@@ -76,8 +76,8 @@ async def copy(
     """Copy a stream, or all streams of a basin, from one server to another.
 
     The target is on the server that all verbs use; --from-endpoint says where the source is. Basin and
-    streams are created if they are missing, with the configuration of the source. A copy that was
-    interrupted goes on where it ended, and one that is complete gets what is new, if called again.
+    streams are created if they are missing, with the configuration of the source. Called
+    again, an interrupted copy resumes where it ended, and a complete one copies what is new.
     """
     from streamfold.cli.records.stream_copy import Options
 
@@ -100,7 +100,7 @@ def _check(source: Part, target: Part, prefix: str, *, pad: bool, renumber: bool
 
 
 class _Copier:
-    """Copies streams one after the other, and prints what became of each."""
+    """Copies streams one after the other, and prints the result of each."""
 
     def __init__(self, s2: S2, output: Output, key_file: Path | None, options: Options) -> None:
         self._s2 = s2
@@ -110,7 +110,7 @@ class _Copier:
 
     async def copy(self, origin: S2, source: Part, target: Part, prefix: str) -> None:
         if source.stream is not None:
-            # Before anything is created: a source that is missing leaves no basin behind.
+            # Before anything is created, so that a missing source leaves no basin behind.
             await open_basin(origin, source.basin).get_stream_config(source.stream)
         await self._ensure_basin(origin, source.basin, target.basin)
         if source.stream is not None:
@@ -131,7 +131,7 @@ class _Copier:
             )
 
     async def _ensure_basin(self, origin: S2, source: str, target: str) -> None:
-        """Create the target's basin unless it is there, as the source's is."""
+        """Create the target's basin with the source's configuration, unless it exists."""
         from s2_sdk import S2ServerError
 
         try:

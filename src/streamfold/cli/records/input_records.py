@@ -1,4 +1,4 @@
-"""Lines of standard input become records, and records batches as large as an append may be."""
+"""Turns lines of standard input into records, and records into batches as large as S2 allows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from streamfold.cli.exit_status import VerbFailedError
 if TYPE_CHECKING:
     from s2_sdk import AppendInput, Record
 
-#: Bytes asked for at once; a pipe gives 64 KiB at most.
+#: Bytes per read; a pipe returns at most 64 KiB.
 _CHUNK: Final = 1 << 20
 #: Chunks read ahead of what is being sent.
 _AHEAD: Final = 2
@@ -28,7 +28,7 @@ LINE_MAX: Final = 8 << 20
 
 
 async def arriving_lines(descriptor: int) -> AsyncGenerator[list[bytes]]:
-    """Lines without their newline, in groups as they arrive; a last line may do without one."""
+    """Yield lines without their newline, in groups as they arrive; the last needs no newline."""
     rest = b""
     async for chunk in _chunks(descriptor):
         *lines, rest = (rest + chunk).split(b"\n")
@@ -43,17 +43,17 @@ async def arriving_lines(descriptor: int) -> AsyncGenerator[list[bytes]]:
 
 
 async def _chunks(descriptor: int) -> AsyncGenerator[bytes]:
-    """What a descriptor gives, to its end, read by a thread that nobody has to wait for.
+    """Yield what a descriptor holds, to its end, read by a daemon thread.
 
-    An event loop cannot wait for a file, and a read from a terminal cannot be called off: a daemon
-    thread can be left alone with it when the process ends.
+    An event loop cannot wait for a file, and a read from a terminal cannot be cancelled: a daemon
+    thread does not keep the process from ending.
     """
     loop = asyncio.get_running_loop()
     arrived: asyncio.Queue[bytes | OSError] = asyncio.Queue()
     room = threading.Semaphore(_AHEAD)
 
     def read() -> None:
-        with suppress(RuntimeError):  # the loop is closed: the verb has ended meanwhile
+        with suppress(RuntimeError):  # the loop is closed: the verb has ended
             while True:
                 room.acquire()
                 try:
@@ -88,7 +88,7 @@ class RecordLine(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     body: str = ""
     headers: list[tuple[str, str]] = []
     timestamp: int | None = None
-    #: Where it was read; it gets another one here.
+    #: Accepted and ignored: the append assigns another.
     seq_num: int | None = None
 
 
@@ -96,7 +96,7 @@ _DECODER: Final = msgspec.json.Decoder(RecordLine)
 
 
 def line_parser(record_format: str) -> Parser:
-    """What makes a record of a line in this format."""
+    """Return the parser of lines in this format."""
     return {"text": _parse_text, "json": _parse_json, "base64": _parse_base64}[record_format]
 
 
@@ -121,7 +121,7 @@ def _bytes(text: str) -> bytes:
 
 
 def parse_headers(given: Sequence[str]) -> Headers:
-    """Headers from NAME=VALUE."""
+    """Parse headers written NAME=VALUE."""
     headers = []
     for text in given:
         name, equals, value = text.partition("=")
@@ -132,7 +132,7 @@ def parse_headers(given: Sequence[str]) -> Headers:
 
 
 class Batcher:
-    """Makes batches of lines, numbering on where a first seq_num is to be matched."""
+    """Makes batches of lines, each matching the next seq_num if the first one does."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class Batcher:
         self._lines = 0
 
     def batches(self, lines: Sequence[bytes]) -> Iterator[AppendInput]:
-        """All of `lines`, in as few batches as they fit into."""
+        """Yield `lines` in as few batches as they fit into."""
         records: list[Record] = []
         size = 0
         for line in lines:
@@ -161,7 +161,7 @@ class Batcher:
             if headers:
                 metered += sum(2 + len(name) + len(value) for name, value in headers)
             if metered > _BATCH_BYTES:
-                raise self._refusal(f"has {metered} bytes, a record may have {_BATCH_BYTES}")
+                raise self._refusal(f"has {metered} bytes, and a record may have {_BATCH_BYTES}")
             if len(records) == _BATCH_RECORDS or size + metered > _BATCH_BYTES:
                 yield self._batch(records)
                 records, size = [], 0

@@ -1,4 +1,4 @@
-"""Options that several verbs on records share: conditions of appends, the key to what is encrypted."""
+"""Options that several verbs on records share: conditions of appends, the encryption key."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ encryption_option = click.option(
 
 
 def condition_options(function: Function) -> Function:
-    """Conditions without which nothing is to be appended."""
+    """Add the conditions under which an append is made."""
     fencing = click.option(
         "--fencing-token", metavar="TOKEN", help="Append only if this is the stream's token."
     )
@@ -38,6 +38,6 @@ def condition_options(function: Function) -> Function:
 
 
 def open_stream(s2: S2, ref: StreamRef, key_file: Path | None) -> S2Stream:
-    """The stream, with the key to its records if it has one."""
+    """Open the stream, with its encryption key if a file is given."""
     key = key_file.read_text().strip() if key_file else None
     return open_basin(s2, ref.basin).stream(ref.stream, encryption_key=key)

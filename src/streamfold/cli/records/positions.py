@@ -1,4 +1,4 @@
-"""Verbs on a stream's ends: its tail, its head (trim), and who may write (fence)."""
+"""Verbs on a stream's positions: its tail, its first record (trim), its fencing token (fence)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from streamfold.cli.records.options import condition_options, encryption_option,
 if TYPE_CHECKING:
     from s2_sdk import S2, AppendAck, Record, S2Stream
 
-#: The largest seq_num there can be.
+#: The largest possible seq_num.
 _U64_MAX = (1 << 64) - 1
 
 
@@ -48,10 +48,10 @@ async def trim(
     encryption_key_file: Path | None,
     yes: bool,
 ) -> None:
-    """Remove all records before SEQ_NUM; they cannot be read from then on.
+    """Remove all records before SEQ_NUM, so that they can no longer be read.
 
-    A trim is a record itself, and is acknowledged as one. Beyond the tail, where it would remove every
-    record that there is, it asks first, unless --yes is given.
+    A trim is itself a record, and is acknowledged as one. At or beyond the tail, where it removes every
+    record, it asks first, unless --yes is given.
     """
     from s2_sdk import CommandRecord
 
@@ -80,9 +80,9 @@ async def fence(
     fencing_token: str | None,
     encryption_key_file: Path | None,
 ) -> None:
-    """Set the stream's fencing token to NEW_TOKEN: appends that show another one then fail.
+    """Set the stream's fencing token to NEW_TOKEN: appends that carry another one then fail.
 
-    An empty token removes it. A fence is a record itself, and is acknowledged as one.
+    An empty token removes it. A fence is itself a record, and is acknowledged as one.
     """
     from s2_sdk import CommandRecord
 

@@ -1,4 +1,4 @@
-"""`streamfold read` and `tail`: records as text or JSON lines, as far as they go or as they come."""
+"""`streamfold read` and `tail`: records as text or JSON lines, up to the tail or as they arrive."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ from streamfold.cli.records.options import encryption_option, open_stream
 if TYPE_CHECKING:
     from s2_sdk import S2, ReadSession, SeqNum, SequencedRecord, TailOffset, Timestamp
 
-#: Records: no stream has more. A session with a limit ends at the tail, one without waits there.
+#: Records: no stream has more. A read session with a limit ends at the tail, one without waits there.
 _NO_LIMIT: Final = (1 << 63) - 1
-#: Seconds that a session with a limit waits at the tail: the most that can be asked for.
-_FOR_EVER: Final = (1 << 32) - 1
+#: Seconds that a read session with a limit waits at the tail: the most that S2 allows.
+_WAIT_MAX: Final = (1 << 32) - 1
 
-_follow_option = click.option("--follow", "-f", is_flag=True, help="Go on with what comes.")
+_follow_option = click.option(
+    "--follow", "-f", is_flag=True, help="Print new records as they arrive."
+)
 _format_option = click.option(
     "--format",
     "record_format",
     type=click.Choice(["text", "json", "base64"]),
-    help="Print bodies, JSON objects, or such with body and headers in base64.  "
+    help="Print bodies, JSON objects, or JSON objects with body and headers in base64.  "
     "[default: text, or json with --json]",
 )
 
@@ -39,13 +41,13 @@ _format_option = click.option(
 @click.option("--seq-num", type=click.IntRange(min=0), metavar="N", help="Start at this seq_num.")
 @click.option("--timestamp", type=Moment(), help="Start at this time (ms, or RFC 3339).")
 @click.option("--tail-offset", type=click.IntRange(min=0), metavar="N",
-              help="Start so many records before the tail.")  # fmt: skip
-@click.option("--ago", type=Duration(), help="Start so long ago: 15m, 2h.")
+              help="Start this many records before the tail.")  # fmt: skip
+@click.option("--ago", type=Duration(), help="Start this long ago: 15m, 2h.")
 @click.option("--limit-count", "-n", type=click.IntRange(min=0), metavar="N",
-              help="At most so many records.")  # fmt: skip
-@click.option("--limit-bytes", type=ByteSize(), help="At most so many metered bytes: 1MiB.")
+              help="At most this many records.")  # fmt: skip
+@click.option("--limit-bytes", type=ByteSize(), help="At most this many metered bytes: 1MiB.")
 @click.option("--until", type=Moment(), help="Only records before this time.")
-@click.option("--clamp", is_flag=True, help="Start at the tail if the start lies beyond it.")
+@click.option("--clamp", is_flag=True, help="Start at the tail if the start is beyond it.")
 @_follow_option
 @_format_option
 @encryption_option
@@ -67,7 +69,7 @@ async def read(
 ) -> None:
     """Print records, from the first one unless a start is given, up to the tail.
 
-    With --follow, records are printed as they come, until a limit is reached or Ctrl-C.
+    With --follow, records are printed as they arrive, until a limit is reached or Ctrl-C.
     """
     start = _start(seq_num, timestamp, tail_offset, ago)
     printer = RecordPrinter(output, record_format)
@@ -83,7 +85,7 @@ async def read(
 @verb("tail")
 @stream_argument
 @click.option("--lines", "-n", default=10, show_default=True, type=click.IntRange(min=0),
-              metavar="N", help="So many of the last records.")  # fmt: skip
+              metavar="N", help="How many records.")  # fmt: skip
 @_follow_option
 @_format_option
 @encryption_option
@@ -96,7 +98,7 @@ async def tail(
     record_format: str | None,
     encryption_key_file: Path | None,
 ) -> None:
-    """Print the last records; with --follow, also those that come, until Ctrl-C."""
+    """Print the last records; with --follow, also new ones as they arrive, until Ctrl-C."""
     from s2_sdk import TailOffset
 
     printer = RecordPrinter(output, record_format)
@@ -128,17 +130,17 @@ def _start(
 def _extent(
     count: int | None, size: int | None, *, follow: bool, limited: bool = False
 ) -> dict[str, Any]:
-    """How far a session goes: to its limits, and unless it follows, no further than the tail."""
+    """Return how far to read: to the limits, and unless following, no further than the tail."""
     from s2_sdk import ReadLimit
 
     limited = limited or count is not None or size is not None
     if not limited and not follow:
         count = _NO_LIMIT
-    return {"limit": ReadLimit(count, size), "wait": _FOR_EVER if limited and follow else None}
+    return {"limit": ReadLimit(count, size), "wait": _WAIT_MAX if limited and follow else None}
 
 
 class RecordPrinter:
-    """Prints records in the format that was asked for."""
+    """Prints records in one format."""
 
     def __init__(self, output: Output, record_format: str | None) -> None:
         if output.as_json and record_format == "text":
@@ -154,7 +156,7 @@ class RecordPrinter:
         self._output.show_objects(shape(record) for record in records)
 
     def _print_bodies(self, records: list[SequencedRecord]) -> None:
-        """Print bodies, each with a newline; commands are for people only, on standard error."""
+        """Print bodies, each with a newline; note commands on standard error."""
         bodies = [record.body + b"\n" for record in records if not record.is_command_record()]
         self._output.write(*bodies)
         if len(bodies) < len(records):
@@ -174,10 +176,10 @@ def _command_text(record: SequencedRecord) -> str:
 
 
 async def _print(session: ReadSession, printer: RecordPrinter, reached: int | None) -> None:
-    """Print what the session gives, to its end or until nobody reads it any more.
+    """Print the session's records, to its end or until the reader closes the output.
 
-    A tail at or after the seq_num `reached` means that there is nothing to print; any other, and any
-    at all if that is None, means that the start was a mistake.
+    A start beyond the tail is an error, unless the tail is at or after the seq_num `reached`: then
+    there is nothing to print.
     """
     from streamfold.follow.clients.feed import cancel_until_done
 

@@ -1,7 +1,7 @@
-"""Copies one stream from one server to another, so that it can be interrupted and taken up again.
+"""Copies one stream from one server to another; an interrupted copy can be resumed.
 
-Where the copy has come to is told by the target's tail alone. Every batch is appended with
-`match_seq_num`, so nothing is there twice, whatever was interrupted. Records keep headers, body and
+The target's tail alone says how far the copy is. Every batch is appended with `match_seq_num`, so
+no record is copied twice, whatever was interrupted. Records keep headers, body and
 timestamp, and their seq_num unless they are renumbered; commands are records and are copied as such.
 """
 
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 #: Metered bytes, and batches, sent and not acknowledged.
 _UNACKED_BYTES: Final = 16 << 20
 _UNACKED_BATCHES: Final = 64
-#: Seconds between two notes of how far a copy has come.
+#: Seconds between two progress notes.
 _NOTE_INTERVAL: Final = 2.0
-#: What a stream has while it is copied, so that timestamps stay as they are.
+#: The target's timestamping during the copy, so that timestamps stay as they are.
 _COPIED_STAMPS: Final = Timestamping(mode=TimestampingMode.CLIENT_REQUIRE, uncapped=True)
 _EXISTS: Final = "resource_already_exists"
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to do with a source whose first records were trimmed, and how to make sure of the copy."""
+    """How to copy a source whose first records were trimmed, and how to verify the copy."""
 
     pad: bool
     renumber: bool
@@ -59,18 +59,18 @@ class Copied:
     """What a copy of one stream did."""
 
     records: int
-    #: seq_num of the target before and after.
+    #: Tail of the target before and after.
     start: int
     tail: int
-    #: By how much a seq_num is lower in the target.
+    #: How much lower seq_nums are in the target.
     shift: int
-    #: Records that were compared in both, and the BLAKE3 hash of them; None if nothing was.
+    #: Records compared in both streams, and their BLAKE3 hash; None if none were.
     verified: int | None
     digest: str | None
 
 
 class StreamCopy:
-    """One stream, from a source to a target; `note` tells people how far it has come."""
+    """Copies one stream from a source to a target, and reports progress through `note`."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class StreamCopy:
         self._note = note
 
     async def run(self) -> Copied:
-        """Bring the target up to where the source ends now."""
+        """Copy everything up to the source's present tail."""
         first, end = await _extent(self._source)
         tail = (await self._target.check_tail()).seq_num
         shift = await self._shift(first.seq_num, tail)
@@ -108,10 +108,10 @@ class StreamCopy:
         return first if tail == 0 else await self._find_shift(tail)
 
     async def _find_shift(self, tail: int) -> int:
-        """By how much seq_nums were lowered before: the last record copied is still in the source."""
+        """Find how far an earlier copy lowered seq_nums, by finding its last record in the source."""
         last = await _record(self._target, tail - 1)
         if last is not None:
-            # A bounded read, which ends at the tail; records of the same time may be many.
+            # A bounded read, which ends at the tail; many records may share a timestamp.
             stamps = last.timestamp, last.timestamp + 1
             async for record in _each_between(self._source, *stamps):
                 shift: int = record.seq_num - last.seq_num
@@ -133,14 +133,14 @@ class StreamCopy:
         if tail < first - shift and not self._options.pad:
             raise VerbFailedError(
                 "source_trimmed",
-                f"the source begins at seq_num {first}, since older records were trimmed, and the "
-                f"target goes on at {tail}: give --pad to fill the gap with {first - shift - tail} "
+                f"the source starts at seq_num {first}, since older records were trimmed, and the "
+                f"target ends at {tail}: give --pad to fill the gap with {first - shift - tail} "
                 "empty records, trimmed at once, so that seq_nums stay as they are"
-                + ("" if tail else ", or --renumber to begin at 0"),
+                + ("" if tail else ", or --renumber to start at 0"),
             )
 
     async def _check_last(self, tail: int, shift: int) -> None:
-        """Raise if what the target ends with is not what the source has there."""
+        """Raise if the target's last record differs from the source's."""
         if tail == 0:
             return
         copied = await _record(self._target, tail - 1)
@@ -148,7 +148,7 @@ class StreamCopy:
         if copied and original and not _same(translate(original, shift), copied):
             raise VerbFailedError(
                 "copy_unrelated",
-                f"the record {tail - 1} of the target is not the one of the source: the target holds "
+                f"record {tail - 1} of the target differs from the source's: the target holds "
                 "other records; choose another, or delete it",
             )
 
@@ -164,7 +164,7 @@ class StreamCopy:
                 raise VerbFailedError(
                     "source_trimmed",
                     f"the source was trimmed to seq_num {records[0].seq_num} while it was copied, and "
-                    f"{following + shift} is gone: copy again, which says what can be done",
+                    f"{following + shift} is gone: copy again to see the options",
                 )
             copied = [translate(record, shift) for record in records]
             yield AppendInput(copied, match_seq_num=following)
@@ -180,11 +180,11 @@ class _First:
 
 
 class _Noted(Progress):
-    """Tells now and then how far a copy has come."""
+    """Notes progress now and then."""
 
     def __init__(self, note: Callable[[str], None], wanted: int) -> None:
         super().__init__()
-        self._tell = note
+        self._note_progress = note
         self._wanted = wanted
         self._next = monotonic() + _NOTE_INTERVAL
 
@@ -192,13 +192,13 @@ class _Noted(Progress):
         super().note(ack)
         if monotonic() >= self._next:
             self._next = monotonic() + _NOTE_INTERVAL
-            self._tell(f"{self.records} of {self._wanted} records")
+            self._note_progress(f"{self.records} of {self._wanted} records")
 
 
 async def prepare_target(
     source: S2Basin, target: S2Basin, source_stream: str, target_stream: str
 ) -> StreamConfig:
-    """Create the target unless it is there, with timestamps that stay; the source's configuration."""
+    """Create the target unless it exists, keeping timestamps; return the source's configuration."""
     config = await source.get_stream_config(source_stream)
     copying = replace(config, timestamping=_COPIED_STAMPS)
     try:
@@ -212,7 +212,7 @@ async def prepare_target(
 
 
 def translate(record: SequencedRecord, shift: int) -> Record:
-    """A record as the target is to have it: what a trim names is renumbered with everything else."""
+    """Return a record as the target gets it; a trim's seq_num is shifted with all others."""
     body = record.body
     if shift and record.is_command_record() and record.headers[0][1] == TRIM_COMMAND:
         body = max(0, int.from_bytes(body, "big") - shift).to_bytes(8, "big")
@@ -222,9 +222,9 @@ def translate(record: SequencedRecord, shift: int) -> Record:
 async def compare(
     source: S2Stream, target: S2Stream, start: int, end: int, shift: int
 ) -> tuple[int, str]:
-    """Read both streams and compare them record by record; how many there were, and their hash.
+    """Read and compare both streams record by record; return the number of records and their hash.
 
-    What one of them has trimmed meanwhile is left out at the beginning, and nowhere else.
+    Skips records at the start that either stream has trimmed meanwhile, and no others.
     """
     copies, originals = _each(target, start, end), _each(source, start + shift, end + shift)
     copied, original = await anext(copies, None), await anext(originals, None)
@@ -250,7 +250,7 @@ async def compare(
 def _different(seq_num: int) -> VerbFailedError:
     return VerbFailedError(
         "copy_differs",
-        f"record {seq_num} of the target is not the one of the source: another writer appends to the "
+        f"record {seq_num} of the target differs from the source's: another writer appends to the "
         "target, or one of the servers is at fault; delete the target and copy again",
     )
 
@@ -258,7 +258,7 @@ def _different(seq_num: int) -> VerbFailedError:
 async def read_range(
     stream: S2Stream, start: int, end: int
 ) -> AsyncIterator[list[SequencedRecord]]:
-    """Records from `start`, or the first that is left, up to `end`, in batches."""
+    """Yield batches of records from `start`, or the first one left, up to `end`."""
     if start >= end:
         return
     session = stream.read_session(start=SeqNum(start), limit=ReadLimit(count=end - start))
@@ -282,7 +282,7 @@ async def _each(stream: S2Stream, start: int, end: int) -> AsyncIterator[Sequenc
 
 
 async def _each_between(stream: S2Stream, since: int, until: int) -> AsyncIterator[SequencedRecord]:
-    """Records with timestamps from `since` on and before `until`."""
+    """Yield records with timestamps from `since` up to, not including, `until`."""
     session = stream.read_session(start=Timestamp(since), until_timestamp=until, clamp_to_tail=True)
     try:
         async for batch in session:
@@ -295,7 +295,7 @@ async def _each_between(stream: S2Stream, since: int, until: int) -> AsyncIterat
 
 
 async def _record(stream: S2Stream, seq_num: int) -> SequencedRecord | None:
-    """The record with that seq_num; None if it was trimmed, or is not there yet."""
+    """Return the record with that seq_num; None if it was trimmed or does not exist yet."""
     try:
         batch = await stream.read(start=SeqNum(seq_num), limit=ReadLimit(count=1))
     except ReadUnwrittenError:
@@ -305,7 +305,7 @@ async def _record(stream: S2Stream, seq_num: int) -> SequencedRecord | None:
 
 
 async def _extent(stream: S2Stream) -> tuple[_First, int]:
-    """Where a stream begins and ends."""
+    """Return where a stream starts and ends."""
     tail = await stream.check_tail()
     try:
         batch = await stream.read(start=SeqNum(0), limit=ReadLimit(count=1))
@@ -317,7 +317,7 @@ async def _extent(stream: S2Stream) -> tuple[_First, int]:
 
 
 def _padding(start: int, end: int, timestamp: int) -> Iterator[list[Record]]:
-    """Batches of empty records that take the place of trimmed ones; the last record trims them."""
+    """Yield batches of empty records to replace trimmed ones; the last record trims them."""
     for at in range(start, end, BATCH_RECORDS_MAX):
         size = min(BATCH_RECORDS_MAX, end - at)
         batch = [Record(body=b"", timestamp=timestamp)] * size
@@ -335,7 +335,7 @@ def _same(wanted: Record, found: SequencedRecord) -> bool:
 
 
 def _encoded(record: SequencedRecord) -> bytes:
-    """A record for the hash: every part with its length before it, so that none runs into another."""
+    """Encode a record for the hash, each part after its length, so that parts cannot run together."""
     parts = [part for header in record.headers for part in header]
     parts += [record.body, record.timestamp.to_bytes(8, "big")]
     return b"".join(len(part).to_bytes(4, "big") + part for part in parts)

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @verb("create-basin", changes=True)
 @basin_argument
-@click.option("--location", metavar="NAME", help="Where its records are to be kept.")
+@click.option("--location", metavar="NAME", help="Location to keep its records in.")
 @click.option(
-    "--ensure", is_flag=True, help="If it is there, give it this configuration, and succeed."
+    "--ensure", is_flag=True, help="If it exists, give it this configuration and succeed."
 )
 @config_options.basin_config_options
 async def create_basin(
@@ -29,7 +29,7 @@ async def create_basin(
 ) -> None:
     """Create a basin.
 
-    The configuration is the basin's own, and the one that its streams start from.
+    The configuration is the basin's own, and the default for its streams.
     """
     config, status = config_options.basin_config(given), "created"
     if ensure:
@@ -43,7 +43,7 @@ async def create_basin(
 @verb("list-basins")
 @click.option("--prefix", default="", help="Only names that begin with this.")
 @click.option("--start-after", default="", metavar="NAME", help="Only names after this one.")
-@click.option("--limit", type=click.IntRange(min=1), help="At most so many.")
+@click.option("--limit", type=click.IntRange(min=1), help="At most this many.")
 async def list_basins(
     s2: S2, output: Output, prefix: str, start_after: str, limit: int | None
 ) -> None:
@@ -57,7 +57,7 @@ async def list_basins(
 async def delete_basin(s2: S2, output: Output, basin: str, yes: bool) -> None:
     """Delete a basin and all its streams.
 
-    This stops them at once; cleaning up goes on in the background. Asks first, unless --yes is given.
+    They stop at once; storage is freed in the background. Asks first, unless --yes is given.
     """
     confirm(f"delete the basin {basin!r} with all its streams", yes=yes)
     await s2.delete_basin(basin)
@@ -76,7 +76,7 @@ async def get_basin_config(s2: S2, output: Output, basin: str) -> None:
 @basin_argument
 @config_options.basin_config_options
 async def reconfigure_basin(s2: S2, output: Output, basin: str, **given: Any) -> None:
-    """Change the configuration of a basin; what is not named stays as it is."""
+    """Change the configuration of a basin; what is not given stays as it is."""
     config = config_options.basin_config(given)
     config_options.require_some(config)
     shape = json_output.basin_config(await s2.reconfigure_basin(basin, config=config))

@@ -1,4 +1,4 @@
-"""Options that say how a stream or a basin is to be configured."""
+"""Options for the configuration of a stream or a basin."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _STREAM_OPTIONS = (
     click.option(
         "--timestamping-uncapped/--timestamping-capped",
         default=None,
-        help="Whether a record's timestamp may lie in the future.",
+        help="Whether a record's timestamp may be in the future.",
     ),
     click.option(
         "--delete-on-empty-min-age",
         type=Duration(),
         metavar="AGE",
-        help="Delete a stream that was empty for so long; 0 for never.",
+        help="Delete a stream that was empty for this long; 0 for never.",
     ),
 )
 _BASIN_OPTIONS = (
@@ -66,14 +66,14 @@ def stream_config_options(function: Function) -> Function:
 
 
 def basin_config_options(function: Function) -> Function:
-    """Options of the basin itself, and of the configuration that its streams start from."""
+    """Add options for the basin itself, and for the defaults of its streams."""
     for option in reversed(_BASIN_OPTIONS):
         function = option(function)
     return stream_config_options(function)
 
 
 def stream_config(given: dict[str, Any]) -> StreamConfig | None:
-    """The configuration that options ask for; None if they ask for nothing."""
+    """Build the configuration from the options; None if none is given."""
     from s2_sdk import StreamConfig, Timestamping, TimestampingMode
 
     if all(value is None for value in given.values()):
@@ -91,7 +91,7 @@ def stream_config(given: dict[str, Any]) -> StreamConfig | None:
 
 
 def basin_config(given: dict[str, Any]) -> BasinConfig | None:
-    """The configuration that options ask for; None if they ask for nothing."""
+    """Build the configuration from the options; None if none is given."""
     from s2_sdk import BasinConfig, Encryption
 
     own = {name: given[name] for name in _BASIN_NAMES}
@@ -109,4 +109,4 @@ def basin_config(given: dict[str, Any]) -> BasinConfig | None:
 def require_some(config: object) -> None:
     """Refuse a reconfiguration that would change nothing."""
     if config is None:
-        raise click.UsageError("nothing to change was given: name at least one option to set")
+        raise click.UsageError("nothing to change: give at least one option to set")

@@ -20,7 +20,7 @@ Item = TypeVar("Item")
 async def show_basins(
     s2: S2, output: Output, prefix: str = "", start_after: str = "", limit: int | None = None
 ) -> None:
-    """Print basins as they come."""
+    """Print basins as pages arrive."""
     items = s2.list_all_basins(prefix=prefix, start_after=start_after, include_deleted=True)
     async for info in first(items, limit):
         output.show(json_output.basin(info), basin_text(info))
@@ -34,7 +34,7 @@ async def show_streams(
     start_after: str = "",
     limit: int | None = None,
 ) -> None:
-    """Print the streams of a basin as they come."""
+    """Print the streams of a basin as pages arrive."""
     items = open_basin(s2, basin).list_all_streams(
         prefix=prefix, start_after=start_after, include_deleted=True
     )
@@ -43,7 +43,7 @@ async def show_streams(
 
 
 async def first(items: AsyncIterator[Item], limit: int | None) -> AsyncIterator[Item]:
-    """The first `limit` of `items`, or all; the page after the last one is not asked for."""
+    """Yield the first `limit` of `items`, or all, without fetching a page too many."""
     numbers = count(1)
     async for item in items:
         yield item
@@ -66,7 +66,7 @@ def _columns(name: str, *others: str) -> str:
 
 
 def config_text(shape: Shape, path: str = "") -> str:
-    """A configuration, one `member = value` per line."""
+    """Format a configuration, one `member = value` per line."""
     lines = []
     for name, value in shape.items():
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Verbs on usage: what an account, a basin or a stream was used for."""
+"""Verbs that show the usage of an account, a basin or a stream."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _STREAM_SETS = ("storage",)
 
 
 def _question(sets: Iterable[str]) -> Callable[[Function], Function]:
-    """The set of metrics, and the span of time."""
+    """Add the argument for the set of metrics, and the options for the time span."""
 
     def add(function: Function) -> Function:
         for option in (
@@ -93,9 +93,9 @@ async def get_stream_metrics(
 
 
 def _span(start: int | None, end: int | None, interval: str | None) -> dict[str, Any]:
-    """The span in the SDK's words: whole seconds, of which the end is the first one not asked for.
+    """Return the span as the SDK takes it: whole seconds, with an exclusive end.
 
-    It is rounded up, or what happened in the second that is going on would be left out.
+    The end is rounded up, so that the current second is included.
     """
     from s2_sdk import TimeseriesInterval
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @verb("create-stream", changes=True)
 @stream_argument
 @click.option(
-    "--ensure", is_flag=True, help="If it is there, give it this configuration, and succeed."
+    "--ensure", is_flag=True, help="If it exists, give it this configuration and succeed."
 )
 @config_options.stream_config_options
 async def create_stream(s2: S2, output: Output, ref: StreamRef, ensure: bool, **given: Any) -> None:
@@ -39,7 +39,7 @@ async def create_stream(s2: S2, output: Output, ref: StreamRef, ensure: bool, **
 @basin_argument
 @click.option("--prefix", default="", help="Only names that begin with this.")
 @click.option("--start-after", default="", metavar="NAME", help="Only names after this one.")
-@click.option("--limit", type=click.IntRange(min=1), help="At most so many.")
+@click.option("--limit", type=click.IntRange(min=1), help="At most this many.")
 async def list_streams(
     s2: S2, output: Output, basin: str, prefix: str, start_after: str, limit: int | None
 ) -> None:
@@ -64,7 +64,7 @@ async def ls(s2: S2, output: Output, where: str) -> None:
 async def delete_stream(s2: S2, output: Output, ref: StreamRef, yes: bool) -> None:
     """Delete a stream.
 
-    This stops it at once; cleaning up goes on in the background. Asks first, unless --yes is given.
+    It stops at once; storage is freed in the background. Asks first, unless --yes is given.
     """
     confirm(f"delete the stream s2://{ref.basin}/{ref.stream}", yes=yes)
     await open_basin(s2, ref.basin).delete_stream(ref.stream)
@@ -83,7 +83,7 @@ async def get_stream_config(s2: S2, output: Output, ref: StreamRef) -> None:
 @stream_argument
 @config_options.stream_config_options
 async def reconfigure_stream(s2: S2, output: Output, ref: StreamRef, **given: Any) -> None:
-    """Change the configuration of a stream; what is not named stays as it is."""
+    """Change the configuration of a stream; what is not given stays as it is."""
     config = config_options.stream_config(given)
     config_options.require_some(config)
     changed = await open_basin(s2, ref.basin).reconfigure_stream(ref.stream, config=config)

@@ -37,9 +37,11 @@ _PERMISSIONS = {"r": "read", "w": "write", "rw": "read-write"}
 @click.option(
     "--op-group-perms",
     metavar="GROUP=r|w|rw,...",
-    help="What it allows, by group (account, basin, stream): stream=rw,basin=r.",
+    help="Operations it allows, by group (account, basin, stream): stream=rw,basin=r.",
 )
-@click.option("--ops", metavar="OP,...", help="What it allows, one by one: append,check-tail.")
+@click.option(
+    "--ops", metavar="OP,...", help="Operations it allows, one by one: append,check-tail."
+)
 @click.option("--expires-in", type=Duration(), metavar="AGE", help="For how long: 30d.")
 @click.option("--expires-at", type=Moment(), help="Until when.")
 @click.option(
@@ -86,7 +88,7 @@ async def issue_access_token(
 @verb("list-access-tokens")
 @click.option("--prefix", default="", help="Only ids that begin with this.")
 @click.option("--start-after", default="", metavar="ID", help="Only ids after this one.")
-@click.option("--limit", type=click.IntRange(min=1), help="At most so many.")
+@click.option("--limit", type=click.IntRange(min=1), help="At most this many.")
 async def list_access_tokens(
     s2: S2, output: Output, prefix: str, start_after: str, limit: int | None
 ) -> None:
@@ -99,7 +101,7 @@ async def list_access_tokens(
 @verb("revoke-access-token", changes=True)
 @click.argument("token_id", metavar="ID")
 async def revoke_access_token(s2: S2, output: Output, token_id: str) -> None:
-    """Revoke an access token; nobody gets in with it from then on."""
+    """Revoke an access token; it is refused from then on."""
     await s2.revoke_access_token(token_id)
     output.show({"id": token_id, "status": "revoked"}, f"{token_id}  revoked")
 

@@ -1,4 +1,4 @@
-"""Variables of S2's own server: those that `serve` follows, and what to use instead of the others."""
+"""Variables of S2's own server: those that `serve` reads, and replacements for the others."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from streamfold.errors import InvalidError
 
 FLUSH_INTERVAL = "SL8_FLUSH_INTERVAL"
 _PREFIXES = ("SL8_", "S2LITE_")
-#: Those that are followed, each by the option that takes it.
+#: Those that are read, each with the option that it sets.
 _FOLLOWED = frozenset((FLUSH_INTERVAL, "S2LITE_INIT_FILE"))
-#: Options that come closest to settings of SlateDB.
+#: The options closest to settings of SlateDB.
 _OPTIONS = {
     "SL8_MAX_UNFLUSHED_BYTES": "--append-inflight-bytes",
     "SL8_OBJECT_STORE_MAX_RETRIES": "--commit-timeout",
@@ -21,7 +21,7 @@ _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, 
 
 
 def flush_interval(environment: Mapping[str, str]) -> float | None:
-    """Seconds between flushes, as the variable has them; None if it is not set."""
+    """Return the variable's seconds between flushes; None if it is not set."""
     text = environment.get(FLUSH_INTERVAL, "").strip()
     if not text:
         return None
@@ -30,14 +30,14 @@ def flush_interval(environment: Mapping[str, str]) -> float | None:
         unit not in _UNITS for _, unit in parts
     ):
         raise InvalidError(
-            f"{FLUSH_INTERVAL} {text!r} is not a duration: write it like 10ms, or leave it out and "
+            f"{FLUSH_INTERVAL} {text!r} is not a duration: write it like 10ms, or unset it and "
             "give --commit-interval"
         )
     return sum(float(number) * _UNITS[unit] for number, unit in parts)
 
 
 def unused(environment: Mapping[str, str], options: Iterable[str]) -> Iterator[str]:
-    """A sentence for each variable that has no effect here; `options` are those of `serve`."""
+    """Yield a sentence for each variable without effect; `options` are those of `serve`."""
     known = frozenset(options)
     for name in sorted(environment):
         if not name.startswith(_PREFIXES) or name in _FOLLOWED:
@@ -46,4 +46,4 @@ def unused(environment: Mapping[str, str], options: Iterable[str]) -> Iterator[s
         if option in known:
             yield f"{name} is not used: give {option} instead"
         else:
-            yield f"{name} is not used, and no setting takes its place: see 'streamfold serve --help'"
+            yield f"{name} is not used, and no option replaces it: see 'streamfold serve --help'"

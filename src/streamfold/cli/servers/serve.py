@@ -19,10 +19,10 @@ from streamfold.server.main import Server, TlsFiles, run
 from streamfold.store.settings import StoreSettings
 
 _DEFAULTS = StoreSettings()
-_ROOT_TOKEN = "STREAMFOLD_ROOT_TOKEN"  # noqa: S105 - where it is, not what it is
-#: Characters: one that is shorter could be guessed.
+_ROOT_TOKEN = "STREAMFOLD_ROOT_TOKEN"  # noqa: S105 - the variable's name, not a secret
+#: Characters: a shorter one could be guessed.
 _ROOT_TOKEN_MIN = 16
-#: What is written is for this user alone: files 0600 in folders 0700. SlateDB takes it from here.
+#: Only this user can read what is written: files 0600, folders 0700. SlateDB obeys it too.
 _UMASK = 0o077
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -35,7 +35,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @click.option(
     "--bucket",
-    help="Keep records in this S3 bucket, reached as by AWS tools: AWS_*, ~/.aws, roles.",
+    help="Keep records in this S3 bucket, configured as for AWS tools: AWS_*, ~/.aws, roles.",
 )
 @click.option("--path", default="", help="Prefix within the folder or bucket.")
 @click.option(
@@ -54,17 +54,17 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     "--init-file",
     type=_FILE,
     envvar="S2LITE_INIT_FILE",
-    help="JSON file of basins and streams to make sure of.",
+    help="JSON file of basins and streams to create unless they exist.",
 )
 @click.option(
     "--public-url",
-    help="What clients reach the server by, for links in answers; otherwise the request's host.",
+    help="The server's URL for clients, for links in answers; otherwise the request's host.",
 )
 @click.option(
     "--cors-origin",
     "cors_origins",
     multiple=True,
-    help="Let web pages of this origin use a server without --auth, beside those of this machine; "
+    help="Let web pages of this origin, besides this machine's, use a server without --auth; "
     "* for all. May be given several times.",
 )
 @click.option("--no-cors", is_flag=True, help="Do not let pages of other origins use the server.")
@@ -89,14 +89,14 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     show_default=True,
     envvar="STREAMFOLD_COMMIT_TIMEOUT",
     show_envvar=True,
-    help="Seconds that storage may be silent before an append fails as of unknown outcome.",
+    help="Seconds that storage may be silent before an append fails with an unknown outcome.",
 )
 @click.option(
     "--disk-reserve",
     type=ByteSize(),
     envvar="STREAMFOLD_DISK_RESERVE",
     show_envvar=True,
-    help="Bytes of local disk that must be free for appends to be taken.  "
+    help="Bytes of local disk that must be free for appends to be accepted.  "
     "[default: 256MiB, or a quarter of a small disk]",
 )
 @click.option(
@@ -106,7 +106,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     show_default=True,
     envvar="STREAMFOLD_TRIM_GRACE",
     show_envvar=True,
-    help="Seconds after a trim command for which readers still get what it trims.",
+    help="Seconds after a trim command in which readers still get what it trims.",
 )
 @click.option(
     "--reclaim-after",
@@ -115,7 +115,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     show_default=True,
     envvar="STREAMFOLD_RECLAIM_AFTER",
     show_envvar=True,
-    help="Seconds after which storage is freed of records that were trimmed, expired or deleted.",
+    help="Seconds after which trimmed, expired and deleted records are removed from storage.",
 )
 @click.option(
     "--reclaim-rate",
@@ -124,24 +124,24 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     show_default="32MiB",
     envvar="STREAMFOLD_RECLAIM_RATE",
     show_envvar=True,
-    help="Bytes per second, on average, that are rewritten to free little space.",
+    help="Bytes per second, on average, to rewrite where that frees little space.",
 )
 @click.option(
     "--trim-on-snapshot",
     is_flag=True,
     envvar="STREAMFOLD_TRIM_ON_SNAPSHOT",
     show_envvar=True,
-    help="Have snapshots trim what they cover, in streams that are not configured otherwise.",
+    help="Let snapshots trim the records they cover, in streams not configured otherwise.",
 )
 @click.option(
     "--no-fsync",
     is_flag=True,
-    help="Acknowledge before the disk has it: a power cut may lose records.",
+    help="Acknowledge before data is on disk: a power cut may lose records.",
 )
 @click.option(
     "--auth",
     is_flag=True,
-    help="Ask for access tokens; the root token is in STREAMFOLD_ROOT_TOKEN, or in a file.",
+    help="Require access tokens; the root token is in STREAMFOLD_ROOT_TOKEN, or in a file.",
 )
 @click.option("--root-token-file", type=_FILE, help="File with the root token; implies --auth.")
 @click.option(
@@ -196,9 +196,9 @@ def serve(
     no_access_log: bool,
     as_json: bool,
 ) -> None:
-    """Run a server that S2's clients can use; without a place for records, in memory."""
+    """Run a server for S2's clients; in memory, unless a folder or bucket is given."""
     if (tls_cert is None) != (tls_key is None):
-        raise InvalidError("--tls-cert and --tls-key belong together: give both or neither")
+        raise InvalidError("--tls-cert and --tls-key need each other: give both or neither")
     tls = TlsFiles(tls_cert, tls_key) if tls_cert and tls_key else None
     configuration = Configuration(
         location=store_location(local_root, bucket, path),
@@ -237,12 +237,12 @@ def serve(
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    logging.getLogger("botocore").setLevel(logging.WARNING)  # a line for each file that it reads
+    logging.getLogger("botocore").setLevel(logging.WARNING)  # it logs a line for each file it reads
     run(configuration, lambda server: _announce(server, configuration, as_json))
 
 
 def _commit_interval(given: float | None) -> float:
-    """Seconds between commits, from the option or the variable that S2's own server has for it."""
+    """Return the seconds between commits, from the option or from the variable of S2's own server."""
     wanted = lite_variables.flush_interval(os.environ)
     if wanted is None:
         return given or 0.0
@@ -262,7 +262,7 @@ def _warn(text: str) -> None:
 
 
 def _root_token(file: Path | None) -> Secret:
-    """The root token from its file, or else from the environment."""
+    """Read the root token from its file, or else from the environment."""
     text = file.read_text() if file else os.environ.get(_ROOT_TOKEN, "")
     token = text.strip()
     if len(token) < _ROOT_TOKEN_MIN:
@@ -274,16 +274,16 @@ def _root_token(file: Path | None) -> Secret:
 
 
 def _reach(configuration: Configuration) -> str:
-    """Who can reach the server, and what they may do then."""
+    """Say which clients can reach the server, and what they may do."""
     host = configuration.listening_host
     if configuration.guarded:
-        return f"It listens at {host} and asks for access tokens."
+        return f"It listens at {host} and requires access tokens."
     if is_loopback(host):
         return (
-            f"It listens at {host}, for this machine alone, and asks for no tokens. "
+            f"It listens at {host}, for this machine alone, and requires no tokens. "
             "--auth opens it to other machines with tokens, --host without."
         )
-    return f"It listens at {host} and is open: anybody who reaches it may read and write."
+    return f"It listens at {host} and is open: any client that reaches it may read and write."
 
 
 def _announce(server: Server, configuration: Configuration, as_json: bool) -> None:

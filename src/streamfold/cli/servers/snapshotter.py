@@ -29,7 +29,7 @@ _CONFIG = click.option(
     "file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     required=True,
-    help="Configuration: TOML, or HOCON by a name that ends in .conf.",
+    help="Configuration file: HOCON if it ends in .conf, otherwise TOML.",
 )
 _SET = click.option(
     "--set",
@@ -40,9 +40,9 @@ _SET = click.option(
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _JOB = Path(__file__).with_name("snapshotter_job.py")
-#: Seconds between two looks at whether Spark is still there.
+#: Seconds between two checks that Spark still runs.
 _LOOK = 2.0
-#: Seconds between two looks at whether Spark has started.
+#: Seconds between two checks whether Spark has started.
 _START_LOOK = 0.1
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ def snapshotter() -> None:
 @_SET
 @_JSON
 def validate(file: Path, settings: tuple[str, ...], as_json: bool) -> None:
-    """Check a configuration, and show what is in effect; nothing is contacted."""
+    """Check a configuration and show what is in effect, without contacting anything."""
     configuration = _load(file, settings, as_json)
     if as_json:
         tables = [table.name for table in configuration.tables]
@@ -80,9 +80,9 @@ def validate(file: Path, settings: tuple[str, ...], as_json: bool) -> None:
 @click.option(
     "--scratch",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for what Spark writes down meanwhile; nothing in it is needed afterwards.",
+    help="Folder for Spark's temporary files; nothing in it is needed afterwards.",
 )
-@click.option("--verbose", is_flag=True, help="Show what Spark and other libraries print, too.")
+@click.option("--verbose", is_flag=True, help="Also show what Spark and other libraries print.")
 @_JSON
 def run(
     file: Path,
@@ -95,7 +95,7 @@ def run(
 ) -> None:
     """Publish the tables until SIGTERM or SIGINT, then flush the last diffs.
 
-    Ends with status 1 when a table could not be flushed, or when none is left to publish.
+    Exits with status 1 when a table could not be flushed, or when none is left to publish.
     """
     configuration = _load(file, settings, as_json)
     spark_settings = dict(_pair(text) for text in confs)
@@ -123,7 +123,7 @@ def pack(folder: Path, as_json: bool) -> None:
 
 
 def _load(file: Path, settings: tuple[str, ...], as_json: bool) -> Configuration:
-    """The configuration; what is wrong with it is listed, one problem per line."""
+    """Load the configuration, or list its problems, one per line."""
     try:
         return load_configuration(file, settings=settings)
     except ConfigurationError as error:
@@ -132,16 +132,18 @@ def _load(file: Path, settings: tuple[str, ...], as_json: bool) -> Configuration
         for problem in error.problems:
             click.echo(problem, err=True)
         count = len(error.problems)
-        told = "1 problem, which is" if count == 1 else f"{count} problems, which are"
-        raise VerbFailedError(error.code, f"{file} has {told} listed above: correct it") from None
+        problems = "1 problem, which is" if count == 1 else f"{count} problems, which are"
+        raise VerbFailedError(
+            error.code, f"{file} has {problems} listed above: correct it"
+        ) from None
 
 
 def _log(verbose: bool) -> None:
-    """Log what this package says, and what others say only where that is asked for."""
+    """Log this package's messages, and those of others if `verbose`."""
     shape = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format=shape)
     logging.getLogger("streamfold").setLevel(logging.INFO)
-    # It tells of every connection that ends with a query.
+    # It logs every connection that ends with a query.
     logging.getLogger("py4j").setLevel(logging.WARNING if verbose else logging.CRITICAL)
 
 
@@ -178,7 +180,7 @@ def _publish(
         writer.check()
         spark = _unless(stop, partial(snapshotter_session, settings, verbose=verbose))
         if spark is None:
-            return  # nothing was begun with; Java ends with this process
+            return  # nothing has started; Java ends with this process
         with needing_java(spark):
             with writer.publishing(spark):
                 _stop_without(partial(is_running, spark), stop)
@@ -189,7 +191,7 @@ def _publish(
 
 
 def _unless(stop: threading.Event, work: Callable[[], T]) -> T | None:
-    """What `work` returns, or raises; None as soon as `stop` is set, whatever becomes of it."""
+    """Return or raise what `work` does; None as soon as `stop` is set, without waiting for `work`."""
     outcome: Future[T] = Future()
 
     def run() -> None:
@@ -206,7 +208,7 @@ def _unless(stop: threading.Event, work: Callable[[], T]) -> T | None:
 
 
 def _stop_without(is_running: Callable[[], bool], stop: threading.Event) -> None:
-    """Have `stop` set when Spark is gone: every table would try again for ever."""
+    """Set `stop` when Spark is gone: otherwise every table would retry without end."""
 
     def watch() -> None:
         while not stop.wait(_LOOK):
@@ -235,5 +237,5 @@ def _what_stopped(statuses: Mapping[str, TableStatus]) -> str:
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not (name and equals):
-        raise click.BadParameter(f"{text!r} is not KEY=VALUE", param_hint="--conf")
+        raise click.BadParameter(f"{text!r} is not a setting: write KEY=VALUE", param_hint="--conf")
     return name, value

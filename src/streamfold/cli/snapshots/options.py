@@ -1,4 +1,4 @@
-"""Options that the verbs of `streamfold snapshot` share, and what they stand for."""
+"""Options that the verbs of `streamfold snapshot` share, and what they build."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ where_options = _options(
         default="auto",
         show_default=True,
         metavar="auto[:URL]|in-stream|URL",
-        help="Where snapshots live: outside at a URL (s3://, gs://, az://, file:///), on a Streamfold "
+        help="Where snapshots are: outside at a URL (s3://, gs://, az://, file:///), on a Streamfold "
         "server (http://host:port), in the stream, or in the stream while they fit one record and "
         "then at the URL.",
     ),
@@ -48,7 +48,7 @@ where_options = _options(
     click.option(
         "--no-trim",
         is_flag=True,
-        help="Snapshots in the stream leave the records that they cover.",
+        help="Do not trim the records that snapshots in the stream cover.",
     ),
     click.option(
         "--codec",
@@ -63,25 +63,25 @@ folding_options = _options(
         "--fold",
         required=True,
         metavar="NAME",
-        help="last-value, merge-patch, counter, or one of yours as module:function.",
+        help="last-value, merge-patch, counter, or your own as module:function.",
     ),
     click.option(
         "--key-field", default="key", show_default=True, help="last-value: field of the key."
     ),
     click.option("--key-header", help="last-value: header of the key, instead of a field."),
-    click.option("--initial", metavar="JSON", help="First state, for a fold of yours."),
+    click.option("--initial", metavar="JSON", help="First state, for your own fold."),
 )
 retention_options = _options(
     click.option("--trim", is_flag=True, help="Trim the stream to an external snapshot's cursor."),
     click.option("--keep", type=click.IntRange(min=1), help="External snapshots to keep."),
     click.option("--max-age", type=Duration(), help="Delete external snapshots older than this."),
-    click.option("--fencing-token", help="Token to show with every append."),
+    click.option("--fencing-token", help="Token to send with every append."),
     click.option("--fence", is_flag=True, help="Set that token first."),
 )
 
 
 def fold_of(given: dict[str, Any]) -> FoldSpec[Any]:
-    """What `folding_options` asked for."""
+    """Build the fold from `folding_options`."""
     from streamfold.follow.folds import find_fold
 
     return find_fold(
@@ -93,7 +93,7 @@ def fold_of(given: dict[str, Any]) -> FoldSpec[Any]:
 
 
 def retention_of(given: dict[str, Any]) -> RetentionRules:
-    """What `retention_options` asked for."""
+    """Build the rules from `retention_options`."""
     from streamfold.follow import RetentionRules
 
     return RetentionRules(
@@ -102,7 +102,7 @@ def retention_of(given: dict[str, Any]) -> RetentionRules:
 
 
 def snapshots_of(given: dict[str, Any], ref: StreamRef) -> Snapshots[Any]:
-    """What `where_options` asked for, for the stream at `place`."""
+    """Build the snapshots of the stream `ref` from `where_options`."""
     from streamfold.follow import JsonCodec, MsgpackCodec, auto, external, in_stream
 
     where, shape, trim = given["where"], given["shape"], not given["no_trim"]
@@ -121,11 +121,9 @@ def snapshots_of(given: dict[str, Any], ref: StreamRef) -> Snapshots[Any]:
 
 
 def _served(endpoint: str, ref: StreamRef, shape: str) -> SnapshotStore:
-    """Snapshots of the stream that the server at `endpoint` keeps."""
+    """Open the snapshots that the server at `endpoint` keeps of the stream."""
     from streamfold.follow import ServerSnapshots
 
     if shape != "streamfold":
-        raise click.UsageError(
-            "a server keeps snapshots in Streamfold's own shape: leave out --shape"
-        )
+        raise click.UsageError("a server keeps snapshots in Streamfold's own shape: omit --shape")
     return ServerSnapshots(endpoint, ref.basin, ref.stream, current_token())

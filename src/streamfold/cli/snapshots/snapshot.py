@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 Work = Callable[..., Coroutine[Any, Any, None]]
 
-#: Attempts in a row before a verb gives up on a server that does not answer.
+#: Failed attempts in a row before a verb gives up.
 _ATTEMPTS = 5
 _STATUSES: tuple[tuple[type[StreamfoldError], ExitStatus], ...] = (
     (ConditionFailedError, ExitStatus.CONDITION_FAILED),
@@ -55,7 +55,7 @@ _STATUSES: tuple[tuple[type[StreamfoldError], ExitStatus], ...] = (
 
 
 def _report_progress(work: Work) -> Work:
-    """Failures of following and snapshotting, with the exit status that other verbs have."""
+    """Map failures of following and snapshotting to the exit statuses of other verbs."""
 
     @wraps(work)
     async def run(*args: Any, **given: Any) -> None:
@@ -94,8 +94,8 @@ def snapshot() -> None:
 async def take(s2: S2, output: Output, ref: StreamRef, **given: Any) -> None:
     """Take one snapshot now, of everything up to the tail.
 
-    Ends with status 6, and says why, if it took none: nothing came since the last one, or another
-    process has just taken one.
+    Exits with status 6, and says why, if it took none: no record arrived since the last one, or
+    another process has just taken one.
     """
     from streamfold.follow import Backoff, Outcome, SnapshotTaker
 
@@ -124,10 +124,10 @@ async def take(s2: S2, output: Output, ref: StreamRef, **given: Any) -> None:
 @where_options
 @folding_options
 @retention_options
-@click.option("--records", type=click.IntRange(min=1), help="One after so many records.")
-@click.option("--bytes", "size", type=ByteSize(), help="One after so many bytes of records.")
-@click.option("--age", type=Duration(), help="One after so long, if anything came.")
-@click.option("--replay", type=Duration(), help="One when a replay would take so long.")
+@click.option("--records", type=click.IntRange(min=1), help="Take one after this many records.")
+@click.option("--bytes", "size", type=ByteSize(), help="Take one after this many bytes of records.")
+@click.option("--age", type=Duration(), help="Take one after this long, if records arrived.")
+@click.option("--replay", type=Duration(), help="Take one when a replay would take this long.")
 @_report_progress
 async def run(
     s2: S2,
@@ -236,11 +236,11 @@ async def prune(
     max_age: int | None,
     **given: Any,
 ) -> None:
-    """Delete external snapshots by number and age, but never the newest whole one."""
+    """Delete external snapshots by number and age, but never the newest intact one."""
     from streamfold import follow
 
     if keep is None and max_age is None:
-        raise click.UsageError("say what may go: --keep N, --max-age DURATION, or both")
+        raise click.UsageError("nothing to prune by: give --keep N, --max-age DURATION, or both")
     store = _store(snapshots_of(given, ref))
     now = int(time.time() * 1000)
     for info in await follow.prune(store, keep=keep, max_age=max_age, now=now):
@@ -261,7 +261,7 @@ def _store(snapshots: Snapshots[Any]) -> SnapshotStore:
     if snapshots.store is None:
         raise InvalidError(
             "only external snapshots are pruned, those in the stream are trimmed: "
-            "give --snapshots the URL where they are"
+            "give their URL with --snapshots"
         )
     return snapshots.store
 
