@@ -194,7 +194,7 @@ async def test_leaving_while_another_task_follows_ends_that_task() -> None:
     async with ledger.follow() as state:
         waiting = asyncio.create_task(anext(state))
         await asyncio.sleep(0)
-    with pytest.raises(InvalidError, match="not followed any more"):
+    with pytest.raises(InvalidError, match="no longer followed"):
         await waiting
 
 

@@ -69,7 +69,7 @@ class HistoryTrimmedError(NotFoundError):
         because = f" ({'; '.join(problems)})" if problems else ""
         super().__init__(
             f"the records before {first} are trimmed and no usable snapshot covers them{because}: "
-            "name the place where its snapshots are kept"
+            "name the location of its snapshots"
         )
 
 

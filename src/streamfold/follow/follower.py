@@ -24,15 +24,15 @@ from streamfold.follow.snapshots.snapshot_store import Snapshots
 S = TypeVar("S")
 
 #: Failures in a row after which the first restore gives up, unless its backoff says otherwise: a server
-#: that was never there is more likely a mistake than an outage. Once it follows, it goes on trying.
+#: that never answered is more likely a mistake than an outage. Once it follows, it keeps trying.
 _FIRST_ATTEMPTS = 6
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):
-    """A delta that the state has already; or, with `restored`, that the state was replaced.
+    """A delta that the state already has; or, with `restored`, a replacement of the state.
 
     The latter happens when records were trimmed before they could be read: the state then
-    comes from a snapshot, and the changes in between are not to be had one by one.
+    comes from a snapshot, and the changes in between are not available one by one.
     """
 
     seq_num: int
@@ -76,7 +76,7 @@ class Follower(Generic[S]):
 
     @property
     def plan(self) -> RestorePlan:
-        """How the state was restored, the last time that it was."""
+        """How the state was last restored."""
         if self._plan is None:
             raise InvalidError("the state is not restored yet: enter it with `async with` first")
         return self._plan
@@ -125,7 +125,7 @@ class Follower(Generic[S]):
             await self._fill()
 
     async def advance(self, max_wait: float | None = None) -> bool:
-        """Apply whatever comes next, all at once; False when nothing came in so many seconds."""
+        """Apply whatever comes next, all at once; False when nothing came within `max_wait` seconds."""
         if not self._ready and not await self._fill(max_wait):
             return False
         deltas = list(self._ready)
@@ -142,8 +142,8 @@ class Follower(Generic[S]):
     async def advance_to(self, snapshot: str, at_most: int) -> PartialSnapshot | None:
         """Apply everything before the first record of `snapshot`, and nothing after it.
 
-        That record is at `at_most` or before. None if it cannot be reached any more: the stream was
-        trimmed meanwhile, and the state restored from another snapshot.
+        That record is at `at_most` or before. None if it can no longer be reached: the stream was
+        trimmed, and the state restored from another snapshot.
         """
         while (parts := self._intake.frames.open.get(snapshot)) is None:
             if self._jumped or self._intake.position > at_most:
@@ -156,15 +156,15 @@ class Follower(Generic[S]):
     async def pause(self) -> None:
         """End the session until the next change is asked for; nothing is lost by it.
 
-        For whoever appends much while following: what is not read fills the connection, and
-        acknowledgements of the same client wait behind it.
+        For callers that append much while following: unread records fill the connection, and
+        acknowledgements of the same client wait behind them.
         """
         if self._feed is not None:
             await self._feed.seek(self._intake.position)
 
     async def _fill(self, max_wait: float | None = None) -> bool:
         if self._feed is None:
-            raise InvalidError("the state is not followed any more: its `async with` block is over")
+            raise InvalidError("the state is no longer followed: its `async with` block is over")
         batch = await self._feed.next(max_wait)
         if batch is None:
             return False
@@ -198,8 +198,8 @@ def follow(
 
     `stream` is a `StreamClient`, or a stream of the S2 SDK. `fold` gets the state and a record and
     returns the state; it may change the one that it got. A snapshot that was made by a fold of another
-    `fold_name` is refused. Entering loads the newest snapshot and
-    replays what came after it; disconnects are survived by reconnecting. Leaving ends the session.
+    `fold_name` is refused. Entering loads the newest snapshot and replays what came after it; lost
+    connections are opened again. Leaving ends the read session.
     """
     return Follower(
         as_client(stream),

@@ -40,7 +40,7 @@ async def pieces_of(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
 
 
 async def swap(store: BlobStore, key: str, data: bytes = b"x") -> str:
-    """Replace the blob that is there now."""
+    """Replace the current blob."""
     _, etag = await store.get_with_etag(key)
     return await store.put_if_match(key, data, etag)
 

@@ -1,4 +1,4 @@
-"""A blob store that fails as planned, for tests of whatever is built on blobs."""
+"""A blob store that fails as planned, for tests of code that uses blobs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class FaultPlan(Protocol):
 
 
 class ScriptedFaults:
-    """The n-th call of an operation gets the n-th fault of its script; later ones none."""
+    """The n-th call of an operation gets the n-th fault of its script; later calls succeed."""
 
     def __init__(self, script: Mapping[Operation, Sequence[Fault]] | None = None) -> None:
         for operation, faults in (script or {}).items():

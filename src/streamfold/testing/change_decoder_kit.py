@@ -36,7 +36,7 @@ ROW: dict[str, Any] = {"id": 7, "name": "Ada", "amount": "12.50", "at": "2026-01
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A change that a body is to tell: `op` is insert, update or delete."""
+    """A change for a body to encode: `op` is insert, update or delete."""
 
     op: str
     row: dict[str, Any] = field(default_factory=lambda: dict(ROW))
@@ -55,7 +55,7 @@ def records(bodies: Sequence[bytes], first: int = 0, headers: Any = None) -> pa.
 
 
 class ChangeDecoderConformance:
-    """Subclass it for your decoder; `ops` are those that it can tell."""
+    """Subclass it for your decoder; `ops` are those that it supports."""
 
     ops: tuple[str, ...] = ("insert", "update", "delete")
 
@@ -64,7 +64,7 @@ class ChangeDecoderConformance:
         raise NotImplementedError("return the decoder under test")
 
     def body(self, sample: Sample) -> bytes:
-        """The body of a record that tells this change; a delete may use the key alone."""
+        """The body of a record for this change; a delete may use the key alone."""
         raise NotImplementedError("return what the source would send")
 
     def decoded(

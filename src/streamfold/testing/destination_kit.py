@@ -1,4 +1,4 @@
-"""What every place for an archive guarantees, as tests.
+"""What every destination of an archive guarantees, as tests.
 
     class TestMyDestination(DestinationConformance):
         @pytest.fixture
@@ -72,7 +72,7 @@ class DestinationConformance:
     async def test_there_is_no_manifest_at_first(self, destination: Destination) -> None:
         assert await destination.read() is None
 
-    async def test_a_manifest_is_read_as_it_was_stored_with_uris_of_this_place(
+    async def test_a_manifest_is_read_as_it_was_stored_with_uris_of_this_destination(
         self, destination: Destination
     ) -> None:
         stored = await destination.swap(small_manifest(), None)

@@ -19,12 +19,12 @@ class CommitFault(enum.Enum):
     AFTER = "after"
     #: It never answers.
     SILENCE = "silence"
-    #: It fails for want of room, and nothing of it was written.
+    #: It fails because the disk is full, and nothing of it was written.
     FULL = "full"
 
 
 class FaultyEngine:
-    """Passes everything on to `inner`, but for the commits that it is told to spoil.
+    """Passes everything on to `inner`, except the commits that a test makes fail.
 
     `hold()` stops commits before they reach `inner` until `resume()`, so that a test can look at what
     is not durable yet.
@@ -52,7 +52,7 @@ class FaultyEngine:
         self._open.set()
 
     async def commit(self, ops: Sequence[Op]) -> None:
-        async with self._order:  # a held or spoilt commit keeps those after it from overtaking
+        async with self._order:  # later commits do not overtake a held or failing one
             await self._open.wait()
             fault = self._faults.pop(0) if self._faults else None
             if fault is CommitFault.BEFORE:

@@ -1,4 +1,4 @@
-"""A sink that fails as planned, for tests of whatever sends events."""
+"""A sink that fails as planned, for tests of code that sends events."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class EventFaultPlan(Protocol):
 
 
 class ScriptedEventFaults:
-    """The n-th call gets the n-th fault; later ones none."""
+    """The n-th call gets the n-th fault; later calls succeed."""
 
     def __init__(self, script: Iterable[EventFault | None] = ()) -> None:
         self._left = deque(script)

@@ -29,7 +29,7 @@ with needing_extra("testing"):
 
 #: Events of one table in the test of order: more than services hand out at once.
 MANY = 25
-#: Names that services do not take as they are, in one place or another.
+#: Names that some services do not accept as they are.
 ODD_TABLES = ("with space", "größe.表", "a" * 300, 'quote"back\\slash', "line\nend", "x/y:z")
 
 

@@ -42,7 +42,7 @@ with needing_extra("testing"):
 
 #: Bytes of Arrow memory that a writer or reader may hold, and of the table that passes through it.
 MEMORY_MAX, TABLE_BYTES = 128 << 20, 256 << 20
-#: Places in a file that are damaged, each in a run of its own.
+#: Offsets in a file that are damaged, one per run.
 DAMAGES = 150
 
 
@@ -63,7 +63,7 @@ class FormatConformance:
 
     #: Whether a changed bit can never go unnoticed.
     checksummed: ClassVar[bool] = False
-    #: Whether a file that is cut after a row can be told from a whole one.
+    #: Whether a file that is cut after a row is detected.
     knows_its_end: ClassVar[bool] = False
 
     @pytest.fixture
@@ -180,9 +180,9 @@ class FormatConformance:
             write(format.write_rows, ORDERS, failing())
 
     def test_a_cut_file_is_refused(self, format: Format) -> None:
-        """Where the format cannot tell that rows are missing, none that it gives is wrong."""
+        """Where the format cannot detect missing rows, the rows that it reads are right."""
         for kind, data, original in self._files(format):
-            for length in self._places(len(data)):
+            for length in self._offsets(len(data)):
                 got = self._damaged(kind, data[:length])
                 if self.knows_its_end or got is None:
                     assert got is None, f"{length} of {len(data)} bytes went unnoticed"
@@ -194,11 +194,11 @@ class FormatConformance:
             assert self._damaged(kind, data + b"x") is None
 
     def test_a_changed_bit_is_refused(self, format: Format) -> None:
-        """Where the format has no checksum, it may go unnoticed, but fails in no other way."""
+        """Where the format has no checksum, damage may go unnoticed, but raises no other error."""
         for kind, data, original in self._files(format):
-            for place in self._places(len(data)):
+            for offset in self._offsets(len(data)):
                 changed = bytearray(data)
-                changed[place] ^= 1 << place % 8
+                changed[offset] ^= 1 << offset % 8
                 got = self._damaged(kind, bytes(changed))
                 if self.checksummed and got is not None:
                     assert_same(got, original)
@@ -260,7 +260,7 @@ class FormatConformance:
         changes = changes_of(ORDERS, rows)
         yield format.read_changes, write(format.write_changes, ORDERS, [changes])[0], changes
 
-    def _places(self, size: int) -> list[int]:
+    def _offsets(self, size: int) -> list[int]:
         chance = random.Random(size)  # noqa: S311 - reproducible damage, no secret
         spread = chance.sample(range(1, size), min(DAMAGES, size - 1))
         return sorted({*spread, 1, size - 1, *range(max(1, size - 20), size)})
@@ -302,7 +302,7 @@ def assert_same(got: pa.RecordBatch, expected: pa.RecordBatch) -> None:
 
 
 def assert_equal(left: pa.Array, right: pa.Array, path: str) -> None:
-    """Arrow's own comparison, but for floats, of which it knows no two equal NaN."""
+    """Arrow's own comparison, except for floats, where it treats NaN as unequal."""
     assert left.type == right.type, path
     if pa.types.is_nested(left.type):
         assert left.is_null().equals(right.is_null()), path

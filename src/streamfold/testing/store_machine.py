@@ -197,7 +197,7 @@ class StoreMachine(RuleBasedStateMachine):
     def _reconcile(
         self, stream: str, outcomes: Sequence[tuple[list[Record], object]], *, may_fail: bool
     ) -> None:
-        """Bring the model up to date: acknowledged batches are there, unknown ones may be."""
+        """Update the model: acknowledged batches are stored, unknown ones may be."""
         model = self.models[stream]
         request = ReadRequest(from_seq_num(0), count=_PLENTY)
         stored = {record.seq_num: record for record in self.run(self._read_all(stream, request))}
@@ -294,7 +294,7 @@ class StoreMachine(RuleBasedStateMachine):
     def restart(self) -> None:
         self.run(self._close())
         self.run(self._open())
-        self.upkeep()  # it also runs by itself on opening: the model must not be behind
+        self.upkeep()  # opening runs it too: the model must not be behind
 
     @precondition(lambda self: self.engine is not None)
     @rule(burst=st.lists(st.tuples(streams, batches), min_size=1, max_size=4))

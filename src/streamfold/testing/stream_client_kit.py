@@ -95,7 +95,7 @@ class StreamClientConformance:
             await _read(client, 7, 1)
         assert caught.value.tail_seq_num == 2
 
-    async def test_match_seq_num_lets_an_append_in_only_at_its_place(
+    async def test_match_seq_num_lets_an_append_in_only_at_that_seq_num(
         self, client: StreamClient
     ) -> None:
         await client.append(_records(b"a"), match_seq_num=0)

@@ -1,4 +1,4 @@
-"""A stream client that fails as planned, for tests of whatever is built on one."""
+"""A stream client that fails as planned, for tests of code that uses one."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class StreamFaultPlan(Protocol):
 
 
 class ScriptedStreamFaults:
-    """The n-th call of a kind gets the n-th fault of its script; later ones none."""
+    """The n-th call of a kind gets the n-th fault of its script; later calls succeed."""
 
     def __init__(self, script: Mapping[StreamCall, Sequence[StreamFault]]) -> None:
         for call, faults in script.items():

@@ -22,7 +22,7 @@ from streamfold.model.records import Record
 
 
 class StreamRecord(Protocol):
-    """A record in its place; every client may bring a class of its own, so that none is copied."""
+    """A sequenced record; every client may use its own class, so that records are not copied."""
 
     @property
     def seq_num(self) -> int: ...
@@ -59,16 +59,16 @@ class StreamClient(Protocol):
         ...
 
     async def peek(self, seq_num: int, count: int) -> Sequence[StreamRecord]:
-        """Up to `count` records at or after `seq_num`, without waiting; none at the tail.
+        """Up to `count` records at or after `seq_num`, without waiting; empty at the tail.
 
-        Below the first record that is still there, it starts at that one.
+        If `seq_num` is trimmed, it starts at the first record that is not.
         """
         ...
 
     def read(self, seq_num: int) -> AsyncGenerator[Sequence[StreamRecord]]:
         """Yield all records from `seq_num` on in batches that are never empty, and wait for more.
 
-        Where records were trimmed the seq_nums jump: it is for the caller to notice. The caller
+        Where records were trimmed the seq_nums jump: the caller has to notice. The caller
         closes the generator, which ends the session.
         """
         ...

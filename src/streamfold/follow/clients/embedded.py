@@ -67,25 +67,25 @@ class EmbeddedClient(Generic[Q]):
         self, store: EmbeddedStore[Q], basin: str, stream: str, request: Callable[[int], Q]
     ) -> None:
         self._store = store
-        self._place = (basin, stream)
+        self._ref = (basin, stream)
         self._request = request
 
     @property
     def name(self) -> str:
-        return self._place[1]
+        return self._ref[1]
 
     async def check_tail(self) -> StreamPosition:
-        return await self._store.check_tail(*self._place)
+        return await self._store.check_tail(*self._ref)
 
     async def peek(self, seq_num: int, count: int) -> Sequence[StreamRecord]:
         try:
-            batch = await self._store.read(*self._place, self._request(seq_num))
+            batch = await self._store.read(*self._ref, self._request(seq_num))
         except PositionUnwrittenError:
             return []
         return batch.records()[:count]
 
     async def read(self, seq_num: int) -> AsyncGenerator[Sequence[StreamRecord]]:
-        async with self._store.follow(*self._place, self._request(seq_num)) as session:
+        async with self._store.follow(*self._ref, self._request(seq_num)) as session:
             while (batch := await session.next()) is not None:
                 records = batch.records()
                 if records:
@@ -99,6 +99,6 @@ class EmbeddedClient(Generic[Q]):
         fencing_token: str | None = None,
     ) -> Appended:
         ack = await self._store.append(
-            *self._place, records, match_seq_num=match_seq_num, fencing_token=fencing_token
+            *self._ref, records, match_seq_num=match_seq_num, fencing_token=fencing_token
         )
         return Appended(ack.start.seq_num, ack.end.seq_num)

@@ -14,12 +14,12 @@ from streamfold.errors import InvalidError, PositionUnwrittenError, RetryLaterEr
 from streamfold.follow.clients.client import StreamClient, StreamRecord
 from streamfold.follow.errors import SnapshotAheadError
 
-#: Seconds after which a task that has not ended is told again.
+#: Seconds after which a task that has not ended is cancelled again.
 _ASK_AGAIN: Final = 0.25
 
 
 async def cancel_until_done(task: asyncio.Task[Any]) -> None:
-    """Wait until `task` has ended, asking it to again and again; how it ended is left to the caller."""
+    """Cancel `task` repeatedly until it has ended; the caller looks at its result."""
     while not (await asyncio.wait({task}, timeout=_ASK_AGAIN))[0]:
         task.cancel()
 
@@ -32,11 +32,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Pauses between attempts, in seconds: doubling, half of each by chance."""
+    """Pauses between attempts, in seconds: doubling, half of each at random."""
 
     first: float = 0.1
     longest: float = 10.0
-    #: Failures in a row after which the error comes out; None = never.
+    #: Failures in a row after which the error is raised; None = never.
     attempts: int | None = None
     rng: random.Random = field(default_factory=random.Random)
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
@@ -51,7 +51,7 @@ class Backoff:
 
 
 async def retrying(backoff: Backoff, call: Callable[[], Awaitable[T]]) -> T:
-    """The result of `call`, repeated while nothing happened and it may succeed later."""
+    """The result of `call`, which is retried while it raises `RetryLaterError`."""
     failures = 0
     while True:
         try:
@@ -75,36 +75,34 @@ class Feed:
         self._closed = False
 
     async def next(self, max_wait: float | None = None) -> Batch | None:
-        """The next batch; None when none came in so many seconds. Nothing is lost by cancelling."""
+        """The next batch; None after `max_wait` seconds without one. Cancelling loses nothing."""
         if self._closed:
-            raise InvalidError(
-                "the stream is not followed any more: its `async with` block is over"
-            )
+            raise InvalidError("the stream is no longer followed: its `async with` block is over")
         step = self._pending = self._pending or asyncio.create_task(self._step())
         done, _ = await asyncio.wait({step}, timeout=max_wait)
         if not done:
             return None
         if step.cancelled():
-            raise InvalidError("the stream is not followed any more: it was left meanwhile")
+            raise InvalidError("the stream is no longer followed: its feed was closed")
         self._pending = None
         return step.result()
 
     async def seek(self, position: int) -> None:
-        """Go on from another position."""
+        """Continue from another position."""
         await self.close()
         self.position = position
         self._batches = self._read()
         self._closed = False
 
     async def close(self) -> None:
-        """End the session; what was not taken is read again by whoever comes next."""
+        """End the session; records not taken are read again after the next start."""
         self._closed = True
         if self._pending is not None:
             step, self._pending = self._pending, None
             step.cancel()
             await cancel_until_done(step)
             if not step.cancelled():
-                step.exception()  # it was too late for anybody to hear of it
+                step.exception()  # mark it as retrieved: no caller is left to raise it to
         await self._batches.aclose()
 
     async def _step(self) -> Batch:

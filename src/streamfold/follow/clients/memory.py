@@ -87,7 +87,7 @@ class MemoryStream:
         if match_seq_num is not None and match_seq_num != start:
             raise SeqNumMismatchError(match_seq_num, start)
         for record in records:
-            self._place(record)
+            self._sequence(record)
         if not self._lazy:
             self.apply_trims()
         grown, self._grown = self._grown, asyncio.Event()
@@ -107,7 +107,7 @@ class MemoryStream:
             batch.append(record)
         return batch
 
-    def _place(self, record: Record) -> None:
+    def _sequence(self, record: Record) -> None:
         seq_num, now = len(self._records), self._now()
         wanted = now if record.timestamp is None else min(record.timestamp, now)
         floor = self._records[-1].timestamp if self._records else 0
@@ -146,4 +146,6 @@ def _check_command(record: Record) -> None:
         return
     if command == FENCE_COMMAND and len(record.body) <= 36:
         return
-    raise InvalidError(f"command {command!r} with a body of {len(record.body)} bytes is none")
+    raise InvalidError(
+        f"command {command!r} with a body of {len(record.body)} bytes is not a valid command"
+    )

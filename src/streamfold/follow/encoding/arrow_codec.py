@@ -12,7 +12,7 @@ with needing_extra("archive"):
 
 
 class ArrowCodec:
-    """States that are Arrow tables; neither way holds more than one record batch twice."""
+    """States that are Arrow tables; encoding and decoding hold at most one record batch twice."""
 
     name = "arrow"
 

@@ -12,14 +12,14 @@ from streamfold.follow.encoding.frames import Closing, Frame, Opening, label
 from streamfold.follow.encoding.record_forms import HEADERS, RecordForm, form_of
 from streamfold.follow.errors import SnapshotCorruptError
 
-#: Unfinished snapshots kept at a time. More than one is there only when writers died or race, and the
+#: Unfinished snapshots kept at a time. More than one exists only when writers died or race, and the
 #: oldest of so many is dead: dropping it bounds memory.
 OPEN_MAX = 4
 
 
 @dataclass(slots=True)
 class PartialSnapshot:
-    """A snapshot of which some records have come."""
+    """A snapshot of which some records have arrived."""
 
     snapshot: str
     opening: Opening
@@ -40,7 +40,7 @@ class PartialSnapshot:
         return label(self.snapshot, self.began_at)
 
     def give_away(self) -> Iterator[bytes]:
-        """The state in pieces, each freed as soon as its taker lets go of it."""
+        """The state in pieces, each freed as soon as the caller drops it."""
         while self.pieces:
             yield self.pieces.popleft()
 
@@ -53,10 +53,10 @@ class Assembly:
         self.open: dict[str, PartialSnapshot] = {}
 
     def add(self, record: StreamRecord, records: int = 0, size: int = 0) -> PartialSnapshot | None:
-        """Take a snapshot record; the parts come back when this one makes them a whole snapshot.
+        """Take a snapshot record; return the parts when this one completes the snapshot.
 
         `records` and `size` say how many deltas, and bytes of them, have come before. Raises for a
-        snapshot that cannot be used; others under way are not touched.
+        snapshot that cannot be used; other unfinished ones are not affected.
         """
         form = form_of(record) or HEADERS
         frame = form.parse(record)
@@ -124,4 +124,4 @@ class Assembly:
             )
         digest = parts.digest.hexdigest() if self._keep and closing.sha256 is not None else None
         if digest is not None and digest != closing.sha256:
-            raise SnapshotCorruptError(parts.name, "its bytes do not have the digest that it tells")
+            raise SnapshotCorruptError(parts.name, "its bytes do not match its digest")

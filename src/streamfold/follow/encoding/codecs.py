@@ -1,7 +1,7 @@
 """States as bytes: JSON, msgpack, or bytes as they are. Arrow tables are in `arrow_codec.py`.
 
-A codec of your own has a name, which travels with every snapshot, and goes both ways in pieces: the
-larger a state, the less may be held twice.
+A codec of your own has a name, which travels with every snapshot, and encodes and decodes in pieces: a
+large state must not be held twice.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from streamfold.follow.errors import (
 
 S = TypeVar("S")
 
-#: Bytes per piece of an encoded state: small beside any state that needs pieces at all.
+#: Bytes per piece of an encoded state: small compared with any state that needs pieces.
 PIECE_BYTES = 1 << 20
 
 
@@ -35,11 +35,11 @@ class Codec(Protocol[S]):
         ...
 
     def encode(self, state: S) -> Iterable[bytes | memoryview]:
-        """Yield the state in pieces of any size; it does not change while this goes on."""
+        """Yield the state in pieces of any size; it does not change meanwhile."""
         ...
 
     def decode(self, pieces: Iterator[bytes]) -> S:
-        """Build the state; each piece is given away, so that it can be freed when it is used."""
+        """Build the state; the caller keeps no piece, so that each can be freed after use."""
         ...
 
 
@@ -110,7 +110,7 @@ def decode_state(codec: Codec[S], written_with: str, name: str, pieces: Iterator
         )
     try:
         return codec.decode(pieces)
-    except Exception as error:  # whatever a codec raises, the snapshot is of no use to it
+    except Exception as error:  # whatever a codec raises, it cannot use the snapshot
         raise SnapshotCorruptError(name, f"codec {codec.name} cannot decode it: {error}") from error
 
 

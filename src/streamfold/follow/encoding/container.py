@@ -23,7 +23,7 @@ from streamfold.follow.errors import SnapshotCorruptError, SnapshotUnsupportedEr
 S = TypeVar("S")
 
 VERSION = 1
-#: Bytes of the describing block: more than its fields can need.
+#: Bytes of the describing block: more than its fields can take.
 BLOCK_BYTES = 512
 _FORMAT = "streamfold-snapshot"
 
@@ -101,7 +101,7 @@ class Unpacked:
         self._pieces = pieces
 
     def give_away(self) -> Iterator[bytes]:
-        """The state in pieces, each freed as soon as its taker lets go of it."""
+        """The state in pieces, each freed as soon as the caller drops it."""
         while self._pieces:
             yield self._pieces.popleft()
 
@@ -113,7 +113,7 @@ class Unpacked:
 async def unpack(
     name: str, blob: AsyncIterator[bytes], on_bytes: Callable[[int], None] = lambda _: None
 ) -> Unpacked:
-    """Read a blob to its end and check it; `on_bytes` hears how much has come."""
+    """Read a blob to its end and check it; `on_bytes` is called with the bytes read so far."""
     block, pieces, digest, size = b"", deque[bytes](), hashlib.sha256(), 0
     async for piece in blob:
         missing = BLOCK_BYTES - len(block)
@@ -128,5 +128,5 @@ async def unpack(
             name, f"it has {size} bytes of state and should have {description.bytes}"
         )
     if digest.hexdigest() != description.sha256:
-        raise SnapshotCorruptError(name, "its bytes do not have the digest that it tells")
+        raise SnapshotCorruptError(name, "its bytes do not match its digest")
     return Unpacked(name, description, pieces)

@@ -1,10 +1,10 @@
-"""Snapshot records: how they are told from deltas, and what their headers say.
+"""Snapshot records: how they differ from deltas, and what their headers say.
 
 | header | in | value |
 |---|---|---|
 | `streamfold-snapshot` | every one | id of the snapshot, the same in all its records |
 | `streamfold-version` | every one | `1` |
-| `streamfold-index` | every one | place of the record in the snapshot, from 0 |
+| `streamfold-index` | every one | index of the record in the snapshot, from 0 |
 | `streamfold-covers-before` | index 0 | cursor: the state has all records before it; `here` = its own |
 | `streamfold-codec` | index 0 | name of the codec |
 | `streamfold-fold` | index 0, optional | name of the fold that made the state |
@@ -16,7 +16,7 @@ Numbers are decimal. A snapshot in one record is both index 0 and the last, with
 state as its body. The last record of a framed one has no body: its index equals `final`. The first
 one has no body either if its writer claimed the cursor before it encoded the state.
 Records with a header `streamfold-snapshot` are never given to a fold, nor are command records.
-`record_forms.py` knows the other shape of a snapshot record, without headers.
+`record_forms.py` has the other form of a snapshot record, without headers.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Closing:
 
     count: int
     size: int
-    #: None where the shape has no digest.
+    #: None where the form has no digest.
     sha256: str | None
 
 
@@ -93,7 +93,7 @@ class Frame:
 
 
 def snapshot_id(record: StreamRecord) -> str | None:
-    """The id of the snapshot that the headers name; None if they name none."""
+    """The id of the snapshot that the headers name; None without one."""
     for name, value in record.headers:
         if name == _ID:
             return bytes(value).decode("ascii", "replace")

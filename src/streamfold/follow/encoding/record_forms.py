@@ -1,11 +1,11 @@
-"""The shapes of snapshot records: with headers, as `frames.py` has them, or plain JSON.
+"""The forms of snapshot records: with headers, as in `frames.py`, or plain JSON.
 
 A plain one is a whole snapshot in one JSON object, without headers:
 
     {"type": "snapshot", "covers_before": 1000, "state": …}
 
 It stands at its cursor, or right after the trim command that was appended with it; an object like it
-anywhere else is a delta. A shape of your own is a class below and a line in `FORMS`.
+anywhere else is a delta. A form of your own is a class below and a line in `FORMS`.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class RecordForm(ABC):
 
     @abstractmethod
     def snapshot_of(self, record: StreamRecord) -> str | None:
-        """The id of the snapshot that the record belongs to; None if it is not of this shape."""
+        """The id of the snapshot that the record belongs to; None if it is not of this form."""
 
     @abstractmethod
     def parse(self, record: StreamRecord) -> Frame:
-        """What a record of this shape says; raises SnapshotCorruptError or SnapshotUnsupportedError."""
+        """What a record of this form says; raises SnapshotCorruptError or SnapshotUnsupportedError."""
 
     @abstractmethod
     def state_of(self, record: StreamRecord) -> bytes:
-        """The part of the state that a record of this shape holds."""
+        """The part of the state that a record of this form holds."""
 
     @abstractmethod
     def record(self, frame: Frame, state: bytes) -> Record:
@@ -123,7 +123,7 @@ FORMS: Final[dict[str, RecordForm]] = {shape.name: shape for shape in (HEADERS, 
 
 
 def form_named(name: str) -> RecordForm:
-    """The shape that a caller names, or InvalidError with the names that there are."""
+    """The form that a caller names, or InvalidError with the known names."""
     if name not in FORMS:
         raise InvalidError(f"snapshot shape {name!r} is unknown: use {' or '.join(FORMS)}")
     return FORMS[name]

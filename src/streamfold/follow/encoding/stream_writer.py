@@ -22,7 +22,7 @@ Piece = bytes | memoryview
 
 #: Bytes of state that one record takes: a batch less the trim command and the headers.
 RECORD_BYTES = BATCH_BYTES_MAX - FRAME_OVERHEAD
-#: Bytes of state in one frame: half a batch, so that appends of others find a place in between soon.
+#: Bytes of state in one frame: half a batch, so that appends of others get in between soon.
 FRAME_BYTES = BATCH_BYTES_MAX // 2
 
 
@@ -49,7 +49,7 @@ class Attempt:
 
 
 class StreamWriter:
-    """Writes snapshots into a stream; appends of unknown outcome are settled by reading back."""
+    """Writes snapshots into a stream; appends of unknown outcome are resolved by reading back."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class StreamWriter:
         await self._insist([fence_record(token)], None)
 
     async def _claim(self, attempt: Attempt, records: Sequence[Record]) -> bool:
-        """Append at the cursor and nowhere else; False if another record is there.
+        """Append at the cursor and nowhere else; False if another record took its seq_num.
 
         After a lost answer, or a mismatch that its own first try may have caused, it reads back.
         """
@@ -189,7 +189,7 @@ def _content(record: Record | StreamRecord) -> tuple[list[tuple[bytes, bytes]], 
 
 
 def regroup(pieces: Iterable[Piece], size: int) -> Iterator[bytes]:
-    """The same bytes in pieces of exactly `size`, the last one shorter; one empty piece for none."""
+    """The same bytes in pieces of exactly `size`, the last one shorter; one empty piece if empty."""
     buffer, given = io.BytesIO(), False
     for piece in pieces:
         rest = memoryview(piece)

@@ -14,7 +14,7 @@ from streamfold.follow.encoding.record_forms import form_of
 from streamfold.follow.errors import SnapshotCorruptError, SnapshotUnsupportedError
 from streamfold.follow.snapshots.snapshot_store import Placement, SnapshotInfo
 
-#: Records that are looked at first; each further step looks at twice as many.
+#: Records that are read first; each further step reads twice as many.
 FIRST_STEP: Final = 1000
 #: Records that are looked at where only a trim that has not taken effect yet may hide a snapshot: more
 #: than there are between two snapshots by default. To replay so many takes less than a second.
@@ -37,7 +37,7 @@ async def find_newest(
     backoff: Backoff,
     reach: int | None = DEFAULT_REACH,
 ) -> Located | None:
-    """The newest whole snapshot that begins in the last `reach` records, but none of `skipped`.
+    """The newest whole snapshot that begins in the last `reach` records, except `skipped` ones.
 
     None as `reach` looks at everything; in the worst case that reads as much as a replay would.
     """
@@ -80,7 +80,7 @@ async def _snapshot_records(
             try:
                 found.append(_Seen(record.seq_num, record.timestamp, form.parse(record)))
             except (SnapshotCorruptError, SnapshotUnsupportedError):
-                continue  # of no use here; a search that meets it again names it
+                continue  # unusable here; a search that meets it again reports it
         start = batch[-1].seq_num + 1
     return found
 

@@ -46,7 +46,7 @@ class RestorePlan:
     stream: str
     #: None = fold from the start, or, when that is trimmed, from the first snapshot in the stream.
     snapshot: SnapshotInfo | None
-    #: First record that is still there.
+    #: First record that still exists.
     first: int
     read_from: int
     tail: int
@@ -88,7 +88,7 @@ async def make_plan(
     backoff: Backoff | None = None,
     skipped: Sequence[Skipped] = (),
 ) -> RestorePlan:
-    """Find the newest snapshot that the stream continues, wherever it lives, but none of `skipped`."""
+    """Find the newest snapshot that the stream continues, wherever it is, except `skipped` ones."""
     backoff = backoff or Backoff(attempts=3)
     # The tail last: whatever is found before that is certainly not beyond it.
     outside = await retrying(backoff, snapshots.store.list) if snapshots.store else []
@@ -115,7 +115,7 @@ async def make_plan(
 
 
 async def _ends(client: StreamClient, backoff: Backoff) -> tuple[Sequence[StreamRecord], int]:
-    """The first records that are there, and then the tail."""
+    """The first records that still exist, and then the tail."""
     sample = await retrying(backoff, partial(client.peek, 0, _SAMPLE))
     return sample, (await retrying(backoff, client.check_tail)).seq_num
 
@@ -138,7 +138,7 @@ def _at_head(sample: Sequence[StreamRecord], skipped: set[str]) -> Located | Non
     try:
         frame = form.parse(record)
     except (SnapshotCorruptError, SnapshotUnsupportedError):
-        return None  # the search meets it again, and names it
+        return None  # the search meets it again, and reports it
     if frame.opening is None or frame.snapshot in skipped:
         return None
     info = SnapshotInfo(
@@ -164,7 +164,7 @@ async def _at_trim(
 ) -> Located | None:
     """The snapshot to which one of the last records trims the stream, if that is still to happen.
 
-    The trim that goes with a snapshot takes effect some seconds later; meanwhile it is the quick way
+    The trim that goes with a snapshot takes effect some seconds later; until then it is the quick way
     to the snapshot, however many records and bytes the stream begins with.
     """
     for count in _LAST:

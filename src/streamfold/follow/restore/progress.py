@@ -1,4 +1,4 @@
-"""How far a restore is: told to a callback, or drawn on a terminal."""
+"""Progress of a restore: passed to a callback, or drawn on a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TextIO
 
 #: Seconds of a restore before a bar appears: a short one shows nothing.
 _PATIENCE = 1.0
-#: Seconds between two pictures of the bar.
+#: Seconds between two updates of the bar.
 _INTERVAL = 0.1
 _WIDTH = 30
 
@@ -22,7 +22,7 @@ class Progress:
     #: "load" of a snapshot in bytes, "replay" in records, and "done" once, at the end.
     phase: str
     done: int
-    #: None when it cannot be told.
+    #: None when it is unknown.
     total: int | None
 
 

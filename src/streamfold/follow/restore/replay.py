@@ -1,6 +1,6 @@
-"""What is read becomes state: deltas are folded, snapshots taken where the state is not known.
+"""Records become state: deltas are folded, snapshots loaded while the state is unknown.
 
-Nothing here waits: records in, state out.
+No I/O: records in, state out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ S = TypeVar("S")
 #: Characters: the name is a header of records, and part of a description of limited length.
 FOLD_NAME_MAX = 100
 _FOLD_NAME = re.compile(rf"[\x20-\x7e]{{1,{FOLD_NAME_MAX}}}")
-#: Bytes of deltas kept while a framed snapshot is read around them. Beyond that they are let go and
+#: Bytes of deltas kept while a framed snapshot is read around them. Beyond that they are dropped and
 #: read again after the snapshot, which costs time instead of memory.
 BUFFER_BYTES = 64 << 20
 
@@ -33,7 +33,7 @@ class FoldSpec(Generic[S]):
 
     fold: Callable[[S, StreamRecord], S]
     initial: Callable[[], S]
-    #: The same as `fold` over all of them, for when many are there at once.
+    #: The same as `fold` over many deltas at once.
     fold_batch: Callable[[S, Sequence[StreamRecord]], S] | None = None
     #: Goes with every snapshot; one that a fold of another name made is refused. None = not named.
     name: str | None = None
@@ -48,12 +48,12 @@ class FoldSpec(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class KnownSnapshot:
-    """A whole snapshot that is known of: its cursor, and how much had come before it."""
+    """A whole snapshot: its cursor, and how much came before it."""
 
     cursor: int
     records: int
     bytes: int
-    #: Milliseconds since the Unix epoch; None when it was never told.
+    #: Milliseconds since the Unix epoch; None when it is unknown.
     taken_at: int | None
 
 
@@ -159,11 +159,11 @@ class Replay(Generic[S]):
         return covered == self.position == record.seq_num - 1
 
     def _note(self, record: StreamRecord) -> None:
-        """Know of a snapshot that others, or this process, wrote: the state has it all already."""
+        """Note a snapshot that this or another process wrote: the state already has all of it."""
         try:
             parts = self.frames.add(record, self.records, self.bytes)
         except (SnapshotCorruptError, SnapshotUnsupportedError):
-            return  # whoever needs it will say so; here it counts as not taken
+            return  # a reader that needs it reports it; here it counts as not taken
         if parts is not None:
             self._remember(parts)
 

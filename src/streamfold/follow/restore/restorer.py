@@ -1,4 +1,4 @@
-"""A restore: plan, load, replay; and again, when what it was built on is gone meanwhile."""
+"""A restore: plan, load, replay; repeated when its snapshot or records are gone."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ logger = logging.getLogger(__name__)
 #: Times that a restore begins anew because the stream was trimmed under it: one that is trimmed more
 #: often than that while it is read cannot be caught up with.
 _ROUNDS = 20
-#: Records replayed, at least, before their speed tells anything.
+#: Records replayed, at least, before their speed is meaningful.
 _MEASURABLE = 1000
 
 
 class Restorer(Generic[S]):
-    """Brings an intake to the tail."""
+    """Brings a replay to the tail."""
 
     def __init__(
         self,
@@ -53,11 +53,11 @@ class Restorer(Generic[S]):
         self._backoff = Backoff()
         self._report = report
         self._skipped: list[Skipped] = []
-        #: Records per second of the last replay that was long enough to tell.
+        #: Records per second of the last replay that was long enough to measure.
         self.speed: float | None = None
 
     async def restore(self, backoff: Backoff) -> tuple[RestorePlan, Feed]:
-        """Restore to the tail of this moment; returns how, and a feed that goes on from there."""
+        """Restore to the current tail; return the plan, and a feed that continues from there."""
         self._backoff = backoff
         self._skipped.clear()
         first = 0
@@ -69,10 +69,10 @@ class Restorer(Generic[S]):
                 if feed is not None:
                     self._report(Progress("done", plan.records, plan.records))
                     return plan, feed
-        raise HistoryTrimmedError(first, ["the stream is trimmed again and again meanwhile"])
+        raise HistoryTrimmedError(first, ["the stream is trimmed faster than it can be read"])
 
     async def _prepare(self, plan: RestorePlan) -> bool:
-        """Have the intake begin as planned; False when the snapshot proved unusable."""
+        """Start the replay as planned; False when the snapshot proved unusable."""
         info, store = plan.snapshot, self._snapshots.store
         if plan.searching:
             self._intake.search_from(plan.read_from)
@@ -103,7 +103,7 @@ class Restorer(Generic[S]):
         )
 
     async def _replay(self, plan: RestorePlan) -> Feed | None:
-        """A feed at the tail; None when the stream was trimmed meanwhile, or holds no snapshot."""
+        """A feed at the tail; None when the stream was trimmed under it, or holds no snapshot."""
         feed = Feed(self._client, self._intake.position, self._backoff)
         try:
             if await self._run(feed, plan):
@@ -134,7 +134,7 @@ class Restorer(Generic[S]):
         return True
 
     def _give_up(self, plan: RestorePlan) -> None:
-        """The search reached the tail: skip what it was for, or, when it was for any, fail."""
+        """Skip the snapshot that the search did not find; fail if it looked for any snapshot."""
         for problem in self._intake.problems:
             self._skipped.append(Skipped("in the stream", problem))
         info = plan.snapshot
@@ -147,5 +147,5 @@ class Restorer(Generic[S]):
         raise HistoryTrimmedError(plan.first, ())
 
     def _skip(self, name: str, error: StreamfoldError) -> None:
-        logger.warning("restore goes on without a snapshot: %s", error)
+        logger.warning("restore continues without a snapshot: %s", error)
         self._skipped.append(Skipped(name, error))

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 #: A name with a number in it may be meant as a snapshot.
 _LOOKS_LIKE_ONE: Final = re.compile(r"[0-9]")
-#: Blobs that are named in warnings, at most: a folder with thousands of others says enough by ten.
+#: Blobs that are named in warnings, at most: ten are enough to recognise a wrong folder.
 _WARNINGS_MAX: Final = 10
 
 

@@ -1,4 +1,4 @@
-"""Snapshots that are there, in the stream and outside."""
+"""Lists snapshots, in the stream and outside."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class ContainerNaming(Naming):
 
 
 class PlainNaming(Naming):
-    """The state as it is, under its cursor: nothing but the codec can tell whether it is whole."""
+    """The state as it is, under its cursor: only the codec can detect damage."""
 
     name = "plain"
 
@@ -108,7 +108,7 @@ NAMINGS: Final[dict[str, Naming]] = {naming.name: naming for naming in (CONTAINE
 
 
 def find_naming(name: str) -> Naming:
-    """The naming that a caller names, or InvalidError with the names that there are."""
+    """The naming that a caller names, or InvalidError with the known names."""
     if name not in NAMINGS:
         raise InvalidError(f"snapshot naming {name!r} is unknown: use {' or '.join(NAMINGS)}")
     return NAMINGS[name]

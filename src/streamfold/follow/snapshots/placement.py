@@ -1,4 +1,4 @@
-"""The words with which an application says where its snapshots live."""
+"""Functions with which an application says where its snapshots are kept."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def auto(
     trim: bool = True,
     **options: str,
 ) -> Snapshots[Any]:
-    """Snapshots in the stream while they fit one record, and then outside if a place is given."""
+    """Snapshots in the stream while they fit one record, and then outside if a store is given."""
     store = None if place is None else _store(place, prefix, options, naming)
     return Snapshots(_codec(codec), store, Writing.AUTO, form_named(shape), trim)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from streamfold.errors import InvalidError
 
-#: Records per second that a replay is taken to do before one was measured.
+#: Assumed records per second of a replay before one was measured.
 ASSUMED_SPEED = 50_000.0
 
 
@@ -38,7 +38,7 @@ class SinceSnapshot:
 
     records: int
     bytes: int
-    #: Seconds since the last snapshot; when there was none, since anybody looked.
+    #: Seconds since the last snapshot; without one, since this process started.
     age: float
     #: Records per second of a replay, when one was measured.
     speed: float | None = None

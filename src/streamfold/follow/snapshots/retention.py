@@ -32,7 +32,7 @@ async def prune(
 ) -> list[SnapshotInfo]:
     """Delete snapshots by count and age, but never the newest one that can be read; returns those.
 
-    It is read to be sure of it: without a whole one nothing is deleted at all.
+    It is read to verify it: without a readable one nothing is deleted.
     """
     found = await store.list()
     going = find_prunable(found, keep=keep, max_age=max_age, now=now)

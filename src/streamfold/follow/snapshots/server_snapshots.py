@@ -25,7 +25,7 @@ from streamfold.follow.snapshots.snapshot_store import Placement, SnapshotInfo, 
 
 #: Bytes per piece of a snapshot that is loaded.
 _PIECE = 1 << 20
-#: Seconds without a word from the server after which it counts as away.
+#: Seconds without an answer after which the server counts as unreachable.
 _PATIENCE = 30.0
 _TYPE = re.compile(r"application/vnd\.streamfold\.snapshot\+([a-z0-9_-]+)")
 
@@ -44,8 +44,8 @@ class _List(msgspec.Struct):
 class ServerSnapshots(SnapshotStore):
     """Snapshots of one stream on its Streamfold server; those that others published are left alone.
 
-    The server keeps the newest sixteen, drops those that the stream was trimmed beyond, and lets
-    nobody delete one, so that there is nothing to prune.
+    The server keeps the newest sixteen, drops those that the stream was trimmed beyond, and
+    allows no deletion, so that there is nothing to prune.
     """
 
     def __init__(self, endpoint: str, basin: str, stream: str, token: str | None = None) -> None:
@@ -100,7 +100,7 @@ class ServerSnapshots(SnapshotStore):
 
     async def delete(self, info: SnapshotInfo) -> None:
         raise InvalidError(
-            f"snapshot {info.name} is the server's to keep: it drops old ones by itself"
+            f"snapshot {info.name} cannot be deleted: the server drops old ones itself"
         )
 
     async def _covers(self, cursor: int) -> bool:
@@ -123,7 +123,7 @@ class ServerSnapshots(SnapshotStore):
                 if body is None:
                     raise BlobUnavailableError(f"the server broke off: {error}") from error
                 raise BlobOutcomeUnknownError(
-                    f"the server broke off, the snapshot may or may not be there: {error}"
+                    f"the server broke off, the snapshot may or may not be saved: {error}"
                 ) from error
 
     def _connection(self) -> http.client.HTTPConnection:

@@ -1,4 +1,4 @@
-"""Where snapshots live: outside the stream behind a seam, or in the stream."""
+"""Where snapshots are kept: outside the stream behind a seam, or in the stream."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ S = TypeVar("S")
 
 
 class Placement(enum.StrEnum):
-    """The three places of a snapshot."""
+    """Where a snapshot is: outside, in one record, or in frames."""
 
     EXTERNAL = "external"
     RECORD = "record"
@@ -26,7 +26,7 @@ class Placement(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInfo:
-    """A snapshot that is there, as far as can be told without reading it."""
+    """What is known of a snapshot without reading it."""
 
     placement: Placement
     #: Key of a blob, or id of a snapshot in the stream.
@@ -69,17 +69,17 @@ class SnapshotStore(ABC):
     async def save(self, cursor: int, codec: str, blob: bytes) -> bool:
         """Write the blob durably, whole or not at all, and only if this cursor has none.
 
-        False says that another was there first; of racing callers at most one gets True.
+        False means that another was first; of racing callers at most one gets True.
         """
 
     @abstractmethod
     async def delete(self, info: SnapshotInfo) -> None:
-        """Remove the snapshot; one that is not there is fine."""
+        """Remove the snapshot; a missing one is fine."""
 
     async def unpack(
         self, info: SnapshotInfo, on_bytes: Callable[[int], None] = lambda _: None
     ) -> Unpacked:
-        """Load a snapshot whole and check it; `on_bytes` hears how much has come."""
+        """Load a snapshot whole and check it; `on_bytes` is called with the bytes read so far."""
         return await NAMINGS[info.naming].unpack(info, self.load(info), on_bytes)
 
     async def newest(self) -> SnapshotInfo | None:

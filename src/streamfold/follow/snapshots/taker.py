@@ -41,7 +41,7 @@ _CLAIMS = 8
 _ATTEMPTS = 3
 #: Seconds without a further frame after which another's framed snapshot counts as given up.
 _ABANDONED = 30.0
-#: Seconds to leave another snapshotter before looking again.
+#: Seconds to wait for another snapshot taker before looking again.
 _OTHERS_PAUSE = 1.0
 
 
@@ -88,7 +88,7 @@ class RetentionRules:
     max_age: float | None = None
     #: Shown with every append.
     fencing_token: str | None = None
-    #: Set that token first, so that whoever showed another is refused from then on.
+    #: Set that token first, so that clients with another token are refused from then on.
     fence: bool = False
 
     def __post_init__(self) -> None:
@@ -101,10 +101,10 @@ class RetentionRules:
 class SnapshotTaker(Generic[S]):
     """Follows a stream with a state of its own, and saves that state.
 
-        async with Snapshotter(stream, fold=apply, initial=dict, snapshots=in_stream()) as snapshotter:
-            await snapshotter.run()     # or take(), once
+        async with SnapshotTaker(stream, fold=apply, initial=dict, snapshots=in_stream()) as taker:
+            await taker.run()     # or take(), once
 
-    Several may run on one stream: at each cursor one wins, the others notice and go on.
+    Several may run on one stream: at each cursor one wins, and the others notice and continue.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class SnapshotTaker(Generic[S]):
         )
         #: Whether the state was too large for one record when it was last encoded.
         self._outgrown = False
-        #: The newest snapshot that is known of from elsewhere than the stream.
+        #: The newest known snapshot outside the stream.
         self._saved: KnownSnapshot | None = None
         self._last_id = ""
 
@@ -197,7 +197,7 @@ class SnapshotTaker(Generic[S]):
         return due(self._policy, self.since())
 
     def since(self) -> SinceSnapshot:
-        """What has come since the newest snapshot that is known of."""
+        """What has come since the newest known snapshot."""
         replay = self._follower.intake
         mark = replay.mark
         if self._saved is not None and self._saved.cursor > mark.cursor:
@@ -310,7 +310,7 @@ class SnapshotTaker(Generic[S]):
         return Taken(Outcome.TAKEN, attempt.cursor, Placement.EXTERNAL)
 
     async def _put(self, store: SnapshotStore, attempt: Attempt, blob: bytes) -> bool:
-        """Save it if no other has this cursor; whether a lost answer meant yes is looked up."""
+        """Save it if no other has this cursor; after a lost answer, look whether it was saved."""
         failures = 0
         while True:
             try:
