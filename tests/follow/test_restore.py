@@ -76,7 +76,7 @@ async def test_a_single_record_snapshot_becomes_the_head(ledger: Ledger) -> None
     async with ledger.follow() as state:
         assert state.value["seen"] == ledger.expected
         assert state.plan.snapshot is not None
-        assert (state.plan.snapshot.place, state.plan.snapshot.cursor) == (Placement.RECORD, 10)
+        assert (state.plan.snapshot.placement, state.plan.snapshot.cursor) == (Placement.RECORD, 10)
         assert state.cursor == 14
 
 
@@ -98,7 +98,7 @@ async def test_a_framed_snapshot_restores_with_the_deltas_between_its_frames() -
     async with ledger.follow() as state:
         assert state.value["seen"] == ledger.expected
         assert state.plan.snapshot is not None
-        assert state.plan.snapshot.place is Placement.FRAMED
+        assert state.plan.snapshot.placement is Placement.FRAMED
 
 
 async def test_deltas_between_frames_beyond_the_buffer_are_read_again() -> None:
@@ -317,14 +317,14 @@ async def test_the_newer_of_two_places_wins(ledger: Ledger, blobs: BlobStore) ->
     async with ledger.follow(external(blobs)) as state:
         assert state.value["seen"] == ledger.expected
         assert state.plan.snapshot is not None
-        assert state.plan.snapshot.place is Placement.EXTERNAL
+        assert state.plan.snapshot.placement is Placement.EXTERNAL
     await ledger.add(10)
     async with ledger.snapshotter(in_stream()) as snapshotter:
         await snapshotter.take()
     async with ledger.follow(external(blobs)) as state:
         assert state.value["seen"] == ledger.expected
         assert state.plan.snapshot is not None
-        assert state.plan.snapshot.place is Placement.RECORD
+        assert state.plan.snapshot.placement is Placement.RECORD
 
 
 async def test_a_follower_at_the_tail_does_not_jump_when_a_snapshot_is_taken(
