@@ -53,7 +53,7 @@ async def main():
             stream, fold=None, initial=empty, snapshots=in_stream(codec=codec)
         ) as state:
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            place = state.plan.snapshot.place
+            place = state.plan.snapshot.placement
             size = measure(state.value)
             print(json.dumps(dict(grown=(peak - before) * 1024, size=size, place=place)))
 
