@@ -15,7 +15,7 @@ own (`archive`, `follow`, `snapshotter`, `spark`) add leaves to these groups, in
     │   ├── AccessTokenNotFoundError
     │   ├── SnapshotNotFoundError
     │   └── BlobNotFoundError
-    ├── ConflictError                     look at what is there, then decide
+    ├── ConflictError                     read what exists, then decide
     │   ├── AlreadyExistsError
     │   ├── BasinDeletingError
     │   ├── StreamDeletingError
@@ -35,7 +35,7 @@ own (`archive`, `follow`, `snapshotter`, `spark`) add leaves to these groups, in
     ├── PositionUnwrittenError            wait, or read from before the tail
     ├── PositionTrimmedError              start from a snapshot, or from the first record kept
     ├── DecryptionFailedError             read with the key that the records were written with
-    ├── UnauthenticatedError              show a token that is known and has not expired
+    ├── UnauthenticatedError              present a token that is known and has not expired
     ├── PermissionDeniedError             use a token that allows this
     ├── RetryLaterError                   nothing happened: try again later
     │   ├── StoreClosingError
@@ -59,14 +59,14 @@ from typing import ClassVar
 
 
 class StreamfoldError(Exception):
-    """Root of the tree: anything that Streamfold raises on purpose is one of these."""
+    """Root of the tree: every error that Streamfold raises on purpose."""
 
     code: ClassVar[str] = "other"
     #: True when the failed call certainly changed nothing.
     definite: ClassVar[bool] = True
     #: URI of the archive's destination that failed, if one did.
     destination: str | None = None
-    #: What a server tells its clients instead of a message that may name files, keys or buckets.
+    #: The message for clients of a server, where the full one may name files, keys or buckets.
     public_message: str | None = None
 
     def __init__(self, message: str, *, public_message: str | None = None) -> None:
@@ -89,7 +89,7 @@ class MalformedError(InvalidError):
 
 
 class KeyRequiredError(InvalidError):
-    """The stream is encrypted, and the call brought no key."""
+    """The stream is encrypted, and the call has no key."""
 
     code = "key_required"
 
@@ -99,7 +99,7 @@ class KeyRequiredError(InvalidError):
 
 
 class TooLargeError(InvalidError):
-    """More bytes than one request may bring."""
+    """The request has more bytes than allowed."""
 
     code = "too_large"
 
@@ -143,12 +143,12 @@ class SnapshotNotFoundError(NotFoundError):
 class BlobNotFoundError(NotFoundError):
     code = "blob_not_found"
     public_message = (
-        "storage has lost what was to be read: its operator finds more in the server's log"
+        "storage has lost the data of this read: the operator finds details in the server's log"
     )
 
 
 class ConflictError(StreamfoldError):
-    """The thing is there already, or is going away."""
+    """The thing exists already, or is being deleted."""
 
     code = "conflict"
 
@@ -200,7 +200,7 @@ class SnapshotConflictError(ConflictError):
 
 class BlobExistsError(ConflictError):
     code = "blob_exists"
-    public_message = "storage holds this already: nothing was changed"
+    public_message = "storage has this already: nothing was changed"
 
 
 class TermsError(ConflictError):
@@ -238,13 +238,13 @@ class ProducerStaleError(TermsError):
     def __init__(self, producer: str, given: int, current: int) -> None:
         super().__init__(
             f"epoch {given} of producer {producer!r} is over, the current one is {current}: "
-            "another instance took over; claim the next epoch to go on"
+            "another instance took over; claim the next epoch to continue"
         )
         self.current_epoch = current
 
 
 class ProducerGapError(TermsError):
-    """Something that the producer sent before is missing."""
+    """An earlier append of the producer is missing."""
 
     code = "producer_gap"
 
@@ -290,7 +290,7 @@ class SeqNumMismatchError(ConditionFailedError):
 
 
 class PositionUnwrittenError(StreamfoldError):
-    """The read starts where no record is yet, and may not wait for one."""
+    """The read starts at or after the tail, and may not wait for a record."""
 
     code = "position_unwritten"
 
@@ -326,13 +326,13 @@ class DecryptionFailedError(StreamfoldError):
 
 
 class UnauthenticatedError(StreamfoldError):
-    """Nobody can tell who is calling; the message never repeats what was shown as a secret."""
+    """The caller is unknown; the message never repeats the secret that it presented."""
 
     code = "authn"
 
 
 class PermissionDeniedError(StreamfoldError):
-    """The caller is known, and may not do this."""
+    """The caller is known, but may not do this."""
 
     code = "permission_denied"
 
@@ -359,31 +359,31 @@ class StoreRecoveringError(RetryLaterError):
 
 
 class StorageFullError(RetryLaterError):
-    """There is no room for more records; trims and deletions still work, and make some."""
+    """Storage has no room for more records; trims and deletions still work, and free some."""
 
     code = "storage_full"
 
 
 class UploadsBusyError(RetryLaterError):
-    """Other uploads keep as many files open as there may be; nothing was stored."""
+    """Other uploads have as many files open as allowed; nothing was stored."""
 
     code = "uploads_busy"
 
     def __init__(self, most: int, seconds: float) -> None:
         super().__init__(
-            f"{most} large uploads are under way, which is the most at once, and none ended within "
+            f"{most} large uploads are running, which is the most at once, and none ended within "
             f"{seconds:g} seconds: nothing was stored; send it again later"
         )
 
 
 class ServerBusyError(RetryLaterError):
-    """As many requests are under way as there may be."""
+    """The server handles as many requests as it takes at once."""
 
     code = "server_busy"
 
     def __init__(self, most: int) -> None:
         super().__init__(
-            f"{most} requests are under way, which is the most that this server takes at once: end "
+            f"{most} requests are running, which is the most that this server takes at once: end "
             "sessions that are not needed, or try again later"
         )
 
@@ -394,13 +394,13 @@ class BlobUnavailableError(RetryLaterError):
 
 
 class OutcomeUnknownError(StreamfoldError):
-    """The write may or may not have taken effect; only reading back can tell."""
+    """The write may or may not have taken effect; only reading back shows which."""
 
     code = "outcome_unknown"
     definite = False
     public_message = (
-        "storage failed while this was being written, it may or may not be there: read back before "
-        "you repeat it"
+        "storage failed during this write, which may or may not have happened: read back before you "
+        "repeat it"
     )
 
 
@@ -421,11 +421,11 @@ class WriterFencedError(StreamfoldError):
 
 
 class StorageError(StreamfoldError):
-    """What storage holds cannot be used as it is."""
+    """Storage failed, or what it holds cannot be used."""
 
     code = "storage"
     public_message = (
-        "storage failed, or holds what cannot be used: its operator finds more in the server's log"
+        "storage failed, or its data cannot be used: the operator finds details in the server's log"
     )
 
 
@@ -434,7 +434,7 @@ class DataCorruptError(StorageError):
 
 
 class DeviceFailedError(StorageError):
-    """The device did not store what it was given; what it holds now cannot be told any more."""
+    """The device failed to store a write; what it holds now is unknown."""
 
     code = "device_failed"
     definite = False

@@ -11,7 +11,7 @@ from streamfold.errors import StreamfoldError
 
 
 class ExtraMissingError(StreamfoldError, ModuleNotFoundError):
-    """A package of an extra that was not installed is needed; also a `ModuleNotFoundError`."""
+    """A needed package belongs to an extra that is not installed; also a `ModuleNotFoundError`."""
 
     code = "extra_missing"
 
@@ -23,7 +23,7 @@ class ExtraMissingError(StreamfoldError, ModuleNotFoundError):
 
 
 def check_installed(package: str, extra: str) -> None:
-    """Name `extra` if `package` is missing, without the cost of importing it."""
+    """Raise ExtraMissingError if `package` is missing, without the cost of importing it."""
     if find_spec(package) is None:
         raise ExtraMissingError(package, extra)
 

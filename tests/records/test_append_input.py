@@ -120,7 +120,7 @@ def test_fencing_tokens_that_are_not_utf8_are_malformed(token: bytes) -> None:
         (Record(b"1234567", trim_record(0).headers), ("7 bytes", "8")),
         (Record(b"123456789", trim_record(0).headers), ("9 bytes", "8")),
         (Record(b"", (Header(COMMAND, b"unknown"),)), ("unknown",)),
-        (Record(b"", (Header(COMMAND, b""),)), ("no command",)),
+        (Record(b"", (Header(COMMAND, b""),)), ("not a command",)),
         (Record(b"", (Header(COMMAND, b"fence"), Header(b"k", b"v"))), ("2 headers",)),
         (Record(b"", (Header(b"k", b"v"), Header(COMMAND, b"fence"))), ("2 headers",)),
         (Record(b"", (Header(COMMAND, b"fence"),) * 2), ("2 headers",)),

@@ -22,14 +22,14 @@ def check_key(key: str) -> None:
 
 
 def check_prefix(prefix: str) -> None:
-    """Refuse a prefix that no key can start with; the empty one starts all."""
+    """Refuse a prefix that no key can start with; the empty one matches all."""
     if not prefix:
         return
     _check_text(prefix, "blob prefix")
     *folders, last = prefix.split("/")
     for segment in folders:
         _check_segment(prefix, segment, "blob prefix")
-    # The last one may grow into a longer name: "a/." is a prefix of "a/.hidden".
+    # The last segment may be incomplete: "a/." is a prefix of "a/.hidden".
     if last not in ("", ".", ".."):
         _check_segment(prefix, last, "blob prefix")
 
@@ -43,7 +43,7 @@ def check_range(key: str, start: int, length: int) -> None:
 
 
 def check_chunk_size(chunk_size: int) -> None:
-    """Refuse pieces of no bytes, which would never come to an end."""
+    """Refuse empty pieces, which would never end."""
     if chunk_size < 1:
         raise InvalidError(f"chunk_size {chunk_size} must be at least 1 byte")
 
@@ -59,7 +59,7 @@ def _check_segment(text: str, segment: str, what: str) -> None:
     if segment in ("", ".", ".."):
         raise InvalidError(
             f"{what} {text!r} has a segment {segment!r}: segments between slashes may not be "
-            "empty, '.' or '..', and there is no slash at either end"
+            "empty, '.' or '..', and keys do not begin or end with a slash"
         )
     if _size(segment, what, text) > SEGMENT_MAX:
         raise InvalidError(

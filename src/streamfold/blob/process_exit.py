@@ -5,11 +5,11 @@ obstore finishes a request in a thread of its Rust runtime, which calls the even
 thread may meanwhile take the result, end the program and shut the interpreter down. Up to Python
 3.13 the native thread, when it asks for the interpreter's lock again, is then ended by
 `pthread_exit`, which cannot unwind the frames of Rust below it: SIGABRT, status 134, after the
-program has done all its work. SlateDB's callbacks take the same way.
+program has done all its work. SlateDB's callbacks do the same.
 
 Importing this module registers one step at exit, just before that point: it waits until no thread
-that Python did not start is running Python code. Once a request has been answered its thread enters
-Python no more, so nothing can come after the wait.
+that Python did not start is running Python code. After an answer, the request's thread never enters
+Python again, so nothing can follow the wait.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import time
 #: Seconds after which the exit proceeds anyway. A callback needs microseconds, on a machine that is
 #: overloaded a few hundred milliseconds; a thread of another library may never return.
 LONGEST_WAIT = 5.0
-#: Seconds between two looks: sleeping releases the lock that the native thread waits for.
+#: Seconds between two checks: sleeping releases the lock that the native thread waits for.
 PAUSE = 0.001
 
 

@@ -1,4 +1,4 @@
-"""Access tokens: what one is good for. What a caller may do with it is in `grants`.
+"""Access tokens and their scopes. What a caller may do with one is in `grants`.
 
 A token allows the operations of its groups and those it names one by one, on the resources that its
 sets cover. A set that is not given covers nothing.
@@ -15,12 +15,12 @@ from streamfold.errors import InvalidError
 
 #: Bytes of UTF-8 in the id of an access token.
 TOKEN_ID_MAX = 96
-#: What every secret of ours begins with, so that one that leaked is recognised for what it is.
+#: The prefix of every secret, so that a leaked one is recognized.
 SECRET_PREFIX: Final = "sf_"  # noqa: S105 - how secrets begin, not one
 
 
 class Operation(enum.StrEnum):
-    """What a token may allow, one by one."""
+    """The operations that a token may allow."""
 
     LIST_BASINS = "list-basins"
     CREATE_BASIN = "create-basin"
@@ -49,7 +49,7 @@ class Operation(enum.StrEnum):
 
 
 class Group(enum.StrEnum):
-    """Where an operation belongs."""
+    """The group of an operation."""
 
     ACCOUNT = "account"
     BASIN = "basin"
@@ -170,7 +170,7 @@ class OperationGroups:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a token is good for."""
+    """The operations and resources that a token allows."""
 
     basins: ResourceSet = NOTHING
     streams: ResourceSet = NOTHING
@@ -180,7 +180,7 @@ class Scope:
 
     @property
     def operations(self) -> frozenset[Operation]:
-        """Every operation that is allowed, by its group or by itself."""
+        """Every allowed operation, by its group or by name."""
         return self.ops.union(
             self.op_groups.account.operations(Group.ACCOUNT),
             self.op_groups.basin.operations(Group.BASIN),
@@ -190,7 +190,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class AccessToken:
-    """A token as it is asked for and as it is listed; its secret is not part of it."""
+    """A token as requested and as listed, without its secret."""
 
     id: str
     scope: Scope
@@ -198,7 +198,7 @@ class AccessToken:
     auto_prefix_streams: bool = False
     #: Milliseconds since the Unix epoch; never, if None.
     expires_at: int | None = None
-    #: The same as it was given (RFC 3339): more exact perhaps, and in another time zone.
+    #: The same as given (RFC 3339): perhaps more exact, and in another time zone.
     expires_at_text: str | None = None
 
     def expired(self, now: int) -> bool:
@@ -207,7 +207,7 @@ class AccessToken:
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """What a caller shows to prove a token; it is in no repr, so that it gets into no log."""
+    """The secret that proves a token; its repr hides it, so that it is never logged."""
 
     text: str = field(repr=False)
 

@@ -1,4 +1,4 @@
-"""What a caller may do: permission as pure logic, without tokens to look up or time to ask for."""
+"""What a caller may do: permissions as pure logic, without I/O or clocks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Item = TypeVar("Item")
 
 
 class Listing(NamedTuple):
-    """What to ask the store for, so that a page shows what the caller may see of it."""
+    """The range to list in the store, so that a page shows only what the caller may see."""
 
     prefix: str
     start_after: str
@@ -50,7 +50,7 @@ class Listing(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The rights of a caller: these operations, on these resources, until then.
+    """The rights of a caller: operations, on resources, until a time.
 
     Names are full ones here: `full_stream_name` gives the one that an auto-prefixed caller means.
     """
@@ -59,16 +59,16 @@ class Grant:
     basins: ResourceSet = NOTHING
     streams: ResourceSet = NOTHING
     access_tokens: ResourceSet = NOTHING
-    #: What goes before every stream name that the caller gives, and is taken off those it is shown.
+    #: Prepended to every stream name from the caller, and removed from those that it is shown.
     stream_prefix: str = ""
     #: Milliseconds since the Unix epoch; never, if None.
     expires_at: int | None = None
-    #: The access token that it comes from, if it does.
+    #: The access token that gives it, if any.
     token_id: str | None = None
 
     @classmethod
     def of(cls, token: AccessToken) -> Grant:
-        """What `token` allows; InvalidError if that is nothing, or makes no sense."""
+        """The rights of `token`; InvalidError if it has none, or if they contradict each other."""
         scope = token.scope
         if not scope.operations:
             raise InvalidError(
@@ -96,10 +96,10 @@ class Grant:
         stream: str | None = None,
         token_id: str | None = None,
     ) -> bool:
-        """Whether the operation is allowed on what it is about.
+        """Whether the operation is allowed on the named resources.
 
-        What an operation needs and is not named is not allowed; what is named must be covered even
-        if the operation would not need it.
+        A resource that the operation needs must be named, and every named resource must be covered,
+        even if the operation does not need it.
         """
         needs_basin = operation in _ON_BASIN or operation in _ON_STREAM
         return (
@@ -110,7 +110,7 @@ class Grant:
         )
 
     def allows_somewhere(self, operation: Operation, basin: str | None = None) -> bool:
-        """Whether the operation is allowed on something: in the basin, if one is named."""
+        """Whether the operation is allowed on any resource: in the basin, if one is named."""
         needed = (
             (self.basins, operation in _ON_BASIN or operation in _ON_STREAM),
             (self.streams, operation in _ON_STREAM),
@@ -140,7 +140,7 @@ class Grant:
         )
 
     def allows_some(self, operation: Operation, basin: str, stream_prefix: str) -> bool:
-        """Whether the operation is allowed on some streams that begin so; there may be none yet."""
+        """Whether the operation is allowed on any stream with this prefix; none need exist."""
         allowed = operation in self.operations and self.basins.contains(basin)
         return allowed and self.streams.meets(stream_prefix)
 
@@ -165,7 +165,7 @@ class Grant:
         self.require(Operation.ISSUE_ACCESS_TOKEN, token_id=token.id)
         if not self.covers(wanted):
             raise PermissionDeniedError(
-                f"access token {token.id!r} would allow more than the one that issues it: ask for "
+                f"access token {token.id!r} would allow more than its issuer's: ask for "
                 "operations and resources that are within its own, and for no later expiry"
             )
         return token
@@ -208,10 +208,10 @@ class Grant:
         return replace(stream, name=StreamName(stream.name.removeprefix(self.stream_prefix)))
 
 
-#: Everything, for ever: who owns the server, and everybody where nothing is enforced.
+#: Everything, without end: the owner of the server, and every caller where nothing is enforced.
 ROOT: Final = Grant(frozenset(Operation), EVERYTHING, EVERYTHING, EVERYTHING)
 
-#: Nothing: what a token is worth that was revoked or has expired.
+#: Nothing: the rights of a token that was revoked or has expired.
 NOBODY: Final = Grant(frozenset())
 
 
@@ -224,7 +224,7 @@ def _not_later(expiry: int | None, bound: int | None) -> bool:
 
 
 def _narrow(resources: ResourceSet, asked: Listing) -> Listing | None:
-    """`asked`, for what of it is in `resources`; None if nothing is."""
+    """The part of `asked` that is in `resources`; None if there is none."""
     if resources.is_prefix:
         if asked.prefix.startswith(resources.text):
             return asked

@@ -1,4 +1,4 @@
-"""Usage as it is asked for and told: sets of metrics, spans of time, series of points."""
+"""Usage as requested and reported: sets of metrics, spans of time, series of points."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SPAN_MAX = 30 * 86_400
 
 
 class AccountMetrics(enum.StrEnum):
-    """What there is to know of the account."""
+    """Sets of metrics of the account."""
 
     #: Basins that had at least one stream.
     ACTIVE_BASINS = "active-basins"
@@ -24,7 +24,7 @@ class AccountMetrics(enum.StrEnum):
 
 
 class BasinMetrics(enum.StrEnum):
-    """What there is to know of a basin."""
+    """Sets of metrics of a basin."""
 
     STORAGE = "storage"
     #: Batches, by storage class.
@@ -38,7 +38,7 @@ class BasinMetrics(enum.StrEnum):
 
 
 class StreamMetrics(enum.StrEnum):
-    """What there is to know of a stream."""
+    """Sets of metrics of a stream."""
 
     STORAGE = "storage"
 
@@ -108,7 +108,7 @@ class Span:
     end: int
 
     def buckets(self, interval: Interval) -> range:
-        """Where the intervals begin that have a part in the span."""
+        """The starts of the intervals that overlap the span."""
         width = interval.seconds
         return range(self.start // width * width, self.end, width)
 

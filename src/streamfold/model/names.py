@@ -1,4 +1,4 @@
-"""Names of basins and streams, and the rules they keep."""
+"""Names of basins and streams, and their rules."""
 
 from __future__ import annotations
 

@@ -6,12 +6,12 @@ import msgspec
 
 from streamfold.model.positions import SeqNum
 
-#: The content type of a stream that nobody gave one.
+#: The content type of a stream that was created without one.
 OCTETS = "application/octet-stream"
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """Where a fork left its source, as it was asked for and as it was found."""
+    """Where a fork starts in its source, as requested and as found."""
 
     stream: str
     #: The position in the source; without `sub_offset`, where the fork's own records begin.
@@ -25,18 +25,17 @@ class StreamTraits(msgspec.Struct, frozen=True, omit_defaults=True):
 
     #: As its creator wrote it.
     content_type: str = OCTETS
-    #: Seconds after the last use at which the stream goes away.
+    #: Seconds after the last use at which the stream expires.
     ttl: int | None = None
-    #: When the stream goes away, ms since the Unix epoch.
+    #: When the stream expires, ms since the Unix epoch.
     expires_at: int | None = None
-    #: Let a snapshot take the place of the records before it at once. The stream's configuration may
-    #: say otherwise later.
+    #: Whether a snapshot trims the records before it; the stream's configuration may override this.
     trim_on_snapshot: bool = False
     origin: Origin | None = None
 
 
 class Producer(msgspec.Struct, frozen=True):
-    """Who sends an append, and as which of its appends: repetitions are known by it."""
+    """The producer, epoch and number of an append, by which repetitions are recognized."""
 
     id: str
     epoch: int
@@ -44,14 +43,14 @@ class Producer(msgspec.Struct, frozen=True):
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """On which terms something is appended."""
+    """The conditions and effects of an append."""
 
     #: In lower case and without parameters; None if there is no content.
     content_type: str | None = None
     producer: Producer | None = None
     #: Greater than that of all appends before.
     stream_seq: str | None = None
-    #: Nothing is to follow.
+    #: Whether to close the stream.
     close: bool = False
 
 

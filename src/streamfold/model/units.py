@@ -28,7 +28,7 @@ _LARGEST = 2**63 - 1
 
 
 def parse_duration(text: str) -> timedelta:
-    """The time that the text says; ValueError with the rule that it breaks. 0 needs no unit."""
+    """The duration in `text`; ValueError with the rule that it breaks. 0 needs no unit."""
     if text.strip() == "0":
         return timedelta(0)
     total, end = Decimal(0), 0
@@ -51,7 +51,7 @@ def _time_unit(word: str) -> str | None:
 
 
 def parse_size(text: str) -> int:
-    """The bytes that the text says; ValueError with the rule that it breaks."""
+    """The size in `text`, in bytes; ValueError with the rule that it breaks."""
     plain = text.strip()
     part = _PART.fullmatch(plain)
     if plain.isdecimal() and plain.isascii():
@@ -66,7 +66,7 @@ def parse_size(text: str) -> int:
 
 
 def duration_text(value: timedelta) -> str:
-    """The time in the largest unit that tells it exactly."""
+    """The duration in the largest unit that is exact."""
     micros = value // timedelta(microseconds=1)
     if not micros:
         return "0"
@@ -75,7 +75,7 @@ def duration_text(value: timedelta) -> str:
 
 
 def size_text(value: int) -> str:
-    """The size in the largest binary unit that tells it exactly."""
+    """The size in the largest binary unit that is exact."""
     for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if value and value % 1024**power == 0:
             return f"{value // 1024**power}{unit}"

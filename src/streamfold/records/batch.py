@@ -1,4 +1,4 @@
-"""Batches of records that keep every rule and wait for their place in a stream."""
+"""Batches of records that keep every rule and wait for their slot in a stream."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["Fence", "RecordBatch", "Sequenced", "Trim", "validate"]
 
 
 class Unsequenced(Protocol):
-    """Records in whichever form makes them quick to sequence."""
+    """Records in a form that is quick to sequence."""
 
     def sequence(self, slot: Slot) -> Sequenced: ...
 
@@ -44,7 +44,7 @@ class RecordBatch(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     @classmethod
     def of(cls, records: Sequence[Record]) -> RecordBatch:
-        """Make a batch of records that were built in Python, or say which one breaks a rule."""
+        """Make a batch of records that were built in Python; errors name the one that breaks a rule."""
         check_count(len(records))
         for index, record in enumerate(records):
             check_types(index, record)
@@ -60,14 +60,14 @@ class RecordBatch(msgspec.Struct, frozen=True, eq=False, gc=False):
         return all(isinstance(command, Trim) for command in self.commands)
 
     def sequence(self, slot: Slot) -> Sequenced:
-        """Give the records sequence numbers from the first of `place` on, and timestamps.
+        """Give the records the sequence numbers and timestamps of `slot`.
 
-        Changes nothing, so that it may be called again with another place.
+        Changes nothing, so that it may be called again with another slot.
         """
         return self._records.sequence(slot)
 
     def bodies(self) -> list[bytes]:
-        """The body of every record that is not a command; for those who must look inside."""
+        """The body of every record that is not a command."""
         sequenced = self.sequence(Slot(0, TimestampMode.ARRIVAL, uncapped=True, now=0, floor=0))
         return [record.body for record in decode(sequenced.payload) if not is_command(record)]
 
@@ -86,7 +86,7 @@ def validate(records: Sequence[Record]) -> RecordBatch:
 
 
 def _single(record: Record) -> RecordBatch:
-    """What a writer that waits for each ack sends, with few steps."""
+    """A batch of one record in few steps: writers that wait for each ack send these."""
     metered = RECORD_OVERHEAD + len(record.body)
     check_metered(metered)
     rest = encode_rest(record)

@@ -1,6 +1,6 @@
 """Array kernels between records and columns; importing this module needs numba.
 
-As in `kernel`, only the canonical encoding is read; at anything else `columns` goes the plain way.
+As in `record_kernel`, only the canonical encoding is read; `columns` handles the rest in plain Python.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Flags = npt.NDArray[np.bool_]
 
 #: Tag of a ReadBatch's tail, which stands where one batch ends and the next begins.
 TAIL = U8(0x12)
-#: Above this a sequence number has no place in a signed column.
+#: Above this a sequence number does not fit into a signed column.
 _SIGNED_MAX = U64(2**63 - 1)
 #: Instead of an offset, NOT_CANONICAL: reading goes by unsigned offsets, which cannot count from
 #: the end, and so costs half as much.

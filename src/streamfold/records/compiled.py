@@ -1,4 +1,4 @@
-"""The kernels, dressed in Python values; importing this module needs numba."""
+"""The compiled kernels with Python values; importing this module needs numba."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Measured(NamedTuple):
 
 
 class ScannedRecords:
-    """Canonical AppendRecords that wait for their place: the bytes as they came, and where."""
+    """Canonical AppendRecords that wait for their slot: the received bytes, and offsets into them."""
 
     __slots__ = ("_raw", "_rows", "_unstamped", "commands", "end", "metered")
 
@@ -75,7 +75,7 @@ class ScannedRecords:
 
 
 def _room(size: int) -> record_kernel.Bytes:
-    """At least `size` bytes to write to, until this thread asks again.
+    """At least `size` writable bytes, valid until this thread calls it again.
 
     Kept, because the allocator gives a fresh megabyte back to the system each time, and having its
     pages mapped anew costs several times what the kernel does with them.
@@ -87,12 +87,12 @@ def _room(size: int) -> record_kernel.Bytes:
 
 
 def count_parts(raw: bytes, most: int) -> int:
-    """How many records and headers an AppendInput begins with; if more than `most`, any such number."""
+    """The number of records and headers at the start of an AppendInput; inexact above `most`."""
     return int(record_kernel.count_parts(np.frombuffer(raw, np.uint8), most))
 
 
 def scan(raw: bytes) -> ScannedRecords | None:
-    """The records that an AppendInput begins with; None when `plain` must look at it."""
+    """The records at the start of an AppendInput; None when `plain` must parse it."""
     view = np.frombuffer(raw, np.uint8)
     count = record_kernel.count_records(view)
     if not 0 < count <= BATCH_RECORDS_MAX:
@@ -103,7 +103,7 @@ def scan(raw: bytes) -> ScannedRecords | None:
 
 
 def measure(payload: bytes | memoryview) -> Measured | None:
-    """What an index of the payload needs; None when `plain` must look at it."""
+    """The index of the payload; None when `plain` must parse it."""
     view = np.frombuffer(payload, np.uint8)
     # A writable array would be another type to numba, and cost a second compilation.
     view.flags.writeable = False

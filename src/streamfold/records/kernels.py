@@ -1,7 +1,7 @@
 """The compiled twin of `plain`, once it is warm.
 
-Compilation takes seconds and loading the compiler half a second, so neither happens by surprise in
-the middle of a request or in a short-lived tool: a process that wants the kernels warms them up.
+Compilation takes seconds and loading the compiler half a second, so neither happens during a request
+or in a short-lived tool: a process that wants the kernels calls `warm_up`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class Compiled(Protocol):
-    """What the module `compiled` offers."""
+    """The functions of the module `compiled`."""
 
     def count_parts(self, raw: bytes, most: int) -> int: ...
 
@@ -43,7 +43,7 @@ def warm_up() -> bool:
     """Compile the kernels, or load them from the disk cache, and use them from now on.
 
     Called once by a process that handles many records, before it takes work: 3 s at first, 1 s
-    from the cache. False when numba is not installed or not usable: then `plain` goes on.
+    from the cache. False when numba is missing or broken: then `plain` does the work.
     """
     global _warm
     if _warm is not None:
@@ -54,7 +54,7 @@ def warm_up() -> bool:
         _exercise(compiled)
         warm_up_columns()
     except Exception as error:  # whatever a broken compiler raises, plain Python still works
-        _log.warning("record kernels are off, plain Python does the work: %s", error)
+        _log.warning("record kernels are off, plain Python is used instead: %s", error)
         return False
     _warm = compiled
     return True

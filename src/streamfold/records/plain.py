@@ -32,7 +32,7 @@ SEQ_NUM, TIMESTAMP, HEADERS, BODY = 0x08, 0x10, 0x1A, 0x22
 
 
 class PlainRecords:
-    """Records that wait for their place: timestamps as given, and encoded rests."""
+    """Records that wait for their slot: timestamps as given, and encoded rests."""
 
     __slots__ = ("_rests", "_timestamps")
 
@@ -93,7 +93,7 @@ def parse_record(raw: bytes, start: int, end: int) -> Record:
         if tag == APPEND_TIMESTAMP:
             timestamp = Timestamp(value)
         elif tag == APPEND_HEADERS:
-            # At once: what is too much must not become millions of objects first.
+            # Check before parsing: too large a record must not become millions of objects first.
             check_metered(HEADER_OVERHEAD * len(headers))
             headers.append(_parse_header(raw, value, stop))
         elif tag == APPEND_BODY:

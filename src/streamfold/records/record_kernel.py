@@ -1,8 +1,8 @@
 """Array kernels over the bytes of records; importing this module needs numba.
 
 They understand the canonical encoding only, the one that serializers emit: fields in order, varints
-as short as possible, defaults left out. At anything else they say so and `plain` takes over, which
-also words every error. They run without the GIL and are cached on disk after the first compilation.
+as short as possible, defaults left out. For anything else they return NOT_CANONICAL and `plain` takes
+over, which also raises every error. They run without the GIL and are cached on disk once compiled.
 
 Offsets are int64 and values uint64 throughout: numba makes a float of a mixture of the two.
 """
@@ -33,7 +33,7 @@ HEADER_NAME, HEADER_VALUE = U8(plain.HEADER_NAME), U8(plain.HEADER_VALUE)
 APPEND_TIMESTAMP = U8(plain.APPEND_TIMESTAMP)
 APPEND_HEADERS, APPEND_BODY = U8(plain.APPEND_HEADERS), U8(plain.APPEND_BODY)
 
-#: Returned instead of an offset or a count: `plain` must look at this.
+#: Returned instead of an offset or a count: `plain` must parse this.
 NOT_CANONICAL = -1
 
 #: Columns of a scan, one row per record: where headers and body are, and the client's timestamp.
@@ -272,7 +272,7 @@ def emit(
 def measure(raw: Bytes, offsets: Offsets, timestamps: Values, metered: Offsets) -> tuple[int, U64]:
     """Fill the index of a payload; returns where it ends (or NOT_CANONICAL) and the first number.
 
-    Sequence numbers that do not follow each other are for `plain` to complain about.
+    For sequence numbers that do not follow each other, `plain` raises the error.
     """
     at, first = 0, U64(0)
     offsets[0] = metered[0] = 0

@@ -30,7 +30,7 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Trim:
-    """Record `index` of the batch lets the stream forget everything below `seq_num`."""
+    """Record `index` of the batch trims everything below `seq_num`."""
 
     index: int
     seq_num: int
@@ -83,7 +83,7 @@ def command_of(index: int, record: Record) -> Command | None:
     if command == TRIM_COMMAND:
         return Trim(index, _trim_point(index, record.body))
     raise InvalidError(
-        f"record {index}: {command[:TOKEN_MAX]!r} is no command, only 'fence' and 'trim' are; "
+        f"record {index}: {command[:TOKEN_MAX]!r} is not a command, only 'fence' and 'trim' are; "
         "give the header a name if the record is data"
     )
 

@@ -1,4 +1,4 @@
-"""How records get their timestamps when they take their place in a stream."""
+"""How records get their timestamps when they get their slot in a stream."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from streamfold.model.configs import TimestampMode
 
 
 class Slot(NamedTuple):
-    """Where a batch goes, and by which clock."""
+    """The seq_nums of a batch, and the rules for its timestamps."""
 
     first: int
     mode: TimestampMode
-    #: Whether timestamps may lie in the future.
+    #: Whether timestamps may be in the future.
     uncapped: bool
     now: int
     #: Timestamp of the record before the batch: none may be lower.
@@ -22,7 +22,7 @@ class Slot(NamedTuple):
 
 
 class Sequenced(NamedTuple):
-    """A batch in its place, in the form in which it is stored and read."""
+    """A batch with its seq_nums and timestamps, in the form in which it is stored and read."""
 
     payload: bytes
     first_timestamp: int

@@ -1,5 +1,5 @@
-"""Streams with traits: created with their first content, closed for good, appended to by producers
-that may repeat themselves, forked, gone when their time is over.
+"""Streams with traits: created with content, closed for good, forked, expired, and appended to by
+producers that may repeat themselves.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from streamfold.store.read.seek import apply_retention
 from streamfold.store.rows import ProducerRow
 from streamfold.store.supervisor import MountedStore, Supervisor
 
-#: Metered bytes of one append. It must be less than the store lets be unacknowledged.
+#: Metered bytes of one append; less than `inflight_bytes`.
 APPEND_BYTES_MAX = 32 << 20
 
 __all__ = [
@@ -47,20 +47,20 @@ __all__ = [
 
 
 class StreamStatus(msgspec.Struct, frozen=True):
-    """What there is to know of a stream, all of it durable."""
+    """The durable state of a stream."""
 
     id: int
     traits: StreamTraits
-    #: First record that is kept, and the number that the next one gets.
+    #: The first record kept, and the seq_num of the next one.
     first: int
     tail: int
     closed: bool
 
 
 class Appended(msgspec.Struct, frozen=True):
-    """An append that is durable."""
+    """A durable append."""
 
-    #: Nothing was written: it had been appended before.
+    #: Whether it repeats an earlier append, so that nothing was written.
     repeated: bool
     tail: int
     closed: bool
@@ -70,7 +70,7 @@ class Appended(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class DurableStreams:
-    """Operations on streams with traits. Streams without have the default ones."""
+    """Operations on streams with traits; a stream without has the default ones."""
 
     supervisor: Supervisor
     now: Callable[[], int]
@@ -80,7 +80,7 @@ class DurableStreams:
         return self.supervisor.admission
 
     async def ensure_basin(self, basin: str) -> None:
-        """Create the basin unless it is there; whatever configuration it has, it keeps."""
+        """Create the basin unless it exists; an existing one keeps its configuration."""
         name = names.parse_bucket_name(basin)
         mounted = await self.supervisor.mounted()
         if await mounted.mount.basin(name) is None:
@@ -91,7 +91,7 @@ class DurableStreams:
         return await mounted.mount.basin(names.parse_bucket_name(basin)) is not None
 
     async def create(self, basin: str, stream: str, spec: StreamSpec) -> tuple[StreamStatus, bool]:
-        """The stream, and whether this created it; AlreadyExistsError if it is another."""
+        """The stream, and whether this created it; AlreadyExistsError if a different one exists."""
         ref = _parse_names(basin, stream)
         self.supervisor.space.check()
         mounted = await self.supervisor.mounted()
@@ -102,13 +102,13 @@ class DurableStreams:
         return _status(log), created
 
     async def status(self, basin: str, stream: str) -> StreamStatus:
-        """What there is to know; asking does not count as use."""
+        """The stream's state; this does not count as use."""
         async with self._using(basin, stream) as (mounted, log):
             await apply_retention(mounted.mount, log)
             return _status(log)
 
     async def delete(self, basin: str, stream: str) -> None:
-        """Delete the stream; what forks need of it stays until they are gone."""
+        """Delete the stream; records that forks need stay until the forks are deleted."""
         async with self._using(basin, stream) as (mounted, log):
             await mounted.catalog.delete_stream(BasinName(log.basin), StreamName(log.name))
             mounted.upkeep.request_pass()
@@ -123,7 +123,7 @@ class DurableStreams:
     ) -> Appended:
         """Append what `content` makes for the stream's content type, all of it or nothing.
 
-        It is durable when this returns. Terms are judged before `content` is asked.
+        It is durable when this returns. Terms are checked before `content` is called.
         """
         async with self._using(basin, stream) as (mounted, log):
             try:
@@ -134,13 +134,13 @@ class DurableStreams:
             except StreamDeletingError:
                 await mounted.catalog.deletion(log.basin, log.name)
                 raise
-            # As it is now: what others append meanwhile may not be durable when this is.
+            # Read now: what others append meanwhile may not be durable when this is.
             producer = log.terms.producer(claim.producer.id) if claim.producer else None
             log.renew(self.now())
             mounted.mount.committer.touch(log)
             if ack is not None:
                 return Appended(False, int((await ack).end.seq_num), claim.close, producer)
-            # Only the terms changed, or nothing did: what that rests on may not be durable yet.
+            # Only the terms changed, or nothing did: the state behind that may not be durable yet.
             await mounted.mount.committer.write([])
             return Appended(repeated, *_tail(log), producer)
 
@@ -160,7 +160,7 @@ class DurableStreams:
             )
         await self._admission.acquire(metered)
         try:
-            # Judged again: others may have come first while this was parsed and waited for room.
+            # Check again: others may have come first while this was parsed and waited for room.
             if log.repeats(claim, key, self.now()):
                 self._admission.release(metered)
                 return True, None
@@ -172,7 +172,7 @@ class DurableStreams:
     # Snapshots
 
     async def publish(self, basin: str, stream: str, new: Publication) -> Snapshot:
-        """Store a snapshot; the same one again changes nothing."""
+        """Store a snapshot; repeating it changes nothing."""
         self.supervisor.space.check_upload(new.size or 0)
         async with self._using(basin, stream) as (mounted, log):
             return await mounted.snapshots.publish(log, new)
@@ -183,14 +183,14 @@ class DurableStreams:
             return await mounted.snapshots.all(log)
 
     async def snapshot(self, basin: str, stream: str, seq_num: int | None) -> Snapshot | None:
-        """The snapshot at a position, which must be there; without one the newest, if any."""
+        """The snapshot at a position, which must exist; without a position the newest, if any."""
         async with self._using(basin, stream) as (mounted, log):
             if seq_num is None:
                 return await mounted.snapshots.newest(log)
             return await mounted.snapshots.at(log, seq_num)
 
     async def snapshot_pieces(self, snapshot: Snapshot) -> AsyncGenerator[bytes]:
-        """The bytes of a snapshot, in pieces; it stays whatever is published meanwhile."""
+        """The bytes of a snapshot, in pieces; it is not deleted meanwhile."""
         mounted = await self.supervisor.mounted()
         async with aclosing(mounted.snapshots.blobs.read(snapshot)) as pieces:
             async for piece in pieces:
@@ -205,7 +205,7 @@ class DurableStreams:
         whole_appends: bool,
         key: SealingKey | None = None,
     ) -> None:
-        """Let go of the records before `seq_num`, for which a snapshot must stand."""
+        """Trim the records before `seq_num`, which a snapshot must cover."""
         async with self._using(basin, stream) as (mounted, log):
             await mounted.snapshots.retain(log, seq_num, whole_appends=whole_appends, key=key)
 
@@ -213,12 +213,12 @@ class DurableStreams:
     async def reading(
         self, basin: str, stream: str, seq_num: int | None, key: SealingKey | None = None
     ) -> AsyncIterator[Reading]:
-        """A place in the stream to read from: before record `seq_num`, or at the tail."""
+        """A reader that starts at record `seq_num`, or at the tail."""
         async with self._using(basin, stream) as (mounted, log):
             log.check_key(key)
             if log.renew(self.now()):
                 mounted.mount.committer.touch(log)
-                await mounted.mount.committer.write([])  # else a crash now could end it early
+                await mounted.mount.committer.write([])  # otherwise a crash now could end it early
             start = int(log.durable.seq_num) if seq_num is None else seq_num
             await apply_retention(mounted.mount, log)
             if start < log.readable_from:
@@ -234,7 +234,7 @@ class DurableStreams:
     async def _using(
         self, basin: str, stream: str
     ) -> AsyncIterator[tuple[MountedStore, StreamLog]]:
-        """The log of a stream that is neither deleted nor over."""
+        """The log of a stream that is neither deleted nor expired."""
         mounted = self.supervisor.current or await self.supervisor.mounted()
         log = mounted.mount.cached_log(basin, stream)
         if log is None:
@@ -252,13 +252,13 @@ class DurableStreams:
 
 
 class Reading:
-    """Reads forward from a place in a stream; not from two tasks at once."""
+    """Reads forward from a position in a stream; not from two tasks at once."""
 
     def __init__(self, log: StreamLog, cursor: Cursor, delivered: Callable[[int], None]) -> None:
         self._log = log
         self._cursor = cursor
         self._delivered = delivered
-        #: Awaited before a batch is made that this reader does not share with others.
+        #: Awaited before a batch is read for this reader alone.
         self.before_own_batch: Callable[[], Awaitable[None]] | None = None
 
     @property
@@ -267,7 +267,7 @@ class Reading:
 
     @property
     def seq_num(self) -> int:
-        """The number of the record that comes next."""
+        """The seq_num of the next record."""
         return max(self._cursor.seq_num, 0)
 
     @property
@@ -276,7 +276,7 @@ class Reading:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing comes any more: everything was read, and the stream is closed."""
+        """Whether everything was read, and the stream is closed."""
         return self._log.durable_closed and self.at_tail
 
     @property
@@ -287,7 +287,7 @@ class Reading:
     async def next(self) -> ReadBatch | None:
         """The next batch, about 1 MiB at most; None at the tail.
 
-        PositionTrimmedError if what comes next was trimmed meanwhile: there would be a gap.
+        PositionTrimmedError if the next record was trimmed meanwhile: the read would have a gap.
         """
         seq_num = self._cursor.seq_num
         batch = self._cursor.live()
@@ -303,7 +303,7 @@ class Reading:
         return batch
 
     async def wait(self, seconds: float) -> bool:
-        """Wait for more to read, or for the end; False when neither came in time."""
+        """Wait for more to read, or for the stream's close; False when neither came in time."""
         return await self._cursor.advanced(seconds)
 
 

@@ -8,20 +8,20 @@
     0x02  basin NUL stream                      StreamRow
     0x03  stream id (8)                         StateRow: token, trim point, tail once it is bare
     0x04  stream id (8), last seq_num (8)       chunk of records (see chunks.py)
-    0x05  stream id (8)                         CleanupRow: records below the trim point are to go
-    0x06  SHA-256 of a secret (32)              TokenRow: who shows the secret may do this
+    0x05  stream id (8)                         CleanupRow: delete records below the trim point
+    0x06  SHA-256 of a secret (32)              TokenRow: the rights that the secret gives
     0x07  access token id                       TokenRow: the same, to be listed and revoked
     0x08  stream id (8)                         HeldRow: bytes of records held, this hour by minute
     0x09  stream id (8), hour (4)               LevelRow: the same, in an hour that is over
     0x0a  basin NUL hour (4)                    UsageRow: what was used; the account's has no basin
     0x0b  stream id (8), fork's stream id (8)   ForkRow: the fork needs records of the stream
     0x0c  stream id (8), producer id            ProducerRow: how far the producer has come
-    0x0d  stream id (8), seq_num (8)            SnapshotRow: what stands for all records before it
-    0x0e  kind NUL id                           a document of those who use the store
+    0x0d  stream id (8), seq_num (8)            SnapshotRow: replaces all records before it
+    0x0e  kind NUL id                           a document that a caller keeps in the store
 
 The last seq_num of a chunk is its key, so the chunk that holds seq_num n is the first with a key of n
 or more: one seek, no index. Names contain no NUL, so listings sort as names do. A stream id is used
-once: a deleted and re-created name gets another, and nothing of the old stream can shine through.
+once: a deleted and re-created name gets another, so that no row of the old stream is ever read again.
 Hours are counted from the Unix epoch.
 """
 

@@ -1,4 +1,4 @@
-"""Rows beside the records, as msgpack maps: fields may be added, their names never change meaning."""
+"""Rows other than records, as msgpack maps: fields may be added, but never change their meaning."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CounterRow(msgspec.Struct, frozen=True):
 
 
 class SpaceRow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the store held some seconds ago."""
+    """Live and dead bytes of the store, as of some seconds ago."""
 
     live: int
     #: Bytes deleted that tables may still hold; None in rows of versions that did not count them.
@@ -37,12 +37,12 @@ class BasinRow(msgspec.Struct, frozen=True, omit_defaults=True):
     #: Hash of request token and requested configuration, if the creation had a token.
     creation: bytes | None = None
     deleted_at: int | None = None
-    #: None = the store's default, as for basins that were created before there was a choice.
+    #: None = the store's default; older basins have no location.
     location: str | None = None
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):
-    """Records below `end` that a fork has from another stream."""
+    """Records below `end` that a fork inherits from another stream."""
 
     stream_id: int
     end: int
@@ -63,29 +63,29 @@ class StreamRow(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def ancestors(self) -> tuple[int, ...]:
-        """Streams that stay as long as this one."""
+        """Streams that are kept as long as this one."""
         if self.forked_from is None:
             return ()
         return (*{self.forked_from, *(segment.stream_id for segment in self.lineage)},)
 
 
 class StateRow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What of a stream's state its records do not tell."""
+    """The part of a stream's state that its records do not contain."""
 
     fencing_token: str = ""
     #: Records below are trimmed, whether or not they are deleted yet.
     trim_point: int = 0
-    #: Tail and last arrival at the time when the last chunk was deleted: nothing else tells then.
+    #: Tail and last arrival, stored before the last chunk is deleted.
     bare_seq_num: int = 0
     bare_timestamp: int = 0
     bare_arrived_at: int = 0
-    #: No record comes any more.
+    #: Whether the stream takes no more records.
     closed: bool = False
     #: Producer, epoch and sequence of the append that closed the stream.
     closed_by: tuple[str, int, int] | None = None
     #: The last Stream-Seq.
     stream_seq: str | None = None
-    #: Whether there are rows of producers.
+    #: Whether the stream has rows of producers.
     producers: bool = False
     #: The stream does not expire before this, ms since the Unix epoch.
     lease_until: int = 0
@@ -100,30 +100,30 @@ class CleanupRow(msgspec.Struct, frozen=True, omit_defaults=True):
 
     basin: str
     stream: str
-    #: The stream is deleted: everything of it is to go, its name last.
+    #: Whether the stream is deleted: then everything is to be removed, its name last.
     purge: bool = False
-    #: Of a deleted fork: the streams that it does not need any more.
+    #: Of a deleted fork: the streams whose records it no longer needs.
     ancestors: tuple[int, ...] = ()
 
 
 class ProducerRow(msgspec.Struct, frozen=True):
-    """The newest epoch of a producer and the last number that it sent in it."""
+    """The newest epoch of a producer and its last sequence number."""
 
     epoch: int
     seq: int
-    #: When that was, ms since the Unix epoch.
+    #: Time of that append, ms since the Unix epoch.
     at: int
 
 
 class ForkRow(msgspec.Struct, frozen=True):
-    """Where a fork is: it needs records of the stream that the row is about."""
+    """A fork that needs records of the stream in the row's key."""
 
     basin: str
     stream: str
 
 
 class SnapshotRow(msgspec.Struct, frozen=True):
-    """A snapshot: its bytes are a blob, this row makes them one."""
+    """A snapshot; its bytes are a blob, which counts only with this row."""
 
     content_type: str
     digest: str
@@ -133,14 +133,14 @@ class SnapshotRow(msgspec.Struct, frozen=True):
 
 
 class TokenRow(msgspec.Struct, frozen=True):
-    """An access token. What proves it is known by its SHA-256 alone."""
+    """An access token; of its secret only the SHA-256 is stored."""
 
     token: AccessToken
     digest: bytes
 
 
 class LevelRow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Bytes of records that a stream held in the course of an hour."""
+    """Bytes of records that a stream held during an hour."""
 
     #: Before the first change in this hour.
     opening: int = 0
@@ -149,23 +149,23 @@ class LevelRow(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class HeldRow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Bytes of records that a stream holds: of its stored chunks below `counted_to`, exactly."""
+    """Exact bytes of a stream's stored chunks below `counted_to`."""
 
     counted_to: int = 0
     held: int = 0
-    #: The hour of the last change, and its course.
+    #: The hour of the last change, and the levels in it.
     hour: int = 0
     course: LevelRow = LevelRow()
 
 
 class UsageRow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What was used in an hour."""
+    """Usage in one hour."""
 
     #: Amounts by name and minute (0 to 59).
     amounts: dict[str, dict[int, int]] = {}
-    #: Bytes of records held when last looked.
+    #: Bytes of records held at the last measurement.
     storage: int | None = None
-    #: Basins that were seen to have a stream; of the account only.
+    #: Basins with a stream; in the account's rows only.
     basins: tuple[str, ...] = ()
 
 
@@ -180,7 +180,7 @@ def encode(row: msgspec.Struct) -> bytes:
 
 
 def decode(value: bytes, kind: type[Row]) -> Row:
-    """`value` as a row of `kind`, or an error that says what storage holds instead."""
+    """`value` as a row of `kind`; DataCorruptError if it is not one."""
     decoder = _decoders.get(kind)
     if decoder is None:
         decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)

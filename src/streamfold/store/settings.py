@@ -17,43 +17,43 @@ class StoreSettings:
     #: Metered bytes accepted but not yet acknowledged; further appends wait for room. Also the most
     #: that one commit can carry.
     inflight_bytes: int = 64 << 20
-    #: Commits under way at once. SlateDB flushes one after the other, so that a second one hides the
-    #: time between flushes and more than that would only split what one flush could carry.
+    #: Commits in flight at once. SlateDB flushes one after the other: a second commit hides the time
+    #: between flushes, and more would only split what one flush can carry.
     commits_in_flight: int = 2
-    #: Seconds from the start of one commit to the next, at least: for buckets whose requests cost.
+    #: Minimum seconds from the start of one commit to the next: for buckets whose requests cost.
     commit_interval: float = 0.0
-    #: Seconds after which a commit without an answer counts as of unknown outcome. An error that
-    #: storage answers with counts at once.
+    #: Seconds after which the outcome of a commit without an answer counts as unknown. An error from
+    #: storage counts at once.
     commit_timeout: float = 30.0
     #: Bytes of recent records kept in memory, over all streams, for readers at the tail.
     recent_bytes: int = 64 << 20
-    #: Streams whose state is kept in memory when nobody uses them.
+    #: Unused streams whose state is kept in memory.
     idle_streams: int = 10_000
     #: Seconds between passes of the background work (retention, deletion of what is trimmed).
     upkeep_interval: float = 60.0
-    #: Seconds after a trim command for which readers still get what it trims, and storage keeps it:
-    #: followers get every acknowledged record, and so does one that connects again meanwhile.
+    #: Seconds after a trim command for which storage keeps what it trims and readers still get it: so
+    #: followers get every acknowledged record, even if they reconnect meanwhile.
     trim_grace: float = 10.0
     #: Seconds after which the store begins to free the space of trimmed, expired and deleted records;
     #: sooner if they are a large part of what it holds (see `reclaim.py`).
     reclaim_after: float = 600.0
-    #: Bytes per second, on average, that the store reads and rewrites to free little space: a rewrite
-    #: that frees less than a quarter of what it reads is followed by a pause.
+    #: Bytes per second, on average, that the store rewrites to free little space: it pauses after a
+    #: rewrite that frees less than a quarter of what it reads.
     reclaim_rate: int = 32 << 20
-    #: Whether publishing a snapshot trims what it covers, in streams that nobody has configured.
+    #: Whether publishing a snapshot trims what it covers, in streams without a setting of their own.
     trim_on_snapshot: bool = False
     #: Seconds from a failure for which calls wait while the store reopens its storage.
     recovery_timeout: float = 5.0
     #: On local disk: sync each commit to the device before it is acknowledged.
     fsync: bool = True
-    #: On local disk: bytes that must stay free for appends to be taken. None is 256 MiB, or a quarter
-    #: of the file system if that is less.
+    #: On local disk: bytes that must stay free, or appends are refused. None = 256 MiB, or a quarter of
+    #: the file system if that is less.
     disk_reserve: int | None = None
 
     def __post_init__(self) -> None:
         if self.inflight_bytes < BATCH_BYTES_MAX:
             raise InvalidError(
-                f"inflight_bytes {self.inflight_bytes} is less than one batch may have: "
+                f"inflight_bytes {self.inflight_bytes} is less than one batch: "
                 f"give at least {BATCH_BYTES_MAX}"
             )
         for setting in fields(self):

@@ -1,17 +1,17 @@
-"""Files that survive a power cut: the one place that calls fsync.
+"""Files that survive a power cut: the one module that calls fsync for blobs.
 
 Neither obstore nor a plain `rename` does this. A file system may write the new name to disk before
 the bytes under it, and leave an empty file after a power cut, or forget the name, or the folder
 that it is in. So, in this order:
 
-1. write the bytes to a draft that nobody lists, and fsync it: no name ever leads to half a blob;
-2. create missing folders, and fsync the parent of each: the way to the blob is on disk;
+1. write the bytes to a draft that no listing shows, and fsync it: no name ever leads to half a blob;
+2. create missing folders, and fsync the parent of each: the path to the blob is on disk;
 3. give the draft its name, by rename (replaces) or by link (fails if the name is taken; the kernel
    decides between processes);
-4. fsync the folder that holds the name. Only now may the caller be told.
+4. fsync the folder that holds the name. Only then does the call return.
 
 A process that is killed between 1 and 3 leaves its draft in `DRAFTS`. Drafts are locked while they are
-written, and a lock ends with its process: whoever opens the store next removes those without one.
+written, and a lock ends with its process: the next process that opens the store removes unlocked ones.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Fsync = Callable[[int], None]
 DRAFTS = ".streamfold-drafts"
 #: File in `DRAFTS` that compare-and-swap locks.
 LOCK = "lock"
-#: How many folders are remembered as being on disk: a bound on memory, not on folders.
+#: Folders remembered as being on disk: a bound on memory, not on folders.
 KNOWN_FOLDERS_MAX = 10_000
 
 
@@ -43,7 +43,7 @@ class DurableTree:
         self._root = root
         self._fsync = fsync
         # Folders whose own entry is known to be on disk. One that exists but is not in here may
-        # have been made a moment ago by another process that has not yet come to its fsync.
+        # just have been created by another process that has not yet called fsync.
         self._known = {root}
         self._secure_root()
         self._remove_dead_drafts()
@@ -79,7 +79,7 @@ class DurableTree:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep every other holder out, in this process and in others; a kill lets go of it."""
+        """Exclude every other holder, in this process and in others; a kill releases the lock."""
         import fcntl  # Windows has none: other stores of this package must import there all the same
 
         folder = self._root / DRAFTS
@@ -94,7 +94,7 @@ class DurableTree:
             os.close(descriptor)
 
     def secure_name(self, target: Path) -> None:
-        """Return when the name of `target` is on disk, whoever gave it."""
+        """Return when the name of `target` is on disk, even if another process created it."""
         try:
             self._sync_folder(target.parent)
         except OSError as error:
@@ -102,7 +102,7 @@ class DurableTree:
                 raise  # these two: a read-only file system, on which nothing is pending
 
     def remove(self, target: Path) -> None:
-        """Remove the file at `target`, if there is one, on disk when this returns."""
+        """Remove the file at `target`, if any; on disk when this returns."""
         if not target.is_file():
             return
         target.unlink(missing_ok=True)
@@ -114,7 +114,7 @@ class DurableTree:
         except FileExistsError:
             if target.is_dir():
                 raise IsADirectoryError(errno.EISDIR, "is a folder", str(target)) from None
-            # The winner may not have come to its own fsync yet, and our caller will act on this.
+            # The winner may not have called fsync yet, and our caller will act on this.
             self._sync_folder(target.parent)
             raise
 
@@ -123,7 +123,7 @@ class DurableTree:
             self._sync_folder(target.parent)
         except OSError as error:
             raise BlobOutcomeUnknownError(
-                f"{target} was changed, but its folder could not be synced to disk "
+                f"{target} was changed, but its folder cannot be synced to disk "
                 f"({error.strerror}): a power cut may undo the change"
             ) from error
 
@@ -132,7 +132,7 @@ class DurableTree:
         for path in reversed([folder for folder in folders if not folder.exists()]):
             _make_folder(path)
             self._sync_folder(path.parent)
-        # A root that was there may be as new; what is above it belongs to whoever set it up.
+        # An existing root may be as new; folders above it are the operator's.
         with suppress(PermissionError):
             self._sync_folder(self._root.parent)
 
@@ -190,7 +190,7 @@ class Draft:
             rest = rest[os.write(self.descriptor, rest) :]
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Close the file and remove its draft name."""
         os.close(self.descriptor)
         with suppress(FileNotFoundError):  # the usual case: renamed to its final name
             self.path.unlink()

@@ -29,7 +29,7 @@ class Entry:
 
 
 def scan_folder(path: Path, folder: str) -> list[Entry]:
-    """Return what is in `path`, whose keys begin with `folder`, in the byte order of full keys.
+    """Return the entries of `path`, whose keys begin with `folder`, in the byte order of full keys.
 
     A folder counts with its slash, so that `a-b` comes before all of `a/` as it does in keys.
     """
@@ -47,14 +47,14 @@ def stat_blob(path: Path, key: str) -> BlobMeta:
 
 
 def read_with_etag(path: Path) -> tuple[bytes, str]:
-    """Return the bytes of the file at `path` and the etag of just these."""
+    """Return the bytes of the file at `path` and their etag."""
     with path.open("rb") as file:
         etag = etag_of(os.fstat(file.fileno()))
         return file.read(), etag
 
 
 def etag_of(status: os.stat_result) -> str:
-    """Return what differs between any two files that had one name: `durable` sets their times."""
+    """Return an etag that differs for any two files of one name: `durable_files` sets their times."""
     return f'"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"'
 
 
@@ -95,7 +95,7 @@ async def finish(work: Coroutine[Any, Any, T]) -> T:
             except asyncio.CancelledError:
                 continue
         if not task.cancelled():
-            task.exception()  # seen, or the event loop would complain about it
+            task.exception()  # marks it as retrieved
         raise
 
 
@@ -109,7 +109,7 @@ def _to_entry(name: os.DirEntry[str], folder: str) -> Entry | None:
             return Entry(key + "/", None)
         return Entry(key, _to_meta(key, name.stat(follow_symlinks=False)))
     except (InvalidError, OSError):
-        return None  # not written by us, or deleted while we looked
+        return None  # not written by us, or deleted meanwhile
 
 
 def _to_meta(key: str, status: os.stat_result) -> BlobMeta:

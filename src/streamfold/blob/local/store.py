@@ -1,7 +1,7 @@
 """Blobs as files under one folder, published by `streamfold.blob.local.durable_files`.
 
-Not through obstore's local store: that one renames before anything could be synced to disk, lists
-in no order, and keeps names that end in `#` and digits for itself.
+obstore's local store is not used: it renames before anything can be synced to disk, lists in no order,
+and reserves names that end in `#` and digits.
 """
 
 from __future__ import annotations
@@ -36,9 +36,8 @@ from streamfold.errors import (
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Bytes gathered from an iterator before a thread writes them: a thread per small piece would
-#: cost more than the writing. A blob with fewer is written in one step, so that no file is open
-#: while its bytes are waited for.
+#: Bytes gathered from an iterator before a thread writes them: a thread per small piece would cost
+#: more than the write. A smaller blob is written in one step: no file is open while its bytes arrive.
 WRITE_BUFFER = 1024 * 1024
 
 
@@ -57,8 +56,8 @@ class LocalBlobStore(BlobStore):
             self._require_root()
         except OSError as error:
             raise BlobUnavailableError(
-                f"folder {self._root} cannot be used ({error.strerror}): name another one, or "
-                "correct what is in its way"
+                f"folder {self._root} cannot be used ({error.strerror}): choose another one, or "
+                "remove the cause"
             ) from error
 
     def __repr__(self) -> str:
@@ -90,7 +89,7 @@ class LocalBlobStore(BlobStore):
 
     async def stream(self, key: str, chunk_size: int = DEFAULT_CHUNK_SIZE) -> AsyncIterator[bytes]:
         check_chunk_size(chunk_size)
-        # An open file goes on reading what it was opened on, also after a rename over its name.
+        # An open file keeps its content, even after a rename over its name.
         descriptor = await self._read(key, open_file, self._path(key))
         try:
             while piece := await self._read(key, read_full, descriptor, chunk_size):
@@ -173,7 +172,7 @@ class LocalBlobStore(BlobStore):
                     yield meta
 
     async def _read(self, key: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `work` in a thread; its file errors come out as those of a read."""
+        """Run `work` in a thread; its file errors become those of a read."""
         try:
             return await finish(asyncio.to_thread(work, *args, **kwargs))
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -185,13 +184,13 @@ class LocalBlobStore(BlobStore):
             ) from error
 
     async def _change(self, key: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `work` in a thread; its file errors come out as those of a write without effect."""
+        """Run `work` in a thread; its file errors become those of a write without effect."""
         try:
             return await finish(asyncio.to_thread(work, *args, **kwargs))
         except (IsADirectoryError, NotADirectoryError):
             self._require_root()
             raise InvalidError(
-                f"blob key {key!r} is a folder in {self._root}, or lies below a blob: "
+                f"blob key {key!r} is a folder in {self._root}, or is below a blob: "
                 "a local store cannot hold both; choose another key"
             ) from None
         except FileExistsError:
@@ -204,7 +203,7 @@ class LocalBlobStore(BlobStore):
             ) from error
 
     def _require_root(self) -> None:
-        """Refuse to go on where the root is there and is no folder: nothing can be told from it."""
+        """Raise if the root exists but is not a folder."""
         if self._root.exists() and not self._root.is_dir():
             raise BlobUnavailableError(
                 f"{self._root} is a file, and has to be a folder: name another one, or take the file "

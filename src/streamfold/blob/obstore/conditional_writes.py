@@ -1,10 +1,10 @@
 """Conditional writes through obstore: put-if-absent and compare-and-swap.
 
-A refusal may be about this call's own first attempt, whose answer was lost. So each write leaves
-its id with the blob, and reading back tells whose it is, even if both wrote the same bytes.
+A refusal may be due to this call's own first attempt, whose answer was lost. So each write stores its
+id with the blob, and reading back shows whose it is, even if both wrote the same bytes.
 
-A swap has one case more: ours may have worked and been replaced since. Then nobody can tell from
-the blob alone, and the outcome is unknown.
+A swap has one case more: ours may have worked and been replaced since. Then the blob does not show it,
+and the outcome is unknown.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # exist only in obstore's stubs
     from obstore import PutResult, UpdateVersion
     from obstore.store import ObjectStore
 
-#: Metadata field that tells whose conditional write a blob is; Azure takes only identifiers.
+#: Metadata field with the id of the conditional write; Azure takes only identifiers.
 WRITE_ID = "streamfoldwriteid"
 
 #: What a service compares in a swap: the etag, or on GCS the generation, which obstore calls
@@ -55,7 +55,7 @@ class ConditionalWriter:
         self._swap_field = swap_field
 
     async def put_if_absent(self, key: str, data: bytes) -> str:
-        """Write `data` unless a blob is there that this call did not write."""
+        """Write `data` unless a blob exists that this call did not write."""
         write_id = self._new_write_id()
         return await self._attempts.repeat(
             key, lambda doubtful: self._create(key, data, write_id, doubtful)
@@ -77,8 +77,8 @@ class ConditionalWriter:
             return self._etag_of(key, result)
         if result.kind is not FailureKind.EXISTS:
             return result
-        # 409 is S3's word for "another conditional write is on its way", which may yet fail, and
-        # Azure's for "exists"; any other refusal is plain unless an attempt of ours is in doubt.
+        # S3 sends 409 while another conditional write runs, which may yet fail, and Azure for
+        # "exists"; any other refusal is final unless the outcome of an earlier attempt is unknown.
         if not doubtful and result.status != 409:
             raise self._exists(key)
         found = await self._find(key)
@@ -98,7 +98,7 @@ class ConditionalWriter:
         result = await send(request)
         if not isinstance(result, FailedRequest):
             return self._etag_of(key, result)
-        if result.kind is FailureKind.EXISTS:  # 409: another swap is on its way and may yet fail
+        if result.kind is FailureKind.EXISTS:  # 409: another swap is running and may yet fail
             return result
         if result.kind is not FailureKind.CHANGED:
             return result
@@ -107,7 +107,7 @@ class ConditionalWriter:
     async def _settle_swap(
         self, key: str, write_id: str, failure: FailedRequest, doubtful: bool
     ) -> str | FailedRequest:
-        """Return the new etag if the blob there is ours, or say why it is not."""
+        """Return the new etag if the stored blob is ours; raise why if it is not."""
         if failure.status == 404 and not doubtful:
             raise self._gone(key)
         if failure.status == 412 and not doubtful:
@@ -125,7 +125,7 @@ class ConditionalWriter:
         return found[1]
 
     async def _find(self, key: str) -> tuple[str | None, str] | None:
-        """Return whose write the blob is, and its etag; None if it is gone or cannot be read."""
+        """Return the blob's write id and etag; None if it was deleted or cannot be read."""
         try:
             found = await self._repeating.get_async(key, options={"head": True})
         except OBSTORE_ERRORS:
@@ -138,8 +138,8 @@ class ConditionalWriter:
     ) -> FailedRequest:
         if doubtful:
             raise BlobOutcomeUnknownError(
-                f"blob {key!r} in {self._name} was there when an attempt was repeated and "
-                "could not be read back: it may or may not be from this call"
+                f"blob {key!r} in {self._name} exists after a repeated attempt and cannot be read "
+                "back: it may or may not be from this call; read it before repeating"
             )
         return failure
 
@@ -147,8 +147,8 @@ class ConditionalWriter:
         etag = result[self._swap_field]
         if etag is None:
             raise StorageError(
-                f"{self._name} gave no etag for {key!r}, which was written: this service cannot "
-                "be used for conditional writes"
+                f"{self._name} returned no etag for {key!r}, which was written: this service does "
+                "not support conditional writes"
             )
         return etag
 

@@ -1,11 +1,11 @@
-"""What obstore's exceptions mean for the caller, told in words that hold no secrets.
+"""What obstore's exceptions mean for the caller, in words that contain no secrets.
 
 obstore gives a few exception classes and a long text: the URL, the server's answer, a dump of its
 internals. An S3 server that refuses a signature answers with the signed headers, session token
-included, so none of that text goes any further: a `FailedRequest` keeps a status, an error code and a
-phrase of ours. Nor is the exception chained, or every traceback would show it.
+included, so none of that text is passed on: a `FailedRequest` keeps a status, an error code and a
+phrase of ours. Nor is the exception chained, because every traceback would show it.
 
-The text is also the only place that tells a refused connection from a lost answer. Where a pattern
+Only the text distinguishes a refused connection from a lost answer. Where a pattern
 below does not match, the failure counts as `DOUBTFUL`, which is always safe to say.
 """
 
@@ -26,10 +26,10 @@ from streamfold.errors import (
     StreamfoldError,
 )
 
-#: Everything that an obstore call raises on its own account.
+#: The exceptions that an obstore call raises itself.
 OBSTORE_ERRORS = (BaseError, OSError, ValueError)
 
-#: What obstore calls a function of ours that gives credentials.
+#: obstore's name for our function that provides credentials.
 _PROVIDER = "External AWS credential provider"
 _KEYS_REFUSED = "the service does not accept the credentials; check AWS_PROFILE or the AWS_* keys"
 _OTHER_REGION = "the bucket is in another region; set AWS_REGION to the region of the bucket"
@@ -48,7 +48,7 @@ _MEANINGS = {
 
 
 class FailureKind(enum.Enum):
-    """What one failed request says about its effect."""
+    """What is known about the effect of a failed request."""
 
     NOT_FOUND = "not found"
     EXISTS = "exists"
@@ -78,7 +78,7 @@ class FailedRequest:
 
 
 def classify_error(error: Exception) -> FailedRequest:
-    """Classify one exception of obstore's."""
+    """Classify one exception of obstore."""
     # The part after the last marker is Rust's debug form: newlines inside values are escaped
     # there, so a key or an answer cannot imitate a line of it.
     dump = str(error).rpartition("\n\nDebug source:\n")[2]
@@ -134,12 +134,12 @@ def _kind(error: Exception, dump: str, status: int | None, code: str | None) -> 
 
 def _was_not_sent(dump: str) -> bool:
     if _PROVIDER in dump:
-        return True  # there were no credentials to sign a request with
+        return True  # no credentials to sign a request with
     return bool(re.search(r"^\s+kind: (Connect|Builder),$", dump, re.MULTILINE))
 
 
 def _was_redirected(dump: str) -> bool:
-    """Whether S3 sent the request away without saying where to: the bucket is in another region."""
+    """Whether S3 redirected the request without an address: the bucket is in another region."""
     return bool(re.search(r"^\s+inner: BareRedirect,$", dump, re.MULTILINE))
 
 
@@ -170,7 +170,7 @@ def _answered(status: int, code: str | None, dump: str) -> str:
 
 
 def _provider_failure(dump: str) -> str:
-    """What a credential provider of ours said; others' words might hold secrets."""
+    """The message of our credential provider; messages of others may contain secrets."""
     words = _find(r"^\s+value: CredentialsUnavailableError\((.*)\),$", dump)
     return str(ast.literal_eval(words)) if words else "the credential provider failed"
 

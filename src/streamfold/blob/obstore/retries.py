@@ -1,4 +1,4 @@
-"""Time limits and retries of requests to remote storage, and the outcome that is known at the end."""
+"""Time limits and retries of requests to remote storage, and what is known of their outcome."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class RequestLimits:
     All times are in seconds.
     """
 
-    #: A host that takes no connection in this time is taken to be down.
+    #: A host that accepts no connection within this time counts as down.
     connect_timeout: float = 5.0
     #: One request with its body: a 128 MiB blob in one request needs 18 Mbit/s.
     request_timeout: float = 60.0
-    #: How often one request is sent at most, the first time included.
+    #: How often one request is sent at most, including the first time.
     attempts: int = 4
     #: Pause after the first failure; doubles up to `longest_pause`.
     first_pause: float = 0.1
@@ -37,7 +37,7 @@ class RequestLimits:
 
     @classmethod
     def take_from(cls, options: Mapping[str, str]) -> tuple[RequestLimits, dict[str, str]]:
-        """Return the limits given among `options`, and the options that are none."""
+        """Return the limits among `options`, and the other options."""
         names = {field.name for field in fields(cls)}
         given = {name: _parse(name, text) for name, text in options.items() if name in names}
         attempts = int(given.pop("attempts", cls().attempts))
@@ -45,13 +45,13 @@ class RequestLimits:
         return cls(attempts=attempts, **given), rest
 
     def pauses(self) -> Iterator[float]:
-        """Yield the pause before each repetition."""
+        """Yield the pause before each retry."""
         for repetition in range(self.attempts - 1):
             yield min(self.first_pause * 2**repetition, self.longest_pause)
 
     @property
     def total(self) -> timedelta:
-        """After this time no further repetition starts."""
+        """After this time no further retry starts."""
         return timedelta(seconds=self.attempts * self.request_timeout)
 
 
@@ -72,7 +72,7 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 class WriteRetries:
-    """Repeats one write; `name` stands for the store in messages."""
+    """Retries one write; `name` is the store's name in messages."""
 
     def __init__(self, name: str, limits: RequestLimits, sleep: Sleep) -> None:
         self._name = name
@@ -80,9 +80,9 @@ class WriteRetries:
         self._sleep = sleep
 
     async def repeat(self, key: str, attempt: Callable[[bool], Awaitable[T | FailedRequest]]) -> T:
-        """Return what `attempt` returns once it is no failure.
+        """Retry `attempt` until it succeeds, and return its result.
 
-        `attempt` sends one request, and is told whether an earlier one may have worked.
+        `attempt` sends one request; its argument says whether an earlier one may have worked.
         """
         doubtful = False
         pauses = self._limits.pauses()
@@ -96,7 +96,7 @@ class WriteRetries:
 
 
 async def send(request: Awaitable[T]) -> T | FailedRequest:
-    """Return what the request returns, or how it failed."""
+    """Return the result of the request, or how it failed."""
     try:
         return await request
     except OBSTORE_ERRORS as error:

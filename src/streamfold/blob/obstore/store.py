@@ -35,8 +35,8 @@ class ObstoreBlobStore(BlobStore):
     S3 and GCS list in byte order. S3 directory buckets and Azure accounts with a hierarchical
     namespace do not: `list` stops with `StorageError` at the first key out of order.
 
-    `name` stands for the store in messages. `repeating` repeats failed requests, `single` sends
-    each once; both reach the same bucket and prefix. `swap_field` is what the service compares.
+    `name` is the store's name in messages. `repeating` retries failed requests, `single` sends each
+    once; both reach the same bucket and prefix. `swap_field` is what the service compares.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class ObstoreBlobStore(BlobStore):
     async def get_range(self, key: str, start: int, length: int) -> bytes:
         check_key(key)
         check_range(key, start, length)
-        if length == 0:  # obstore refuses it without asking whether the blob is there
+        if length == 0:  # obstore refuses it without checking that the blob exists
             await self.head(key)
             return b""
         try:
@@ -122,8 +122,8 @@ class ObstoreBlobStore(BlobStore):
     async def list(self, prefix: str = "") -> AsyncIterator[BlobMeta]:
         check_prefix(prefix)
         folder, _, begun = prefix.rpartition("/")
-        # obstore takes prefixes of whole segments only, and an offset that it starts after: the
-        # blob whose key is the prefix itself has to be asked for separately.
+        # obstore takes prefixes of whole segments only, and starts after the offset: the blob
+        # whose key is the prefix itself needs a separate request.
         offset = prefix if begun not in ("", ".", "..") else None
         if offset:
             exact = await self._find(offset)

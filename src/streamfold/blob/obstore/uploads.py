@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # exists only in obstore's stubs
 #: Bytes per part of a multipart upload. S3 takes 5 MiB to 5 GiB and 10,000 parts, so blobs up to
 #: 80 GiB; anything up to one part goes in a single request.
 PART_SIZE = 8 * 1024 * 1024
-#: Parts on the way at once: bounds an upload's memory to about (this + 2) * PART_SIZE.
+#: Parts in flight at once: bounds an upload's memory to about (this + 2) * PART_SIZE.
 PARTS_IN_FLIGHT = 3
 #: Seconds that a cancelled upload may take to remove its parts.
 ABORT_TIMEOUT = 5.0
@@ -32,7 +32,7 @@ class UploadSource:
         self._stopped = asyncio.Event()
 
     def stop(self) -> None:
-        """Make the next piece, also one that is being waited for, an error."""
+        """Raise an error for the next piece, even if it is awaited already."""
         self._stopped.set()
 
     def __aiter__(self) -> UploadSource:
@@ -43,7 +43,7 @@ class UploadSource:
             first, self._first = self._first, b""
             return first
         while not (piece := await self._next()):
-            pass  # obstore takes an empty piece for an odd one; there is nothing in it anyway
+            pass  # obstore rejects empty pieces
         return piece
 
     async def _next(self) -> bytes:
@@ -66,7 +66,7 @@ class UploadSource:
 
 
 async def read_first_part(pieces: AsyncIterator[bytes]) -> tuple[bytes, bool]:
-    """Return at least one part's bytes and False, or all there is and True."""
+    """Return at least one part's bytes and False, or all bytes and True."""
     buffer = bytearray()
     async for piece in pieces:
         buffer += piece
@@ -98,10 +98,10 @@ async def upload_parts(store: ObjectStore, key: str, source: UploadSource) -> No
         source.stop()
         done, _ = await asyncio.wait({upload}, timeout=ABORT_TIMEOUT)
         if done and not upload.cancelled():
-            upload.exception()  # seen, or the event loop would complain about it
+            upload.exception()  # marks it as retrieved
         raise
 
 
 async def _step(pieces: AsyncIterator[bytes]) -> bytes | None:
-    # A task cannot end in StopAsyncIteration, so the end is told by None.
+    # A task cannot end in StopAsyncIteration, so None marks the end.
     return await anext(pieces, None)

@@ -1,8 +1,8 @@
 """Writes through obstore that know their outcome.
 
-obstore's own retries stay off for every request that makes a blob visible or gone: it does not
-tell whether an "already exists" is about somebody else's blob or about its own first attempt whose
-answer was lost. Here each attempt is counted; `conditions` finds out whose a refused write was.
+obstore's own retries stay off for every request that publishes or deletes a blob: it does not report
+whether "already exists" is due to another blob or to its own first attempt, whose answer was lost.
+Here each attempt is counted, and `conditional_writes` finds out whose write caused a refusal.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def new_write_id() -> str:
 
 
 class ObjectWriter:
-    """Repeats writes within `limits` and says exactly what is known when it gives up.
+    """Retries writes within `limits`, and reports exactly what is known when it gives up.
 
-    `single` sends every request once; `repeating` reaches the same bucket and repeats by itself,
-    which is right for reads and for parts of an upload.
+    `single` sends every request once; `repeating` reaches the same bucket and retries on its own,
+    which is safe for reads and for parts of an upload.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ObjectWriter:
         await self._attempts.repeat(key, lambda _: send(self._single.put_async(key, data)))
 
     async def put_pieces(self, key: str, pieces: AsyncIterator[bytes]) -> None:
-        """Write what `pieces` yields; its own errors come out unchanged."""
+        """Write what `pieces` yields; its own errors are raised unchanged."""
         first, complete = await read_first_part(pieces)
         if complete:
             await self.put_bytes(key, first)
@@ -85,7 +85,7 @@ class ObjectWriter:
             await self._put_parts(key, UploadSource(pieces, first))
 
     async def delete(self, key: str) -> None:
-        """Remove the blob; some services call an absent one an error."""
+        """Delete the blob; a missing one is not an error, although some services say so."""
 
         async def remove(_: bool) -> FailedRequest | None:
             result = await send(self._single.delete_async(key))
@@ -102,6 +102,6 @@ class ObjectWriter:
             if source.failure is not None:
                 raise source.failure from None
             failure = classify_error(error)
-        # Nothing is visible before the request that completes the upload; that one was repeated
-        # by obstore, so any answer to it, also "no such upload", may hide a success.
+        # Nothing is visible before the request that completes the upload; obstore retried that
+        # one, so any answer to it, even "no such upload", may hide a success.
         raise write_error(self._name, key, failure, doubtful=not failure.before_completion)
