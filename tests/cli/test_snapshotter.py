@@ -62,7 +62,7 @@ def test_a_port_in_use_is_told_in_one_line_before_anything_starts(
     assert outcome.status == 1
     assert outcome.stderr == (
         f"error: http.port {port} on 127.0.0.1 cannot be used (Address already in use): choose "
-        "another http.port or http.host, or end what listens there\n"
+        "another http.port or http.host, or stop the process that listens there\n"
     )
     assert not (tmp_path / "archive").exists()
 

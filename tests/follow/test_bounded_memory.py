@@ -18,7 +18,7 @@ SIZE = 200_000_000
 TAKE = """
 import asyncio, sys
 from s2_sdk import S2, Endpoints, AppendInput, Record
-from streamfold.follow import BytesCodec, Snapshotter, in_stream
+from streamfold.follow import BytesCodec, SnapshotTaker, in_stream
 {codec}
 
 def grow(state, record):
@@ -30,7 +30,7 @@ async def main():
         await s2.basin("large-basin").ensure_stream("{name}")
         stream = s2.basin("large-basin").stream("{name}")
         await stream.append(AppendInput([Record(b"{size}")]))
-        async with Snapshotter(
+        async with SnapshotTaker(
             stream, fold=grow, initial=empty, snapshots=in_stream(codec=codec)
         ) as snapshotter:
             print((await snapshotter.take()).place)

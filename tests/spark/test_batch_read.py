@@ -122,7 +122,9 @@ def test_an_endpoint_that_is_down_is_waited_for_and_then_named(
     own_server.create("late")
     own_server.append_numbers("late", range(10))
     own_server.kill()
-    with pytest.raises(PySparkException, match=f"{own_server.url} did not do .* retryTimeout"):
+    with pytest.raises(
+        PySparkException, match=f"{own_server.url} failed every attempt .* retryTimeout"
+    ):
         read(spark, own_server, stream="late", retryTimeout="0.1").count()
     starting = threading.Timer(2, own_server.start)
     starting.start()

@@ -97,7 +97,7 @@ def test_batch_writes_route_order_and_repeat_as_told(
     write(rows.select("body"), stream=three)
     assert sorted(map(int, server.bodies(three))) == list(range(3000))
     for frame, options, words in (
-        (rows, {}, "'rank' is no part of a record"),
+        (rows, {}, "'rank' is not part of a record"),
         (rows.select("stream"), {}, "no column 'body'"),
         (rows.select("body"), {}, "option 'stream' is missing"),
         (rows, {"orderBy": "rank", "txnId": "x", "maxBatchBytes": "10"}, "maxBatchBytes"),

@@ -1,4 +1,4 @@
-"""What the snapshot writer knows without Spark: its configuration, and what records mean."""
+"""The snapshotter without Spark: its configuration, and how it decodes records."""
 
 from streamfold.extras import check_installed, needing_extra
 

@@ -1,4 +1,4 @@
-"""What can go wrong before a change reaches an archive, as classes of the one tree.
+"""Errors before a change reaches an archive.
 
 StreamfoldError
 └── AddressUnavailableError           choose another http.port
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from streamfold.archive.errors import SchemaIncompatibleError
 from streamfold.errors import InvalidError, StreamfoldError
 
-#: Problems that a message spells out; the count tells of the others.
+#: Problems that a message lists; it counts the others.
 PROBLEMS_SHOWN = 20
 
 
@@ -30,14 +30,14 @@ class ConfigurationError(InvalidError):
 
 
 class AddressUnavailableError(StreamfoldError):
-    """Health, status and metrics cannot be served where the configuration says."""
+    """Health, status and metrics cannot be served at the configured address."""
 
     code = "address_unavailable"
 
     def __init__(self, host: str, port: int, cause: str) -> None:
         super().__init__(
             f"http.port {port} on {host} cannot be used ({cause}): choose another http.port or "
-            "http.host, or end what listens there"
+            "http.host, or stop the process that listens there"
         )
 
 

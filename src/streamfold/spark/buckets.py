@@ -1,10 +1,10 @@
-"""Buckets of keys: the same key is always in the same one, on every machine and in every version.
+"""Buckets of keys: a key is always in the same one, on every machine and in every version.
 
-Libraries promise no stable hash, so it is defined here. Each key field becomes 64-bit words: whole
+Libraries promise no stable hash, so this module defines one. Each key field becomes 64-bit words: whole
 numbers, dates and times are one word; text and bytes are words of eight bytes, little-endian, with
 zeros at the end; decimals are their text without zeros at the end. Words are mixed with SplitMix64.
 Wider types of a value give the same words, so a key keeps its bucket when its column widens. The
-count is a power of two: a bucket of 8 splits into two of 16, without looking at any other.
+count is a power of two: a bucket of 8 splits into two of 16, without reading any other.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from streamfold.errors import InvalidError
 Words = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.int64]
 
-#: Field of a part that tells by which hash its bucket was chosen, and this hash. A writer that says so
-#: also marks every part of a diff that empties the table.
+#: Field of a part that names the hash that chose its bucket, and the name of this hash. A writer that
+#: sets it also marks every part of a diff that empties the table.
 BUCKETING, SPLITMIX64 = "bucketing", "splitmix64"
-#: Field of a part that says that its diff empties the table first: parts of one bucket alone could
-#: not tell, since only the first part of the diff holds the TRUNCATE.
+#: Field of a part whose diff empties the table first: a reader of one bucket could not know, since only
+#: the first part of the diff holds the TRUNCATE.
 TRUNCATES = "truncates"
-#: Bytes of a base, in its first format, that one bucket should have: what a task holds and rewrites.
+#: Target bytes of a bucket of a base, in its first format: what a task holds and rewrites.
 BUCKET_BYTES = 64 << 20
-#: A manifest names every part, so there must not be too many of them.
+#: A manifest names every part, so their number is limited.
 BUCKETS_MAX = 4096
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
@@ -39,21 +39,21 @@ _WORD = 8
 
 
 def bucket_count(size_bytes: int, least: int = 1, bucket_bytes: int = BUCKET_BYTES) -> int:
-    """The power of two that makes buckets of at most `bucket_bytes`; never below `least`."""
+    """Return the power of two that makes buckets of at most `bucket_bytes`; at least `least`."""
     wanted = -(-size_bytes // bucket_bytes)
     return min(max(least, 1 << max(wanted - 1, 0).bit_length()), BUCKETS_MAX)
 
 
 def bucket_numbers(keys: Sequence[pa.Array], count: int) -> Numbers:
-    """The bucket of each row, by its key fields in their order; keys are never null."""
+    """Return the bucket of each row by its key fields, in order; keys are never null."""
     if count < 1 or count & (count - 1):
-        raise InvalidError(f"{count} buckets cannot be: the count is a power of two")
+        raise InvalidError(f"{count} is not a possible number of buckets: choose a power of two")
     hashed = hash_words(keys)
     return (hashed & np.uint64(count - 1)).astype(np.int64)
 
 
 def hash_words(keys: Sequence[pa.Array]) -> Words:
-    """The stable hash of each row's key."""
+    """Return the stable hash of each row's key."""
     hashed = np.zeros(len(keys[0]), np.uint64)
     for key in keys:
         hashed = _mixed(hashed ^ _field_words(key))
@@ -77,32 +77,32 @@ def _field_words(key: pa.Array) -> Words:
 
 
 def _plain_text(value: Decimal) -> str:
-    # One by one: Arrow writes small ones with exponents, and keys are seldom decimals.
+    # One by one: Arrow writes small ones with exponents, and keys are rarely decimals.
     text = f"{value:f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def _bytes_words(column: pa.Array) -> Words:
-    """Words of one value after the other, mixed in; all values at once, word by word."""
+    """Mix in the words of each value; all values at once, word by word."""
     starts, lengths, content = _layout(column)
     hashed: Words = _mixed(lengths.astype(np.uint64))
-    # A word at every byte: unaligned views, so that no value has to be copied.
+    # An unaligned view with a word at every byte, so that no value is copied.
     words: Words = np.ndarray((len(content) - _WORD + 1,), "<u8", content, strides=(1,))
     rows = np.flatnonzero(lengths > 0)
-    place = 0
+    offset = 0
     while len(rows):
-        word = words[starts[rows] + place]
-        spare = np.maximum(_WORD - (lengths[rows] - place), 0).astype(np.uint64) * np.uint64(8)
+        word = words[starts[rows] + offset]
+        spare = np.maximum(_WORD - (lengths[rows] - offset), 0).astype(np.uint64) * np.uint64(8)
         hashed[rows] = _mixed(hashed[rows] ^ ((word << spare) >> spare))
-        place += _WORD
-        rows = rows[lengths[rows] > place]
+        offset += _WORD
+        rows = rows[lengths[rows] > offset]
     return hashed
 
 
 def _layout(column: pa.Array) -> tuple[Numbers, Numbers, npt.NDArray[np.uint8]]:
-    """Where each value begins, how long it is, and all bytes with room for a word at the end."""
-    _, places, content = column.buffers()
-    edges = np.frombuffer(places, np.int32)[column.offset : column.offset + len(column) + 1]
+    """Return each value's start and length, and all bytes with room for a word at the end."""
+    _, offsets, content = column.buffers()
+    edges = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
     first, last = (int(edges[0]), int(edges[-1])) if len(column) else (0, 0)
     padded = np.zeros(last - first + _WORD, np.uint8)
     if last > first:

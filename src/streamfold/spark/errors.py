@@ -1,16 +1,16 @@
-"""What can go wrong between Spark and streams, as errors; each names the option that helps.
+"""Errors of reading and writing streams with Spark; each names the option that helps.
 
 StreamfoldError
 ├── DataLossError                 records that the query has not seen are gone
 │   └── StreamGoneError           and so is their stream
-├── JavaMissingError              no runtime that Spark could use
-└── JavaEndedError                the process of Spark is gone: start again
+├── JavaMissingError              no Java that Spark can use
+└── JavaEndedError                Spark's Java process has ended: start again
 InvalidError
 └── OptionError                   an option is missing, unknown or has a bad value
 RetryLaterError
-└── EndpointUnavailableError      it did not answer, however often it was asked
+└── EndpointUnavailableError      the server failed every attempt
 ConflictError
-└── ReplayChangedError            a repeated batch has other rows than the one half appended
+└── ReplayChangedError            a repeated batch differs from the one appended in part
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class DataLossError(StreamfoldError):
         super().__init__(
             f"records {start} to {end - 1} of stream {stream!r} are gone, the first available is "
             f"{first}: they were trimmed, aged out, or the stream was created anew; set the option "
-            "failOnDataLoss to false to go on without them, or start a new query with bootstrap"
+            "failOnDataLoss to false to continue without them, or start a new query with bootstrap"
         )
         self.first = first
 
@@ -43,8 +43,8 @@ class StreamGoneError(DataLossError):
     def __init__(self, stream: str, position: int) -> None:
         StreamfoldError.__init__(
             self,
-            f"stream {stream!r}, of which this query read the records before {position}, does not "
-            "exist any more: set the option failOnDataLoss to false to go on without it",
+            f"stream {stream!r}, whose records before {position} this query has read, no longer "
+            "exists: set the option failOnDataLoss to false to continue without it",
         )
         self.first = position
 
@@ -55,8 +55,8 @@ class EndpointUnavailableError(RetryLaterError):
     def __init__(self, origin: str, seconds: float, cause: str) -> None:
         self.cause = cause
         super().__init__(
-            f"{origin} did not do what it was asked to within {seconds:g} s, at last: {cause}; look "
-            "at the server and at the option endpoint, or raise the option retryTimeout"
+            f"{origin} failed every attempt for {seconds:g} s, most recently: {cause}; check "
+            "the server and the option endpoint, or raise the option retryTimeout"
         )
 
 
@@ -65,7 +65,7 @@ class ReplayChangedError(ConflictError):
 
     def __init__(self, stream: str, transaction: str, batch: int) -> None:
         super().__init__(
-            f"batch {batch} of {transaction!r} was appended to stream {stream!r} in part, and now has "
+            f"batch {batch} of {transaction!r} was partly appended to stream {stream!r}, and now has "
             "other rows, or the same in another order: give the option orderBy, or make the query "
             "deterministic; nothing more was appended"
         )
@@ -76,12 +76,12 @@ class JavaMissingError(StreamfoldError):
 
 
 class JavaEndedError(StreamfoldError):
-    """What was committed is there; anything under way is not, and its records are in the stream."""
+    """Committed work is kept; the rest was not published, and its records are still in the stream."""
 
     code = "java_ended"
 
     def __init__(self) -> None:
         super().__init__(
-            "Spark's Java process has ended, by itself or by somebody's hand: see its output and the "
-            "memory of the machine, then start again; it goes on where the archives end"
+            "Spark's Java process has ended: check its output and the memory of the machine, then "
+            "start again; publishing resumes where the archives end"
         )

@@ -209,17 +209,17 @@ def test_decoders_are_chosen_by_kind(settings: dict[str, str], kind: object) -> 
         ),
         (
             {"destinations": [{"type": "s3", "bucket": "bucket", "credentials": "me"}]},
-            "destinations[0].credentials: me is not under credentials; there are none",
+            "destinations[0].credentials: me is not under credentials, which has none",
         ),
         ({"formats": {"diff": ["xml"]}}, "formats.diff: xml must be one of jsonl, parquet"),
         ({"formats": {"diff": []}}, "formats.diff: [] must be a list of names"),
         ({"formats": {"diff": ["jsonl", "jsonl.gz"]}}, "formats.diff: jsonl must be named once"),
         ({"events": [{"type": "sns"}]}, "events[0].topic_arn: is missing"),
         ({"events": [{"type": "mail"}]}, "events[0].type: mail must be one of sns"),
-        ({"key_fields": ["id", "id"]}, "key_fields: ['id', 'id'] must name each once"),
+        ({"key_fields": ["id", "id"]}, "key_fields: ['id', 'id'] must not repeat a name"),
         ({"key_fields": []}, "key_fields: [] must be a list of names"),
         ({"schema": "id BIGINT, name"}, "schema: schema, after 'id BIGINT, name'"),
-        ({"schema": "name STRING"}, "schema: key field 'id' is no column"),
+        ({"schema": "name STRING"}, "schema: key field 'id' is not a column"),
         (
             {"retention": {"keep_epochs": "two"}},
             "retention.keep_epochs: two must be a whole number",
@@ -230,7 +230,10 @@ def test_decoders_are_chosen_by_kind(settings: dict[str, str], kind: object) -> 
         ),
         ({"decoder": {"time_unit": "ms"}}, "decoder.time_unit: is not known"),
         ({"buckets": 0}, "buckets: 0 must be a whole number, between 1 and 65536"),
-        ({"dead_letters": {"stream": "a", "folder": "b"}}, "dead_letters: a stream and a folder"),
+        (
+            {"dead_letters": {"stream": "a", "folder": "b"}},
+            "dead_letters: names both a stream and a folder",
+        ),
         ({"transactions": {"quiet": "10m"}}, "transactions.quiet: 10m must not be longer"),
         ({"transactions": {"max_records": 0}}, "transactions.max_records: 0 must be"),
         ({"transactions": {"wait": "1s"}}, "transactions.wait: is not known"),
@@ -238,7 +241,7 @@ def test_decoders_are_chosen_by_kind(settings: dict[str, str], kind: object) -> 
         ({"credentials": {"x": {"type": "magic"}}}, "credentials.x.type is 'magic'"),
         ({"credentials": {"x": 5}}, "credentials.x"),
         ({"tables": []}, "tables: must name at least one table"),
-        ({"tables": [table()]}, "source: stands beside tables"),
+        ({"tables": [table()]}, "source: is beside tables"),
     ],
 )
 def test_bad_values_are_refused_with_their_path(more: dict[str, Any], problem: str) -> None:
@@ -280,7 +283,7 @@ def test_all_problems_are_told_at_once_each_with_its_table() -> None:
 
 def test_two_tables_of_one_name_are_refused() -> None:
     found = problems({"tables": [table(), table(key_prefix="elsewhere")]})
-    assert found == ["tables: 2 are called people: status and events tell them by name"]
+    assert found == ["tables: 2 are named people: choose other names, which status and events need"]
 
 
 @pytest.mark.parametrize(
@@ -377,8 +380,8 @@ def test_a_configuration_may_come_from_the_environment_alone() -> None:
     [
         ("diff.interval", "--set, number 1: must be path=value"),
         ("=5s", "--set, number 1: must be path=value"),
-        ("tables[7].buckets=3", "tables[7].buckets: names a place that cannot be"),
-        ("tables.x.buckets=3", "tables.x.buckets: names a place that cannot be"),
+        ("tables[7].buckets=3", "tables[7].buckets: names an entry that the list lacks"),
+        ("tables.x.buckets=3", "tables.x.buckets: names an entry that the list lacks"),
         ("tables[0].formats.diff=[parquet", "tables[0].formats.diff: a value in brackets"),
         ("tables[0].nothing=5", "tables[0].nothing: is not known"),
     ],
@@ -422,7 +425,7 @@ def test_the_reference_names_every_setting() -> None:
                 x=1,
             )
         )
-    told = [problem.partition("there are ")[2] for problem in failure.value.problems]
+    told = [problem.partition("the settings are ")[2] for problem in failure.value.problems]
     names = {name for known in told for name in known.split(", ") if name}
     assert len(names) > 30
     assert [name for name in sorted(names) if name not in page] == []

@@ -56,7 +56,7 @@ def test_what_published_files_use_is_read(text: str, expected: dict[str, Any]) -
         ('a = "x" y', 1, "comma"),
         ("a += 1", 1, "followed by"),
         ("= 1", 1, "name"),
-        ("{a = 1} b", 1, "nothing"),
+        ("{a = 1} b", 1, "unexpected"),
         ("a = " + "[" * 100, 1, "nested"),
         ('a = """x', 1, "must end"),
         ("a = 1\n/* open", 2, "must end with"),

@@ -57,7 +57,7 @@ def test_every_letter_is_an_op() -> None:
     [
         ({"op": "c"}, "no row after"),
         ({"op": "u", "key": {"id": 1}}, "no row after"),
-        ({"op": "d"}, "names no row"),
+        ({"op": "d"}, "without a row"),
         ({"op": "d", "key": {"id": 1}, "after": {"id": 1}}, "row after it"),
         ({"op": "t", "key": {"id": 1}}, "names a row"),
         ({"op": "x", "after": {"id": 1}}, "op"),
@@ -247,7 +247,7 @@ def test_values_nested_too_deep_are_dead_letters(
 
 
 def test_a_column_without_a_name_does_not_fit() -> None:
-    with pytest.raises(SchemaIncompatibleError, match="no columns"):
+    with pytest.raises(SchemaIncompatibleError, match="not columns"):
         decode({"op": "c", "after": {"id": 1, "": 5}})
     found = decode({"op": "c", "after": {"id": 1, "o": {"": 1}}}, mismatch=DEAD_LETTER)
     assert found.dead_letters["seq_num"].to_pylist() == [0]

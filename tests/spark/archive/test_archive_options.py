@@ -37,10 +37,10 @@ def test_names_may_be_written_in_any_case_and_values_come_as_text() -> None:
     [
         ({"path": ""}, "'path' is missing"),
         ({"path": "memory:x"}, "only one process sees"),
-        ({"versionAsOf": "3"}, "'versionasof' is not known; there are .*positionAsOf"),
+        ({"versionAsOf": "3"}, "'versionasof' is not known; the options are .*positionAsOf"),
         (
             {"positionAsOf": "1", "timestampAsOf": "1"},
-            "'timestampAsOf' cannot go with positionAsOf",
+            "'timestampAsOf' cannot be combined with positionAsOf",
         ),
         ({"timestampAsOf": "yesterday"}, "milliseconds since 1970 or a time with a zone"),
         ({"timestampAsOf": "2026-01-31T12:00:00"}, "a time with a zone"),
@@ -50,7 +50,7 @@ def test_names_may_be_written_in_any_case_and_values_come_as_text() -> None:
         ({"startingPosition": "3"}, "needs readChangeFeed"),
         ({"endingTimestamp": "3"}, "needs readChangeFeed"),
         ({**FEED, "positionAsOf": "3"}, "'positionAsOf' is for tables"),
-        ({**FEED, "startingTimestamp": "3"}, "cannot go with startingPosition"),
+        ({**FEED, "startingTimestamp": "3"}, "cannot be combined with startingPosition"),
         ({"columns": "a,,b"}, "names, each once"),
         ({"columns": "a,a"}, "names, each once"),
     ],

@@ -1,4 +1,4 @@
-"""The configuration in effect, in words, without anything that could be a secret."""
+"""Shows the configuration in effect, without anything that could be a secret."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from streamfold.archive.schema.table_schema import TableSchema
 from streamfold.model.units import duration_text, size_text
 from streamfold.snapshotter.config.model import Configuration
 
-#: Names in a file, where the model has shorter ones.
+#: Names in files for which the model has shorter ones.
 _WRITTEN = {"interval": "diff.interval", "thresholds": "snapshot", "namespace": "schema"}
-#: Values that are agreed upon between two parties: not for everybody's eyes.
+#: Shared secrets: never shown.
 _HIDDEN = ("external_id",)
 
 
 def describe(configuration: Configuration) -> str:
-    """One line `path = value` for everything that is in effect, in the order of the model."""
+    """Return one line `path = value` for every setting in effect, in the order of the model."""
     return "\n".join(f"{path} = {value}" for path, value in _lines("", configuration))
 
 
@@ -45,7 +45,7 @@ def _lines(path: str, value: object) -> Iterator[tuple[str, str]]:
 
 def _named(path: str, values: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     for name, value in values.items():
-        if isinstance(value, Mapping) and name == "raw":  # a sink's settings stand beside its type
+        if isinstance(value, Mapping) and name == "raw":  # a sink's settings are beside its type
             yield from _named(path, {k: v for k, v in value.items() if k != "type"})
         else:
             written = _WRITTEN.get(name, name)
@@ -78,7 +78,7 @@ def _format_text(item: object) -> str:
 
 
 def _bare_url(url: str) -> str:
-    """The URL without user and query, where secrets are put."""
+    """Return the URL without user and query, which may hold secrets."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     query = "?…" if parts.query else ""

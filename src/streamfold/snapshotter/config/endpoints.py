@@ -1,4 +1,4 @@
-"""Where tables come from and go to: sources, destinations, sinks, dead letters."""
+"""Reads the settings of sources, destinations, event sinks and dead letters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from streamfold.snapshotter.config.model import (
 )
 from streamfold.snapshotter.config.section import Section
 
-#: What a sink of each type must say, and what it may say.
+#: Required and optional settings of each type of sink.
 _SINKS = {
     "sns": (("topic_arn",), ("credentials", "region")),
     "sqs": (("queue_url",), ("credentials", "region")),
@@ -38,7 +38,9 @@ def read_source(section: Section) -> SourceSettings:
         section.text("schema"),
         section.text("stream"),
     )
-    section.raw("local_snapshot_path")  # a cache of the published writer; ours needs none
+    section.raw(
+        "local_snapshot_path"
+    )  # accepted and ignored: a cache that this snapshotter does not need
     settings = SourceSettings(
         server=section.parsed("server", "", _origin),
         basin=_checked(section, "basin", parse_bucket_name) or DEFAULT_BASIN,
@@ -52,7 +54,7 @@ def read_source(section: Section) -> SourceSettings:
     )
     if not section.holds("server"):
         section.problem("server", "is missing")
-    # Published configurations name a table of a database and no stream: the stream is called after it.
+    # Published configurations name a table and no stream: the stream has the table's name.
     settings = replace(settings, stream=stream or settings.qualified)
     try:
         parse_stream_name(settings.stream or "-")
@@ -133,7 +135,7 @@ def read_event(section: Section) -> EventSettings | None:
 
 
 def read_credentials(section: Section) -> dict[str, Profile]:
-    """Profiles by name, each checked as it will be when it is used."""
+    """Read profiles by name, each checked as on use."""
     found = {}
     for name in section.names():
         raw = section.raw(name)
@@ -148,10 +150,10 @@ def read_credentials(section: Section) -> dict[str, Profile]:
 def check_credentials(
     path: str, name: str | None, profiles: Mapping[str, Profile], problems: list[str]
 ) -> None:
-    """Refuse a name of credentials that are not there."""
+    """Refuse credentials that are not configured."""
     if name is not None and name not in profiles:
         known = ", ".join(sorted(profiles)) or "none"
-        problems.append(f"{path}: {name} is not under credentials; there are {known}")
+        problems.append(f"{path}: {name} is not under credentials, which has {known}")
 
 
 def read_dead_letters(section: Section) -> DeadLetterSettings:
@@ -159,9 +161,9 @@ def read_dead_letters(section: Section) -> DeadLetterSettings:
     stream = _checked(section, "stream", parse_stream_name)
     folder = section.text("folder")
     if stream and folder:
-        section.problem("", "a stream and a folder are named: choose one")
+        section.problem("", "names both a stream and a folder: choose one")
     if basin and not stream:
-        section.problem("basin", "is given without a stream")
+        section.problem("basin", "is given without a stream: name the stream, or remove it")
     section.close()
     if folder and "://" not in folder:
         folder = Path(folder).expanduser().absolute().as_uri()

@@ -1,4 +1,4 @@
-"""Configurations from a file, then environment variables, then flags."""
+"""Loads configurations from a file, then environment variables, then flags."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _PATH = re.compile(r"[\w-]+(?:\[\d+\])*(?:\.[\w-]+(?:\[\d+\])*)*")
 
 
 def environment_overrides(environment: Mapping[str, str]) -> list[tuple[list[str], str]]:
-    """Paths and values of the variables that are meant, in the order of their names."""
+    """Return paths and values from this configuration's variables, in the order of their names."""
     found = []
     for name in sorted(environment):
         if name.upper().startswith(PREFIX):
             parts = name[len(PREFIX) :].split("__")
-            # Where a shell or a chart knows capitals only, small letters are meant.
+            # All capitals mean small letters: some shells and charts allow nothing else.
             path = [part.lower() if part.isupper() else part for part in parts]
             found.append((path, environment[name]))
     return found
 
 
 def assignment(text: str) -> tuple[list[str], str]:
-    """The path and the value of `path=value`; ValueError when it is none."""
+    """Parse `path=value`; ValueError if it is something else."""
     path, equals, value = text.partition("=")
     if not equals or not _PATH.fullmatch(path.strip()):
-        # The value is not repeated: what was meant as a name may be a secret.
+        # The text is not repeated: it may be a secret.
         raise ValueError("must be path=value, such as diff.interval=5s")
     return re.findall(r"[\w-]+", path), value.strip()
 
@@ -43,19 +43,21 @@ def assignment(text: str) -> tuple[list[str], str]:
 def overridden(
     values: Mapping[str, Any], overrides: Iterable[tuple[list[str], str]], problems: list[str]
 ) -> dict[str, Any]:
-    """The values with overrides applied in order; those that cannot be go to `problems`."""
+    """Apply overrides in order; impossible ones go to `problems`."""
     result: dict[str, Any] = copy.deepcopy(dict(values))
     for path, text in overrides:
         shown = _shown(path)
         if not all(path):
-            problems.append(f"{shown}: has an empty part; parts stand between two underscores")
+            problems.append(f"{shown}: has an empty part: separate parts by two underscores")
             continue
         try:
             _assign(result, path, _value(text))
         except tomllib.TOMLDecodeError:
             problems.append(f"{shown}: a value in brackets, braces or quotes must be valid TOML")
         except (KeyError, IndexError, ValueError):
-            problems.append(f"{shown}: names a place that cannot be: an entry that a list lacks")
+            problems.append(
+                f"{shown}: names an entry that the list lacks: use an existing number, or the next one"
+            )
     return result
 
 
@@ -99,9 +101,9 @@ def load_configuration(
     environment: Mapping[str, str] = os.environ,
     settings: Sequence[str] = (),
 ) -> Configuration:
-    """The file, then the environment, then `settings` (each `path=value`): the last one wins.
+    """Load the file, then the environment, then `settings` (each `path=value`): the last one wins.
 
-    ConfigurationError tells everything that is wrong at once.
+    ConfigurationError lists all problems at once.
     """
     values = read_file(path) if path is not None else {}
     values = values[ROOT] if set(values) == {ROOT} and isinstance(values[ROOT], dict) else values
@@ -123,7 +125,7 @@ def load_configuration(
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """The plain values of a TOML or HOCON file, by the end of its name."""
+    """Read a TOML or HOCON file, chosen by its extension, as plain values."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

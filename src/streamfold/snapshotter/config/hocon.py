@@ -1,11 +1,11 @@
-"""HOCON, as far as the published configurations use it.
+"""Parses the part of HOCON that published configurations use.
 
 Objects and arrays with `=`, `:` or nothing before the bracket, dotted keys, quoted and bare values,
 commas or line ends between members; comments after `#` and `//`, and between `/*` and `*/`. Objects of
-one name are merged, of other values the last one counts. Includes, substitutions and joined values are
+one name are merged; of other values, the last one wins. Includes, substitutions and joined values are
 refused: `${HOME}` must not become text.
 
-Every bare value comes out as text. What it means is decided where it is used, as for the environment.
+Every bare value is returned as text. Its user decides its type, as for environment variables.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import re
 from typing import Any, NoReturn
 
-#: Objects and arrays within each other; no configuration needs as many.
+#: Nested objects and arrays; no configuration needs as many.
 _DEPTH_MAX = 64
 _COMMENT = r"(?:#|//)[^\n]*|/\*(?s:.*?)\*/"
 _BLANK = re.compile(rf"(?:[ \t\r\ufeff]|{_COMMENT})*")
@@ -25,11 +25,11 @@ _BARE = re.compile(r"(?:(?!//|/\*)[^\n,{}\[\]#\"=:$+^*&!@\\?`]|(?<=\w):(?=[/\w])
 
 
 class HoconError(ValueError):
-    """The text cannot be read; the message names the line."""
+    """The text is not valid; the message names the line."""
 
 
 def parse_hocon(text: str) -> dict[str, Any]:
-    """The object that the text describes; HoconError tells the line of what is wrong."""
+    """Parse the text; HoconError names the line that is wrong."""
     return _Parser(text).root()
 
 
@@ -43,7 +43,7 @@ class _Parser:
         found = self._object(0) if self._next("{") else self._members("", 0)
         self._skip(_BLANK_LINES)
         if self._position < len(self._text):
-            self._fail("nothing may follow the last object")
+            self._fail("unexpected text after the last object")
         return found
 
     def _object(self, depth: int) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class _Parser:
         while self._take("."):
             path.append(self._name())
         if path == ["include"]:
-            self._fail("include is not read here: write one file")
+            self._fail("include is not supported: write one file")
         return path
 
     def _name(self) -> str:
@@ -82,7 +82,7 @@ class _Parser:
             return self._unquoted(quoted)
         bare = _KEY.match(self._text, self._position)
         if bare is None:
-            self._fail("the name of a setting must come here")
+            self._fail("expected the name of a setting")
         self._position = bare.end()
         return bare[0]
 
@@ -97,7 +97,7 @@ class _Parser:
             return self._unquoted(quoted)
         bare = _BARE.match(self._text, self._position)
         if bare is None or not bare[0].strip():
-            self._fail("a value must come here")
+            self._fail("expected a value")
         word = bare[0].strip()
         if word.endswith(":"):
             self._fail(f"{word}// would end in a comment: put the value into quotes")
@@ -132,14 +132,14 @@ class _Parser:
         return found
 
     def _separator(self, end: str) -> None:
-        """A comma, a line end, or the end of what the values are in."""
+        """Skip a comma, a line end, or nothing before `end`."""
         before = self._position
         self._skip(_BLANK_LINES)
         crossed = "\n" in self._text[before : self._position]
         comma = self._take(",")
         self._skip(_BLANK_LINES)
         if not (comma or crossed or self._at_end(end)):
-            self._fail("a comma, a line end or the end must come after a value")
+            self._fail("expected a comma, a line end or the end after a value")
 
     def _at_end(self, end: str) -> bool:
         if self._position < len(self._text):
@@ -166,7 +166,9 @@ class _Parser:
             rule = "a comment that begins with /* must end with */"
         line = self._text.count("\n", 0, self._position) + 1
         if self._next("${"):
-            rule = "substitutions are not read: override the setting by the environment instead"
+            rule = (
+                "substitutions are not supported: set the value by an environment variable instead"
+            )
         raise HoconError(f"line {line}: {rule}")
 
 

@@ -1,4 +1,4 @@
-"""How a snapshot writer is to run: one model, whatever it was read from."""
+"""The snapshotter's configuration: one model, whatever it was read from."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from streamfold.snapshotter.decoding import (
 from streamfold.snapshotter.decoding.debezium import TIME_UNIT, UNAVAILABLE
 from streamfold.snapshotter.pipeline.transactions import TransactionLimits
 
-#: The basin in which a server keeps streams that name none.
+#: The server's basin for streams without one.
 DEFAULT_BASIN = "durable-streams"
 DEFAULT_INTERVAL = timedelta(seconds=30)
-#: Not that of `streamfold serve`, which is likely to run beside it.
+#: Not the port of `streamfold serve`, which often runs on the same machine.
 DEFAULT_PORT = 8081
-#: Limits of a table that says nothing about them: without any, its chain would grow for ever.
+#: Default limits of a table: without any, its chain would grow without bound.
 DEFAULT_THRESHOLDS = Thresholds(
     min_interval=timedelta(minutes=5),
     max_interval=timedelta(hours=6),
@@ -46,18 +46,18 @@ class SourceSettings:
     basin: str
     stream: str
     table: str
-    #: Schema of the database that the table is in.
+    #: The table's schema in its database.
     namespace: str | None = None
     client_id: str | None = None
     #: Where a new archive starts: earliest, latest, or a sequence number.
     start: str = "earliest"
-    #: Where the access token is: a variable, or a file.
+    #: The variable, or the file, that holds the access token.
     token_env: str = "S2_ACCESS_TOKEN"  # noqa: S105 - the name of a variable
     token_file: Path | None = None
 
     @property
     def qualified(self) -> str:
-        """The table with its schema, as in `public.orders`."""
+        """The table's name with its schema, as in `public.orders`."""
         if self.namespace is None or self.table.startswith(f"{self.namespace}."):
             return self.table
         return f"{self.namespace}.{self.table}"
@@ -65,7 +65,7 @@ class SourceSettings:
 
 @dataclass(frozen=True, slots=True)
 class DestinationSettings:
-    """A folder for archives; `url` as `streamfold.blob` takes it, without the table's part."""
+    """A folder for archives; `url` as for `streamfold.blob`, without the table's own folder."""
 
     type: str
     url: str
@@ -80,7 +80,7 @@ class DestinationSettings:
 
 @dataclass(frozen=True, slots=True)
 class FormatSettings:
-    """Formats of artifacts as (id, compression), the first one measured by the limits."""
+    """Formats of artifacts as (id, compression); limits measure the first."""
 
     snapshot: tuple[tuple[str, str], ...] = (("jsonl", "none"),)
     diff: tuple[tuple[str, str], ...] = (("jsonl", "none"),)
@@ -91,24 +91,24 @@ class EventSettings:
     """A sink for events; `raw` is what `streamfold.archive.events.open_sink` takes."""
 
     type: str
-    #: Not for every log: secrets are put into the URLs of webhooks.
+    #: Hidden from logs: URLs of webhooks may hold secrets.
     raw: Mapping[str, str] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderSettings:
-    """How records tell changes."""
+    """How records encode changes."""
 
     kind: str = EnvelopeDecoder.kind
     mismatch: str = STOP
     key_header: str | None = None
     deleted_field: str | None = None
-    #: Only for Debezium; see there for the usual ones.
+    #: Only for Debezium, which has the defaults.
     time_unit: str | None = None
     unavailable: str | None = None
 
     def decoder(self, key_fields: tuple[str, ...]) -> ChangeDecoder:
-        """The decoder for a table of this key."""
+        """Make the decoder for a table with this key."""
         if self.kind == DebeziumDecoder.kind:
             unit, marker = self.time_unit or TIME_UNIT, self.unavailable or UNAVAILABLE
             return DebeziumDecoder(key_fields, self.mismatch, unit, marker)
@@ -119,7 +119,7 @@ class DecoderSettings:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterSettings:
-    """Where records go that cannot be decoded: a stream, a folder, or beside the archive."""
+    """Where undecodable records go: a stream, a folder, or beside the archive."""
 
     basin: str | None = None
     stream: str | None = None
@@ -129,7 +129,7 @@ class DeadLetterSettings:
 
 @dataclass(frozen=True, slots=True)
 class TableSettings:
-    """One table: from where, how, and to where."""
+    """One table: its source, decoding and destinations."""
 
     source: SourceSettings
     destinations: tuple[DestinationSettings, ...]
@@ -150,21 +150,21 @@ class TableSettings:
 
     @property
     def name(self) -> str:
-        """What manifest, events and status call the table: with its schema, where one is given."""
+        """The table's name in manifest, events and status: with its schema, if one is given."""
         return self.source.qualified
 
 
 @dataclass(frozen=True, slots=True)
 class HttpSettings:
-    """Where health, status and metrics are served."""
+    """The address that serves health, status and metrics."""
 
     port: int = DEFAULT_PORT
-    host: str = "0.0.0.0"  # noqa: S104 - what containers run must be reachable
+    host: str = "0.0.0.0"  # noqa: S104 - must be reachable in a container
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Everything that can be set."""
+    """The whole configuration."""
 
     tables: tuple[TableSettings, ...]
     http: HttpSettings = field(default_factory=HttpSettings)

@@ -1,4 +1,4 @@
-"""Plain values read with the path at which they stand; every problem is collected, none is raised."""
+"""Reads plain values with their paths; collects all problems, raises none."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from streamfold.model.units import parse_duration, parse_size
 
 T = TypeVar("T")
 
-#: Characters of a value that a message repeats.
+#: Most characters of a value that a message repeats.
 _SHOWN = 60
-#: Names of settings that must not be given in the open, whatever they are meant for.
+#: Names of settings that must not hold their value in plain text.
 _SECRET = re.compile(r"secret|token|password|passwd|access_key|private_key|api_key", re.IGNORECASE)
 
 
 class Section:
-    """One object of a configuration; `close` refuses names that nobody asked for."""
+    """One object of a configuration; `close` refuses names that were not read."""
 
     def __init__(self, raw: object, path: str, problems: list[str]) -> None:
         self._path = path
@@ -40,7 +40,7 @@ class Section:
         self.report(f"{where}: {rule}" if where else rule)
 
     def report(self, problem: str) -> None:
-        """Add a problem that names its path itself."""
+        """Add a problem whose text includes its path."""
         self._problems.append(problem)
 
     def holds(self, name: str) -> bool:
@@ -57,7 +57,7 @@ class Section:
         return Section(self.raw(name), self.path(name), self._problems)
 
     def sections(self, name: str) -> list[Section]:
-        """The objects of a list."""
+        """Return the objects of a list."""
         found = self.raw(name)
         if found is None:
             return []
@@ -96,7 +96,7 @@ class Section:
         if isinstance(found, list) and found and all(isinstance(x, str) and x for x in found):
             if len(set(found)) == len(found):
                 return tuple(found)
-            self.problem(name, f"{_shown(found)} must name each once")
+            self.problem(name, f"{_shown(found)} must not repeat a name")
         else:
             self.problem(name, f"{_shown(found)} must be a list of names, and not empty")
         return tuple(default)
@@ -126,7 +126,7 @@ class Section:
         return self.parsed(name, None, parse_size)
 
     def parsed(self, name: str, default: T, parse: Callable[[str], Any]) -> Any | T:
-        """A value by its text; ValueError and InvalidError of `parse` become a problem."""
+        """Parse a value's text; ValueError and InvalidError of `parse` become a problem."""
         found = self.raw(name)
         if found is None:
             return default
@@ -142,17 +142,17 @@ class Section:
         return default
 
     def close(self) -> None:
-        """Refuse what was not asked for."""
+        """Refuse names that were not read."""
         for name in self._values:
             if name in self._known:
                 continue
             near = difflib.get_close_matches(name, self._known, 1)
             if _SECRET.search(name):
-                hint = "secrets are not given here; name a variable or a file that holds them"
+                hint = "secrets do not belong here: name a variable or a file that holds them"
             elif near:
                 hint = f"did you mean {near[0]}?"
             else:
-                hint = f"there are {', '.join(sorted(self._known))}"
+                hint = f"the settings are {', '.join(sorted(self._known))}"
             self.problem(name, f"is not known; {hint}")
 
 

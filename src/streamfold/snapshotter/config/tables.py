@@ -1,4 +1,4 @@
-"""A configuration out of plain values; everything that is wrong is told at once."""
+"""Reads a configuration from plain values; lists all problems at once."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ from streamfold.snapshotter.decoding.debezium import TIME_UNIT, UNAVAILABLE
 from streamfold.snapshotter.errors import ConfigurationError
 from streamfold.snapshotter.pipeline.transactions import MAX_HELD, TransactionLimits
 
-#: The object that published configurations put everything into.
+#: The object around everything in published configurations.
 ROOT = "snapshotter"
-#: Settings of a table, which stand at the top where there is only one.
+#: Settings of a table, which are at the top level if there is only one.
 _OF_TABLE = (
     "source", "key_fields", "key_prefix", "diff", "snapshot", "destinations", "formats", "events",
     "retention", "decoder", "schema", "dead_letters", "transactions", "buckets",
@@ -55,12 +55,12 @@ _OF_TABLE = (
 _PACKED = {"jsonl.gz": ("jsonl", "gzip"), "jsonl.zst": ("jsonl", "zstd")}
 #: Shortest time between diffs: a commit takes about as long on object storage.
 _INTERVAL_MIN = timedelta(milliseconds=100)
-#: More would be files too small to be worth their request.
+#: More would make files too small to be worth a request.
 _BUCKETS_MAX = 65_536
 
 
 def read_configuration(raw: Mapping[str, Any]) -> Configuration:
-    """The configuration; ConfigurationError names all that is wrong with it."""
+    """Read the configuration; ConfigurationError lists all problems."""
     problems: list[str] = []
     values = dict(raw)
     if set(values) == {ROOT}:
@@ -71,9 +71,9 @@ def read_configuration(raw: Mapping[str, Any]) -> Configuration:
     tables = tuple(_read_table(section) for section in _table_sections(top, problems))
     top.close()
     for table, path in zip(tables, _paths(top, len(tables)), strict=True):
-        for n, place in enumerate(table.destinations):
+        for n, destination in enumerate(table.destinations):
             where = f"{path}destinations[{n}].credentials"
-            check_credentials(where, place.credentials, credentials, problems)
+            check_credentials(where, destination.credentials, credentials, problems)
         for n, event in enumerate(table.events):
             where = f"{path}events[{n}].credentials"
             check_credentials(where, event.raw.get("credentials"), credentials, problems)
@@ -93,7 +93,7 @@ def _table_sections(top: Section, problems: list[str]) -> list[Section]:
         top.raw("tables")
         return [Section(inline, "", problems)]
     for name in inline:
-        top.problem(name, "stands beside tables: put it into each table")
+        top.problem(name, "is beside tables: put it into each table")
     found = top.sections("tables")
     if not found:
         top.problem("tables", "must name at least one table")
@@ -115,12 +115,12 @@ def _read_table(section: Section) -> TableSettings:
     if interval < _INTERVAL_MIN:
         diff.problem("interval", f"{diff.raw('interval')} must be at least 100ms")
     diff.close()
-    places = [read_destination(place) for place in section.sections("destinations")]
-    if not places and not _is_wrong_list(section, "destinations"):
+    destinations = [read_destination(found) for found in section.sections("destinations")]
+    if not destinations and not _is_wrong_list(section, "destinations"):
         section.problem("destinations", "must name at least one destination")
     settings = TableSettings(
         source=source,
-        destinations=tuple(place for place in places if place),
+        destinations=tuple(found for found in destinations if found),
         key_fields=keys,
         key_prefix=section.text("key_prefix") or f"{source.table}/",
         interval=interval,
@@ -143,7 +143,7 @@ def _is_wrong_list(section: Section, name: str) -> bool:
 
 
 def _thresholds(section: Section) -> Thresholds:
-    """The limits that are given; the usual ones where nothing is said about any."""
+    """Return the given limits; the defaults if none is given."""
     if not section.holds("snapshot"):
         section.raw("snapshot")
         return DEFAULT_THRESHOLDS
@@ -167,7 +167,7 @@ def _thresholds(section: Section) -> Thresholds:
         )
     given = [name for name in limits.names() if name.startswith("max_")]
     if all(limits.raw(name) in (0, "0") for name in given):
-        limits.problem("", "sets no limit at all, and the chain would grow for ever: set one")
+        limits.problem("", "sets no limit, so the chain would grow without bound: set one")
     limits.close()
     return found
 
@@ -271,7 +271,7 @@ def _buckets(section: Section) -> int | None:
 
 
 def _check_folders(tables: tuple[TableSettings, ...], problems: list[str]) -> None:
-    """A table is written by one writer: no two may share a folder, nor a name."""
+    """Refuse tables that share a folder or a name."""
     folders = Counter(d.folder(t.key_prefix) for t in tables for d in t.destinations)
     for folder, count in folders.items():
         if count > 1:
@@ -279,5 +279,5 @@ def _check_folders(tables: tuple[TableSettings, ...], problems: list[str]) -> No
     for name, count in Counter(table.name for table in tables if table.name).items():
         if count > 1:
             problems.append(
-                f"tables: {count} are called {name}: status and events tell them by name"
+                f"tables: {count} are named {name}: choose other names, which status and events need"
             )

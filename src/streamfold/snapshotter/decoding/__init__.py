@@ -1,4 +1,4 @@
-"""Records of a stream as changes of a table."""
+"""Decodes records of a stream to changes of a table."""
 
 from streamfold.snapshotter.decoding.assembly import DEAD_LETTER, MISMATCH, STOP
 from streamfold.snapshotter.decoding.ddl import parse_ddl

@@ -1,6 +1,6 @@
-"""Rows in JSON as typed columns by Arrow's reader, which gives up on whatever is rare, new or wrong.
+"""Reads rows in JSON with Arrow's reader, which gives up on anything rare, new or wrong.
 
-`value_reader` then does it again; where both can, they give the same columns.
+`value_reader` then reads them again; both give the same columns if both can.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from streamfold.archive.formats.jsonl.json_values import readable_type, restored
 from streamfold.archive.schema.column_types import is_decimal
 from streamfold.snapshotter.decoding.json_values import PLAIN, Hint
 
-#: Bytes of lines that Arrow's reader takes at once: it needs several times as many while it reads.
+#: Bytes of lines for Arrow's reader at once: it needs several times as much memory.
 BLOCK_BYTES = 1 << 20
-#: A row in JSON that was only looked over yet; every absent one is the same object.
+#: A row in JSON that is not parsed yet; all absent rows are the same object.
 ABSENT = msgspec.Raw(b"null")
 
 
@@ -33,18 +33,18 @@ Mask = npt.NDArray[np.bool_]
 
 
 class NotPlainError(Exception):
-    """Arrow's reader cannot do it: something is rare, new or wrong."""
+    """Arrow's reader cannot read the rows: something is rare, new or wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowReading:
-    """How a decoder's rows are to be read."""
+    """How to read a decoder's rows."""
 
-    #: Stands for a value that the source did not send, because it did not change.
+    #: Replaces a value that the source did not send, because it did not change.
     marker: str | None = None
-    #: The unit of times without zone that are numbers; None: times are text.
+    #: The unit of times without zone if they are numbers; None if they are text.
     time_unit: str | None = None
-    #: What the source says about columns, by name.
+    #: The source's hints about columns, by name.
     hints: dict[str, Hint] = field(default_factory=dict)
 
     def hint(self, column: pa.Field) -> Hint:
@@ -54,14 +54,14 @@ class RowReading:
         return Hint(unit=self.time_unit) if self.time_unit else PLAIN
 
     def is_counted(self, kind: pa.DataType) -> bool:
-        """Whether columns of this type hold whole numbers in JSON, and are times."""
+        """Return whether columns of this type are times written as whole numbers."""
         if self.time_unit is None or not pa.types.is_temporal(kind):
             return False
         return not (pa.types.is_timestamp(kind) and kind.tz)
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """The marker as text, and as it looks where the source has bytes."""
+        """The marker as text, and as the source writes it in columns of bytes."""
         if self.marker is None:
             return ()
         return self.marker, base64.b64encode(self.marker.encode()).decode()
@@ -69,17 +69,17 @@ class RowReading:
 
 @dataclass(slots=True)
 class Images:
-    """Rows as columns, null where there is none, and which columns the source did not send."""
+    """Rows as columns, null where a row is absent, and which columns the source did not send."""
 
     columns: dict[str, pa.Array]
     present: Mask
-    #: By column, which rows leave it as it is.
+    #: By column, which rows leave it unchanged.
     unsent: dict[str, Mask] = field(default_factory=dict)
 
 
 def given(raws: Sequence[msgspec.Raw]) -> Mask:
-    """Which rows are there."""
-    # Mostly all or none are, and counting costs next to nothing.
+    """Return which rows are present."""
+    # Usually all or none are, and counting is cheap.
     absent = raws.count(ABSENT)
     if absent in (0, len(raws)):
         return np.full(len(raws), absent == 0)
@@ -89,7 +89,7 @@ def given(raws: Sequence[msgspec.Raw]) -> Mask:
 def read_plain(
     raws: Sequence[msgspec.Raw], present: Mask, fields: Sequence[pa.Field], reading: RowReading
 ) -> Images:
-    """The rows by Arrow's reader; NotPlainError when a value or a name is not as the fields say."""
+    """Read rows with Arrow; NotPlainError if a value or a name does not match the fields."""
     lines = raws if present.all() else [*compress(raws, present)]
     if not lines:
         return Images({f.name: pa.nulls(len(raws), f.type) for f in fields}, present)
@@ -111,12 +111,12 @@ def _parsed(
 ) -> pa.Table:
     block = b"\n".join(lines)
     if block.count(b"\n") >= len(lines):
-        # In JSON a line end stands between values only: a space means the same.
+        # In JSON line ends occur only between values, where a space means the same.
         block = b"\n".join([bytes(line).replace(b"\n", b" ") for line in lines])
     wanted = pa.schema([pa.field(f.name, _json_type(f.type, reading)) for f in fields])
     try:
         table = _read_json(block, wanted)
-        table.validate(full=True)  # Arrow's reader takes text that is not UTF-8
+        table.validate(full=True)  # Arrow's reader accepts text that is not UTF-8
     except (pa.ArrowException, ValueError):
         raise NotPlainError from None
     try:
@@ -129,30 +129,30 @@ def _parsed(
 
 
 def _read_json(block: bytes, wanted: pa.Schema) -> pa.Table:
-    """The block by Arrow's reader: first strictly, which is quicker, then with whatever is new."""
+    """Read the block with Arrow: first strictly, which is quicker, then allowing new fields."""
     failure: pa.ArrowInvalid
     size = BLOCK_BYTES
     for others in ("error", "infer"):
         parse = pj.ParseOptions(explicit_schema=wanted, unexpected_field_behavior=others)
         try:
-            # One thread: a task of Spark has one core, and so has each of its neighbours.
+            # One thread: a task of Spark has one core.
             options = pj.ReadOptions(use_threads=False, block_size=size)
             return pj.read_json(pa.BufferReader(block), options, parse)
         except pa.ArrowInvalid as error:
             failure = error
-            size = len(block) + 1  # a row may be longer than a block: then take all as one
+            size = len(block) + 1  # a row may be longer than a block: then read all as one
     raise failure
 
 
 def _json_type(kind: pa.DataType, reading: RowReading) -> pa.DataType:
     if reading.is_counted(kind):
         return pa.int64()
-    # Arrow's reader takes decimals as text and as numbers; a marker is text only.
+    # Arrow's reader accepts decimals as text and as numbers; a marker is only text.
     return kind if is_decimal(kind) and reading.marker is None else readable_type(kind)
 
 
 def _is_expected(found: Sequence[pa.Field], wanted: Sequence[pa.Field]) -> bool:
-    """Whether there are no fields but the wanted ones: a new one is a column, even if it is null."""
+    """Return whether all fields are wanted ones: a new one is a column, even if it is null."""
     kinds = {f.name: f.type for f in wanted}
     return all(f.name in kinds and _fits(f.type, kinds[f.name]) for f in found)
 
@@ -162,12 +162,12 @@ def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
         return True
     if pa.types.is_list(found) and pa.types.is_list(wanted):
         return _fits(found.value_type, wanted.value_type)
-    # A struct with a field too many would have to be cut: leave that to the others.
+    # A struct with an extra field would need cutting: leave that to `value_reader`.
     return False
 
 
 def _indices(present: Mask) -> pa.Array | None:
-    """Where each row is among those that are there; None when all are."""
+    """Return each row's index among the present ones; None if all are present."""
     if present.all():
         return None
     return pa.array(np.cumsum(present) - 1, mask=~present)
@@ -176,7 +176,7 @@ def _indices(present: Mask) -> pa.Array | None:
 def _without_markers(
     column: pa.Array, name: str, images: Images, reading: RowReading, places: pa.Array | None
 ) -> pa.Array:
-    """The column with null for values that were not sent."""
+    """Return the column with null for values that were not sent."""
     if reading.marker is None:
         return column
     texts = pa.array(reading.markers)

@@ -1,7 +1,7 @@
-"""What records tell, brought together into changes: rules, types, keys, unsent columns.
+"""Turns raw changes into typed ones: rules, types, keys, unsent columns.
 
-All decoders end here, so that they agree on what an update of a key is, on when a record cannot be
-used, and on how the table's schema grows.
+All decoders end here, so that they agree on what an update of a key is, on when a record is unusable,
+and on how the table's schema grows.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class Assembly:
 
 @dataclass(slots=True)
 class _Typed:
-    """Changes with typed images, which are not yet checked against each other."""
+    """Changes with typed images, not yet checked against each other."""
 
     intake: RecordIntake
-    told: RawChanges
+    raw: RawChanges
     schema: TableSchema | None
     key: Images
     before: Images
@@ -91,7 +91,7 @@ class _Typed:
                 )
                 return cls(intake, changes, schema, *images)
             except NotPlainError:
-                pass  # the slower way finds what is new, and whose value does not fit
+                pass  # the slower reader finds what is new, and which record does not fit
         return cls._read_values(how, intake, changes, schema)
 
     @classmethod
@@ -119,34 +119,34 @@ class _Typed:
 
     def _account(self, how: Assembly, rows: ValueReader, keys: ValueReader) -> None:
         """Stop at values that do not fit, or make dead letters of their records."""
-        count = len(self.told.ops)
+        count = len(self.raw.ops)
         for reader in (rows, keys):
             for row, reason in reader.broken.items():
-                self.intake.refuse(self.told.indices[row % count], reason)
+                self.intake.refuse(self.raw.indices[row % count], reason)
         if self.schema is None:
-            return  # without a key no row can be used, whatever its values
+            return  # no row is usable without a key, whatever its values
         unfit = [(row % count, reasons) for r in (rows, keys) for row, reasons in r.unfit.items()]
         if unfit and how.mismatch == STOP:
-            first = min(self.told.indices[row] for row, _ in unfit)
+            first = min(self.raw.indices[row] for row, _ in unfit)
             problems = dict.fromkeys(reason for _, reasons in unfit for reason in reasons)
             raise ValuesIncompatibleError(int(self.intake.seq_nums[first]), sorted(problems))
         for row, reasons in unfit:
-            self.intake.refuse(self.told.indices[row], "; ".join(reasons))
+            self.intake.refuse(self.raw.indices[row], "; ".join(reasons))
 
     def bare_changes(self) -> pa.Table:
-        """Truncates, the only changes that need no columns; the others lack their key."""
-        truncates = is_op(pa.array(self.told.ops, pa.string()), "truncate")
+        """Return only truncates, which need no columns; the others lack their key."""
+        truncates = is_op(pa.array(self.raw.ops, pa.string()), "truncate")
         for row in np.flatnonzero(~truncates):
-            self.intake.refuse(self.told.indices[row], "no key field has a value")
+            self.intake.refuse(self.raw.indices[row], "no key field has a value")
         count = int(truncates.sum())
-        changes = self.told.only(truncates)
+        changes = self.raw.only(truncates)
         empty = [pa.nulls(count)] * 3
         return change_table(None, self.intake, changes, empty, no_lists(count))
 
     def changes(self) -> pa.Table:
         schema = self.schema
-        assert schema is not None  # noqa: S101 - callers look at it before
-        ops = pa.array(self.told.ops, pa.string())
+        assert schema is not None  # noqa: S101 - callers check it before
+        ops = pa.array(self.raw.ops, pa.string())
         old, new, wrong, keyless = self._keys(ops, schema.key_fields)
         truncate = is_op(ops, "truncate")
         moved = is_op(ops, "update") & _differ(old, new)
@@ -156,9 +156,10 @@ class _Typed:
         self._refuse(keyless & ~truncate, f"a key field has no value: {list(schema.key_fields)}")
         self._refuse(wrong, "the key differs from the row's own: a changed key is an update")
         self._refuse(
-            moved & any_mark, "the key changed, and columns were not sent that only the old row has"
+            moved & any_mark,
+            "the key changed, and some columns that only the old row has were not sent",
         )
-        used = self.after.present & self._alive(self.told.indices)
+        used = self.after.present & self._alive(self.raw.indices)
         self.schema = schema = relaxed(schema, self.after, used, marks)
         fresh = is_op(ops, "insert", "read")
         parts = [
@@ -166,37 +167,37 @@ class _Typed:
             image_column(self.before, schema, self.before.present & ~fresh & ~moved),
             image_column(self.after, schema, self.after.present),
         ]
-        table = change_table(schema, self.intake, self.told, parts, name_lists(marks, len(ops)))
+        table = change_table(schema, self.intake, self.raw, parts, name_lists(marks, len(ops)))
         if moved.any():
             old_key = struct_column([old[name] for name in old], key_type(schema), truncate)
             old_row = image_column(self.before, schema, self.before.present)
             table = split_moves(table, moved, old_key, old_row)
         if not self.intake.letters:
             return table
-        owners = np.repeat(np.array(self.told.indices, np.int64), 1 + moved.astype(np.int64))
+        owners = np.repeat(np.array(self.raw.indices, np.int64), 1 + moved.astype(np.int64))
         return table.filter(pa.array(self._alive(owners.tolist())))
 
-    def _alive(self, places: Sequence[int]) -> Mask:
-        """Which records have not become dead letters."""
+    def _alive(self, indices: Sequence[int]) -> Mask:
+        """Return which records are not dead letters."""
         letters = self.intake.letters
         if not letters:
-            return np.ones(len(places), np.bool_)
-        return np.fromiter((place not in letters for place in places), np.bool_, len(places))
+            return np.ones(len(indices), np.bool_)
+        return np.fromiter((index not in letters for index in indices), np.bool_, len(indices))
 
     def _refuse(self, rows: Mask, reason: str) -> None:
         for row in np.flatnonzero(rows):
-            self.intake.refuse(self.told.indices[row], reason)
+            self.intake.refuse(self.raw.indices[row], reason)
 
     def _keys(
         self, ops: pa.Array, names: Sequence[str]
     ) -> tuple[dict[str, pa.Array], dict[str, pa.Array], Mask, Mask]:
-        """Keys before and after each change, which contradict themselves, and which lack a value."""
+        """Return keys before and after each change, and which ones contradict or lack a value."""
         old, new = {}, {}
         wrong, keyless = np.zeros(len(ops), np.bool_), np.zeros(len(ops), np.bool_)
         fresh = is_op(ops, "insert", "read")
         for name in names:
             given, before, after = (i.columns[name] for i in (self.key, self.before, self.after))
-            # A new row has no row before it, whatever the record brings along.
+            # A new row has no row before it, whatever the record holds.
             before = pc.if_else(pa.array(fresh), pa.scalar(None, before.type), before)
             old[name] = pc.coalesce(given, before, after)
             new[name] = pc.coalesce(after, old[name])
@@ -205,18 +206,18 @@ class _Typed:
         return old, new, wrong, keyless
 
     def _unsent(self, schema: TableSchema) -> dict[str, Mask]:
-        """Columns that changes leave as they are, and that the row before does not show either."""
+        """Return columns that changes leave unchanged, and that the row before does not show either."""
         marks = {n: m & self.after.present for n, m in self.after.unsent.items()}
-        named = enumerate(self.told.unchanged) if any(self.told.unchanged) else ()
+        named = enumerate(self.raw.unchanged) if any(self.raw.unchanged) else ()
         for row, names in named:
             for name in names:
-                marks.setdefault(name, np.zeros(len(self.told.ops), np.bool_))[row] = True
+                marks.setdefault(name, np.zeros(len(self.raw.ops), np.bool_))[row] = True
         known = [n for n in marks if n in schema.names and n not in schema.key_fields]
         return {name: self._filled(name, marks[name]) for name in known}
 
     def _filled(self, name: str, marks: Mask) -> Mask:
         before, after = self.before.columns[name], self.after.columns[name]
-        # A row without a value there cannot be told from a row that was sent in part.
+        # A row without a value there may also be a row that was sent in part.
         shown = marks & before.is_valid().to_numpy(zero_copy_only=False)
         kept = pc.if_else(pa.array(marks), pa.scalar(None, after.type), after)
         self.after.columns[name] = pc.if_else(pa.array(shown), before, kept)
@@ -235,9 +236,9 @@ def _differ(old: dict[str, pa.Array], new: dict[str, pa.Array]) -> Mask:
 
 
 def _check_key_fields(schema: TableSchema, key_fields: Sequence[str]) -> None:
-    """Refuse a schema of another key than the decoder's."""
+    """Refuse a schema whose key is not the decoder's."""
     if schema.key_fields != tuple(key_fields):
         raise InvalidError(
             f"the schema has key fields {list(schema.key_fields)}, the decoder {list(key_fields)}: "
-            "configure the same"
+            "configure the same key fields"
         )

@@ -1,4 +1,4 @@
-"""Columns of decoded changes put together."""
+"""Builds the columns of decoded changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 def relaxed(schema: TableSchema, after: Images, used: Mask, marks: dict[str, Mask]) -> TableSchema:
-    """The schema with every column nullable of which a row that is used holds a null."""
+    """Return the schema with every column nullable that holds a null in a used row."""
 
     def field_of(column: pa.Field) -> pa.Field:
         if column.nullable or column.name in schema.key_fields:
@@ -79,7 +79,7 @@ def change_table(
 
 
 def split_moves(table: pa.Table, moved: Mask, old_key: pa.Array, before: pa.Array) -> pa.Table:
-    """Every update of a key as a delete of the old one and an insert of the new one."""
+    """Replace every update of a key by a delete of the old one and an insert of the new one."""
     count = len(table)
     chosen = pa.array(moved)
     ops = pc.if_else(chosen, "insert", table["op"].combine_chunks())
@@ -94,5 +94,5 @@ def split_moves(table: pa.Table, moved: Mask, old_key: pa.Array, before: pa.Arra
     arrays = [gone.get(name, table[name]) for name in table.column_names]
     deletes = pa.table(arrays, schema=table.schema).filter(chosen)
     both = pa.concat_tables([deletes, inserts])
-    places = np.concatenate([np.flatnonzero(moved), np.arange(count)])
-    return both.take(pa.array(np.argsort(places, kind="stable")))
+    order = np.concatenate([np.flatnonzero(moved), np.arange(count)])
+    return both.take(pa.array(np.argsort(order, kind="stable")))

@@ -1,4 +1,4 @@
-"""What the schemas of Kafka Connect, as Debezium writes them, say about columns."""
+"""Reads column types from Kafka Connect schemas, as Debezium writes them."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ _TIMES = {
     f"{_DEBEZIUM}.ZonedTimestamp": Hint(pa.timestamp("us", "UTC")),
 }
 _DECIMAL = f"{_CONNECT}.Decimal"
-#: Digits of a decimal whose source does not tell: all that 128 bits hold.
+#: Digits of a decimal whose source does not say: all that 128 bits hold.
 _DIGITS_DEFAULT = 38
-#: A decimal that brings its scale with every value, such as a `numeric` of PostgreSQL without one:
-#: what Spark takes where nothing is said. More digits widen it.
+#: A decimal with a scale in every value, such as a `numeric` of PostgreSQL without one: Spark's
+#: default. More digits widen it.
 _VARIABLE = "io.debezium.data.VariableScaleDecimal"
 _VARIABLE_TYPE = pa.decimal128(_DIGITS_DEFAULT, 18)
 
 
 def hints_of(schema: Any) -> dict[str, Hint]:
-    """Hints by column, from the schema of an envelope; nothing for what cannot be understood."""
+    """Return hints by column from the schema of an envelope; none for what is not understood."""
     fields = schema.get("fields") if isinstance(schema, dict) else None
     for image in fields if isinstance(fields, list) else ():
         if isinstance(image, dict) and image.get("field") in ("after", "before"):
@@ -66,14 +66,14 @@ def _hint(column: dict[str, Any]) -> tuple[str, Hint]:
 
 
 def _kind(declared: Any) -> pa.DataType | None:
-    """The type of a column, of an item or of a field; None for what cannot be understood."""
+    """Return the type of a column, an item or a field; None for what is not understood."""
     if not isinstance(declared, dict):
         return None
     match declared.get("name"), declared.get("type"):
         case (name, _) if name == _VARIABLE:
             return _VARIABLE_TYPE
         case (name, _) if name in _TIMES or name == _DECIMAL:
-            return None  # numbers in a list or an object, whose unit nothing would keep
+            return None  # numbers in a list or an object, whose unit would be lost
         case (_, "array"):
             item = _kind(declared.get("items"))
             return None if item is None else pa.list_(item)

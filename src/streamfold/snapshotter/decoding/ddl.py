@@ -1,7 +1,7 @@
-"""Schemas as people write them: `id BIGINT NOT NULL, name STRING, price DECIMAL(12,2)`.
+"""Parses schemas as people write them: `id BIGINT NOT NULL, name STRING, price DECIMAL(12,2)`.
 
-Names of types are those of Spark SQL, with the usual synonyms. Words may be of any case, names with
-other characters stand in backticks or double quotes.
+Names of types are those of Spark SQL, with the usual synonyms. Case does not matter; names with other
+characters are put into backticks or double quotes.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _PLAIN: dict[str, pa.DataType] = {
     "TIMESTAMPTZ": pa.timestamp("us", "UTC"),
     "TIMESTAMP_NTZ": pa.timestamp("us"),
 }  # fmt: skip
-#: Digits before and after the point of a DECIMAL that says nothing, as in Spark.
+#: Precision and scale of a DECIMAL without them, as in Spark.
 _DECIMAL_DEFAULT = (10, 0)
 #: Digits that 128 and 256 bits hold.
 _DIGITS_128, _DIGITS_256 = 38, 76
-#: Types within types; what the archive's own types allow is less deep than what breaks Python.
+#: Nested types; the archive's limit, which is below Python's own.
 _DEPTH_MAX = 16
 
 _TOKEN = re.compile(r'\s*(?:([A-Za-z_]\w*|\d+)|`((?:[^`]|``)+)`|"((?:[^"]|"")+)"|([(),<>:]))')
 
 
 def parse_ddl(text: str, key_fields: Sequence[str] = ()) -> TableSchema:
-    """The schema that the text declares; refused with the place where it cannot be understood."""
+    """Parse the schema; InvalidError shows where it is not understood."""
     reader = _Reader(text)
     fields = [reader.column(0)]
     while reader.takes(","):
@@ -53,7 +53,7 @@ def parse_ddl(text: str, key_fields: Sequence[str] = ()) -> TableSchema:
 class _Reader:
     def __init__(self, text: str) -> None:
         self._text = text
-        #: (what, is it a plain word, where it ends)
+        #: (text, is it a plain word, end offset)
         self._tokens = list(_tokens(text))
         self._next = 0
 
@@ -82,7 +82,7 @@ class _Reader:
             return self._struct(depth)
         if word not in _PLAIN:
             raise self._refusal(
-                f"{word} is no type: there are {', '.join([*_PLAIN, 'DECIMAL', 'ARRAY'])}, MAP, STRUCT"
+                f"{word} is not a type: use {', '.join([*_PLAIN, 'DECIMAL', 'ARRAY'])}, MAP, STRUCT"
             )
         if word in ("VARCHAR", "CHAR") and self.takes("("):
             self._number()
@@ -118,7 +118,7 @@ class _Reader:
         return pa.struct(fields)
 
     def takes(self, what: str) -> bool:
-        """Go past `what` if it comes next."""
+        """Skip `what` if it comes next, and return whether it did."""
         if self._next < len(self._tokens) and self._tokens[self._next][:2] == (what, True):
             self._next += 1
             return True
@@ -129,7 +129,7 @@ class _Reader:
 
     def end(self) -> None:
         if self._next < len(self._tokens):
-            raise self._refusal("a comma or the end must come here")
+            raise self._refusal("expected a comma or the end")
 
     def _peek(self) -> str:
         plain = self._next < len(self._tokens) and self._tokens[self._next][1]
@@ -137,20 +137,20 @@ class _Reader:
 
     def _expect(self, what: str) -> bool:
         if not self.takes(what):
-            raise self._refusal(f"{what} must come here")
+            raise self._refusal(f"expected {what}")
         return True
 
     def _word(self) -> str:
         word = self._peek()
         if not word.isidentifier():
-            raise self._refusal("a type must come here")
+            raise self._refusal("expected a type")
         self._next += 1
         return word
 
     def _number(self) -> int:
         word = self._peek()
         if not word.isdecimal() or len(word) > len(str(_DIGITS_256)) + 8:
-            raise self._refusal("a whole number must come here")
+            raise self._refusal("expected a whole number")
         self._next += 1
         return int(word)
 
@@ -158,7 +158,7 @@ class _Reader:
         if self._next >= len(self._tokens) or not (
             not self._tokens[self._next][1] or self._peek().isidentifier()
         ):
-            raise self._refusal("the name of a column must come here")
+            raise self._refusal("expected the name of a column")
         self._next += 1
         return self._tokens[self._next - 1][0]
 
@@ -168,13 +168,13 @@ class _Reader:
 
 
 def _tokens(text: str) -> list[tuple[str, bool, int]]:
-    found, place = [], 0
+    found, offset = [], 0
     text = text.rstrip()
-    while place < len(text):
-        match = _TOKEN.match(text, place)
+    while offset < len(text):
+        match = _TOKEN.match(text, offset)
         if match is None:
             raise InvalidError(
-                f"schema, after {text[:place]!r}: {text[place:].strip()[:1]!r} has no meaning here; "
+                f"schema, after {text[:offset]!r}: {text[offset:].strip()[:1]!r} has no meaning here; "
                 "put unusual names into backticks"
             )
         word, ticked, quoted, sign = match.groups()
@@ -184,5 +184,5 @@ def _tokens(text: str) -> list[tuple[str, bool, int]]:
             )
         else:
             found.append((word or sign, True, match.end()))
-        place = match.end()
+        offset = match.end()
     return found

@@ -1,15 +1,15 @@
-"""Changes as Debezium writes them in JSON, with and without the schema beside the payload.
+"""Decodes Debezium's changes in JSON, with and without the schema beside the payload.
 
-`before`, `after` and `op` are used, and the transaction where there is one; positions and times of the
-source are not: the stream's own order counts. Tombstones, transaction markers and messages are no
-changes. A value that Debezium could not send, because the database did not, leaves its column as it is.
+It uses `before`, `after` and `op`, and the transaction if one is named; not positions and times of the
+source: the stream's own order counts. Tombstones, transaction markers and messages are not changes.
+A value that Debezium could not send, because the database did not, leaves its column as it is.
 
 Transactions are those of `provide.transaction.metadata`: the `transaction` beside a change says which
 one it belongs to, BEGIN and END records in the stream where it begins and ends. Their counts are not
-used: they are about all tables. `source.txId` alone says nothing of where a transaction ends.
+used, because they cover all tables. `source.txId` alone does not say where a transaction ends.
 
 Without a schema beside the payload, times without zone are whole numbers in `time_unit`, days for
-dates. With one, it tells the types of columns, and what their numbers mean.
+dates. With one, the schema gives the types of columns and the units of numbers.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from streamfold.snapshotter.decoding.raw_changes import RawChanges
 from streamfold.snapshotter.decoding.records import RecordIntake
 from streamfold.snapshotter.pipeline.transactions import OUTSIDE, Membership, tail_of
 
-#: What Debezium writes by default for a value that it did not get.
+#: Debezium's default for a value that it did not get.
 UNAVAILABLE = "__debezium_unavailable_value"
-#: In what most databases count times: microseconds.
+#: The unit of times in most databases: microseconds.
 TIME_UNIT = "us"
-#: A message written into the log by hand: it is about no row.
+#: A message written to the log by an application: it changes no row.
 _MESSAGE = "m"
 _MARKERS = ("BEGIN", "END")
-#: Records that come between those of a transaction without ending it.
+#: Records that may occur within a transaction without ending it.
 _OF_NONE = ("r", _MESSAGE)
 
 
@@ -59,12 +59,12 @@ class _Payload(msgspec.Struct, frozen=True):
     after: msgspec.Raw = ABSENT
     transaction: _Transaction | None = None
     source: _Source | None = None
-    #: BEGIN or END of a transaction, in place of an op, and its id.
+    #: BEGIN or END of a transaction, instead of an op, and its id.
     status: str | None = None
     id: str | None = None
 
     def membership(self) -> Membership | None:
-        """What the record says of transactions; None for nothing, as of a first copy's rows."""
+        """Return what the record says about transactions; None as in a first copy's rows."""
         if self.op is None:
             begins = self.status == "BEGIN" and self.id is not None
             marked = Membership(self.id, marked=True) if begins else OUTSIDE
@@ -88,7 +88,7 @@ class _Message(_Payload, frozen=True):
     schema: msgspec.Raw = ABSENT
     payload: _Payload | msgspec.UnsetType | None = msgspec.UNSET
 
-    def told(self) -> _Payload | None:
+    def unwrapped(self) -> _Payload | None:
         return self if self.payload is msgspec.UNSET else self.payload
 
 
@@ -101,7 +101,7 @@ class DebeziumDecoder:
 
     key_fields: tuple[str, ...]
     mismatch: str = STOP
-    #: Unit of times without zone, where no schema tells it: ms, us or ns.
+    #: Unit of times without zone if no schema says it: ms, us or ns.
     time_unit: str = TIME_UNIT
     unavailable: str = UNAVAILABLE
 
@@ -110,21 +110,21 @@ class DebeziumDecoder:
     def decode(self, records: pa.RecordBatch | pa.Table, schema: TableSchema | None) -> Decoded:
         intake = RecordIntake.of(records)
         intake.ignore(_is_tombstone)
-        places, messages = intake.parsed(_decode)
-        tail = tail_of(_backwards(intake, places, messages))
+        indices, messages = intake.parsed(_decode)
+        tail = tail_of(_backwards(intake, indices, messages))
         runs: list[_Run] = []
-        for place, message in zip(places, messages, strict=True):
-            payload = message.told()
+        for index, message in zip(indices, messages, strict=True):
+            payload = message.unwrapped()
             if _is_nothing(payload):
                 intake.ignored += 1
             elif payload is None or payload.op not in OP_OF_LETTER:
-                intake.refuse(place, _reason(payload))
+                intake.refuse(index, _reason(payload))
             else:
                 schema_raw = None if message.schema == ABSENT else bytes(message.schema)
-                # What numbers mean may change in the middle of a batch, with the source's schema.
+                # The units of numbers may change within a batch, with the source's schema.
                 if not runs or runs[-1].schema_raw != schema_raw:
                     runs.append(_Run(schema_raw))
-                runs[-1].places.append(place)
+                runs[-1].indices.append(index)
                 runs[-1].payloads.append(payload)
         found = self._joined(intake, runs or [_Run(None)], schema)
         return dataclasses.replace(found, tail=tail)
@@ -137,7 +137,7 @@ class DebeziumDecoder:
             hints = {} if run.schema_raw is None else _hints(run.schema_raw)
             reading = RowReading(self.unavailable, self.time_unit, hints)
             how = Assembly(self.key_fields, reading, self.mismatch)
-            decoded = how.decoded(intake, run.told(), schema)
+            decoded = how.decoded(intake, run.raw_changes(), schema)
             schema = decoded.schema
             tables.append(decoded.changes)
         if schema is not None:
@@ -147,15 +147,15 @@ class DebeziumDecoder:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Records after each other that come with the same schema."""
+    """Consecutive records with the same schema."""
 
     schema_raw: bytes | None
-    places: list[int] = field(default_factory=list)
+    indices: list[int] = field(default_factory=list)
     payloads: list[_Payload] = field(default_factory=list)
 
-    def told(self) -> RawChanges:
+    def raw_changes(self) -> RawChanges:
         return RawChanges(
-            self.places,
+            self.indices,
             [OP_OF_LETTER[p.op or ""] for p in self.payloads],
             [ABSENT] * len(self.payloads),
             [p.before for p in self.payloads],
@@ -170,18 +170,18 @@ def _is_tombstone(body: bytes) -> bool:
 
 
 def _backwards(
-    intake: RecordIntake, places: Sequence[int], messages: Sequence[_Message]
+    intake: RecordIntake, indices: Sequence[int], messages: Sequence[_Message]
 ) -> Iterator[tuple[int, Membership]]:
-    """What records say of transactions, the last one first."""
-    for place, message in zip(reversed(places), reversed(messages), strict=True):
-        payload = message.told()
+    """Yield what records say about transactions, the last one first."""
+    for index, message in zip(reversed(indices), reversed(messages), strict=True):
+        payload = message.unwrapped()
         membership = payload.membership() if payload is not None else None
         if membership is not None:
-            yield int(intake.seq_nums[place]), membership
+            yield int(intake.seq_nums[index]), membership
 
 
 def _is_nothing(payload: _Payload | None) -> bool:
-    """A tombstone with a schema around it, a marker of a transaction, or a message."""
+    """Return whether it is a tombstone with a schema, a transaction marker, or a message."""
     if payload is None:
         return True
     return payload.op == _MESSAGE or (payload.op is None and payload.status in _MARKERS)
@@ -189,12 +189,12 @@ def _is_nothing(payload: _Payload | None) -> bool:
 
 def _reason(payload: _Payload | None) -> str:
     if payload is None or payload.op is None:
-        return "the record has no op: it is no change of Debezium's"
-    return f"op {payload.op!r} is not known: there are {', '.join([*OP_OF_LETTER, _MESSAGE])}"
+        return "the record has no op: it is not a change of Debezium's"
+    return f"op {payload.op!r} is not known: the ops are {', '.join([*OP_OF_LETTER, _MESSAGE])}"
 
 
 @lru_cache(maxsize=64)
 def _hints(raw: bytes) -> dict[str, Hint]:
-    # One schema comes with every record until the table changes.
+    # Every record carries the same schema until the table changes.
     found: Any = msgspec.json.decode(raw)
     return hints_of(found)

@@ -1,4 +1,4 @@
-"""The seam between the records of a stream and the changes of a table."""
+"""The interface of decoders: from the records of a stream to the changes of a table."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from streamfold.archive.read.folding import fitted
 from streamfold.archive.schema.table_schema import TableSchema
 from streamfold.snapshotter.pipeline.transactions import SILENT, Tail
 
-#: What a record may do to a table; a `read` is a row of a source's first copy.
+#: What a record does to a table; a `read` is a row of a source's first copy.
 OPS = ("insert", "update", "delete", "truncate", "read")
 
-#: Records that could not be decoded, with everything that a repair needs.
+#: Undecodable records, with everything that a repair needs.
 DEAD_LETTERS = pa.schema(
     [
         pa.field("seq_num", pa.int64(), nullable=False),
@@ -27,10 +27,10 @@ UNCHANGED = pa.list_(pa.field("item", pa.string(), nullable=False))
 
 
 def decoded_schema(schema: TableSchema | None) -> pa.Schema:
-    """The Arrow schema of decoded changes; before a table's columns are known, they are null.
+    """Return the Arrow schema of decoded changes; before a table's columns are known, they are null.
 
-    Columns of `before` and `after` may be null whatever the table says: the one may be known in
-    part, the other leaves out what `unchanged` names.
+    Columns of `before` and `after` are nullable even if the table's are not: `before` may be partial,
+    and `after` omits what `unchanged` names.
     """
     key = image = pa.null()
     if schema is not None:
@@ -51,7 +51,7 @@ def decoded_schema(schema: TableSchema | None) -> pa.Schema:
 
 
 def under_schema(changes: pa.Table, schema: TableSchema) -> pa.Table:
-    """Decoded changes under a schema that is the same or newer: columns that they lack are null."""
+    """Return decoded changes under the same or a newer schema: columns that they lack are null."""
     wanted = decoded_schema(schema)
     if changes.schema.equals(wanted):
         return changes
@@ -65,32 +65,32 @@ def under_schema(changes: pa.Table, schema: TableSchema) -> pa.Table:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What a batch of records says: every record is a change, a dead letter, or ignored.
+    """A decoded batch: every record is a change, a dead letter, or ignored.
 
     `changes` has `decoded_schema(schema)`, in the order of the stream; a changed key is two rows
-    with one `seq_num`, the delete first. `schema` holds every value of the batch and is None only
-    while no record has shown a column.
+    with one `seq_num`, the delete first. `schema` holds every value of the batch; it is None only
+    until a record shows a column.
     """
 
     changes: pa.Table
     dead_letters: pa.Table
     schema: TableSchema | None
-    #: Records that are no changes by their nature: tombstones, markers, commands of the stream.
+    #: Records that are not changes: tombstones, markers, commands of the stream.
     ignored: int
-    #: The transaction that the batch ends in; silent for decoders that know of none.
+    #: The transaction that the batch ends in; silent for decoders without transactions.
     tail: Tail = SILENT
 
 
 @runtime_checkable
 class ChangeDecoder(Protocol):
-    """One form in which records tell changes; stateless and picklable, called in Spark's executors.
+    """Decodes one form of records; stateless and picklable, called in Spark's executors.
 
-    No record vanishes. The same records and schema give the same answer.
+    No record is lost. The same records and schema give the same result.
     """
 
     @property
     def kind(self) -> str:
-        """What a configuration calls it."""
+        """Its name in configurations."""
         ...
 
     @property
@@ -99,10 +99,10 @@ class ChangeDecoder(Protocol):
         ...
 
     def decode(self, records: pa.RecordBatch | pa.Table, schema: TableSchema | None) -> Decoded:
-        """Decode records `seq_num, body` and, where there are any, `headers` of one stream.
+        """Decode records of one stream: `seq_num`, `body` and, if present, `headers`.
 
-        `schema` is the table's so far; None has it learned from these records. Raises
-        SchemaIncompatibleError when values do not fit it and cannot widen it, unless the decoder
-        was told to make dead letters of such records.
+        `schema` is the table's so far; None learns it from these records. Raises
+        SchemaIncompatibleError when values do not fit it and cannot widen it, unless the decoder is
+        configured to make dead letters of such records.
         """
         ...

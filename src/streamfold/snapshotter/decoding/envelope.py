@@ -6,18 +6,18 @@
     {"op": "t"}
     {"op": "e", "txn": "91"}
 
-- `op`: c insert, u update, d delete, t truncate, r a row of the first copy; e is no change, and says
-  that the transaction is over.
+- `op`: c insert, u update, d delete, t truncate, r a row of the first copy; e is not a change: it ends
+  the transaction.
 - `key`: key of the row *before* the change; may be left out where `before` or `after` shows it. Key
   fields that `after` leaves out are taken from it; where they differ, the row's key changed.
 - `after`: the whole row; needed for c, u and r. A column that is left out is null, unless `unchanged`
   names it: then its value is that of the row as it was.
 - `before`: the row as it was, or parts of it. Never needed.
 - `txn`: text or number of the transaction that the change belongs to; or an object of it as `id` and
-  of `last`, true for the last change. An object says that the end will come, as `last` or as `e`; text
-  and numbers leave open whether it does. See `streamfold.snapshotter.pipeline.transactions`.
+  of `last`, true for the last change. An object promises an end, as `last` or as `e`; text and
+  numbers do not. See `streamfold.snapshotter.pipeline.transactions`.
 
-Other fields are refused: a misspelt one would lose data. What else is to be said goes into headers.
+Other fields are refused: a misspelt one would lose data. Put anything else into headers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from streamfold.snapshotter.pipeline.transactions import OUTSIDE, Membership, ta
 OP_OF_LETTER = {"c": "insert", "u": "update", "d": "delete", "t": "truncate", "r": "read"}
 
 
-#: No change: the end of a transaction.
+#: Not a change: the end of a transaction.
 _END = "e"
 
 
@@ -83,14 +83,14 @@ class EnvelopeDecoder:
 
     def decode(self, records: pa.RecordBatch | pa.Table, schema: TableSchema | None) -> Decoded:
         intake = RecordIntake.of(records)
-        places, found = intake.parsed(_decode)
-        tail = tail_of(_backwards(intake, places, found))
+        indices, found = intake.parsed(_decode)
+        tail = tail_of(_backwards(intake, indices, found))
         ops = [m.op for m in found]
         if _END in ops:
-            places, found = _without_ends(intake, places, found)
+            indices, found = _without_ends(intake, indices, found)
             ops = [m.op for m in found]
         changes = RawChanges(
-            places,
+            indices,
             [OP_OF_LETTER[op] for op in ops],
             [m.key for m in found],
             [m.before for m in found],
@@ -109,24 +109,24 @@ def _id_of(txn: str | int | _Transaction | None) -> str | None:
 
 
 def _backwards(
-    intake: RecordIntake, places: Sequence[int], found: Sequence[_Envelope]
+    intake: RecordIntake, indices: Sequence[int], found: Sequence[_Envelope]
 ) -> Iterator[tuple[int, Membership]]:
-    """What records say of transactions, the last one first; rows of a first copy say nothing."""
-    for place, message in zip(reversed(places), reversed(found), strict=True):
+    """Yield what records, last one first, say about transactions; rows of a first copy say nothing."""
+    for index, message in zip(reversed(indices), reversed(found), strict=True):
         if message.op != "r" or message.txn is not None:
-            yield int(intake.seq_nums[place]), message.membership()
+            yield int(intake.seq_nums[index]), message.membership()
 
 
 def _without_ends(
-    intake: RecordIntake, places: Sequence[int], found: Sequence[_Envelope]
+    intake: RecordIntake, indices: Sequence[int], found: Sequence[_Envelope]
 ) -> tuple[list[int], list[_Envelope]]:
-    """The changes alone; an end that names no transaction, or a row, is a dead letter."""
+    """Return only changes; an end without a transaction, or with a row, is a dead letter."""
     kept = []
-    for place, message in zip(places, found, strict=True):
+    for index, message in zip(indices, found, strict=True):
         if message.op != _END:
-            kept.append((place, message))
+            kept.append((index, message))
         elif message.txn is None or not message.is_bare():
-            intake.refuse(place, "the end of a transaction names it as txn, and no row")
+            intake.refuse(index, "the end of a transaction must name it as txn, and no row")
         else:
             intake.ignored += 1
-    return [place for place, _ in kept], [message for _, message in kept]
+    return [index for index, _ in kept], [message for _, message in kept]

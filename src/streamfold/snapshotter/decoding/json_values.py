@@ -1,7 +1,7 @@
-"""Values of JSON brought into the form from which the archive's reader makes typed columns.
+"""Converts JSON values to the form from which the archive's reader makes typed columns.
 
-Numbers with a point come as Decimal, with every digit that was written. What has no exact meaning in
-the column's type is refused, not rounded.
+Numbers with a point are Decimals, with all digits. Values that the column's type cannot hold exactly
+are refused, not rounded.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import pyarrow as pa
 from streamfold.archive.formats.jsonl.json_values import UnreadableError, readable_array, restored
 from streamfold.archive.schema.column_types import is_decimal
 
-#: Nanoseconds of the units in which sources count time.
+#: Nanoseconds per unit of time in sources.
 NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 
-#: Largest exponent of ten that a number may have: more than doubles and decimals hold, and still no
-#: text that would fill the memory when it is written out.
+#: Largest exponent of ten in a number: more than doubles and decimals hold, but its digits do not fill
+#: the memory when written out.
 _EXPONENT_MAX = 400
-#: Lists and objects within each other: what the archive's column types allow.
+#: Nested lists and objects: the limit of the archive's column types.
 _DEPTH_MAX = 30
 
 
@@ -40,7 +40,7 @@ _decoder = msgspec.json.Decoder(float_hook=_exact)
 
 
 def decode_exact(raw: bytes | msgspec.Raw) -> Any:
-    """The JSON value with every digit; UnreadableError when it is none."""
+    """Decode JSON with all digits of numbers; UnreadableError if it is invalid."""
     try:
         value = _decoder.decode(raw)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
@@ -53,7 +53,7 @@ def decode_exact(raw: bytes | msgspec.Raw) -> Any:
 
 
 def is_deeper(value: Any, levels: int) -> bool:
-    """Whether lists and objects are nested in each other more than `levels` times."""
+    """Return whether lists and objects are nested more than `levels` deep."""
     if not isinstance(value, list | dict):
         return False
     inner = value if isinstance(value, list) else value.values()
@@ -64,9 +64,9 @@ def is_deeper(value: Any, levels: int) -> bool:
 class Hint:
     """What a source says about a column beyond its JSON."""
 
-    #: The type that it has there.
+    #: Its type in the source.
     kind: pa.DataType | None = None
-    #: In which unit it counts time; None for text.
+    #: The unit of times; None for text.
     unit: str | None = None
     #: Decimals as base64 of a big-endian integer with this many digits after the point.
     packed_scale: int | None = None
@@ -76,7 +76,7 @@ PLAIN = Hint()
 
 
 def typed_array(values: list[Any], kind: pa.DataType, hint: Hint, path: str) -> pa.Array:
-    """Decoded values as a column; UnreadableError says which value does not fit, and why."""
+    """Make a column of decoded values; UnreadableError says which value does not fit, and why."""
     try:
         plain = [None if value is None else _plain(value, kind, hint, path) for value in values]
         return restored(readable_array(plain, kind, path), kind)
@@ -124,7 +124,7 @@ def _plain_struct(value: dict[str, Any], kind: pa.DataType, path: str) -> dict[s
 
 
 def is_empty(value: Any) -> bool:
-    """Whether a value shows no type: null, or lists and objects of nothing else."""
+    """Return whether a value shows no type: null, or lists and objects of only nulls."""
     if isinstance(value, list):
         return all(map(is_empty, value))
     if isinstance(value, dict):
@@ -157,11 +157,11 @@ def _decimal_text(value: Any, hint: Hint, path: str) -> Any:
 
 
 def variable_decimal(value: dict[str, Any], path: str) -> Decimal:
-    """A decimal of Debezium's that brings its own scale."""
+    """Decode a Debezium decimal that holds its own scale."""
     try:
         scale = int(value["scale"])
     except (TypeError, ValueError):
-        raise UnreadableError(f"{path}: {value['scale']!r} is no scale of a decimal") from None
+        raise UnreadableError(f"{path}: {value['scale']!r} is not the scale of a decimal") from None
     return _unpacked(value["value"], scale, path)
 
 
@@ -169,19 +169,19 @@ def _unpacked(text: object, scale: int, path: str) -> Decimal:
     try:
         number = int.from_bytes(base64.b64decode(str(text), validate=True), "big", signed=True)
     except binascii.Error:
-        raise UnreadableError(f"{path}: {text!r} is no decimal in base64") from None
+        raise UnreadableError(f"{path}: {text!r} is not a decimal in base64") from None
     sign, digits = (1, str(-number)) if number < 0 else (0, str(number))
     return Decimal((sign, tuple(map(int, digits)), -scale))
 
 
 def _temporal_text(value: int, kind: pa.DataType, hint: Hint, path: str) -> str:
-    """Counts since 1970 in the unit of the column, as the archive's reader takes them."""
+    """Write a count since 1970 as the archive's reader takes it."""
     if pa.types.is_date(kind):
         return str(value)
     if hint.unit is None:
         raise UnreadableError(
-            f"{path}: {value} is a number, the column is {kind}: write times as text, or tell the "
-            "decoder in which unit they are"
+            f"{path}: {value} is a number, the column is {kind}: write times as text, or configure "
+            "the decoder's time_unit"
         )
     counted = value * NANOSECONDS[hint.unit]
     if pa.types.is_time(kind):
@@ -191,5 +191,5 @@ def _temporal_text(value: int, kind: pa.DataType, hint: Hint, path: str) -> str:
         ]
     whole, rest = divmod(counted, NANOSECONDS[kind.unit])
     if rest:
-        raise UnreadableError(f"{path}: {value} {hint.unit} is no whole number of {kind.unit}")
+        raise UnreadableError(f"{path}: {value} {hint.unit} is not a whole number of {kind.unit}")
     return str(whole)

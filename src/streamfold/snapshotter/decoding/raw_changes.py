@@ -1,4 +1,4 @@
-"""Changes as records tell them, and the rules that they keep before anything is typed."""
+"""Changes as records state them, and the rules that they must keep before they are typed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class RawChanges:
-    """Changes as records tell them, one entry for each in every list; images are JSON, or ABSENT."""
+    """Changes as records state them, one entry per change in every list; images are JSON, or ABSENT."""
 
     indices: list[int]
     ops: list[str]
@@ -42,13 +42,13 @@ class RawChanges:
 
 
 def refuse_malformed(intake: RecordIntake, changes: RawChanges) -> tuple[RawChanges, list[Mask]]:
-    """Only what has the images that its op needs, and none that it must not have."""
+    """Keep changes with exactly the images that their op needs; refuse the others."""
     ops = pa.array(changes.ops, pa.string())
     key, before, after = (given(raws) for raws in (changes.keys, changes.befores, changes.afters))
     rules = (
         (is_op(ops, "insert", "update", "read") & ~after, "has no row after it"),
         (is_op(ops, "delete") & after, "is a delete and has a row after it"),
-        (is_op(ops, "delete") & ~key & ~before, "is a delete that names no row"),
+        (is_op(ops, "delete") & ~key & ~before, "is a delete without a row"),
         (is_op(ops, "truncate") & (key | before | after), "is a truncate and names a row"),
     )
     kept = np.ones(len(changes.ops), np.bool_)

@@ -1,4 +1,4 @@
-"""Records on their way to changes: each one ends as a change, as a dead letter, or ignored."""
+"""A batch of records during decoding: each one becomes a change, a dead letter, or is ignored."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from streamfold.snapshotter.decoding.decoder import DEAD_LETTERS
 
 T = TypeVar("T")
 
-#: Header of records that are a snapshot kept inside the stream: they tell of no change.
+#: Header of records of a snapshot inside the stream: they are not changes.
 SNAPSHOT_HEADER = b"streamfold-snapshot"
-#: What decoding raises for a body that is not what it should be; the last is for depth.
+#: Raised for an undecodable body; the last one for too deep nesting.
 UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
 
 
 @dataclass(slots=True)
 class RecordIntake:
-    """A batch of records; `places` are those that a decoder has to look at."""
+    """A batch of records; `indices` are those that a decoder has to read."""
 
     seq_nums: npt.NDArray[np.int64]
     bodies: list[bytes]
@@ -36,7 +36,7 @@ class RecordIntake:
 
     @classmethod
     def of(cls, records: pa.RecordBatch | pa.Table) -> RecordIntake:
-        """The records, without commands of the stream and snapshots inside it."""
+        """Take the records, without commands of the stream and snapshots inside it."""
         table = pa.table(records) if isinstance(records, pa.RecordBatch) else records
         seq_nums = _column(table, "seq_num").cast(pa.int64()).to_numpy(zero_copy_only=False)
         if len(seq_nums) > 1 and (np.diff(seq_nums) <= 0).any():
@@ -44,23 +44,23 @@ class RecordIntake:
         bodies = pc.fill_null(_column(table, "body").cast(pa.binary()), b"").to_pylist()
         headers = _column(table, "headers") if "headers" in table.column_names else None
         apart = _not_of_the_table(headers, len(bodies))
-        places = np.flatnonzero(~apart).tolist()
-        return cls(seq_nums, bodies, headers, places, ignored=len(bodies) - len(places))
+        indices = np.flatnonzero(~apart).tolist()
+        return cls(seq_nums, bodies, headers, indices, ignored=len(bodies) - len(indices))
 
     def ignore(self, is_nothing: Callable[[bytes], bool]) -> None:
-        """Leave out records whose body says nothing."""
-        kept = [place for place in self.indices if not is_nothing(self.bodies[place])]
+        """Ignore records whose body holds nothing."""
+        kept = [index for index in self.indices if not is_nothing(self.bodies[index])]
         self.ignored += len(self.indices) - len(kept)
         self.indices = kept
 
-    def refuse(self, place: int, reason: str) -> None:
-        """Make a dead letter of a record; the first reason stands."""
-        self.letters.setdefault(place, reason)
+    def refuse(self, index: int, reason: str) -> None:
+        """Make a dead letter of a record; the first reason wins."""
+        self.letters.setdefault(index, reason)
 
     def parsed(self, decode: Callable[[bytes], T]) -> tuple[list[int], list[T]]:
-        """What the records decode to, and where each was; those that do not are dead letters."""
+        """Decode the records, with the index of each; undecodable ones become dead letters."""
         every = len(self.indices) == len(self.bodies)
-        bodies = self.bodies if every else [self.bodies[place] for place in self.indices]
+        bodies = self.bodies if every else [self.bodies[index] for index in self.indices]
         try:
             return self.indices, list(map(decode, bodies))
         except UNREADABLE:
@@ -69,17 +69,17 @@ class RecordIntake:
     def _parsed_singly(
         self, bodies: Sequence[bytes], decode: Callable[[bytes], T]
     ) -> tuple[list[int], list[T]]:
-        places, found = [], []
-        for place, body in zip(self.indices, bodies, strict=True):
+        indices, found = [], []
+        for index, body in zip(self.indices, bodies, strict=True):
             try:
                 found.append(decode(body))
-                places.append(place)
+                indices.append(index)
             except UNREADABLE as error:
-                self.refuse(place, str(error) or type(error).__name__)
-        return places, found
+                self.refuse(index, str(error) or type(error).__name__)
+        return indices, found
 
     def header_values(self, name: bytes) -> list[bytes | None]:
-        """The value of a header of every record, the last one where it is repeated."""
+        """Return the value of a header of every record, the last one if it is repeated."""
         found: list[bytes | None] = [None] * len(self.bodies)
         if self.headers is None:
             return found
@@ -92,18 +92,18 @@ class RecordIntake:
         return found
 
     def dead_letters(self) -> pa.Table:
-        places = sorted(self.letters)
+        indices = sorted(self.letters)
         columns: list[Any] = [
-            pa.array([int(self.seq_nums[place]) for place in places], pa.int64()),
-            pa.array([self.letters[place] for place in places], pa.string()),
-            pa.array([self.bodies[place] for place in places], pa.binary()),
+            pa.array([int(self.seq_nums[index]) for index in indices], pa.int64()),
+            pa.array([self.letters[index] for index in indices], pa.string()),
+            pa.array([self.bodies[index] for index in indices], pa.binary()),
         ]
         return pa.table(columns, schema=DEAD_LETTERS)
 
 
 def _column(table: pa.Table, name: str) -> pa.Array:
     if name not in table.column_names:
-        raise InvalidError(f"records have no column {name!r}: there are {table.column_names}")
+        raise InvalidError(f"records have no column {name!r}, only {table.column_names}")
     column = table.column(name)
     return (
         column.chunk(0)
@@ -113,7 +113,7 @@ def _column(table: pa.Table, name: str) -> pa.Array:
 
 
 def _not_of_the_table(headers: pa.Array | None, count: int) -> npt.NDArray[np.bool_]:
-    """Which records are commands (their one header has no name) or parts of a snapshot."""
+    """Return which records are commands (their one header has no name) or parts of a snapshot."""
     apart = np.zeros(count, np.bool_)
     if headers is None or not len(headers.flatten()):
         return apart

@@ -1,8 +1,8 @@
-"""Types learned from values, and types widened so that they hold them.
+"""Learns types from values, and widens types until they hold them.
 
-Nothing is guessed from the look of text. Every column that a source declares, or that a row names,
-is there: with the declared type, else with the type of its values. While it has shown nothing but
-null or empty objects its type is `null`, which widens to any other; an empty list is a list of nulls.
+Text is always text. Every column that a source declares or a row names exists, with the declared type
+or else the type of its values. While it holds only null or empty objects its type is `null`, which
+widens to any other; an empty list is a list of nulls.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _DIGITS_128, _DIGITS_256 = 38, 76
 def learned_fields(
     known: Sequence[pa.Field], objects: Iterable[dict[str, Any]], hints: dict[str, Hint]
 ) -> list[pa.Field]:
-    """The known fields, widened where values ask for it, then the declared and the new ones.
+    """Return the known fields, widened as values need it, then the declared and the new ones.
 
-    Values that no widening helps change nothing: whoever reads them with these fields finds out.
+    Values that fit no wider type change nothing: reading them with these fields fails.
     """
     # A column must have a name.
     values: dict[str, list[Any]] = {name: [] for name in hints if name}
@@ -50,7 +50,7 @@ def learned_fields(
 
 
 def learned_type(values: Sequence[Any]) -> pa.DataType:
-    """The type of values of which none is null; `null` while they show none."""
+    """Return the type of values that are not null; `null` if they show none."""
     found = set(map(type, values))
     if found == {bool}:
         return pa.bool_()
@@ -65,11 +65,11 @@ def learned_type(values: Sequence[Any]) -> pa.DataType:
         return pa.list_(learned_type(items))
     if found == {dict}:
         fields = learned_fields([], values, {})
-        # No format holds an object without fields, so it is null until it shows one.
+        # No format holds an object without fields, so it is null until it has one.
         return pa.struct(fields) if fields else pa.null()
     if not found:
         return pa.null()
-    # No type fits all: that of the first stands, and the others are told to be unfit one by one.
+    # No type fits all: use that of the first; the others are then reported one by one.
     return learned_type([value for value in values if type(value) is type(values[0])])
 
 
@@ -132,7 +132,7 @@ def _wider_decimal(kind: pa.DataType, values: Sequence[Any]) -> pa.DataType:
 
 
 def _digits(value: Any) -> tuple[int, int] | None:
-    """Digits before and after the point that a number needs; None for what is no number."""
+    """Return the digits that a number needs before and after the point; None if it is not a number."""
     if isinstance(value, dict) and set(value) == {"scale", "value"}:
         return _variable_digits(value)
     if isinstance(value, bool) or not isinstance(value, int | Decimal | str):
@@ -153,7 +153,7 @@ def _digits(value: Any) -> tuple[int, int] | None:
 
 
 def _variable_digits(value: dict[str, Any]) -> tuple[int, int] | None:
-    """The digits of a decimal whose source sends its scale with every value."""
+    """Return the digits of a decimal whose source sends its scale with every value."""
     try:
         return _digits(variable_decimal(value, ""))
     except UnreadableError:

@@ -1,7 +1,7 @@
-"""Rows as they are, by key: the last one of a key counts.
+"""Decodes plain rows: the last one of a key counts.
 
-The body of a record is the row. A row is deleted by an empty body, whose key then is in a header, or
-by a field of the row that says so. There are no other changes.
+The body of a record is the row. An empty body, with the key in a header, deletes a row, and so does a
+field of the row that says so. There are no other changes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from streamfold.snapshotter.decoding.records import UNREADABLE, RecordIntake
 _decode = msgspec.json.Decoder(msgspec.Raw).decode
 _decode_row = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.encode
-#: How sources write that a row is deleted; some have only text.
+#: How sources mark deleted rows; some have only text.
 _YES, _NO = (b"true", b'"true"'), (b"false", b'"false"', b"null")
 
 
@@ -35,44 +35,44 @@ class UpsertDecoder:
     mismatch: str = STOP
     #: Header with the key as JSON, needed for empty bodies: an object, or the value of a single field.
     key_header: str | None = None
-    #: Field of a row that says whether it is deleted; it is no column.
+    #: Field of a row that says whether it is deleted; not a column.
     deleted_field: str | None = None
 
     kind = "upserts"
 
     def decode(self, records: pa.RecordBatch | pa.Table, schema: TableSchema | None) -> Decoded:
         intake = RecordIntake.of(records)
-        places, bodies = intake.parsed(_body)
+        indices, bodies = intake.parsed(_body)
         rows = [*bodies]
         deleted = [body == ABSENT for body in bodies]
         if self.deleted_field is not None:
-            self._take_flags(intake, places, rows, deleted)
+            self._take_flags(intake, indices, rows, deleted)
         changes = RawChanges(
-            places,
+            indices,
             ["delete" if gone else "update" for gone in deleted],
-            self._keys(intake, places),
+            self._keys(intake, indices),
             [row if gone else ABSENT for row, gone in zip(rows, deleted, strict=True)],
             [ABSENT if gone else row for row, gone in zip(rows, deleted, strict=True)],
-            [()] * len(places),
-            [None] * len(places),
+            [()] * len(indices),
+            [None] * len(indices),
         )
         changes = changes.only(
-            np.array([place not in intake.letters for place in places], np.bool_)
+            np.array([index not in intake.letters for index in indices], np.bool_)
         )
         return Assembly(self.key_fields, RowReading(), self.mismatch).decoded(
             intake, changes, schema
         )
 
-    def _keys(self, intake: RecordIntake, places: Sequence[int]) -> list[msgspec.Raw]:
+    def _keys(self, intake: RecordIntake, indices: Sequence[int]) -> list[msgspec.Raw]:
         if self.key_header is None:
-            return [ABSENT] * len(places)
+            return [ABSENT] * len(indices)
         headers = intake.header_values(self.key_header.encode())
         keys = []
-        for place in places:
+        for index in indices:
             try:
-                keys.append(self._key(headers[place]))
+                keys.append(self._key(headers[index]))
             except UNREADABLE as error:
-                intake.refuse(place, f"header {self.key_header!r}: {error}")
+                intake.refuse(index, f"header {self.key_header!r}: {error}")
                 keys.append(ABSENT)
         return keys
 
@@ -87,18 +87,18 @@ class UpsertDecoder:
     def _take_flags(
         self,
         intake: RecordIntake,
-        places: Sequence[int],
+        indices: Sequence[int],
         rows: list[msgspec.Raw],
         deleted: list[bool],
     ) -> None:
-        """Take the field out of the rows that have it; rows without it are not taken apart."""
+        """Remove the field from rows that have it; other rows are not parsed."""
         name = str(self.deleted_field)
         spelt = name.encode()
         for number in [n for n, row in enumerate(rows) if _may_hold(row, spelt)]:
             try:
                 rows[number], deleted[number] = self._without_flag(rows[number], name)
             except UNREADABLE as error:
-                intake.refuse(places[number], str(error))
+                intake.refuse(indices[number], str(error))
 
     def _without_flag(self, body: msgspec.Raw, name: str) -> tuple[msgspec.Raw, bool]:
         row = _decode_row(body)
@@ -114,5 +114,5 @@ def _may_hold(row: msgspec.Raw, name: bytes) -> bool:
 
 
 def _body(body: bytes) -> msgspec.Raw:
-    """The row, whole and valid; ABSENT for a body that says nothing."""
+    """Return the row if it is valid JSON; ABSENT for an empty body."""
     return _decode(body) if body and not body.isspace() else ABSENT

@@ -1,14 +1,14 @@
-"""The net change of every key over a run of decoded changes; pure, and the same for the same input.
+"""Computes the net change of every key over a run of decoded changes; pure and deterministic.
 
 | in order | net |
 |---|---|
 | insert … alive | INSERT |
 | update or delete … alive | UPDATE, with `before` of the first |
-| … delete | DELETE, also of a row that the run itself brought: deleting twice does no harm |
-| truncate | everything before it vanishes, TRUNCATE comes first; deletes after it say nothing more |
+| … delete | DELETE, also of a row that the run itself inserted: an extra delete is harmless |
+| truncate | everything before it is dropped, TRUNCATE comes first; deletes after it are dropped, too |
 
-`unchanged` names columns that no change of the run has sent: their values are those of the row as it
-was before the run. After a TRUNCATE there is no such row.
+`unchanged` names columns that no change of the run has sent: their values are those of the row before
+the run. After a TRUNCATE there is no such row.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Mask = npt.NDArray[np.bool_]
 
 
 def net_schema(schema: TableSchema) -> pa.Schema:
-    """The Arrow schema of net changes: those of an archive, and the columns that are to be merged."""
+    """Return the Arrow schema of net changes: an archive's changes, and the columns to fill in."""
     decoded = decoded_schema(schema)
     action = pa.field("action", pa.string(), nullable=False)
     return pa.schema([action, *(decoded.field(n) for n in ("key", "before", "after", "unchanged"))])
 
 
 def net_changes(runs: Sequence[pa.Table], schema: TableSchema) -> pa.Table:
-    """At most one change per key, a TRUNCATE first, the others sorted by key.
+    """Return at most one change per key, a TRUNCATE first, the others sorted by key.
 
     `runs` are decoded changes in the order of the stream, each under `schema` or an older one.
     """
@@ -70,7 +70,7 @@ def _truncate(schema: TableSchema) -> pa.Table:
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """Changes by key: for each key, where its first and its last change are."""
+    """Changes by key: for each key, the indices of its first and last change."""
 
     #: For each change, the number of its key.
     keys: Numbers
@@ -80,20 +80,20 @@ class _Runs:
     @classmethod
     def of(cls, key: pa.StructArray) -> _Runs:
         numbers = KeyIndex([pa.chunked_array([child]) for child in key.flatten()]).numbers
-        places = np.arange(len(numbers))
+        indices = np.arange(len(numbers))
         first = np.zeros(numbers.max() + 1, np.int64)
         last = first.copy()
-        # Of several assignments to one place the last one stays.
-        last[numbers] = places
-        first[numbers[::-1]] = places[::-1]
+        # Of several assignments to one index the last one wins.
+        last[numbers] = indices
+        first[numbers[::-1]] = indices[::-1]
         return cls(numbers, first, last)
 
     def only(self, chosen: Numbers) -> _Runs:
-        """The keys at these places, in this order."""
+        """Return the keys at these indices, in this order."""
         return _Runs(self.keys, self.first[chosen], self.last[chosen])
 
     def last_of(self, rows: Mask) -> Numbers:
-        """For each chosen key its last change among `rows`; -1 where there is none."""
+        """Return for each key its last change among `rows`; -1 without one."""
         found = np.full(self.keys.max() + 1, -1, np.int64)
         found[self.keys[rows]] = np.flatnonzero(rows)
         chosen: Numbers = found[self.keys[self.last]]
@@ -126,7 +126,7 @@ def _net(changes: pa.Table, schema: TableSchema, cleared: bool) -> pa.Table:
 
 
 def _rows(changes: pa.Table, after: pa.StructArray, runs: _Runs) -> tuple[pa.Array, pa.Array]:
-    """The last row of each key, with columns that it does not send from the row before it."""
+    """Return the last row of each key, filling unsent columns from the row before it."""
     lists = _whole(changes["unchanged"])
     last = pa.array(runs.last)
     names = pc.unique(lists.flatten()).to_pylist()
@@ -140,8 +140,8 @@ def _rows(changes: pa.Table, after: pa.StructArray, runs: _Runs) -> tuple[pa.Arr
         marked = _marked(lists, name, len(changes))
         source = runs.last_of(sent_rows & ~marked)
         wanted = marked[runs.last]
-        places = np.where(wanted, source, runs.last)
-        columns[name] = children[name].take(pa.array(places, mask=places < 0))
+        indices = np.where(wanted, source, runs.last)
+        columns[name] = children[name].take(pa.array(indices, mask=indices < 0))
         for row in np.flatnonzero(wanted & (source < 0)):
             left[row].append(name)
     absent = pa.array(~sent_rows[runs.last])
@@ -166,7 +166,7 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _sorted_by_key(keys: pa.StructArray) -> Numbers:
-    columns = {str(place): child for place, child in enumerate(keys.flatten())}
+    columns = {str(index): child for index, child in enumerate(keys.flatten())}
     order = pc.sort_indices(pa.table(columns), sort_keys=[(name, "ascending") for name in columns])
     found: Numbers = order.to_numpy().astype(np.int64)
     return found

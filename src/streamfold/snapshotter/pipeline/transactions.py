@@ -1,15 +1,15 @@
-"""Where a run of records may end without cutting a transaction in two; pure, and no I/O.
+"""Finds where a run of records may end without splitting a transaction; pure, without I/O.
 
-Changes of one transaction stand next to each other, as in every log of commits. So it is open from
-its first record on until its end is marked, or until a record follows that belongs to another one or
-to none. A run may end before the first record of what is open, or at its last record.
+Changes of one transaction are adjacent, as in every commit log. So it is open from its first record
+until its end is marked, or until a record of another transaction or of none follows. A run may end
+before the first record of an open transaction, or at its last record.
 
 | the source says | the transaction is complete |
 |---|---|
 | where it ends | at that mark |
 | only which one a change belongs to | when another record follows, or none for `quiet` |
 
-One that is not complete after `max_wait` or `max_records` is cut, and whoever waits for it says so.
+One that is not complete after `max_wait` or `max_records` is cut, and the caller reports it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import msgspec
 
 
 class Membership(NamedTuple):
-    """What one record says: after it, a transaction is open, or none is (`id` is None)."""
+    """The state after one record: a transaction is open, or none is (`id` is None)."""
 
     id: str | None
     #: Whether the source says where the transaction ends.
@@ -37,26 +37,26 @@ OUTSIDE = Membership(None)
 class Tail(msgspec.Struct, frozen=True, array_like=True):
     """The transaction that a batch of records ends in; small, whatever the batch.
 
-    Made without the records before the batch: `follow` puts the tails of batches together.
+    Made without the records before the batch: `follow` combines the tails of batches.
     """
 
-    #: None when nothing is open at the end, as far as this batch can tell.
+    #: None if no transaction is open at the end, as far as this batch shows.
     id: str | None = None
     #: Its first record in this batch.
     since: int = -1
     marked: bool = False
-    #: Nothing comes before it in the batch that would end another: it may have begun earlier.
+    #: No record before it in the batch ends another one: it may have begun earlier.
     joins: bool = False
     #: No record of the batch says anything about transactions.
     silent: bool = True
 
 
-#: Of records that say nothing, and of records after which nothing is open.
+#: Tails of records that say nothing, and of records after which no transaction is open.
 SILENT, CLOSED = Tail(), Tail(silent=False)
 
 
 class OpenTransaction(NamedTuple):
-    """A transaction whose end has not come."""
+    """A transaction whose end has not arrived."""
 
     id: str
     #: Its first record.
@@ -65,9 +65,9 @@ class OpenTransaction(NamedTuple):
 
 
 def tail_of(backwards: Iterable[tuple[int, Membership]]) -> Tail:
-    """The tail of records that say something, given as (seq_num, membership) from the last one on.
+    """Return the tail of records, given as (seq_num, membership) from the last one backwards.
 
-    Looks at the last transaction only.
+    Reads only the last transaction.
     """
     found: Membership | None = None
     since, marked = -1, False
@@ -81,7 +81,7 @@ def tail_of(backwards: Iterable[tuple[int, Membership]]) -> Tail:
 
 
 def follow(held: OpenTransaction | None, tail: Tail) -> OpenTransaction | None:
-    """What is open after a batch, by what was open before it."""
+    """Return what is open after a batch, given what was open before it."""
     if tail.silent:
         return held
     if tail.id is None:
@@ -91,26 +91,26 @@ def follow(held: OpenTransaction | None, tail: Tail) -> OpenTransaction | None:
     return OpenTransaction(tail.id, tail.since, tail.marked)
 
 
-#: Records that may be held back at the most: a diff of more would take minutes and gigabytes.
+#: The most records that a configuration may hold back: a larger diff would take minutes and gigabytes.
 MAX_HELD = 20_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionLimits:
-    """How long the end of a transaction is waited for."""
+    """How long to wait for the end of a transaction."""
 
-    #: Records that are held back at most: they are read a second time when the end has come.
+    #: The most records to hold back: they are read again when the end arrives.
     max_records: int = 1_000_000
-    #: Longer than the records of a transaction take to arrive, from the first to the last.
+    #: Must exceed the time in which all records of a transaction arrive.
     max_wait: timedelta = timedelta(minutes=5)
-    #: Time without a record after which a transaction is over whose end nothing marks.
+    #: Time without a record after which a transaction without an end marker is complete.
     quiet: timedelta = timedelta(seconds=5)
 
 
 class TransactionWait:
-    """The open transaction at the end of what was read of one stream, and whether to wait on.
+    """The open transaction at the end of what was read of one stream, and whether to keep waiting.
 
-    Times are seconds of any clock that never goes back.
+    Times are seconds of a monotonic clock.
     """
 
     def __init__(self, limits: TransactionLimits) -> None:
@@ -120,11 +120,11 @@ class TransactionWait:
         self._heard = 0.0
 
     def forget(self) -> None:
-        """Begin anew, at the end of a transaction."""
+        """Start again, at the end of a transaction."""
         self.held = None
 
     def read(self, tails: Iterable[Tail], now: float) -> None:
-        """Take note of the next records."""
+        """Add the tails of the next records."""
         before = self.held
         for tail in tails:
             self.held = follow(self.held, tail)
@@ -133,12 +133,12 @@ class TransactionWait:
         self._heard = now
 
     def is_complete(self, now: float) -> bool:
-        """Whether what is held is taken as complete: nothing marks its end, and nothing came."""
+        """Return whether what is held counts as complete: no end is marked, and no record followed."""
         held, quiet = self.held, self._limits.quiet.total_seconds()
         return held is not None and not held.marked and now - self._heard >= quiet
 
     def is_cut(self, last: int, now: float) -> bool:
-        """Whether what is held is beyond a limit; `last` is the last record that was read."""
+        """Return whether what is held exceeds a limit; `last` is the last record read."""
         if self.held is None:
             return False
         many = last - self.held.since + 1 >= self._limits.max_records

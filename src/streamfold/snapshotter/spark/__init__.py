@@ -1,4 +1,4 @@
-"""The snapshot writer: tables of change streams, published as archives by Structured Streaming."""
+"""The snapshotter: publishes tables of change streams as archives, by Structured Streaming."""
 
 from streamfold.snapshotter.spark.dead_letters import (
     DeadLetterFolder,

@@ -1,7 +1,7 @@
-"""Records that could not be decoded: kept with the reason, before anything goes past them.
+"""Keeps undecodable records with the reason, before later records are published.
 
-They are written at least once: a batch that is repeated may bring one again, under the same seq_num,
-and whoever repairs them goes by that.
+They are written at least once: a repeated batch may write one again, under the same seq_num, so a
+repair must deduplicate by seq_num.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from streamfold.snapshotter.spark.destinations import DestinationSpec
 from streamfold.spark.stream.client import Streams
 from streamfold.spark.stream.connection import Connection, Endpoint, RetryDeadline
 
-#: Bytes of a reason that a header keeps: it may quote what it is about.
+#: Most bytes of a reason in a header: it may quote the record.
 _REASON_BYTES = 1000
-#: Metered bytes that the headers of a letter need at most: longer bodies are cut.
+#: The most metered bytes of a letter's headers: longer bodies are cut.
 _HEADER_RESERVE = 4096
 
 
 class DeadLetters(Protocol):
-    """Where letters go; pickled with tasks."""
+    """Writes dead letters; pickled with tasks."""
 
     def write(self, letters: pa.Table) -> None:
-        """Keep letters of one batch, `seq_num, reason, body`; durable when this returns."""
+        """Write the letters of one batch, `seq_num, reason, body`; durable when this returns."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterFolder:
-    """A file of JSON lines for each batch: table, stream, seq_num, reason, body in base64."""
+    """Writes a file of JSON lines per batch: table, stream, seq_num, reason, body in base64."""
 
     place: DestinationSpec
     table: str
@@ -71,7 +71,7 @@ class DeadLetterFolder:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterStream:
-    """The record as it was, with headers that say where it is from and what is wrong with it."""
+    """Appends the record as it was, with headers for its origin and the reason."""
 
     endpoint: Endpoint = field(repr=False)
     target: str
@@ -99,13 +99,13 @@ class DeadLetterStream:
             "seq_num": b"%d" % row["seq_num"],
             "reason": row["reason"].encode()[:_REASON_BYTES],
         }
-        # The letter must fit into an append beside its headers; the stream has the whole.
+        # The letter must fit into an append with its headers; the source stream has the whole.
         body = row["body"][: BATCH_BYTES_MAX - _HEADER_RESERVE]
         return Record(body, tuple(Header(name.encode(), value) for name, value in headers.items()))
 
 
 def _appends(records: Iterator[Record]) -> Iterator[bytes]:
-    """The records as inputs of appends, each as large as one may be."""
+    """Yield the records as inputs of appends, each as large as possible."""
     held: list[bytes] = []
     size = 0
     for record in records:

@@ -1,4 +1,4 @@
-"""Destinations that travel: opened anew where they are used, on the driver and in every task."""
+"""Picklable destinations, opened where they are used: on the driver and in every task."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from streamfold.errors import InvalidError
 
 @dataclass(frozen=True, slots=True)
 class DestinationSpec:
-    """Where one destination is and as whom it is written to; pickled with tasks, never shown whole."""
+    """A destination's location and credentials; pickled with tasks, never shown whole."""
 
     url: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    #: Where credentials come from; None for what the storage's own variables say.
+    #: Where credentials come from; None for the storage's own variables.
     profile: Profile | None = None
 
     def __post_init__(self) -> None:
@@ -31,11 +31,11 @@ class DestinationSpec:
 
     @property
     def uri(self) -> str:
-        """What the destination calls itself."""
+        """The URI of the destination."""
         return self.url.rstrip("/") + "/"
 
     def open(self) -> Destination:
-        """The destination; credentials are asked for when they are needed, and renewed."""
+        """Open the destination; credentials are fetched when needed, and renewed."""
         provider, options = None, dict(self.options)
         if self.profile is not None:
             found = _access(self.profile).blob_options()
@@ -46,10 +46,10 @@ class DestinationSpec:
 
 @lru_cache(maxsize=64)
 def _access(profile: Profile) -> AwsAccess:
-    """One for each profile in a process: parts open their places, and must not ask for a role each."""
+    """Return the process's one access per profile: opening a part must not assume the role again."""
     return Profiles({"destination": profile}).access("destination", path="credentials")
 
 
-def open_mirrors(places: Sequence[DestinationSpec]) -> Mirrors:
-    """All destinations of a table, the deciding one first."""
-    return Mirrors([spec.open() for spec in places], SEQ_NUM)
+def open_mirrors(specs: Sequence[DestinationSpec]) -> Mirrors:
+    """Open all destinations of a table, the primary first."""
+    return Mirrors([spec.open() for spec in specs], SEQ_NUM)

@@ -1,4 +1,4 @@
-"""The one event loop of a writer, in a thread of its own: Spark calls from many threads."""
+"""The snapshotter's one event loop, in its own thread: Spark calls from many threads."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class DriverLoop:
         self._loop.close()
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run to the end and return what it returns, or raise what it raises."""
+        """Run `work` to its end; return what it returns, or raise what it raises."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Begin something that goes on until it is cancelled."""
+        """Start `work`, which runs until it is cancelled."""
 
         async def begin() -> asyncio.Task[None]:
             return asyncio.create_task(work, name=name)
@@ -41,7 +41,7 @@ class DriverLoop:
         return self.call(begin())
 
     def end(self, task: asyncio.Task[None]) -> None:
-        """Cancel, and wait until it is over; what it failed with is raised."""
+        """Cancel the task and wait for its end; raises what it failed with."""
 
         async def cancel() -> None:
             task.cancel()
@@ -53,5 +53,5 @@ class DriverLoop:
         self.call(cancel())
 
     def soon(self, function: Any) -> None:
-        """Have a function called in the loop's thread."""
+        """Call a function in the loop's thread, without waiting."""
         self._loop.call_soon_threadsafe(function)

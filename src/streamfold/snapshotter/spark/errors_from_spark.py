@@ -1,9 +1,9 @@
-"""What stopped a table, as an error of ours; and whether trying again may help.
+"""Turns Spark's errors into ours, and says whether a retry may help.
 
 StreamfoldError
 └── RetryLaterError
-    ├── QueryFailedError              Spark ended the query for a reason of its own
-    └── ServerUnreachableError        look at the server, and at source.server
+    ├── QueryFailedError              a query or job of Spark failed
+    └── ServerUnreachableError        check the server, and source.server
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from streamfold.errors import (
     StreamfoldError,
 )
 
-#: Characters of Spark's own message that a status shows.
+#: Most characters of Spark's message in a status.
 SHOWN = 500
 _OURS = re.compile(r"(?:streamfold(?:\.\w+)+\.)(\w+Error): ([^\n]*)")
-#: What may pass: the next try begins with what the manifest says.
+#: Errors that are worth a retry, which starts at the manifest's head.
 _PASSING = (RetryLaterError, OutcomeUnknownError, ConflictError, ConditionFailedError)
 
 
 class QueryFailedError(RetryLaterError):
-    """A job or a query of Spark failed, and not with an error of ours."""
+    """A job or a query of Spark failed, and not with one of our errors."""
 
     code = "query_failed"
 
@@ -44,7 +44,7 @@ class ServerUnreachableError(RetryLaterError):
 
 
 def error_from_spark(error: BaseException) -> StreamfoldError:
-    """The error that a failure comes from; Spark hands on those of its Python processes as text."""
+    """Return the error behind a failure; Spark passes on those of its Python processes as text."""
     if isinstance(error, StreamfoldError):
         return error
     text = str(error)
@@ -54,15 +54,15 @@ def error_from_spark(error: BaseException) -> StreamfoldError:
             found = kind.__new__(kind)
             StreamfoldError.__init__(found, message)
             return found
-    first = text.strip().partition("\n")[0][:SHOWN] or "nothing more is known"
+    first = text.strip().partition("\n")[0][:SHOWN] or "no message"
     return QueryFailedError(
         f"a query or a job of Spark failed with {type(error).__name__}: {first.rstrip('.')}; run with "
-        "--verbose to see all of it"
+        "--verbose to see the whole error"
     )
 
 
 def is_retryable(error: StreamfoldError) -> bool:
-    """Whether the same may succeed later."""
+    """Return whether a retry may succeed."""
     return isinstance(error, _PASSING)
 
 

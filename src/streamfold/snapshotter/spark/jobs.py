@@ -1,4 +1,4 @@
-"""The job of each table: plain values from a configuration; secrets are read here, on the driver."""
+"""Makes the job of each table from a configuration; reads secrets, on the driver."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from streamfold.spark.buckets import BUCKET_BYTES
 from streamfold.spark.stream.connection import Endpoint
 from streamfold.spark.stream.options import parse_source
 
-#: Records of one diff at most: some hundred megabytes of changes, and seconds of work.
+#: The most records in one diff: some hundred megabytes of changes, and seconds of work.
 MAX_RECORDS = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class TableJob:
-    """One table: where its changes come from, how they are read, and where it is published."""
+    """One table: where its changes come from, how to read them, and where to publish it."""
 
     table: str
     stream: str
@@ -57,29 +57,29 @@ class TableJob:
     diff_formats: tuple[Format, ...]
     dead_letters: DeadLetters
     writer_id: str
-    #: What earlier versions called the table in its manifest.
+    #: The table's name in manifests of earlier versions.
     former_names: tuple[str, ...] = ()
-    #: Declared, or None to have it learned from the first records.
+    #: Declared, or None to learn it from the first records.
     schema: TableSchema | None = None
-    #: Where a table without an archive begins: earliest, latest, or a seq_num.
+    #: Where a table without an archive starts: earliest, latest, or a seq_num.
     start: str = "earliest"
     interval: timedelta = timedelta(seconds=30)
     thresholds: Thresholds = field(default_factory=Thresholds)
-    #: Buckets of the first base at least; None to choose by size.
+    #: The least buckets of the first base; None to choose by size.
     buckets: int | None = None
-    #: Bytes of a base from which on it has another bucket.
+    #: Target bytes of a base per bucket.
     bucket_bytes: int = BUCKET_BYTES
     max_records: int = MAX_RECORDS
-    #: How long the end of a transaction is waited for.
+    #: How long to wait for the end of a transaction.
     transactions: TransactionLimits = field(default_factory=TransactionLimits)
-    #: Sinks of events by name, as `open_sink` takes them, and the credentials that they name.
+    #: Event sinks by name, as for `open_sink`, and the credentials that they name.
     events: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     credentials: Mapping[str, Profile] = field(default_factory=dict)
     retention: Retention | None = None
 
     @property
     def destinations(self) -> list[str]:
-        """URIs that failures are counted by: of the archive, and of dead letters in a folder."""
+        """Return the URIs that failures are counted by: of the archive and of dead letters."""
         letters = self.dead_letters
         places = [
             *self.destination_specs,
@@ -88,22 +88,22 @@ class TableJob:
         return list(dict.fromkeys(spec.uri for spec in places))
 
 
-#: Hexadecimal digits by which two sinks of one type are told apart.
+#: Hexadecimal digits that distinguish two sinks of one type.
 _SINK_DIGITS = 8
-#: Hexadecimal digits by which two runs with one pid are told apart: containers all have the same.
+#: Hexadecimal digits that distinguish two runs with the same pid, as in containers.
 _RUN_DIGITS = 6
-#: Seconds for which tasks ask a server that does not answer: then the table says so and tries again.
+#: Seconds for which tasks retry a silent server; then the table reports it and retries.
 _RETRY_SECONDS = "5"
 
 
 def table_jobs(configuration: Configuration, environment: Mapping[str, str]) -> list[TableJob]:
-    """One job for each table."""
+    """Make one job per table."""
     run = _run_name()
     return [_job(table, configuration, environment, run) for table in configuration.tables]
 
 
 def _run_name() -> str:
-    """This run, as against any other of the same machine, also a later one with the same pid."""
+    """Return a name for this run, unique on this machine even if a later run has the same pid."""
     return f"{socket.gethostname()}/{os.getpid()}-{uuid4().hex[:_RUN_DIGITS]}"
 
 
@@ -180,11 +180,11 @@ def _dead_letters(
 
 
 def _sink_name(sink: EventSettings) -> str:
-    """A name that stays while the sink does: its cursor in storage is called by it."""
+    """Return a stable name for the sink: its cursor in storage is stored under it."""
     target = {name: value for name, value in sink.raw.items() if name not in _NOT_THE_TARGET}
     digest = hashlib.sha256(msgspec.json.encode(target, order="sorted")).hexdigest()
     return f"{sink.type}-{digest[:_SINK_DIGITS]}"
 
 
-#: How a sink is reached, as opposed to which one it is.
+#: Settings that say how to reach a sink, not which one it is.
 _NOT_THE_TARGET = ("credentials", "region", "secret_env", "secret_file", "ca_file")

@@ -1,4 +1,4 @@
-"""How far queries are behind, as Spark reports it after every batch."""
+"""Reports how far queries are behind, as Spark says after every batch."""
 
 # mypy: disallow-subclassing-any=False
 # The base class is Spark's, which the checker does not follow.
@@ -13,7 +13,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 
 class LagListener(StreamingQueryListener):
-    """Tells each table by the name of its query; called in one thread of Spark's."""
+    """Reports the lag to each table by the name of its query; called in one thread of Spark's."""
 
     def __init__(self, tables: Mapping[str, Callable[[int], None]]) -> None:
         self._tables = dict(tables)
@@ -39,7 +39,7 @@ class LagListener(StreamingQueryListener):
 
 
 def lag_of(end: str | None, latest: str | None) -> int:
-    """Records between two offsets of a source; 0 while one of them is not known."""
+    """Return the records between two offsets of a source; 0 while one of them is unknown."""
     if not end or not latest:
         return 0
     ends, tails = json.loads(end), json.loads(latest)

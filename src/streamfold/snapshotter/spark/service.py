@@ -21,14 +21,14 @@ from streamfold.snapshotter.status.table_status import State, TableStatus
 from streamfold.spark.runtime.session import open_session
 
 _DEFAULTS = {
-    # A long fold of one table must not hold up the diffs of the others.
+    # A long fold of one table must not delay the diffs of others.
     "spark.scheduler.mode": "FAIR",
-    # A parcel is one row of many changes: batches of rows are bounded by their bytes.
+    # A task result is one row with many changes: batches of rows are bounded by their bytes.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(64 << 20),
     "spark.ui.showConsoleProgress": "false",
-    # Milliseconds after which a quiet query says that it is caught up.
+    # Milliseconds after which an idle query reports that it is caught up.
     "spark.sql.streaming.noDataProgressEventInterval": "2000",
-    # A query whose server is away may be asking it: it ends by itself, and holds up no stop.
+    # A query may be waiting for an unreachable server: stopping does not wait for it.
     "spark.sql.streaming.stopTimeout": "3s",
 }
 
@@ -36,9 +36,9 @@ _DEFAULTS = {
 def snapshotter_session(
     settings: Mapping[str, str] | None = None, *, verbose: bool = False
 ) -> SparkSession:
-    """A session for a snapshot writer; `settings` win over its own, and so does spark-submit.
+    """Start a Spark session for the snapshotter; `settings` and spark-submit win over its defaults.
 
-    What Spark prints is seen only where it is `verbose`.
+    Shows what Spark prints only if `verbose`.
     """
     session = open_session(
         "streamfold snapshotter", settings=settings, defaults=_DEFAULTS, quiet=not verbose
@@ -47,23 +47,23 @@ def snapshotter_session(
     return session
 
 
-#: Seconds between two looks at whether any table is left.
+#: Seconds between two checks whether any table is left.
 _LOOK = 0.5
-#: Seconds for which destinations and servers are waited for before Spark starts.
+#: Seconds to wait for destinations and servers before Spark starts.
 CHECK_SECONDS = 5.0
 #: Seconds between two such checks of a table.
 _CHECK_PAUSE = 2.0
 
 
 class Snapshotter:
-    """The tables of one process, which can be looked at before Spark is there.
+    """The tables of one process; their status is available before Spark starts.
 
-        with SnapshotWriter(jobs, scratch=folder) as writer:
-            writer.check()
-            with writer.publishing(spark):
-                writer.wait(stop)
+        with Snapshotter(jobs, scratch=folder) as snapshotter:
+            snapshotter.check()
+            with snapshotter.publishing(spark):
+                snapshotter.wait(stop)
 
-    `scratch` is a folder for what Spark wants to write down; nothing in it is needed afterwards.
+    `scratch` is a folder for Spark's temporary files; nothing in it is needed afterwards.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Snapshotter:
     ) -> None:
         names = [job.table for job in jobs]
         if not names or len(set(names)) < len(names):
-            raise InvalidError(f"tables {names} must be at least one, each named once")
+            raise InvalidError(f"tables {names} must be at least one, without repeated names")
         self._loop = DriverLoop()
         self._begun = threading.Event()
         scratch.mkdir(parents=True, exist_ok=True)
@@ -96,9 +96,9 @@ class Snapshotter:
         self._loop.__exit__()
 
     def check(self) -> None:
-        """Have all destinations and servers answer; what is wrong is shown.
+        """Check that all destinations and servers answer; the status shows what is wrong.
 
-        Waits for them for some seconds at most, and goes on to look until `publishing`.
+        Waits a few seconds at most; the checks continue until `publishing`.
         """
         looks = [threading.Event() for _ in self._tables]
         for table, looked in zip(self._tables.values(), looks, strict=True):
@@ -117,7 +117,7 @@ class Snapshotter:
 
     @contextmanager
     def publishing(self, spark: SparkSession) -> Iterator[None]:
-        """Publish the tables as long as the block runs, then flush them."""
+        """Publish the tables while the block runs, then flush them."""
         self._begun.set()
         listener = LagListener({t.name: t.lag for t in self._tables.values()})
         spark.streams.addListener(listener)
@@ -141,7 +141,7 @@ class Snapshotter:
         return self._tables[table].request_snapshot()
 
     def wait(self, stop: threading.Event) -> bool:
-        """Wait until `stop` is set, or no table is left; whether any is."""
+        """Wait until `stop` is set or no table is left; returns whether any is."""
         while not stop.wait(_LOOK):
             if all(status.state.is_final for status in self.statuses().values()):
                 return False
@@ -149,5 +149,5 @@ class Snapshotter:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every table was flushed and closed."""
+        """Return whether every table was flushed and closed."""
         return all(status.state is State.CLOSED for status in self.statuses().values())

@@ -1,4 +1,4 @@
-"""Bases that somebody asked for: each request is answered when its base is committed."""
+"""Requests for bases: each is answered when its base is committed."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ Request = Future[ArtifactStatus]
 class SnapshotRequests:
     """The requests for one table; used from any thread.
 
-    Requests that come before a base is begun share it. One that comes later gets the next base: the
-    one under way may lack what was in the stream by then.
+    Requests made before a base starts share it. A later one gets the next base: the current one may
+    lack what the stream held by then.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pending: list[Request] = []
-        #: How many of the pending ones the base under way is for.
+        #: How many of the pending requests the current base is for.
         self._served = 0
         self._refusal: StreamfoldError | None = None
 
     def add(self) -> Request:
-        """Ask for a base; raises what `close` was given once there will be none."""
+        """Request a base; after `close`, raises the error that it got."""
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal
@@ -35,18 +35,18 @@ class SnapshotRequests:
             return self._pending[-1]
 
     def begin(self) -> bool:
-        """Begin with a base for all that is asked for by now; whether anything is."""
+        """Start a base for all requests so far; returns whether there are any."""
         with self._lock:
             self._served = len(self._pending)
             return bool(self._pending)
 
     def give_up(self) -> None:
-        """The base could not be written: the requests wait for the next try."""
+        """Leave the requests to the next attempt, because the base could not be written."""
         with self._lock:
             self._served = 0
 
     def answer(self, base: ArtifactStatus) -> None:
-        """The base is committed."""
+        """Answer the requests of the base, which is committed."""
         with self._lock:
             answered, self._pending = self._pending[: self._served], self._pending[self._served :]
             self._served = 0
@@ -54,7 +54,7 @@ class SnapshotRequests:
             request.set_result(base)
 
     def close(self, refusal: StreamfoldError) -> None:
-        """There will be no base any more, for the reason given."""
+        """Refuse all requests from now on, for the reason given."""
         with self._lock:
             self._refusal, pending = refusal, self._pending
             self._pending, self._served = [], 0

@@ -1,4 +1,4 @@
-"""The HTTP side of a snapshot writer."""
+"""The snapshotter's HTTP server."""
 
 from streamfold.snapshotter.status.http_server import StatusServer
 from streamfold.snapshotter.status.metrics import render_metrics

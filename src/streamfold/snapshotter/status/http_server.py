@@ -1,15 +1,15 @@
-"""HTTP for operators: health, status, metrics, and the wish for a base now.
+"""HTTP for operators: health, status, metrics, and requests for a base.
 
 | request | answer |
 |---|---|
 | `GET /health/live` | 200 while the process answers |
 | `GET /health/ready` | 200 when every table has a durable base and is caught up, else 503 |
 | `GET /status` | every table: positions, lag, last artifacts, last error |
-| `POST /snapshot` | 202 when bases will be written, 404 unknown table, 409 there will be none and why |
+| `POST /snapshot` | 202 if bases will be written, 404 unknown table, 409 with the reason if none will |
 | `GET /metrics` | Prometheus |
 
-`POST /snapshot` is about all tables, or with `?table=…` about one. With `?wait=30s` the answer comes
-when the bases are committed, with status 200, or when the time is over, with 504.
+`POST /snapshot` is for all tables, or with `?table=…` for one. With `?wait=30s` the answer comes when
+the bases are committed, with status 200, or after that time, with 504.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from streamfold.snapshotter.status.table_status import TableWriters
 
 logger = logging.getLogger(__name__)
 
-#: Seconds for a client to send its request: a silent one must not keep a thread for ever.
+#: Seconds for a client to send its request: a silent one must not hold a thread.
 REQUEST_TIMEOUT: Final = 10
 _JSON, _PROMETHEUS = "application/json", "text/plain; version=0.0.4; charset=utf-8"
 _STATUS_OF: Final = {
@@ -51,7 +51,7 @@ _STATUS_OF: Final = {
 class StatusServer:
     """Answers at `port` until it is closed; 0 takes a free one.
 
-    AddressUnavailableError when something else listens there, or the address is none of this machine.
+    AddressUnavailableError if something else listens there, or the address is not this machine's.
     """
 
     def __init__(self, writers: TableWriters, host: str, port: int) -> None:
@@ -83,7 +83,7 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], writers: TableWriters) -> None:
         super().__init__(address, _Handler)
         self.writers = writers
-        #: One for each request that waits for a base: it holds a thread.
+        #: One per request that waits for a base, and holds a thread.
         self.waits = threading.BoundedSemaphore(WAITS_MAX)
 
 
@@ -108,7 +108,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         url = urlsplit(self.path)
-        self.close_connection = True  # a body, which nobody needs, is not read
+        self.close_connection = True  # the body is not needed, and not read
         if url.path != "/snapshot":
             self._refuse_path(url, "POST")
             return

@@ -1,4 +1,4 @@
-"""The state of all tables as Prometheus metrics, read when they are asked for."""
+"""The state of all tables as Prometheus metrics, computed on request."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _COUNTERS: Final[dict[str, tuple[str, Callable[[TableStatus], int]]]] = {
 
 
 class TableCollector:
-    """Makes metrics of statuses; holds nothing itself."""
+    """Makes metrics from statuses; stateless."""
 
     def __init__(self, writers: TableWriters) -> None:
         self._writers = writers
@@ -111,7 +111,7 @@ def _labelled(statuses: list[TableStatus]) -> Iterable[Metric]:
 
 
 def render_metrics(writers: TableWriters) -> bytes:
-    """All metrics in the text form of Prometheus."""
+    """Return all metrics in Prometheus' text format."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(TableCollector(writers))
     return generate_latest(registry)

@@ -1,4 +1,4 @@
-"""`POST /snapshot`: which tables it is about, and how long it waits for their bases."""
+"""`POST /snapshot`: which tables it is for, and how long it waits for their bases."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from streamfold.errors import InvalidError, RetryLaterError, StreamfoldError
 from streamfold.model.units import duration_text, parse_duration
 from streamfold.snapshotter.status.table_status import ArtifactStatus, TableWriters
 
-#: How long a request may wait: a base of a large table takes minutes, a connection not for ever.
+#: The longest wait of a request: a base of a large table takes minutes.
 WAIT_MAX = timedelta(minutes=10)
-#: Requests that wait at a time, each of which holds a thread.
+#: Concurrent requests that wait, each of which holds a thread.
 WAITS_MAX = 16
 
 Answer = tuple[HTTPStatus, dict[str, Any]]
@@ -35,24 +35,26 @@ class SnapshotRequest:
 
     @classmethod
     def of(cls, query: str) -> SnapshotRequest:
-        """The request of a query string; InvalidError says what is wrong with it."""
+        """Parse a query string; InvalidError says what is wrong with it."""
         found = parse_qs(query, keep_blank_values=True)
         for name, values in found.items():
             if name not in _PARAMETERS:
-                raise InvalidError(f"parameter {name!r} is not known: there are table and wait")
+                raise InvalidError(
+                    f"parameter {name!r} is not known: the parameters are table and wait"
+                )
             if len(values) != 1:
                 raise InvalidError(f"{name} is given {len(values)} times: give it once")
         wait = found.get("wait", [None])[0]
         return cls(found.get("table", [None])[0], None if wait is None else _duration(wait))
 
     def serve(self, writers: TableWriters, waits: threading.BoundedSemaphore) -> Answer:
-        """Have the bases written, and wait for them if that is asked for."""
+        """Request the bases, and wait for them if `wait` is given."""
         if self.wait is None:
             requests, refused = self._requests(writers)
             return HTTPStatus.ACCEPTED, {"accepted": True, **_shown(list(requests), refused)}
         if not waits.acquire(blocking=False):
             raise RetryLaterError(
-                f"{WAITS_MAX} requests wait for bases already: try again later, or leave out wait"
+                f"{WAITS_MAX} requests already wait for bases: try again later, or omit wait"
             )
         try:
             requests, refused = self._requests(writers)
@@ -63,7 +65,7 @@ class SnapshotRequest:
     def _requests(
         self, writers: TableWriters
     ) -> tuple[dict[str, Future[ArtifactStatus]], dict[str, StreamfoldError]]:
-        """Requests by table, and refusals; raises if there is nothing but refusals."""
+        """Return requests by table, and refusals; raises if all are refused."""
         names = [self.table] if self.table is not None else list(writers.statuses())
         requests: dict[str, Future[ArtifactStatus]] = {}
         refused: dict[str, StreamfoldError] = {}
@@ -98,8 +100,8 @@ class SnapshotRequest:
         if not late:
             return HTTPStatus.OK, {"committed": not refused, **shown}
         message = (
-            f"no base of {', '.join(late)} was committed within {duration_text(wait)}: it comes as "
-            "soon as it can, see last_base and last_error at /status"
+            f"no base of {', '.join(late)} was committed within {duration_text(wait)}: it is still "
+            "pending, see last_base and last_error at /status"
         )
         problem = {"code": "snapshot_timeout", "message": message, "committed": False}
         return HTTPStatus.GATEWAY_TIMEOUT, {**problem, **shown, "waiting": late}

@@ -1,4 +1,4 @@
-"""What a table's writer says of itself; `/status` shows it, and metrics are made of it."""
+"""The status of a table's writer; `/status` shows it, and metrics are computed from it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import msgspec
 
 
 class State(enum.StrEnum):
-    """Where a table's writer is."""
+    """The state of a table's writer."""
 
     STARTING = "starting"
     RUNNING = "running"
-    #: Something failed that may pass: it goes on by itself, from what is committed.
+    #: A transient failure: it retries, from what is committed.
     RETRYING = "retrying"
-    #: Something failed that will not pass by itself: see `last_error`. The others go on.
+    #: A permanent failure: see `last_error`. Other tables continue.
     STOPPED = "stopped"
     #: Another writer took the table.
     FENCED = "fenced"
@@ -29,7 +29,7 @@ class State(enum.StrEnum):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """What goes wrong at the moment, in a sentence; `code` is stable."""
+    """The current error, in a sentence; `code` is stable."""
 
     code: str
     message: str
@@ -50,7 +50,7 @@ class ArtifactStatus(msgspec.Struct, frozen=True):
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """Since this process began."""
+    """Counts since this process started."""
 
     bases: int = 0
     diffs: int = 0
@@ -59,7 +59,7 @@ class Counts(msgspec.Struct, frozen=True):
     dead_letters: int = 0
     ignored: int = 0
     failures: int = 0
-    #: Transactions that were published in parts, because no end came.
+    #: Transactions that were published in parts, because no end arrived.
     transactions_cut: int = 0
     #: By destination and by sink.
     destination_errors: dict[str, int] = {}
@@ -72,18 +72,18 @@ class TableStatus(msgspec.Struct, frozen=True, kw_only=True):
     table: str
     stream: str
     state: State
-    #: Whether the base is durable and everything known to be there is taken in.
+    #: Whether the base is durable and all known records are taken in.
     ready: bool = False
-    #: The last record that was looked at.
+    #: The last record that was read.
     position: int | None = None
-    #: What the manifest says, None before the first base.
+    #: The manifest's positions, None before the first base.
     manifest_head: str | None = None
     epoch: int | None = None
     lag_records: int | None = None
     lag_seconds: float | None = None
-    #: Records that were looked at, and are in no artifact yet: they held no change, or have to wait.
+    #: Records that were read and are in no artifact yet: they hold no change, or have to wait.
     buffer_depth: int = 0
-    #: The first record of a transaction whose end is waited for.
+    #: The first record of a transaction that waits for its end.
     waiting_from: int | None = None
     rows_per_second: float = 0.0
     #: Changes since the base.
@@ -98,15 +98,15 @@ class TableStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TableWriters(Protocol):
-    """The tables of one process, as the service sees them; called from any thread."""
+    """The tables of one process, for the HTTP server; called from any thread."""
 
     def statuses(self) -> dict[str, TableStatus]:
-        """All tables by name."""
+        """Return the status of all tables by name."""
         ...
 
     def request_snapshot(self, table: str) -> Future[ArtifactStatus]:
-        """Have a base written soon; the result is there once it is committed.
+        """Request a base; the result is set once it is committed.
 
-        NotFoundError for a table that is not of this process, ConflictError when none will come.
+        NotFoundError for a table of another process, ConflictError if the table writes no more bases.
         """
         ...

@@ -1,4 +1,4 @@
-"""Archives as Spark tables: `format("streamfold-archive")`, known to a session after `register`."""
+"""Archives as Spark tables: `format("streamfold-archive")`, available in a session after `register`."""
 
 from streamfold.spark.archive.errors import ArchiveReplacedError, FilesGoneError
 from streamfold.spark.archive.source import StreamfoldArchiveSource

@@ -1,7 +1,7 @@
-"""The change feed: what diffs say, one row per changed key, with the range that it happened in.
+"""The change feed: one row per changed key of each diff, with the range of the diff.
 
-Tasks read diff files as they are. A TRUNCATE has no key; where a diff has several files, only the
-first of them shows it.
+Tasks read diff files as they are. A TRUNCATE has no key; if a diff has several files, only the first
+shows it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from streamfold.archive.schema.table_schema import TableSchema
 from streamfold.errors import InvalidError
 from streamfold.spark.archive.planning import empties, slim
 
-#: Bytes of diff files that one task reads, about: many diffs are tiny.
+#: About how many bytes of diff files one task reads: many diffs are tiny.
 TASK_BYTES = 32 << 20
 
 _RANGE = (
@@ -37,7 +37,7 @@ _IMAGES = ("before", "after")
 
 @dataclass(frozen=True, slots=True)
 class FeedPart:
-    """One file of a diff. `truncates` tells whether it shows a TRUNCATE; None: as the file does."""
+    """One file of a diff. `truncates` says whether it shows a TRUNCATE; None: as the file does."""
 
     diff: ChosenFiles
     part: Part
@@ -45,12 +45,12 @@ class FeedPart:
 
 
 def feed_columns(table: TableSchema, columns: Sequence[str]) -> pa.Schema:
-    """The columns of the feed: the range, the key fields, and images of `columns`."""
+    """Return the columns of the feed: the range, the key fields, and images of `columns`."""
     keys = [table.arrow.field(name).with_nullable(True) for name in table.key_fields]
     taken = {*(field.name for field in _RANGE), *_IMAGES}
     if clash := [field.name for field in keys if field.name in taken]:
         raise InvalidError(
-            f"key fields {clash} have names that columns of the change feed have, too: read the "
+            f"key fields {clash} have the names of columns of the change feed: read the "
             "changes with streamfold.archive, or rename the fields"
         )
     wanted = table.select(columns)
@@ -66,7 +66,7 @@ def _image(table: TableSchema, name: str, wanted: pa.Schema) -> pa.Field:
 async def feed_parts(
     plan: ChangesPlan, decoding: Decoding, files: PartFiles
 ) -> list[tuple[FeedPart, ...]]:
-    """The files of all diffs, in order, in groups of about `TASK_BYTES`."""
+    """Return the files of all diffs, in order, in groups of about `TASK_BYTES`."""
     keys = decoding.keys(plan.manifest)
     found: list[FeedPart] = []
     for artifact in plan.diffs:
@@ -118,11 +118,11 @@ def _rows(
     changes: pa.RecordBatch, diff: ChosenFiles, table: TableSchema, columns: pa.Schema
 ) -> pa.RecordBatch:
     artifact, count = diff.artifact, len(changes)
-    told = (artifact.from_position, artifact.to_position, artifact.epoch)
+    found = (artifact.from_position, artifact.to_position, artifact.epoch)
     keys = columns_of(changes["key"], table.select(table.key_fields)).columns
     arrays = [
         changes["action"],
-        *(pa.repeat(pa.scalar(v, f.type), count) for v, f in zip(told, _RANGE[1:], strict=True)),
+        *(pa.repeat(pa.scalar(v, f.type), count) for v, f in zip(found, _RANGE[1:], strict=True)),
         *keys,
         *(_narrowed(changes[name], columns.field(name).type) for name in _IMAGES),
     ]
@@ -130,7 +130,7 @@ def _rows(
 
 
 def _narrowed(images: pa.StructArray, kind: pa.DataType) -> pa.StructArray:
-    """The images with the wanted columns only; one that is null stays so."""
+    """Return the images with only the wanted columns; null images stay null."""
     if images.type == kind:
         return images
     children = dict(zip((f.name for f in images.type), images.flatten(), strict=True))

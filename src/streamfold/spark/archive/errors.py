@@ -1,7 +1,7 @@
-"""What can go wrong between Spark and archives, beyond what `streamfold.archive` says itself.
+"""Errors of reading archives with Spark, besides those of `streamfold.archive`.
 
 RetryLaterError
-└── FilesGoneError                load the table again, and pin what takes long to read
+└── FilesGoneError                load the table again, and pin the epoch for long reads
 ConflictError
 └── ArchiveReplacedError          load the table again
 """
@@ -12,19 +12,19 @@ from streamfold.errors import ConflictError, RetryLaterError
 
 
 class FilesGoneError(RetryLaterError):
-    """Files of the plan were collected before tasks had read them; no rows are left out silently."""
+    """Files of the plan were collected before tasks read them; no rows are dropped silently."""
 
     code = "archive_files_gone"
 
     def __init__(self, cause: str, position: str) -> None:
         super().__init__(
             f"{cause}; this query reads position {position}: load the table again to read its head, "
-            "and to read for longer than collection leaves files, pin the epoch first"
+            "and pin the epoch first for reads that take longer than collection keeps files"
         )
 
 
 class ArchiveReplacedError(ConflictError):
-    """Another archive is in the folder since the table was loaded."""
+    """The folder holds another archive than when the table was loaded."""
 
     code = "archive_replaced"
 

@@ -1,7 +1,7 @@
-"""The option `filters`: conditions on columns, evaluated exactly, and told to whoever can skip files.
+"""The option `filters`: conditions on columns, evaluated exactly, and used to skip files.
 
-They come by option and not from Spark's own filters: Spark 4.3 keeps what it handed to a Python source
-with the DataFrame, and reads every later query of it with the filters of an earlier one.
+They are an option, because Spark 4.3 keeps the filters that it pushed to a Python source with the
+DataFrame, and applies those of an earlier query to every later one.
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ _MASKS: dict[str, Callable[[Any, Any], Any]] = {
 _NULLS = ("is null", "is not null")
 _LISTS = ("in", "not in")
 _RULE = (
-    'must be JSON such as [["id", "in", [5, 7]], ["name", "is not null"]], of which all have to hold; '
-    f"there are {', '.join(_MASKS)}"
+    'must be JSON such as [["id", "in", [5, 7]], ["name", "is not null"]], all of which must hold; '
+    f"the tests are {', '.join(_MASKS)}"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One test of one column, as Spark has it; `value` is a Python value, or a tuple of them."""
+    """One test of one column of Spark; `value` is a Python value, or a tuple of them."""
 
     column: str
     test: str
     value: Any = None
 
     def mask(self, batch: pa.RecordBatch) -> Any:
-        """True for the rows that pass: a null passes `is null` alone."""
+        """Return true for the rows that pass: a null passes only `is null`."""
         column = batch.column(self.column)
         return pc.fill_null(_MASKS[self.test](column, self._operand(column.type)), False)
 
     @property
     def values(self) -> tuple[Any, ...] | None:
-        """The only values that the column may have, None if that is not told."""
+        """The only values that pass, None if the test does not list them."""
         if self.test == "in":
             return tuple(self.value)
         return (self.value,) if self.test == "=" else None
 
     def may_hold(self, least: Any, most: Any) -> bool:
-        """Whether any value between the two, which are there, may pass."""
+        """Return whether a value between the two, or one of them, may pass."""
         if (values := self.values) is not None:
             return any(least <= value <= most for value in values)
         match self.test:
@@ -81,14 +81,14 @@ class Condition:
         return True
 
     def check(self, kind: pa.DataType) -> None:
-        """Refuse a test that cannot be made as Spark makes it."""
+        """Refuse a test that would not give Spark's result."""
         types = pa.types
         if self.test in _NULLS:
             return
         if types.is_nested(kind) or types.is_floating(kind):
-            raise ValueError(f"{kind} cannot be compared here: leave it to where(...)")
+            raise ValueError(f"{kind} cannot be compared here: use where(...) instead")
         if self.test == "starts with" and not types.is_string(kind):
-            raise ValueError(f"{kind} is no text")
+            raise ValueError(f"{kind} is not text")
         if types.is_boolean(kind) and self.test not in ("=", "!=", *_LISTS):
             raise ValueError(f"{kind} has no order")
         self._operand(kind)
@@ -100,7 +100,7 @@ class Condition:
 
 
 def parse_conditions(text: str, columns: pa.Schema) -> tuple[Condition, ...]:
-    """The conditions on these columns; OptionError tells what is wrong."""
+    """Parse the conditions on these columns; OptionError says what is wrong."""
     try:
         found = json.loads(text, parse_float=Decimal)
     except ValueError:
@@ -111,7 +111,7 @@ def parse_conditions(text: str, columns: pa.Schema) -> tuple[Condition, ...]:
 
 
 def matching(batch: pa.RecordBatch, conditions: Sequence[Condition]) -> pa.RecordBatch:
-    """The rows that pass all conditions."""
+    """Return the rows that pass all conditions."""
     if not conditions:
         return batch
     return batch.filter(reduce(pc.and_, [condition.mask(batch) for condition in conditions]))
@@ -130,7 +130,7 @@ def _parsed(entry: object, columns: pa.Schema) -> Condition:
         case _:
             raise OptionError("filters", f"has {entry!r}, it {_RULE}")
     if columns.names.count(name) != 1:
-        raise OptionError("filters", f"names {name!r}, which is none of {columns.names}")
+        raise OptionError("filters", f"names {name!r}, which is not one of {columns.names}")
     kind = columns.field(name).type
     try:
         condition = Condition(name, test, _typed(value, kind))
@@ -141,22 +141,22 @@ def _parsed(entry: object, columns: pa.Schema) -> Condition:
 
 
 def _typed(value: Any, kind: pa.DataType) -> Any:
-    """A value of JSON as Python has it: times are ISO text, decimals text or numbers, bytes base64."""
+    """Convert a JSON value to Python's: times are ISO text, decimals text or numbers, bytes base64."""
     types = pa.types
     if isinstance(value, list):
         if None in value:
-            raise ValueError("null is no value to look for: use is null")
+            raise ValueError("null cannot be compared: use is null")
         return tuple(_typed(item, kind) for item in value)
     if value is None:
         return None
     if isinstance(value, bool) != types.is_boolean(kind):
-        raise ValueError(f"{value!r} is of another kind")
+        raise ValueError(f"{value!r} has another type")
     if types.is_date(kind):
         return date.fromisoformat(value)
     if types.is_timestamp(kind):
         moment = datetime.fromisoformat(value)
         if (moment.tzinfo is None) != (kind.tz is None):
-            raise ValueError(f"{value!r} must be {'with' if kind.tz else 'without'} a zone")
+            raise ValueError(f"{value!r} must be written {'with' if kind.tz else 'without'} a zone")
         return moment
     if types.is_decimal(kind):
         return Decimal(value)

@@ -1,4 +1,4 @@
-"""Archives and their files, opened where they are read: on the driver, and in every task."""
+"""Opens archives and their files where they are read: on the driver, and in every task."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from streamfold.archive.read.reader import Archive, open_archive
 from streamfold.blob import BlobStore, open_blob_store
 from streamfold.spark.archive.options import CREDENTIALS, Storage
 
-#: What the one profile of a read is called.
+#: Name of a read's only profile.
 _PROFILE = "archive"
 
 
 async def open_table(storage: Storage) -> Archive:
-    """The archive; credentials are asked for when they are needed, and renewed."""
+    """Open the archive; credentials are fetched when needed, and renewed."""
     access = _access(storage)
     provider = access.pop("credential_provider", None)
     return await open_archive(
@@ -28,7 +28,7 @@ async def open_table(storage: Storage) -> Archive:
 
 
 def open_files(storage: Storage, folder: str) -> PartFiles:
-    """The files in the folder of an archive, without a look at its manifest."""
+    """Open the files in an archive's folder, without reading its manifest."""
     access = _access(storage)
 
     def open_folder(url: str) -> BlobStore:
@@ -39,7 +39,7 @@ def open_files(storage: Storage, folder: str) -> PartFiles:
 
 
 def _access(storage: Storage) -> dict[str, Any]:
-    """Options of the storage; those that are given go before those of the profile."""
+    """Return the storage's options; given ones win over those of the profile."""
     if not storage.credentials:
         return dict(storage.options)
     raw: Mapping[str, object] = {_PROFILE: dict(storage.credentials)}

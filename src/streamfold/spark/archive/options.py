@@ -1,7 +1,7 @@
-"""The options of `format("streamfold-archive")`: one place that reads, checks and names them.
+"""The options of `format("streamfold-archive")`: read, checked and named here alone.
 
-Names follow Delta's where it has the same thing. An unknown name is refused, since a misspelt one
-would silently do nothing.
+Names follow Delta's for what both have. An unknown name is refused, since a misspelt one would silently
+do nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 
 from streamfold.spark.errors import OptionError
 
-#: Beginnings of names that say how storage is reached, and as whom.
+#: Prefixes of names that say how to reach storage, and with which credentials.
 STORAGE, CREDENTIALS = "storage.", "credentials."
 
 _TABLE = ("positionAsOf", "timestampAsOf")
@@ -24,20 +24,20 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Where an archive is and as whom it is read; pickled with tasks, never shown whole."""
+    """Where an archive is, and the credentials to read it; pickled with tasks, never shown whole."""
 
     uri: str
     #: As `open_blob_store` takes them.
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
     #: A profile that says where credentials come from; empty for the storage's own variables.
     credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
-    #: Folder of files that were read before, on every machine that reads.
+    #: Cache folder, on every machine that reads.
     cache: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A state of the table: a position, or what was published at a time; neither is the head."""
+    """A state of the table: at a position, or as published at a time; neither means the head."""
 
     position: str | None = None
     time: datetime | None = None
@@ -47,9 +47,9 @@ class Moment:
 class ArchiveOptions:
     storage: Storage
     columns: tuple[str, ...] | None
-    #: As JSON; what it means depends on the columns.
+    #: As JSON; its meaning depends on the columns.
     filters: str | None
-    #: Wanted formats, the best first; None for the quickest.
+    #: Preferred formats, best first; None for the quickest.
     formats: tuple[str, ...] | None
     #: For archives whose manifest does not name them.
     key_fields: tuple[str, ...] | None
@@ -60,7 +60,7 @@ class ArchiveOptions:
 
 
 def parse_options(given: Mapping[str, str]) -> ArchiveOptions:
-    """The options of a read; InvalidError names the one that is wrong."""
+    """Parse the options of a read; InvalidError names the wrong one."""
     options = _Options(given)
     feed = options.flag("readChangeFeed")
     options.refuse(_TABLE if feed else _FEED, feed)
@@ -68,7 +68,7 @@ def parse_options(given: Mapping[str, str]) -> ArchiveOptions:
     if since == Moment():
         raise OptionError(
             "startingPosition",
-            "is missing: the change feed begins after it; give it or startingTimestamp",
+            "is missing: the change feed starts after it; give it or startingTimestamp",
         )
     return ArchiveOptions(
         storage=options.storage(),
@@ -82,7 +82,7 @@ def parse_options(given: Mapping[str, str]) -> ArchiveOptions:
 
 
 class _Options:
-    """Options by name, whatever their case, with the rules that they must keep."""
+    """Options by name, ignoring case, and the rules that they must keep."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self._given = {name.lower(): value for name, value in given.items()}
@@ -90,7 +90,7 @@ class _Options:
         for name in self._given:
             if name not in known and not name.startswith((STORAGE, CREDENTIALS)):
                 there = ", ".join(sorted((*_NAMES, f"{STORAGE}*", f"{CREDENTIALS}*")))
-                raise OptionError(name, f"is not known; there are {there}")
+                raise OptionError(name, f"is not known; the options are {there}")
 
     def text(self, name: str) -> str | None:
         return self._given.get(name.lower()) or None
@@ -107,7 +107,9 @@ class _Options:
             return None
         found = tuple(part.strip() for part in text.split(","))
         if "" in found or len(set(found)) < len(found):
-            raise OptionError(name, f"is {text!r}, it must be names, each once, between commas")
+            raise OptionError(
+                name, f"is {text!r}, it must be names, each once, separated by commas"
+            )
         return found
 
     def refuse(self, names: tuple[str, ...], feed: bool) -> None:
@@ -119,10 +121,10 @@ class _Options:
                 raise OptionError(name, rule + rest)
 
     def moment(self, position: str, time: str) -> Moment:
-        place, text = self.text(position), self.text(time)
-        if place is not None and text is not None:
-            raise OptionError(time, f"cannot go with {position}: give one of them")
-        return Moment(place, None if text is None else _time(time, text))
+        at, text = self.text(position), self.text(time)
+        if at is not None and text is not None:
+            raise OptionError(time, f"cannot be combined with {position}: give one of them")
+        return Moment(at, None if text is None else _time(time, text))
 
     def storage(self) -> Storage:
         uri = self.text("path")
@@ -131,7 +133,7 @@ class _Options:
         if uri.startswith("memory:"):
             raise OptionError(
                 "path",
-                "is in memory, which only one process sees: give file:///, s3://, gs:// or az://",
+                "is in memory, where only one process sees it: give file:///, s3://, gs:// or az://",
             )
         return Storage(uri, self._below(STORAGE), self._below(CREDENTIALS), self.text("cache"))
 

@@ -23,31 +23,31 @@ from streamfold.spark.buckets import TRUNCATES
 
 #: Bytes of a Parquet file of which a task reads its own row groups: seconds of work.
 SHARE_BYTES = 128 << 20
-#: Tasks that share a file at most: each of them checks the hash of all of it.
+#: The most tasks that share a file: each of them checks the hash of the whole file.
 SHARES_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
 class TablePart:
-    """What one task reads; pickled with it, so it names no other files than its own."""
+    """What one task reads; pickled with it, so it names only the task's own files."""
 
     base: ChosenFiles
     diffs: tuple[ChosenFiles, ...]
     keys: tuple[str, ...]
     bucket: int | None = None
-    #: Whether the first diff empties the table, though its own files need not say so.
+    #: Whether the first diff empties the table, even if its own files do not say so.
     clears: bool = False
     share: Share = WHOLE
 
 
 def choose_all(decoding: Decoding, plan: TablePlan) -> tuple[ChosenFiles, tuple[ChosenFiles, ...]]:
-    """The base and the diffs of a plan, each in the best format."""
+    """Return the base and the diffs of a plan, each in the best format."""
     found = [slim(decoding.choose(plan.manifest, artifact)) for artifact in plan.artifacts]
     return found[0], tuple(found[1:])
 
 
 def slim(chosen: ChosenFiles) -> ChosenFiles:
-    """The same without the files of other formats, which need not travel."""
+    """Return the same without the files of other formats, which tasks do not need."""
     bare: Artifact = msgspec.structs.replace(chosen.artifact, formats={})
     return replace(chosen, artifact=bare)
 
@@ -55,7 +55,7 @@ def slim(chosen: ChosenFiles) -> ChosenFiles:
 async def table_parts(
     base: ChosenFiles, diffs: tuple[ChosenFiles, ...], keys: tuple[str, ...], files: PartFiles
 ) -> list[TablePart]:
-    """Cut a table into parts; `files` are looked into only where diffs do not say what they are."""
+    """Cut a table into parts; `files` are opened only for diffs that do not say if they truncate."""
     if not diffs:
         return [
             TablePart(_only(base, [part]), (), keys, part.bucket, share=share)
@@ -66,7 +66,7 @@ async def table_parts(
     if None in buckets:
         return [TablePart(base, diffs, keys)]
     clears = False
-    # What is before the last diff that empties the table does not matter any more.
+    # Nothing before the last diff that empties the table matters.
     for number in reversed(range(len(diffs))):
         if await empties(diffs[number], files, keys):
             base, diffs, clears = _only(base, []), diffs[number:], True
@@ -85,14 +85,14 @@ async def table_parts(
 
 
 async def empties(diff: ChosenFiles, files: PartFiles, keys: Sequence[str]) -> bool:
-    """Whether a diff begins with a TRUNCATE, which may stand in any of its parts."""
+    """Return whether a diff starts with a TRUNCATE, which may be in any of its parts."""
     if any(part.extra.get(TRUNCATES) for part in diff.parts):
         return True
     return not is_hashed(diff) and await truncates(diff, files, keys)
 
 
 def _by_bucket(chosen: ChosenFiles) -> dict[int | None, ChosenFiles]:
-    """The artifact with the files of each bucket alone."""
+    """Split the artifact by bucket."""
     found: dict[int | None, list[Part]] = {}
     for part in chosen.parts:
         found.setdefault(part.bucket, []).append(part)
@@ -104,7 +104,7 @@ def _only(chosen: ChosenFiles, parts: Sequence[Part]) -> ChosenFiles:
 
 
 def _shares(base: ChosenFiles, part: Part, files: PartFiles) -> Iterator[Share]:
-    """Shares of a file on a disk; elsewhere each of them would fetch all of it."""
+    """Yield shares of a file on disk; on remote storage every share would fetch the whole file."""
     local = local_folder(files.destination.uri) is not None
     large = local and base.form.id == "parquet" and part.bucket is None
     count = min(SHARES_MAX, -(-part.size_bytes // SHARE_BYTES)) if large else 1

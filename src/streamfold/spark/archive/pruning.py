@@ -1,7 +1,7 @@
-"""Buckets that a key can be in: a read of a few keys opens the files of their buckets alone.
+"""Finds the buckets of wanted keys, so that a read of a few keys opens only the files of these.
 
-That needs the writer's word that keys are in buckets by the hash of `spark.buckets`: archives
-may be bucketed in other ways, and then every bucket is read. The word is a field of the parts.
+This needs the writer's statement, a field of the parts, that buckets follow the hash of
+`spark.buckets`. Archives that are bucketed otherwise are read in full.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from streamfold.archive.schema.table_schema import TableSchema
 from streamfold.spark.archive.filters import Condition
 from streamfold.spark.buckets import BUCKETING, SPLITMIX64, bucket_numbers
 
-#: Keys that are looked up one by one: beyond these, most buckets are wanted anyway.
+#: The most keys to look up one by one: beyond it, most buckets are wanted anyway.
 KEYS_MAX = 1024
 
 
 def is_hashed(artifact: ChosenFiles) -> bool:
-    """Whether the writer says that the parts hold their keys by our hash."""
+    """Return whether the writer states that our hash chose the parts' buckets."""
     return all(
         part.bucket is not None and part.extra.get(BUCKETING) == SPLITMIX64
         for part in artifact.parts
@@ -32,7 +32,7 @@ def is_hashed(artifact: ChosenFiles) -> bool:
 def wanted_buckets(
     conditions: Sequence[Condition], schema: TableSchema, artifacts: Sequence[ChosenFiles]
 ) -> set[int] | None:
-    """The buckets that hold all keys that pass, None if every bucket may hold some.
+    """Return the buckets that hold all keys that pass; None if any bucket may.
 
     `artifacts` are the base and its diffs.
     """
@@ -48,9 +48,9 @@ def wanted_buckets(
 
 
 def _wanted_keys(conditions: Sequence[Condition], schema: TableSchema) -> list[pa.Array] | None:
-    """The key fields of all keys that pass, column by column."""
-    told = {c.column: c.values for c in conditions if c.values is not None}
-    choices = [told.get(name) for name in schema.key_fields]
+    """Return the key fields of all keys that pass, column by column."""
+    listed = {c.column: c.values for c in conditions if c.values is not None}
+    choices = [listed.get(name) for name in schema.key_fields]
     size = 1
     for choice in choices:
         size *= KEYS_MAX + 1 if choice is None else len(choice)
@@ -61,7 +61,7 @@ def _wanted_keys(conditions: Sequence[Condition], schema: TableSchema) -> list[p
     try:
         return [_column([key[i] for key in keys], kind) for i, kind in enumerate(kinds)]
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        return None  # Spark has the column in a type that does not lead back to the key's
+        return None  # Spark's type for the column does not convert back to the key's
 
 
 def _column(values: list[Any], kind: pa.DataType) -> pa.Array:

@@ -1,6 +1,6 @@
-"""What Spark asks on the driver, and what tasks do, for tables and for change feeds.
+"""What Spark calls on the driver and in tasks, for tables and for change feeds.
 
-A reader is pickled before it plans, so tasks know of a plan only what their partition brings.
+A reader is pickled before it plans, so tasks know only their partition of the plan.
 """
 
 # mypy: disallow-subclassing-any=False
@@ -28,7 +28,7 @@ from streamfold.spark.archive.planning import TablePart, choose_all, table_parts
 from streamfold.spark.archive.pruning import wanted_buckets
 from streamfold.spark.archive.relation import Relation
 
-#: What one task is to do.
+#: What one task reads.
 Work: TypeAlias = TablePart | tuple[FeedPart, ...]
 
 
@@ -46,7 +46,7 @@ class FilesPartition(InputPartition):
 
 
 class _ArchiveReader(DataSourceReader):
-    """What both kinds of read share."""
+    """Shared by both kinds of read."""
 
     def __init__(self, relation: Relation) -> None:
         self._relation = relation
@@ -58,7 +58,7 @@ class _ArchiveReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In a task: the rows of its files that pass all conditions."""
         if not isinstance(partition, FilesPartition):
-            return  # Spark makes an empty partition where there is nothing to read
+            return  # Spark makes an empty partition if there is nothing to read
         try:
             for batch in iterate(lambda: self._batches(partition)):
                 rows = self._relation.rows(batch)
@@ -74,11 +74,11 @@ class _ArchiveReader(DataSourceReader):
 
     @abstractmethod
     async def _cut(self, archive: Archive) -> Sequence[Work]:
-        """What the tasks are to do."""
+        """Cut the read into work for tasks."""
 
     @abstractmethod
     def _batches(self, partition: FilesPartition) -> AsyncGenerator[pa.RecordBatch]:
-        """The rows of one partition, in the types of the archive."""
+        """Yield the rows of one partition, in the archive's types."""
 
 
 class TableReader(_ArchiveReader):

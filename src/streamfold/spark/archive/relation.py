@@ -1,4 +1,4 @@
-"""One read of an archive with everything fixed: the positions, the columns, the types for Spark.
+"""One read of an archive with everything fixed: positions, columns, types for Spark.
 
 Made when a DataFrame is loaded, and pickled with it. Its first query plans that position from the
 manifest as it is then, and Spark keeps the plan for later ones: all of them see the same rows.
@@ -27,37 +27,37 @@ from streamfold.spark.archive.types import arrow_schema, loosened, spark_schema
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """What is read, and as what; `since` is where a change feed starts, None for the table."""
+    """What to read, and its types; `since` is where a change feed starts, None for the table."""
 
     storage: Storage
     archive_id: str | None
     decoding: Decoding
     table: TableSchema
-    #: Of the rows, or of the images of changes.
+    #: Columns of the rows, or of the images of changes.
     columns: tuple[str, ...]
     position: str
     since: str | None
     spark_schema: StructType
-    #: On columns as Spark has them, of which some may not be wanted otherwise.
+    #: On Spark's columns, of which some may be read only for this.
     conditions: tuple[Condition, ...] = ()
 
     @property
     def read(self) -> pa.Schema:
-        """The columns that have to be read for it, in the types of the archive."""
+        """The columns to read, in the archive's types."""
         if self.since is not None:
             return feed_columns(self.table, self.columns)
         tested = (c.column for c in self.conditions)
         return self.table.select(list(dict.fromkeys([*self.columns, *tested])))
 
     def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Of rows as they are read, those that pass, as Spark takes them."""
+        """Return the rows that pass, in Spark's types."""
         wanted = arrow_schema(self.spark_schema)
         tested = [f for f in arrow_schema(spark_schema(batch.schema)) if f.name not in wanted.names]
         found = matching(cast_batch(batch, pa.schema([*wanted, *tested])), self.conditions)
         return found.select(wanted.names) if tested else found
 
     async def open(self) -> Archive:
-        """The archive as it is now; it must still be the one that was loaded."""
+        """Open the archive as it is now; ArchiveReplacedError if it is not the one that was loaded."""
         archive = await open_table(self.storage)
         if archive.manifest.archive_id != self.archive_id:
             raise ArchiveReplacedError(archive.uri)
@@ -65,7 +65,7 @@ class Relation:
 
 
 def resolve(options: ArchiveOptions, given: StructType | None = None) -> Relation:
-    """Look at the manifest and fix the read; `given` is a schema that the user wants."""
+    """Read the manifest and fix the read; `given` is the user's schema."""
     return asyncio.run(_resolve(options, given))
 
 
@@ -76,7 +76,7 @@ async def _resolve(options: ArchiveOptions, given: StructType | None) -> Relatio
     position = _position(archive, options.at)
     last = archive.plan(position=position).last
     if since is not None:
-        # An end that is no artifact's would be an error of the feed, and is told now.
+        # The feed must end at an artifact's end: report an error now, not in a task.
         last = next(reversed(archive.plan_changes(since, until=position).diffs), last)
     table = decoding.schema_of(archive.manifest, last)
     if table is None:
@@ -101,7 +101,7 @@ async def _resolve(options: ArchiveOptions, given: StructType | None) -> Relatio
 
 
 def _position(archive: Archive, moment: Moment) -> str:
-    """The position itself, or the last one that was published at the time."""
+    """Return the position, or the last one that was published at the time."""
     if moment.position is not None:
         return moment.position
     return archive.plan(time=moment.time).position
@@ -110,7 +110,7 @@ def _position(archive: Archive, moment: Moment) -> str:
 def _declared(
     archive: Archive, decoding: Decoding, given: StructType | None, *, feed: bool
 ) -> TableSchema:
-    """The schema of a table whose manifest has none, as the user declares it."""
+    """Return the user's schema for a table whose manifest has none."""
     if given is None or feed:
         raise InvalidError(
             f"the manifest in {archive.uri} has no schema: "
@@ -122,7 +122,7 @@ def _declared(
 def _columns(
     options: ArchiveOptions, table: TableSchema, given: StructType | None, *, feed: bool
 ) -> tuple[str, ...]:
-    """The columns that are asked for: by option, or by name in a schema."""
+    """Return the wanted columns: from the option, or from the names of a schema."""
     if given is not None and not feed:
         if options.columns not in (None, tuple(given.names)):
             raise InvalidError(
@@ -134,7 +134,7 @@ def _columns(
 
 
 def _accepted(given: StructType, found: StructType) -> StructType:
-    """The user's schema, if it holds what is there."""
+    """Return the user's schema if it holds what is read, and raise otherwise."""
     if given.names != found.names or not all(map(_holds, given.fields, found.fields)):
         raise InvalidError(
             f"the schema {given.simpleString()} does not hold what is read, which is "

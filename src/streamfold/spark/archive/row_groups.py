@@ -1,7 +1,7 @@
-"""Parts of a Parquet file: only the row groups that may hold a wanted row, or one task's share.
+"""Reads parts of a Parquet file: row groups that may hold a wanted row, or one task's share.
 
-A base row that does not pass a filter may be left out before changes are folded in: if a change is
-about its key, the row was not to be shown anyway, and what the change brings is looked at by itself.
+A base row that fails a filter may be dropped before changes are folded in: a change to its key
+replaces the row anyway, and the new row is filtered on its own.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def read_row_groups(
     conditions: Sequence[Condition],
     share: Share = WHOLE,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a share, without row groups of which no row passes all conditions."""
+    """Yield the rows of a share, skipping row groups without a row that passes all conditions."""
     try:
         source.seek(0)
         file = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=False)
@@ -55,7 +55,7 @@ def read_row_groups(
                 yield from _read(file, number, columns)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         if getattr(error, "errno", None) is not None:
-            raise  # the storage failed, which says nothing about the bytes
+            raise  # storage failed: the bytes may be fine
         raise ArtifactCorruptError(f"file {part.path!r} cannot be read: {error}") from None
     except ArtifactCorruptError as error:
         raise ArtifactCorruptError(
@@ -66,14 +66,14 @@ def read_row_groups(
 def may_match(
     group: pq.RowGroupMetaData, conditions: Sequence[Condition], columns: pa.Schema
 ) -> bool:
-    """False only if the group's statistics say that some condition fails for all rows."""
-    places = {group.column(i).path_in_schema: i for i in range(group.num_columns)}
+    """Return false only if the group's statistics show that a condition fails for all rows."""
+    indices = {group.column(i).path_in_schema: i for i in range(group.num_columns)}
     for condition in conditions:
-        place = places.get(condition.column)
-        # The path of a field in a struct has a dot, and may look like such a name.
-        if place is None or "." in condition.column:
+        index = indices.get(condition.column)
+        # A column's name with a dot looks like the path of a field in a struct.
+        if index is None or "." in condition.column:
             continue
-        statistics = group.column(place).statistics
+        statistics = group.column(index).statistics
         kind = columns.field(condition.column).type
         if statistics is not None and not _may_match(statistics, group.num_rows, condition, kind):
             return False
@@ -93,7 +93,7 @@ def _may_match(
 
 
 def _is_ordered(kind: pa.DataType) -> bool:
-    """Types of which statistics and conditions have the same Python values, in one order."""
+    """Return whether statistics and conditions have the same Python values, in one order."""
     types = pa.types
     plain = types.is_integer(kind) or types.is_string(kind) or types.is_binary(kind)
     moment = types.is_date32(kind) or (types.is_timestamp(kind) and kind.unit == "us")

@@ -1,8 +1,8 @@
 """`format("streamfold-archive")`: what Spark calls, and where.
 
-`StreamfoldArchiveSource` is made on the driver, in a short-lived Python process of Spark, asked for
-the schema there and pickled. So what `schema` finds out stays: the position that a DataFrame shows is
-fixed when it is loaded, however often it is used.
+Spark makes a `StreamfoldArchiveSource` on the driver, in a short-lived Python process, asks it for the
+schema and pickles it with what `schema` found: the position of a DataFrame is fixed when it is loaded,
+however often it is used.
 """
 
 # mypy: disallow-subclassing-any=False
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class StreamfoldArchiveSource(DataSource):
-    """Tables published as archives, to read: the rows at some moment, or what changed between two."""
+    """Reads tables published as archives: the rows at a position, or the changes between two."""
 
     @classmethod
     def name(cls) -> str:
@@ -36,7 +36,7 @@ class StreamfoldArchiveSource(DataSource):
         self._relation: Relation | None = None
 
     def schema(self) -> StructType:
-        """On the driver, once; not called where the user gives a schema."""
+        """On the driver, once; not called if the user gives a schema."""
         self._relation = self._resolved(None)
         return self._relation.spark_schema
 
@@ -53,7 +53,7 @@ class StreamfoldArchiveSource(DataSource):
         )
 
     def _resolved(self, schema: StructType | None) -> Relation:
-        # Here, because every read of a stream starts processes that import this module, too.
+        # Here, because every read of a stream starts processes that also import this module.
         from streamfold.spark.archive.relation import resolve
 
         return resolve(parse_options(self._given), schema)

@@ -1,8 +1,8 @@
-"""Columns of an archive as Spark has them, without loss: every type, whatever the depth.
+"""Maps columns of an archive to Spark's types without loss, at any depth.
 
-Where Spark has no type that holds all values, the next one that does is taken: unsigned integers are
-the next wider type, 64-bit ones a decimal; nanoseconds and times of day are a bigint in their own
-unit; decimals of more than 38 digits are text, and so are columns that have held no value yet.
+If Spark lacks a type, the next one that holds all values is used: unsigned integers become the next
+wider type, 64-bit ones a decimal; nanoseconds and times of day a bigint in their own unit; decimals of
+more than 38 digits text, and so do columns that have held no value yet.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from streamfold.archive.schema.column_types import is_decimal
 
-#: Digits that a decimal of Spark has at most.
+#: The most digits of a decimal in Spark.
 DECIMAL_DIGITS = 38
 
 _PLAIN: dict[pa.DataType, spark.DataType] = {
-    # What Spark reads from files and writes to them has no type without values.
+    # Spark's files have no type for columns without values.
     pa.null(): spark.StringType(),
     pa.bool_(): spark.BooleanType(),
     pa.int8(): spark.ByteType(),
@@ -35,26 +35,26 @@ _PLAIN: dict[pa.DataType, spark.DataType] = {
     pa.string(): spark.StringType(),
     pa.binary(): spark.BinaryType(),
     pa.date32(): spark.DateType(),
-    # Spark has times of day only where they are switched on.
+    # Spark has times of day only if a setting enables them.
     pa.time64("us"): spark.LongType(),
     pa.time64("ns"): spark.LongType(),
 }
 
 
 def spark_schema(fields: Iterable[pa.Field]) -> spark.StructType:
-    """The columns for Spark."""
+    """Return the columns in Spark's types."""
     return spark.StructType(
         [spark.StructField(f.name, spark_type(f.type), f.nullable) for f in fields]
     )
 
 
 def arrow_schema(schema: spark.StructType) -> pa.Schema:
-    """The Arrow columns that Spark takes for its own, exactly."""
+    """Return the Arrow columns that Spark takes without conversion."""
     return to_arrow_schema(schema, timezone="UTC")
 
 
 def spark_type(kind: pa.DataType) -> spark.DataType:
-    """The type that holds every value of an archive's type."""
+    """Return the type that holds every value of an archive's type."""
     types = pa.types
     if kind in _PLAIN:
         return _PLAIN[kind]
@@ -75,7 +75,7 @@ def spark_type(kind: pa.DataType) -> spark.DataType:
 
 
 def loosened(kind: spark.DataType) -> spark.DataType:
-    """The type with nothing in it that must not be null, as types written as text are."""
+    """Return the type with everything in it nullable, as in types written as text."""
     if isinstance(kind, spark.StructType):
         return spark.StructType(
             [spark.StructField(f.name, loosened(f.dataType)) for f in kind.fields]

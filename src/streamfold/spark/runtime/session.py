@@ -1,7 +1,7 @@
-"""Sessions with settings that suit streams; everywhere else they are passed in.
+"""Makes Spark sessions with settings that suit streams; other modules get theirs passed in.
 
-Three ways lead to one: Spark in this process, a cluster that this process is the driver of, and
-spark-submit, which has started Spark already and was told where.
+Spark runs in this process, on a cluster with this process as its driver, or under spark-submit, which
+has already started it.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _SETTINGS = {
     "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINTS,
     "spark.driver.memory": "2g",
 }
-#: Where nobody else has to reach the driver, nobody can.
+#: A local driver accepts no connections from other machines.
 _LOCAL_SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
-#: Start in half the time; bulk work takes half as long again.
+#: Halves the start-up time; bulk work takes 50 % longer.
 _QUICK_JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
-#: How often a task may fail before its job does: what clusters have, and local sessions have not.
+#: Failures of a task before its job fails: the default on clusters, but not of local sessions.
 _TASK_FAILURES = 4
 
 
@@ -55,7 +55,7 @@ def local_session(
     quick: bool = False,
     settings: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """A session in this process that knows `format("streamfold")`; `quick` is for short work.
+    """Start a session in this process with `format("streamfold")`; `quick` is for short work.
 
     Finds a Java, see `java`. Spark has one session per process: a second call returns the first.
     """
@@ -71,19 +71,19 @@ def open_session(
     defaults: Mapping[str, str] | None = None,
     quiet: bool = False,
 ) -> SparkSession:
-    """A session that knows `format("streamfold")`, on `spark.master` of the settings.
+    """Start a session with `format("streamfold")`, on `spark.master` of the settings.
 
-    `quiet` keeps what Spark prints from the terminal, see `java_output`.
+    `quiet` keeps Spark's output off the terminal, see `java.start_quietly`.
 
-    Without one, it is in this process; under spark-submit, it is where that was told, and what that
-    was told wins over defaults. Elsewhere workers run the Python that `PYSPARK_PYTHON` names, else
-    `spark.pyspark.python`, else the one at the path of this one.
+    Without a master, Spark runs in this process; under spark-submit, its master and settings win over
+    the defaults. On a cluster, workers run the Python that `PYSPARK_PYTHON` names, else
+    `spark.pyspark.python`, else the one at this interpreter's path.
     """
     chosen = {**_submitted(), **(settings or {})}
     chosen.setdefault("spark.master", _local_master("*"))
     if not is_submitted():
         use_java()
-        # `python3` of the PATH may know nothing of what this process imports.
+        # `python3` on the PATH may lack what this process imports.
         os.environ.setdefault(
             "PYSPARK_PYTHON", chosen.get("spark.pyspark.python") or sys.executable
         )
@@ -100,24 +100,24 @@ def open_session(
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Teach a session both formats, of streams and of archives; the same session, for chaining."""
+    """Register both formats, of streams and of archives; returns the session, for chaining."""
     spark.dataSource.register(StreamfoldSource)
     spark.dataSource.register(StreamfoldArchiveSource)
     return spark
 
 
 def is_local(master: str) -> bool:
-    """Whether all of Spark is in this process, so that nothing has to reach executors."""
+    """Return whether Spark runs in this process, so that executors need nothing sent."""
     return master.partition("[")[0] == "local"
 
 
 def is_submitted() -> bool:
-    """Whether spark-submit started this process: Spark runs already, with settings of its own."""
+    """Return whether spark-submit started this process: Spark already runs, with its own settings."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def is_running(spark: SparkSession) -> bool:
-    """Whether Spark's Java process answers: without it a session is of no more use."""
+    """Return whether Spark's Java process answers: a session is useless without it."""
     try:
         spark.sparkContext._jvm.System.nanoTime()
     except (OSError, Py4JError):
@@ -127,7 +127,7 @@ def is_running(spark: SparkSession) -> bool:
 
 @contextmanager
 def needing_java(spark: SparkSession) -> Iterator[None]:
-    """Raise `JavaEndedError` for whatever goes wrong in the block because the process is gone."""
+    """Raise `JavaEndedError` for any failure in the block if the Java process has ended."""
     try:
         yield
     except (OSError, Py4JError):
@@ -139,7 +139,7 @@ def needing_java(spark: SparkSession) -> Iterator[None]:
 
 
 def _submitted() -> dict[str, str]:
-    """What spark-submit was told; nothing where there is none."""
+    """Return spark-submit's settings; empty without it."""
     if not is_submitted():
         return {}
     SparkContext._ensure_initialized()

@@ -1,4 +1,4 @@
-"""What the connector asks of an S2 endpoint: names, tails, first records, positions, appends."""
+"""The connector's calls to an S2 endpoint: names, tails, first records, positions, appends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Streams:
         self._connection = connection
 
     def names(self, prefix: str = "") -> list[str]:
-        """All streams that begin with `prefix` and are not being deleted, in order."""
+        """Return all streams that begin with `prefix` and are not being deleted, in order."""
         names: list[str] = []
         after, more = "", True
         while more:
@@ -40,27 +40,27 @@ class Streams:
         return names
 
     def tail(self, stream: str) -> StreamPosition:
-        """The position after the last durable record."""
+        """Return the position after the last durable record."""
         answer = self._ask(stream_path(stream, "records/tail"), f"the tail of {stream!r}")
         found = answer.json()["tail"]
         return StreamPosition(found["seq_num"], found["timestamp"])
 
     def first(self, stream: str, at: int = 0) -> int:
-        """The first record that is there from `at` on; the tail if there is none."""
+        """Return the first record at or after `at` that exists; the tail if none does."""
         return self._first(stream, seq_num=at)
 
     def first_since(self, stream: str, timestamp: int) -> int:
-        """The first record that is not older; the tail if there is none."""
+        """Return the first record that is not older; the tail if all are."""
         return self._first(stream, timestamp=timestamp)
 
     def page_bytes(self, stream: str, at: int, count: int = BATCH_RECORDS_MAX) -> bytes | None:
-        """A ReadBatch from `at` on, as much as one answer holds; None at and beyond the tail."""
+        """Return a ReadBatch from `at` on, as much as one answer holds; None at and beyond the tail."""
         wanted = min(count, BATCH_RECORDS_MAX)
         answer = self._read(stream, seq_num=at, count=wanted, bytes=BATCH_BYTES_MAX)
         return None if answer.status == _UNWRITTEN else answer.body
 
     def snapshot_cursor(self, stream: str) -> int | None:
-        """The first record that the newest snapshot does not cover; None without a snapshot."""
+        """Return the first record that the newest snapshot does not cover; None without a snapshot."""
         answer = self._connection.get(stream_path(stream, "snapshot"))
         if answer.status == _REDIRECT:
             return int(answer.headers["stream-snapshot-offset"])

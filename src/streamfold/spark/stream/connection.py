@@ -1,4 +1,4 @@
-"""One kept-alive HTTP/1.1 connection to an S2 endpoint, which repeats what failed in passing."""
+"""One kept-alive HTTP/1.1 connection to an S2 endpoint, which retries transient failures."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _PLACEHOLDER = "{basin}"
 class Endpoint:
     """A basin at an S2 endpoint. Pickled with a plan for its tasks, so it holds no connection."""
 
-    #: Origin of the server; where `{basin}` stands in it, the basin is named by the host.
+    #: Origin of the server; `{basin}` in it is replaced by the basin's name.
     template: str
     basin: str
     token: str = field(default="", repr=False)
     encryption_key: str = field(default="", repr=False)
-    #: Seconds for which a request that failed is repeated.
+    #: Seconds for which a failed request is retried.
     retry_timeout: float = 60.0
     #: Certificates (PEM) to trust instead of the system's.
     trusted: str = field(default="", repr=False)
@@ -58,7 +58,7 @@ class Endpoint:
         return self.template.replace(_PLACEHOLDER, self.basin)
 
     def headers(self) -> dict[str, str]:
-        """What every request carries."""
+        """Headers of every request."""
         found = {}
         if _PLACEHOLDER not in self.template:
             found["s2-basin"] = self.basin
@@ -78,11 +78,11 @@ def stream_path(stream: str, *rest: str) -> str:
 
 #: Seconds to connect and to wait for the next bytes: above the 15 between two heartbeats.
 _IO_TIMEOUT = 20.0
-#: Seconds to wait for the answer to a short question at least: servers pause for less.
+#: The least seconds to wait for the answer to a short request: servers pause for less.
 _ANSWER_TIMEOUT_MIN = 3.0
-#: Seconds before the second attempt, and between later ones at most.
+#: Seconds before the second attempt, and the most between later ones.
 _WAIT_MIN, _WAIT_MAX = 0.05, 2.0
-#: Statuses of failures that pass; 409 is one of them with this code only.
+#: Statuses of transient failures; 409 is one only with this code.
 _PASSING, _PASSING_CONFLICT = frozenset({408, 429, 500, 502, 503, 504}), "transaction_conflict"
 _BY_STATUS: dict[int, type[StreamfoldError]] = {
     401: errors.UnauthenticatedError,
@@ -93,7 +93,7 @@ _BY_STATUS: dict[int, type[StreamfoldError]] = {
 
 
 class Answer(NamedTuple):
-    """A response that was read whole."""
+    """A response, read to its end."""
 
     status: int
     headers: Mapping[str, str]
@@ -109,7 +109,7 @@ class TransientError(RetryLaterError):
 
 @dataclass(slots=True)
 class RetryDeadline:
-    """How long failures are put up with: so many seconds without any progress."""
+    """When to stop retrying: after this many seconds without progress."""
 
     seconds: float
     _since: float | None = None
@@ -117,19 +117,19 @@ class RetryDeadline:
 
     @classmethod
     def from_now(cls, seconds: float) -> RetryDeadline:
-        """Count the time of the first attempt, too: it may be spent waiting for a silent server."""
+        """Start the clock now: the first attempt may spend its time waiting for a silent server."""
         return cls(seconds, time.monotonic())
 
     def reset(self) -> None:
         self._since, self._wait = None, _WAIT_MIN
 
     def wait(self, endpoint: Endpoint, error: StreamfoldError) -> None:
-        """Wait before the next attempt, or raise when there have been enough."""
+        """Wait before the next attempt, or raise after the deadline."""
         now = time.monotonic()
         self._since = self._since if self._since is not None else now
         if now - self._since >= self.seconds:
             raise EndpointUnavailableError(endpoint.origin, self.seconds, error.message) from error
-        # Spread, so that tasks that failed together do not come back together.
+        # With jitter, so that tasks that failed together do not retry together.
         time.sleep(self._wait * random.uniform(0.5, 1.0))  # noqa: S311
         self._wait = min(self._wait * 2, _WAIT_MAX)
 
@@ -152,7 +152,7 @@ class Connection:
         self._http.close()
 
     def get(self, path: str, headers: Mapping[str, str] | None = None) -> Answer:
-        """Ask until there is an answer that is not a passing failure."""
+        """Retry until the answer is not a transient failure."""
         deadline = RetryDeadline.from_now(self.endpoint.retry_timeout)
         while True:
             try:
@@ -163,7 +163,7 @@ class Connection:
     def attempt(
         self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b""
     ) -> Answer:
-        """Ask once. A `TransientError` leaves open whether the request had its effect."""
+        """Send once. After a `TransientError` the request may or may not have taken effect."""
         response = self.open(method, path, headers, body)
         try:
             content = response.read()
@@ -178,7 +178,7 @@ class Connection:
     def open(
         self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b""
     ) -> http.client.HTTPResponse:
-        """Ask once, and give the response while it still comes in."""
+        """Send once, and return the response before its body is read."""
         sent = {**self.endpoint.headers(), **(headers or {})}
         try:
             self._http.request(method, path, body or None, sent)
@@ -188,7 +188,7 @@ class Connection:
             raise OptionError(
                 "endpoint",
                 f"is {self.endpoint.origin}, whose certificate is not trusted ({error.verify_message}):"
-                " name its authority by the option caFile, or by the variable SSL_CERT_FILE",
+                " name its authority in the option caFile, or in the variable SSL_CERT_FILE",
             ) from error
         except (OSError, http.client.HTTPException) as error:
             self.close()
@@ -196,10 +196,10 @@ class Connection:
 
 
 def answer_timeout(endpoint: Endpoint) -> float:
-    """Return the seconds to wait for the answer to a short question.
+    """Return the seconds to wait for the answer to a short request.
 
-    They are no more than failures are retried for, so that a server that drops packets is reported
-    as soon as one that refuses connections.
+    At most the time for retries, so that a server that drops packets is reported as soon as one that
+    refuses connections.
     """
     return min(_IO_TIMEOUT, max(_ANSWER_TIMEOUT_MIN, endpoint.retry_timeout))
 
@@ -219,7 +219,7 @@ def is_transient(status: int, body: bytes) -> bool:
 
 
 def error_from_response(what: str, status: int, body: bytes) -> StreamfoldError:
-    """The error for an answer that will not change by asking again."""
+    """Make the error for an answer that a retry would not change."""
     kind = _BY_STATUS.get(status, errors.InvalidError)
     return kind(f"{what} was refused with status {status}: {message_of(body)}")
 
@@ -229,7 +229,7 @@ def code_of(body: bytes) -> str:
 
 
 def message_of(body: bytes) -> str:
-    """What an error's body says, cut to what a log line bears."""
+    """Return the message of an error's body, cut to fit a log line."""
     members = _members(body)
     if "message" in members:
         return f"{members.get('code', '')}: {members['message']}"[:500]

@@ -1,9 +1,9 @@
-"""Appending a batch of rows to a stream exactly once, however often it is tried.
+"""Appends a batch of rows to a stream exactly once, however often it is tried.
 
-Each append ends with a record that carries a header, the *marker*: which transaction, which batch
-of it, which append of how many, and a digest of all so far. An append is atomic and goes in with
-`match_seq_num`, so the last marker in the stream says what is there, and nothing can slip in between
-looking and appending. A writer that was given up for dead is shut out in the same way.
+The last record of each append carries a header, the *marker*: which transaction, which batch of it,
+which append of how many, and a digest of all so far. An append is atomic and carries `match_seq_num`,
+so the last marker in the stream says what was appended, and no append can come between the check and
+the append. This also stops a writer that was presumed dead.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from streamfold.spark.stream.schema import arrow_schema, record_batch
 MARKER: Final = b"streamfold-txn"
 #: Metered bytes that the longest marker adds to a record, with its header; ids are bounded by it.
 MARKER_RESERVE: Final = 512
-#: Records looked at first, and how much further back each further look goes.
+#: Records searched first, and the factor by which each further search reaches back.
 _LOOK_FIRST, _LOOK_GROWTH = 1, 32
-#: Records from which on a look is worth the compiled kernels.
+#: Records from which on a search is worth loading the compiled kernels.
 _KERNEL_RECORDS: Final = 50_000
 _MATCH_SEQ_NUM = b"\x10"
 
@@ -54,7 +54,7 @@ class Marker:
 
     @classmethod
     def decode(cls, raw: bytes) -> Marker | None:
-        """None for what only looks like a marker."""
+        """Parse a marker; None for anything else."""
         parts = raw.decode(errors="replace").split("\n")
         if len(parts) != 5 or not all(part.isdecimal() for part in parts[1:4]):
             return None
@@ -62,7 +62,7 @@ class Marker:
 
 
 class Transaction:
-    """One batch on its way into one stream. On the driver only, in one process at a time."""
+    """Appends one batch to one stream. On the driver only, in one process at a time."""
 
     def __init__(
         self,
@@ -81,10 +81,10 @@ class Transaction:
         self._markers = _markers(name, batch, parts)
 
     def append(self) -> int:
-        """Append what is not there yet; returns how many appends that took."""
+        """Append what the stream lacks; returns how many appends that took."""
         deadline = RetryDeadline(self._connection.endpoint.retry_timeout)
         looked, done, appended = 0, 0, 0
-        tail, found = self._look(looked)
+        tail, found = self._find(looked)
         done = self._done(found)
         while done < len(self._parts):
             try:
@@ -93,11 +93,11 @@ class Transaction:
                 done, appended = done + 1, appended + 1
                 deadline.reset()
             except SeqNumMismatchError:
-                tail, found = self._look(looked)
+                tail, found = self._find(looked)
                 done = max(done, self._done(found))
             except OutcomeUnknownError as error:
                 deadline.wait(self._connection.endpoint, error)
-                tail, found = self._look(looked)
+                tail, found = self._find(looked)
                 done = max(done, self._done(found))
         return appended
 
@@ -105,8 +105,8 @@ class Transaction:
         before, last = self._parts[index]
         return before + _marked(last, self._markers[index]) + _MATCH_SEQ_NUM + varint(tail)
 
-    def _look(self, since: int) -> tuple[int, Marker | None]:
-        """The tail, and the last marker of this transaction that is not before `since`."""
+    def _find(self, since: int) -> tuple[int, Marker | None]:
+        """Return the tail, and the last marker of this transaction at or after `since`."""
         tail = int(self._streams.tail(self._stream).seq_num)
         end, size = tail, _LOOK_FIRST
         while end > since:
@@ -138,7 +138,7 @@ class Transaction:
         return next((m for m in markers if m is not None and m.transaction == self._name), None)
 
     def _done(self, found: Marker | None) -> int:
-        """How many appends of this batch are in the stream already."""
+        """Return how many appends of this batch the stream already has."""
         if found is None or found.batch < self._batch:
             return 0
         if found.batch > self._batch:
@@ -159,7 +159,7 @@ def _markers(name: str, batch: int, parts: Sequence[list[bytes]]) -> list[Marker
 
 
 def _marked(raw: bytes, marker: Marker) -> bytes:
-    """The one record of an AppendInput with the marker as its last header."""
+    """Return the one record of an AppendInput with the marker as its last header."""
     ((_, start, end),) = fields(raw, 0, len(raw))
     record = parse_record(raw, start, end)
     headers = (*record.headers, Header(MARKER, marker.encode()))

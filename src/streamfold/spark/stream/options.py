@@ -1,7 +1,7 @@
-"""The options of `format("streamfold")`: one place that reads, checks and names them.
+"""The options of `format("streamfold")`: read, checked and named here alone.
 
-Names follow Spark's Kafka source where it has the same thing. An unknown name is refused, since a
-misspelt one would silently do nothing.
+Names follow Spark's Kafka source for what both have. An unknown name is refused, since a misspelt one
+would silently do nothing.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from streamfold.spark.stream.connection import Endpoint
 Positions: TypeAlias = str | Mapping[str, int]
 
 EARLIEST, LATEST = "earliest", "latest"
-#: What JSON says for these words, as with Kafka.
+#: Numbers in JSON for these words, as with Kafka.
 EARLIEST_NUMBER, LATEST_NUMBER = -2, -1
 
-#: Records that one task reads at most, if nothing is said: seconds of work, repeated if it fails.
+#: Default for the most records that one task reads: seconds of work, repeated if it fails.
 PARTITION_RECORDS: Final = 1_000_000
-#: Records that are worth a task of their own, which costs about as much as reading 100,000, and how
-#: many such tasks there are, if nothing is said: enough for a machine, few for what they cost.
+#: Records that are worth their own task, which costs about as much as reading 100,000, and the default
+#: for the most such tasks: enough for one machine.
 TASK_RECORDS: Final = 250_000
 TASKS: Final = 8
-#: Seconds for which a request that fails is repeated.
+#: Seconds for which a failed request is retried.
 RETRY_TIMEOUT: Final = 60.0
-#: Bytes of rows that one exactly-once batch may have: they pass through the driver.
+#: Most bytes of rows in one exactly-once batch: they pass through the driver.
 SINK_BYTES: Final = 256 << 20
 
 COLUMNS: Final = ("stream", "seq_num", "timestamp", "headers", "body")
@@ -48,7 +48,7 @@ _SOURCE = (
     "maxRecordsPerPartition", "includeHeaders", "columns", "bootstrap",
 )  # fmt: skip
 _SINK = ("orderBy", "txnId", "txnVersion", "maxBatchBytes")
-#: What Spark itself puts among the options.
+#: Options that Spark adds.
 _OF_SPARK = ("path", "checkpointLocation", "queryName")
 
 
@@ -71,7 +71,7 @@ class SourceOptions:
     fail_on_data_loss: bool
     max_records_per_trigger: int | None
     max_bytes_per_trigger: int | None
-    #: None: as many as the records are worth.
+    #: None: as many as suit the number of records.
     min_partitions: int | None
     max_records_per_partition: int
     columns: tuple[str, ...]
@@ -81,24 +81,24 @@ class SourceOptions:
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
     endpoint: Endpoint
-    #: None: rows name theirs in the column `stream`.
+    #: None: the rows' column `stream` names it.
     stream: str | None
     order_by: str | None
-    #: What a batch write is known by, so that it happens once; a streaming query has an id of its own.
+    #: Identifies a batch write, so that it happens once; a streaming query has its own id.
     txn_id: str | None
     txn_version: int
     max_batch_bytes: int
 
 
 class _Options:
-    """Options by name, whatever their case, with the rules that they must keep."""
+    """Options by name, ignoring case, and the rules that they must keep."""
 
     def __init__(self, given: Mapping[str, str], known: tuple[str, ...]) -> None:
         self._given = {name.lower(): value for name, value in given.items()}
         names = {name.lower() for name in (*known, *_OF_SPARK)}
         for name in self._given:
             if name not in names:
-                raise OptionError(name, f"is not known; there are {', '.join(sorted(known))}")
+                raise OptionError(name, f"is not known; the options are {', '.join(sorted(known))}")
 
     def text(self, name: str, *variables: str) -> str | None:
         found = self._given.get(name.lower()) or next(
@@ -144,7 +144,7 @@ class _Options:
         )
 
     def certificates(self, name: str) -> str:
-        """What the file says that the option names: tasks may run where the file is not."""
+        """Read the file that the option names: tasks may run where it does not exist."""
         path = self.text(name)
         if path is None:
             return ""
@@ -158,11 +158,13 @@ class _Options:
 
 
 def parse_source(given: Mapping[str, str]) -> SourceOptions:
-    """The options of a read; resolved on the driver, environment included, for all tasks."""
+    """Parse the options of a read, including the environment, on the driver for all tasks."""
     options = _Options(given, _SHARED + _SOURCE)
     starting, since = options.text("startingOffsets"), options.text("startingTimestamp")
     if starting is not None and since is not None:
-        raise OptionError("startingTimestamp", "cannot go with startingOffsets: give one of them")
+        raise OptionError(
+            "startingTimestamp", "cannot be combined with startingOffsets: give one of them"
+        )
     return SourceOptions(
         endpoint=options.endpoint(),
         selection=_selection(options),
@@ -209,14 +211,16 @@ def _selection(options: _Options) -> Selection:
         return Selection((value,))
     streams = tuple(dict.fromkeys(name.strip() for name in value.split(",") if name.strip()))
     if not streams:
-        raise OptionError("streams", "names none: separate names by commas")
+        raise OptionError("streams", "is empty: give names, separated by commas")
     return Selection(streams)
 
 
 def _ending(options: _Options) -> Positions:
     found = _positions("endingOffsets", options.text("endingOffsets") or LATEST)
     if found == EARLIEST or (not isinstance(found, str) and EARLIEST_NUMBER in found.values()):
-        raise OptionError("endingOffsets", "cannot be the earliest: nothing would be read")
+        raise OptionError(
+            "endingOffsets", "cannot be earliest, where nothing would be read: give latest or JSON"
+        )
     return found
 
 

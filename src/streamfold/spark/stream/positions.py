@@ -1,4 +1,4 @@
-"""Where a query starts and ends in each stream, and how a batch is cut into partitions."""
+"""Decides where a query starts and ends in each stream, and cuts a batch into partitions."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ Offset: TypeAlias = dict[str, int]
 
 
 def backlog(start: Mapping[str, int], end: Mapping[str, int]) -> list[Range]:
-    """What lies between two offsets that have the same streams, in the order of their names."""
+    """Return the ranges between two offsets of the same streams, in the order of their names."""
     ranges = (Range(stream, start[stream], end[stream]) for stream in sorted(end))
     return [found for found in ranges if found.start < found.end]
 
 
 def limit_records(start: Mapping[str, int], end: Mapping[str, int], records: int) -> Offset:
-    """The offset after at most so many records; every stream gets on in proportion to its backlog.
+    """Return the offset after at most `records`; every stream advances in proportion to its backlog.
 
-    At least one record is let through, or a query could stand still.
+    Advances by at least one record, so that a query cannot stall.
     """
     waiting = backlog(start, end)
     total = sum(map(len, waiting))
@@ -52,7 +52,7 @@ def limit_records(start: Mapping[str, int], end: Mapping[str, int], records: int
 def split(ranges: Sequence[Range], min_partitions: int, max_records: int) -> list[Range]:
     """Cut ranges into parts of nearly equal size: none above `max_records`, and enough of them.
 
-    Fewer than `min_partitions` come out only where there are fewer records.
+    There are fewer than `min_partitions` only if there are fewer records.
     """
     total = sum(map(len, ranges))
     if not total:
@@ -66,7 +66,7 @@ def _cut(found: Range, parts: int) -> list[Range]:
     return [Range(found.stream, start, end) for start, end in pairwise(edges) if start < end]
 
 
-#: Characters that mean something in a regular expression: what stands before them is a prefix.
+#: Characters with a meaning in regular expressions: what precedes them is a literal prefix.
 _SPECIAL = re.compile(r"[\\^$.|?*+()\[\]{}]")
 
 
@@ -78,7 +78,7 @@ class StreamPositions:
         self._streams = Streams(connection)
 
     def chosen(self) -> list[str]:
-        """The streams to read, in order; with a pattern, those that match it now."""
+        """Return the streams to read, in order; with a pattern, those that match it now."""
         selection = self._options.selection
         if selection.pattern is None:
             return list(selection.streams)
@@ -86,7 +86,7 @@ class StreamPositions:
         return [name for name in self._streams.names(_prefix(selection.pattern)) if matches(name)]
 
     def starts(self, default: str) -> Offset:
-        """Where a new query starts."""
+        """Return where a new query starts."""
         options, streams = self._options, self.chosen()
         since = options.starting_timestamp
         if since is not None:
@@ -94,23 +94,23 @@ class StreamPositions:
         return self._resolve("startingOffsets", options.starting or default, streams, self._start)
 
     def ends(self, streams: Iterable[str]) -> Offset:
-        """Where a batch read ends."""
+        """Return where a batch read ends."""
         return self._resolve("endingOffsets", self._options.ending, streams, self._end)
 
     def tails(self, start: Offset) -> Offset:
-        """The tail of every stream of the query: of those in `start`, and of those that match now."""
+        """Return the tail of every stream of the query: those in `start`, and those that match now."""
         found = dict.fromkeys((*start, *self.chosen()))
         tails = {stream: self._tail(stream, start.get(stream)) for stream in sorted(found)}
         return {stream: tail for stream, tail in tails.items() if tail is not None}
 
     def with_new(self, start: Offset, end: Offset) -> Offset:
-        """`start` with the streams that only `end` has: they are read from their first record on."""
+        """Return `start` with the streams that only `end` has, read from their first record."""
         return start | {
             stream: self._streams.first(stream) for stream in end if stream not in start
         }
 
     def mean_size(self, stream: str, at: int) -> float:
-        """Bytes of a record on average, by those that come next."""
+        """Return the mean size in bytes of the next records."""
         page = self._streams.page_bytes(stream, at) or b""
         count = len(read_columns(page, headers=False, bodies=False).seq_nums)
         return len(page) / max(1, count)
@@ -145,7 +145,7 @@ class StreamPositions:
         found = {}
         for stream in streams:
             if stream not in wanted:
-                raise OptionError(name, f"says nothing of stream {stream!r}: name all streams")
+                raise OptionError(name, f"does not name stream {stream!r}: name all streams")
             found[stream] = resolve(stream, wanted[stream])
         return found
 
@@ -166,13 +166,14 @@ class StreamPositions:
         tail = int(self._streams.tail(stream).seq_num)
         if wanted > tail:
             raise OptionError(
-                "endingOffsets", f"is {wanted} for stream {stream!r}, whose tail is {tail}: wait"
+                "endingOffsets",
+                f"is {wanted} for stream {stream!r}, whose tail is {tail}: give at most that",
             )
         return tail if wanted == LATEST_NUMBER else wanted
 
 
 def _prefix(pattern: str) -> str:
-    """What every match of the pattern begins with, as far as it is plain to see."""
+    """Return a literal prefix of every match of the pattern; may be shorter than possible."""
     special = _SPECIAL.search(pattern)
     if special is None:
         return pattern

@@ -1,4 +1,4 @@
-"""Reading a range of a stream in a task: complete, once and in order, or an error that says why."""
+"""Reads a range of a stream in a task: every record once and in order, or an error that says why."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which columns to read, and whether a hole in the range is an error."""
+    """Which columns to read, and whether missing records are an error."""
 
     headers: bool = True
     bodies: bool = True
@@ -40,7 +40,7 @@ class Wanted:
 
 
 def read_range(endpoint: Endpoint, wanted_range: Range, wanted: Wanted) -> Iterator[Columns]:
-    """Every record of the range, once and in order, whatever connections break on the way."""
+    """Yield every record of the range, once and in order, even if connections break."""
     stream, at, end = wanted_range.stream, wanted_range.start, wanted_range.end
     deadline, sessions = RetryDeadline(endpoint.retry_timeout), wanted.sessions
     while at < end:
@@ -58,13 +58,13 @@ def read_range(endpoint: Endpoint, wanted_range: Range, wanted: Wanted) -> Itera
         except SessionRefusedError:
             sessions = False
         except TransientError as error:
-            # Whatever stands between may not let sessions through: try the other way, too.
+            # A proxy may not let sessions through: try pages, too.
             sessions = wanted.sessions and (at > began or not sessions)
             deadline.wait(endpoint, error)
 
 
 def _within(found: Columns, stream: str, at: int, end: int, wanted: Wanted) -> tuple[Columns, int]:
-    """The rows of `found` that belong to the range, and the position after them."""
+    """Return the rows of `found` that belong to the range, and the position after them."""
     seq_nums = found.seq_nums
     if not len(seq_nums):
         return found, at
@@ -78,10 +78,10 @@ def _within(found: Columns, stream: str, at: int, end: int, wanted: Wanted) -> t
 
 
 def _ended_early(streams: Streams, stream: str, at: int, end: int, wanted: Wanted) -> int:
-    """Where to go on when a read came to its end before the range did."""
+    """Return where to continue after a read that ended before the range did."""
     first = streams.first(stream, at)
     if at <= first < min(end, streams.tail(stream).seq_num):
-        raise TransientError(f"the read ended at {at}, where there are more records")
+        raise TransientError(f"the read ended at {at}, before the last record")
     _lost(stream, at, end, first, wanted)
     return end
 
@@ -89,11 +89,13 @@ def _ended_early(streams: Streams, stream: str, at: int, end: int, wanted: Wante
 def _lost(stream: str, start: int, end: int, first: int, wanted: Wanted) -> None:
     if wanted.fail_on_data_loss:
         raise DataLossError(stream, start, end, first)
-    _log.warning("records %d to %d of stream %r are gone, going on", start, end - 1, stream)
+    _log.warning(
+        "records %d to %d of stream %r are gone, continuing without them", start, end - 1, stream
+    )
 
 
 def cut(found: Columns, rows: int) -> Columns:
-    """The first `rows` rows, without a copy."""
+    """Return the first `rows` rows, without a copy."""
     if rows == len(found.seq_nums):
         return found
     headers, bodies = found.headers, found.bodies

@@ -1,8 +1,8 @@
-"""Rows of a DataFrame as records to append, staged as Arrow: encoded in tasks, cut on the driver.
+"""Turns rows of a DataFrame into records to append: encoded in tasks as Arrow, cut on the driver.
 
 A staged table has a row per record: `stream`, `record` (its bytes in an AppendInput), `metered`
-(bytes, as limits count them), and `key` where rows are to be ordered. A run of records is then one
-slice of memory, whatever their number.
+(bytes, as limits count them), and `key` if rows are to be ordered. A run of records is one slice of
+memory, whatever their number.
 """
 
 from __future__ import annotations
@@ -37,18 +37,20 @@ def check_columns(names: list[str], options: SinkOptions) -> None:
     for name in names:
         if name not in allowed:
             raise InvalidError(
-                f"column {name!r} is no part of a record: drop it; there are {', '.join(_COLUMNS)}"
+                f"column {name!r} is not part of a record: drop it; known are {', '.join(_COLUMNS)}"
             )
     if "body" not in names:
-        raise InvalidError("the rows have no column 'body': name one so")
+        raise InvalidError("the rows have no column 'body': rename one to it")
     if options.stream is None and "stream" not in names:
         raise OptionError("stream", "is missing, and the rows have no column 'stream': give either")
     if options.order_by is not None and options.order_by not in names:
-        raise OptionError("orderBy", f"names {options.order_by!r}, which is no column of the rows")
+        raise OptionError(
+            "orderBy", f"names {options.order_by!r}, which is not a column of the rows"
+        )
 
 
 def stage(batch: pa.RecordBatch, options: SinkOptions) -> pa.Table:
-    """The rows as records."""
+    """Encode rows as records."""
     table = pa.Table.from_batches([batch])
     encoded = encode_columns(_append_columns(batch))
     columns = {
@@ -63,7 +65,7 @@ def stage(batch: pa.RecordBatch, options: SinkOptions) -> pa.Table:
 
 
 def by_stream(staged: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-    """The rows of each stream, ordered by key where there is one, else as they came."""
+    """Yield the rows of each stream, ordered by key if there is one, else as they came."""
     for stream in sorted(pc.unique(staged[STREAM]).to_pylist()):
         rows = staged.filter(pc.equal(staged[STREAM], stream))
         if KEY in rows.column_names:
@@ -72,7 +74,7 @@ def by_stream(staged: pa.Table) -> Iterator[tuple[str, pa.Table]]:
 
 
 def cut_batches(rows: pa.Table, reserve: int = 0) -> Iterator[list[bytes]]:
-    """Runs of records that each fit one append, with `reserve` metered bytes to spare.
+    """Yield runs of records that each fit one append, with `reserve` metered bytes to spare.
 
     Each is two pieces of an AppendInput: all records but the last, and the last.
     """
@@ -93,10 +95,10 @@ def cut_batches(rows: pa.Table, reserve: int = 0) -> Iterator[list[bytes]]:
 
 
 def _bytes(records: Any, start: int, end: int) -> bytes:
-    """The bytes of a run of values, which lie side by side."""
+    """Return the bytes of a run of values, which are contiguous."""
     _, offsets, data = records.buffers()
-    places = np.frombuffer(offsets, np.int64)[records.offset :]
-    return bytes(data[int(places[start]) : int(places[end])]) if data is not None else b""
+    edges = np.frombuffer(offsets, np.int64)[records.offset :]
+    return bytes(data[int(edges[start]) : int(edges[end])]) if data is not None else b""
 
 
 def _records(encoded: EncodedRecords) -> Any:
@@ -124,7 +126,7 @@ def _append_columns(batch: pa.RecordBatch) -> AppendColumns:
 
 
 def _timestamps(column: Any, rows: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_]]:
-    """Milliseconds, and which rows have any: from a timestamp, or from a whole number of them."""
+    """Return milliseconds, and which rows have them: from timestamps, or from whole numbers."""
     if column is None:
         return np.zeros(rows, np.uint64), np.zeros(rows, np.bool_)
     if pa.types.is_timestamp(column.type):
@@ -135,7 +137,7 @@ def _timestamps(column: Any, rows: int) -> tuple[npt.NDArray[np.uint64], npt.NDA
     millis = column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
     if (millis < 0).any():
         raise InvalidError(
-            f"timestamp {int(millis.min())} ms is before 1970: records have none such"
+            f"timestamp {int(millis.min())} ms is before 1970: records cannot have it"
         )
     return millis.astype(np.uint64), stamped
 
@@ -153,13 +155,13 @@ def _headers(column: Any, rows: int) -> HeaderColumn:
     names, values = (_binary(pc.struct_field(pairs, part)) for part in ("name", "value"))
     if (np.diff(names.offsets) == 0).any():
         raise InvalidError(
-            "a header has no name: that would make its record a command; name all headers"
+            "a header has no name, which would make its record a command: name all headers"
         )
     return HeaderColumn(np.concatenate(([0], np.cumsum(counts))).astype(np.int32), names, values)
 
 
 def _binary(column: Any) -> BytesColumn:
-    """The buffers of a column of bytes or text, from its first row on; null is empty."""
+    """Return the buffers of a column of bytes or text, from its first row on; null is empty."""
     if not (pa.types.is_binary(column.type) or pa.types.is_string(column.type)):
         raise InvalidError(
             f"a column of {column.type} cannot be bytes: cast it to binary or string"
@@ -168,9 +170,9 @@ def _binary(column: Any) -> BytesColumn:
     if column.null_count:
         column = column.fill_null(b"")
     _, offsets, data = column.buffers()
-    places = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
+    edges = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
     content = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
-    return BytesColumn(places - places[0], content[places[0] : places[-1]])
+    return BytesColumn(edges - edges[0], content[edges[0] : edges[-1]])
 
 
 def _check_sizes(encoded: EncodedRecords) -> None:

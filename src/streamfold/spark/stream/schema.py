@@ -1,4 +1,4 @@
-"""The rows of a stream as Spark and as Arrow know them; both must agree to the last nullability."""
+"""The schema of a stream's rows in Spark and in Arrow; both must agree, including nullability."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pyspark.sql.types import (
 
 from streamfold.records.columns import BytesColumn, Columns
 
-#: Milliseconds above which Spark's timestamps, which count microseconds, do not reach.
+#: The largest milliseconds that Spark's timestamps, which count microseconds, can hold.
 TIMESTAMP_MAX = (2**63 - 1) // 1000
 
 _HEADER = StructType(
@@ -55,7 +55,7 @@ def arrow_schema(columns: Sequence[str]) -> pa.Schema:
 
 
 def record_batch(stream: str, found: Columns, schema: pa.Schema) -> pa.RecordBatch:
-    """Rows for Spark, over the memory that the columns already have."""
+    """Make rows for Spark without copying the columns."""
     arrays = [_ARRAYS[name](stream, found) for name in schema.names]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -69,7 +69,7 @@ def _seq_num(stream: str, found: Columns) -> Any:
 
 
 def _timestamp(stream: str, found: Columns) -> Any:
-    """Milliseconds are kept exactly; one that Spark cannot express is null."""
+    """Keep milliseconds exactly; those that Spark cannot express become null."""
     reachable = found.timestamps <= np.uint64(TIMESTAMP_MAX)
     micros = found.timestamps.astype(np.int64) * np.int64(1000)
     mask = None if reachable.all() else ~reachable
@@ -98,9 +98,9 @@ def _body(stream: str, found: Columns) -> Any:
 
 
 def _binary(column: BytesColumn) -> Any:
-    places, content = column
-    buffers = [None, pa.py_buffer(places), pa.py_buffer(content)]
-    return pa.Array.from_buffers(pa.binary(), len(places) - 1, buffers)
+    offsets, content = column
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(content)]
+    return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
 
 
 _ARRAYS = {

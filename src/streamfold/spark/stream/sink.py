@@ -1,9 +1,9 @@
 """`write` and `writeStream` of `format("streamfold")`: what Spark calls, and where.
 
-`write` runs in tasks. What must happen exactly once passes through the driver: tasks encode rows and
-hand them over as their commit messages, and `commit` appends them. Spark may call `commit` again
-for a batch that it saw fail, and `abort` for one that is in the stream already: so `commit` looks
-before it appends, and `abort` takes nothing back.
+`write` runs in tasks. Exactly-once writes pass through the driver: tasks encode rows and return them as
+their commit messages, and `commit` appends them. Spark may call `commit` again for a batch that it saw
+fail, and `abort` for one that the stream already has: so `commit` checks before it appends, and `abort`
+undoes nothing.
 """
 
 # mypy: disallow-subclassing-any=False
@@ -32,11 +32,11 @@ from streamfold.spark.stream.exactly_once import MARKER_RESERVE, Transaction
 from streamfold.spark.stream.options import SinkOptions
 from streamfold.spark.stream.rows import by_stream, check_columns, cut_batches, stage
 
-#: Spark's name for the property that tells a task which query it works for.
+#: Spark's name for the property with the id of a task's query.
 _QUERY_ID = "sql.streaming.queryId"
-#: Rows of an Arrow batch from which on loading the compiled kernels pays.
+#: Rows of an Arrow batch from which on loading the compiled kernels pays off.
 _KERNEL_ROWS = 5_000
-#: Bytes of a transaction's name, so that its marker has room.
+#: Most bytes of a transaction's name, so that its marker fits.
 _NAME_MAX = 200
 
 
@@ -53,14 +53,14 @@ class Staged(WriterCommitMessage):
 
 
 class Appended(WriterCommitMessage):
-    """How many records a task appended itself."""
+    """How many records a task appended."""
 
     def __init__(self, records: int) -> None:
         self.records = records
 
 
 class _Rows:
-    """What all writers share: options that were checked, and rows as records."""
+    """Shared by all writers: checked options, and rows as records."""
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
@@ -78,7 +78,7 @@ class _Rows:
             yield stage(batch, self._options)
 
     def _hand_over(self, batches: Iterator[pa.RecordBatch], query: str | None) -> Staged:
-        """All rows of a task, in order, as its message to the driver."""
+        """Return all rows of a task, in order, as its message to the driver."""
         tables, size = [], 0
         for table in self._staged(batches):
             tables.append(table)
@@ -94,7 +94,7 @@ class _Rows:
         return Staged(sink.getvalue().to_pybytes(), query)
 
     def _append_once(self, messages: Sequence[Any], name: str, batch: int) -> None:
-        """Append the rows of all tasks, in the order of their partitions, unless they are there."""
+        """Append the rows of all tasks, by partition, unless the streams have them."""
         found = [message.table() for message in messages if message is not None and message.rows]
         if not found:
             return
@@ -121,17 +121,17 @@ class StreamAppends(_Rows, DataSourceStreamArrowWriter):
         context = TaskContext.get()
         query = self._options.txn_id or (context and context.getLocalProperty(_QUERY_ID))
         if not query:
-            raise OptionError("txnId", "is missing, and Spark does not tell the id of the query")
+            raise OptionError("txnId", "is missing, and Spark gives no id of the query: set it")
         return self._hand_over(iterator, query)
 
     def commit(self, messages: Sequence[Any], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """On the driver; may come again for a batch that is in the streams already."""
+        """On the driver; Spark may call it again for a batch that the streams already have."""
         name = next((message.query for message in messages if message is not None), None)
         if name is not None:
             self._append_once(messages, name, batchId)
 
     def abort(self, messages: Sequence[Any], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Nothing is taken back: Spark brings the same batch again, and only what lacks is added."""
+        """Undo nothing: Spark repeats the batch, and only what is missing is then appended."""
 
 
 class CommittedAppends(_Rows, DataSourceArrowWriter):
@@ -148,11 +148,11 @@ class CommittedAppends(_Rows, DataSourceArrowWriter):
             self._append_once(messages, name, version)
 
     def abort(self, messages: Sequence[Any]) -> None:
-        """Nothing is taken back: the same transaction, tried again, adds only what lacks."""
+        """Undo nothing: the same transaction, tried again, appends only what is missing."""
 
 
 class BatchAppends(_Rows, DataSourceArrowWriter):
-    """`write`: tasks append by themselves, side by side and at least once."""
+    """`write`: tasks append directly, in parallel and at least once."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Appended:
         """In a task; rows keep their order within its partition."""
@@ -166,10 +166,10 @@ class BatchAppends(_Rows, DataSourceArrowWriter):
         return Appended(records)
 
     def commit(self, messages: Sequence[Any]) -> None:
-        """Nothing to do: what was written is durable."""
+        """Do nothing: what was written is durable."""
 
     def abort(self, messages: Sequence[Any]) -> None:
-        """Nothing is taken back: streams only grow."""
+        """Undo nothing: streams are append-only."""
 
     def _append(self, connection: Connection, stream: str, raw: bytes) -> None:
         deadline = RetryDeadline(connection.endpoint.retry_timeout)

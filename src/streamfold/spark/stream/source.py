@@ -1,8 +1,8 @@
 """`format("streamfold")`: what Spark calls, and where.
 
-`StreamfoldSource` is made on the driver, in short-lived Python processes of Spark, and pickled; the
-readers' `read` runs in tasks. So nothing here holds a connection but the stream reader, which lives
-in one process on the driver for as long as its query does.
+Spark makes a `StreamfoldSource` on the driver, in short-lived Python processes, and pickles it; the
+readers' `read` runs in tasks. So only the stream reader holds a connection: it lives in one process on
+the driver as long as its query.
 """
 
 # mypy: disallow-subclassing-any=False
@@ -48,22 +48,22 @@ from streamfold.spark.stream.positions import Offset, StreamPositions, backlog, 
 from streamfold.spark.stream.range_reads import Range, Wanted, read_range
 from streamfold.spark.stream.schema import arrow_schema, record_batch, spark_schema
 
-#: Records from which on loading the compiled kernels, which takes a second per worker, pays.
+#: Records from which on loading the compiled kernels, a second per worker, pays off.
 _KERNEL_RECORDS = 50_000
 
 
 @cache
-def _settle(kernels: bool = False) -> None:
-    """Keep what this process of Spark's has loaded out of garbage collection, from now on.
+def _freeze_modules(kernels: bool = False) -> None:
+    """Exclude everything that this process has loaded from garbage collection.
 
-    Spark collects garbage after every call and every task. To go through all modules for that is
-    most of what a small task costs in Python, and with the kernels' compiler a fifth of a large one.
+    Spark collects garbage after every call and every task. Scanning all modules each time is most of
+    the cost of a small task in Python, and with the kernels' compiler a fifth of a large one's.
     """
     gc.freeze()
 
 
 class StreamfoldSource(DataSource):
-    """Streams of any S2 endpoint, to read and to append to."""
+    """Reads and appends to streams of any S2 endpoint."""
 
     @classmethod
     def name(cls) -> str:
@@ -83,7 +83,7 @@ class StreamfoldSource(DataSource):
         return StreamReader(parse_source(self._given))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        # Here, because every read starts processes that import this module and do not need it.
+        # Here, because every read starts processes that import this module and do not need the sink.
         from streamfold.spark.stream.sink import BatchAppends, CommittedAppends
 
         options = parse_sink(self._given)
@@ -107,19 +107,19 @@ class RangePartition(InputPartition):
 
 
 class _RangeReader:
-    """What batch and streaming reads share: a task reads one range."""
+    """Shared by batch and streaming reads: a task reads one range."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """In a task: the records of one partition, as Arrow batches of a few megabytes."""
+        """In a task: yield the records of one partition, as Arrow batches of a few megabytes."""
         if not isinstance(partition, RangePartition):
-            return  # Spark makes an empty partition where there is nothing to read
+            return  # Spark makes an empty partition if there is nothing to read
         part, columns = partition.part, self._options.columns
         if len(part) >= _KERNEL_RECORDS:
             warm_up_columns()
-        _settle(len(part) >= _KERNEL_RECORDS)
+        _freeze_modules(len(part) >= _KERNEL_RECORDS)
         schema = arrow_schema(columns)
         wanted = Wanted("headers" in columns, "body" in columns, self._options.fail_on_data_loss)
         for found in read_range(self._options.endpoint, part, wanted):
@@ -137,7 +137,7 @@ class BatchReader(_RangeReader, DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """On the driver, once per query."""
-        _settle()
+        _freeze_modules()
         endpoint = self._options.endpoint
         with Connection(endpoint, answer_timeout(endpoint)) as connection:
             positions = StreamPositions(self._options, connection)
@@ -155,7 +155,7 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
         self._target: Offset | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """What travels to the tasks: a connection could not."""
+        """Return what is sent to tasks: all but the connection."""
         return {**self.__dict__, "_connection": None}
 
     @property
@@ -166,13 +166,13 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
         return StreamPositions(self._options, self._connection)
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
-        """Asked for more than once, and the same each time."""
+        """Return the same offset each time: Spark calls it more than once."""
         if self._initial is None:
             self._initial = self._positions.starts(LATEST)
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """One of both limits, since Spark knows no pair; `latestOffset` keeps the other as well."""
+        """Return one of both limits, since Spark takes only one; `latestOffset` applies the other."""
         options = self._options
         if options.max_records_per_trigger is not None:
             return ReadMaxRows(options.max_records_per_trigger)
@@ -196,7 +196,7 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
         return end
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """What comes in from now on is for the next run."""
+        """Leave records that arrive from now on to the next run."""
         self._target = self._positions.tails({})
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802 - Spark's name
@@ -206,14 +206,14 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
         return self._parts(self._positions.with_new(start, end), end)
 
     def commit(self, end: Offset) -> None:
-        """Nothing to do: the position is in Spark's checkpoint, and streams keep their records."""
+        """Do nothing: Spark's checkpoint has the position, and streams keep their records."""
 
     def stop(self) -> None:
         if self._connection is not None:
             self._connection.close()
 
     def _limit_bytes(self, start: Offset, end: Offset, limit: int) -> Offset:
-        """About so many bytes: records to come are taken to be as large as the next ones."""
+        """Return an offset after about `limit` bytes, judging by the size of the next records."""
         waiting = backlog(start, end)
         total = sum(map(len, waiting))
         sizes = [

@@ -1,7 +1,7 @@
-"""Records of a range as they come over the wire: by one session, or page by page.
+"""Fetches the records of a range: in one read session, or page by page.
 
-A session streams without a round trip per batch, and is about twice as fast. An endpoint that does
-not hold sessions over HTTP/1.1 is read by pages, which all of them answer.
+A session streams without a round trip per batch, and is about twice as fast. An endpoint without
+sessions over HTTP/1.1 is read in pages, which all endpoints support.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from streamfold.spark.stream.connection import (
 from streamfold.wire.s2.errors import BadFrameError
 from streamfold.wire.s2.frames import BODY_MAX, FRAME_MAX, FrameDecoder
 
-#: Bytes of records that become one Arrow batch, at most with one frame more: enough to forget the
-#: fixed cost of a batch, most of which is Spark's.
+#: Bytes of records in one Arrow batch, exceeded by at most one frame: enough to make the fixed cost of
+#: a batch, mostly Spark's, negligible.
 _PIECE = 3 << 20
 _SESSION = "s2s/proto"
 _UNWRITTEN = 416
-#: Refusals of the request as such, not of its form: pages would be refused in the same way.
+#: Statuses that refuse the request whatever its form: pages would be refused, too.
 _FINAL = frozenset({401, 403, 404, 409})
-#: Bytes before a frame's body, and bits of the last one that ask for more than taking it as it is.
+#: Bytes before a frame's body, and bits of the last one that mark a compressed or last frame.
 _HEAD, _UNUSUAL = 4, 0xE0
 
 
 class SessionRefusedError(StreamfoldError):
-    """The endpoint does not hold sessions here; pages will do."""
+    """The endpoint does not support sessions; read pages instead."""
 
     code = "session_refused"
 
@@ -43,7 +43,7 @@ class SessionRefusedError(StreamfoldError):
 def transfer(
     connection: Connection, stream: str, at: int, end: int, sessions: bool
 ) -> Iterator[memoryview | bytes]:
-    """ReadBatches from `at` on, joined to pieces; each is good until the next is asked for."""
+    """Yield ReadBatches from `at` on, joined to pieces; each is valid until the next is requested."""
     if sessions:
         return _session(connection, stream, at, end)
     return _pages(connection, stream, at, end)
@@ -70,7 +70,7 @@ def _session(connection: Connection, stream: str, at: int, end: int) -> Iterator
 
 
 def _check_opening(response: http.client.HTTPResponse, stream: str) -> None:
-    """Say what becomes of a session that was not opened; silent when there is nothing to read."""
+    """Raise the error for a session that was not opened; return if there is nothing to read."""
     try:
         body = response.read()
     except (OSError, http.client.HTTPException) as error:
@@ -90,7 +90,7 @@ def _check_ending(status: int, body: bytes, stream: str) -> None:
 
 
 class _Frames:
-    """Bodies of frames, received side by side into one buffer, which is used again and again."""
+    """Bodies of frames, received contiguously into one buffer, which is reused."""
 
     def __init__(self, response: http.client.HTTPResponse, stream: str) -> None:
         self._response = response
@@ -100,7 +100,7 @@ class _Frames:
         self._filled = 0
 
     def pieces(self) -> Iterator[memoryview]:
-        """What has arrived is given before a failure is raised, so that nothing comes twice."""
+        """Yield what has arrived before raising a failure, so that nothing is fetched twice."""
         try:
             while self._receive_frame():
                 if self._filled >= _PIECE:
@@ -117,7 +117,7 @@ class _Frames:
         return piece
 
     def _receive_frame(self) -> bool:
-        """Take in one frame; False at the end of the session."""
+        """Receive one frame; returns False at the end of the session."""
         got = self._receive(self._head)
         if got == 0:
             return False
@@ -129,7 +129,7 @@ class _Frames:
         return True
 
     def _receive_unusual(self, length: int) -> bool:
-        """A frame that is compressed, or the last one, which says why there are no more."""
+        """Receive a compressed frame, or the last one, which says why the session ends."""
         body = memoryview(bytearray(max(0, min(length, FRAME_MAX) - 1)))
         self._receive_whole(body)
         decoder = FrameDecoder()
@@ -151,7 +151,7 @@ class _Frames:
             raise TransientError("the session broke off within a frame")
 
     def _receive(self, room: memoryview) -> int:
-        """Fill `room`; returns less than its length at the end of the session only."""
+        """Fill `room`; returns less than its length only at the end of the session."""
         try:
             return self._response.readinto(room) if len(room) else 0
         except (OSError, http.client.HTTPException) as error:

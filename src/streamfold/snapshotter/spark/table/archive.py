@@ -1,7 +1,7 @@
 """The archive of one table as the driver sees it: opened once, committed to from any thread.
 
-Opening takes the table from whoever wrote it before, so it happens once in a run: a writer that was
-fenced out must never take the table back by itself.
+Opening fences out the previous writer, so it happens once in a run: a writer that was fenced out must
+not take the table back on its own.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class WrittenBase(NamedTuple):
     plan: PartPlan
     parts: Sequence[WrittenPart]
     reason: str
-    #: Key buckets of the last base whose files are used again.
+    #: Buckets of the last base whose files are reused.
     reuse: Sequence[int] = ()
     closing: Written | None = None
 
 
 class TableArchive:
-    """What is committed, and the ways to commit more. One caller at a time."""
+    """The committed state, and how to commit more. One caller at a time."""
 
     def __init__(self, job: TableJob, loop: DriverLoop) -> None:
         self._job = job
@@ -53,18 +53,18 @@ class TableArchive:
 
     @property
     def _destinations(self) -> list[Destination]:
-        """Opened when they are first needed: one that cannot be stops this table alone."""
+        """Open the destinations on first use: one that fails stops only this table."""
         if not self._opened:
             self._opened = [spec.open() for spec in self._job.destination_specs]
         return self._opened
 
     def check(self) -> None:
-        """Have every destination answer; raises what is wrong with the first that does not."""
+        """Check that every destination answers; raises the error of the first that does not."""
         for destination in self._destinations:
             self._loop.call(destination.read(SEQ_NUM))
 
     def open(self) -> None:
-        """Go on where the archive ends; without one, wait until the columns are known."""
+        """Continue where the archive ends; without one, wait until the columns are known."""
         if self._writer is not None:
             self._loop.call(self._writer.refresh())
             return
@@ -73,7 +73,7 @@ class TableArchive:
             self.begin(schema)
 
     def begin(self, schema: TableSchema) -> None:
-        """Open the archive with columns that are known by now; again it only adds to them."""
+        """Open the archive with the columns known so far; later calls only add to them."""
         if self._writer is not None:
             self._writer.evolve(schema)
             return
@@ -103,7 +103,7 @@ class TableArchive:
 
     @property
     def head(self) -> int | None:
-        """The last record that is in the archive."""
+        """The last record in the archive."""
         return int(self.manifest.head_position) if self.manifest else None
 
     @property
@@ -117,7 +117,7 @@ class TableArchive:
         return self._writer
 
     def begin_empty(self, schema: TableSchema, position: str, reason: str) -> None:
-        """Begin the archive by a base without rows, in one bucket."""
+        """Start the archive with a base without rows, in one bucket."""
         self.begin(schema)
         source = self._source(position)
         self._loop.call(self.writer.write_base({0: []}, position, reason=reason, source=source))
@@ -142,11 +142,11 @@ class TableArchive:
         )
 
     def complete(self, diff: Written) -> None:
-        """Have every destination hold a diff that is not committed yet, so that it can be folded."""
+        """Copy an uncommitted diff to every destination, so that it can be folded."""
         self._loop.call(self.writer.complete(diff.parts))
 
-    def goes_on_with(self, written: Written | WrittenBase) -> bool:
-        """Whether the archive still ends where this begins, and its files are still there."""
+    def continues_with(self, written: Written | WrittenBase) -> bool:
+        """Return whether the archive still ends where this starts, and its files still exist."""
         first = written.closing if isinstance(written, WrittenBase) else written
         manifest = self.manifest
         known = (manifest.epoch, manifest.head_position) if manifest else (0, None)
@@ -159,7 +159,7 @@ class TableArchive:
         return fits and self._loop.call(self.writer.holds(parts))
 
     def reusable(self, plan: PartPlan) -> bool:
-        """Whether parts of the last base can be parts of the next."""
+        """Return whether the next base can reuse parts of the last."""
         base = self.manifest.base if self.manifest else None
         return (
             base is not None
@@ -168,7 +168,7 @@ class TableArchive:
         )
 
     def collect(self) -> None:
-        """Let go of what retention does not keep."""
+        """Delete what retention does not keep."""
         if self._job.retention is not None:
             collector = Collector(
                 self._destinations,

@@ -1,7 +1,7 @@
-"""Everything that changes one table's archive, one at a time, each beginning at the manifest's head.
+"""Changes one table's archive, one update at a time, each starting at the manifest's head.
 
-Batches of the query come in threads of Spark's; requests, bases that are due and the last flush come
-from the thread that watches over the table. All take turns.
+Spark's threads bring batches of the query; the table's own thread brings requests, due bases and the
+last flush. A lock serializes them.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from streamfold.snapshotter.spark.table.stream import TableStream
 
 logger = logging.getLogger(__name__)
 
-#: Reason of a base that somebody asked for.
+#: Reason of a base that a request asked for.
 REQUESTED = "requested"
 
 
 class ArchiveUpdates:
-    """The turns of one table; closed until `open` and after `close`, when batches do nothing."""
+    """Serializes the updates of one table; until `open` and after `close`, batches do nothing."""
 
     def __init__(
         self,
@@ -51,15 +51,15 @@ class ArchiveUpdates:
         self._log = CommitLog(stream.job.table)
         self._turn = threading.Lock()
         self._open = False
-        #: Whether the archive is known to end where the pipeline goes on.
+        #: Whether the archive is known to end where the pipeline continues.
         self._settled = False
-        #: What a batch of the query failed with.
+        #: The error of a batch of the query.
         self.failure: Exception | None = None
-        #: Whether anything was taken in since `open`.
+        #: Whether any records were taken in since `open`.
         self.progressed = False
 
     def open(self) -> int:
-        """Look at the archive, and return where the query has to begin."""
+        """Open the archive, and return where the query has to start."""
         with self._turn:
             self._settle()
             self._begin_empty()
@@ -73,31 +73,31 @@ class ArchiveUpdates:
             return start
 
     def close(self, *, failed: bool = False) -> None:
-        """Wait for the turn under way; what comes after it does nothing."""
+        """Wait for the current update; later ones do nothing."""
         with self._turn:
             self._open = False
             self._settled = self._settled and not failed
 
     def process_batch(self, records: DataFrame, batch_id: int) -> None:
-        """A batch of the query, in a thread of Spark's."""
+        """Process a batch of the query, in a thread of Spark's."""
         with self._turn:
             if not self._open:
                 return
             try:
                 self._process(records)
             except Exception as error:
-                # Kept here whole: Spark would make text of it, and stop the query no sooner.
+                # Kept as it is: Spark would turn it into text, and not stop the query sooner.
                 self.failure, self._open, self._settled = error, False, False
                 self._on_failure()
 
     def rebase_if_due(self) -> None:
-        """Write a base that the clock asks for though nothing changes."""
+        """Write a base that is due by time, even without changes."""
         with self._turn:
             if self._open and (reason := self._pipeline.due()):
                 self._rebase(reason)
 
     def release_if_due(self) -> None:
-        """Take in an open transaction that was waited for long enough, if nothing follows it."""
+        """Take in an open transaction whose wait is over, if no record follows it."""
         with self._turn:
             if not (self._open and self._pipeline.is_held_enough()):
                 return
@@ -105,20 +105,20 @@ class ArchiveUpdates:
                 self._count(self._pipeline.release)
 
     def rebase_on_request(self) -> None:
-        """Write a base now, with everything that is in the stream by now."""
+        """Write a base with everything that the stream holds now."""
         with self._turn:
             if self._open and not self._drain(REQUESTED):
                 self._rebase(REQUESTED)
 
     def flush(self) -> None:
-        """Take in everything that is in the stream by now, up to the last complete transaction."""
+        """Take in everything that the stream holds now, up to the last complete transaction."""
         with self._turn:
             if not self._settled:
                 self._settle()
             self._drain(None)
 
     def _settle(self) -> None:
-        """Look at the archive, and commit what an earlier try has written."""
+        """Open the archive, and commit what an earlier attempt has written."""
         self._settled = False
         self._published.open()
         self._pipeline.restart()
@@ -127,7 +127,7 @@ class ArchiveUpdates:
         self._settled = True
 
     def _drain(self, force: str | None) -> bool:
-        """Take in what there is; whether the last of it became the base that was wanted."""
+        """Take in all records; returns whether the last of them became the base that `force` wants."""
         tail, based = self._stream.tail(), False
         while (start := self._next()) < tail:
             end = min(tail, start + self._stream.job.max_records)
@@ -135,7 +135,7 @@ class ArchiveUpdates:
             self._process(self._stream.records(start, end), force if end == tail else None)
             based = end == tail and self._epoch() > epoch
             if self._next() <= start:
-                break  # all that is left belongs to a transaction that is open
+                break  # the rest belongs to an open transaction
         self._watch.lag(0)
         return based
 
@@ -143,7 +143,7 @@ class ArchiveUpdates:
         self._count(partial(self._pipeline.process, records, force=force))
 
     def _count(self, work: Callable[[], Batch | None]) -> None:
-        """Do something that may take records in, and account for it."""
+        """Do `work`, which may take records in, and count them."""
         began, before, epoch = time.monotonic(), self._published.manifest, self._epoch()
         batch = work()
         seconds = time.monotonic() - began
@@ -170,15 +170,17 @@ class ArchiveUpdates:
         try:
             self._published.collect()
         except StreamfoldError as error:
-            # The commit is made; what is left over goes with the next base.
+            # The commit succeeded; the next base deletes what is left.
             if error.destination is not None:
                 self._watch.count_destination_error(error.destination)
-            logger.warning("old files of table %s stay: %s", self._stream.job.table, error.message)
+            logger.warning(
+                "table %s: old files were not deleted: %s", self._stream.job.table, error.message
+            )
 
     def _begin_empty(self) -> None:
         """Publish a table whose stream is still empty, so that readers find it.
 
-        Columns that are not declared are learned later; until then the key fields have no type.
+        Undeclared columns are learned later; until then the key fields have no type.
         """
         if self._published.manifest is not None:
             return

@@ -1,4 +1,4 @@
-"""What an operator reads: one line per commit, and the way through a backlog."""
+"""Log lines for operators: one per commit, and the progress through a backlog."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from streamfold.archive.read.decoding import count_of
 
 logger = logging.getLogger(__name__)
 
-#: Reason of a diff that came by itself.
+#: Reason of a diff without a base.
 INTERVAL = "interval"
-#: Reason of a diff that was committed with the base that it leads to.
+#: Reason of a diff that was committed together with its base.
 CLOSING = "closing"
 
 
 class CommitLog:
-    """The lines of one table."""
+    """Logs the commits of one table."""
 
     def __init__(self, table: str) -> None:
         self._table = table
-        #: Where the query began, and the tail of the stream at that time.
+        #: Where the query started, and the stream's tail at that time.
         self._start = self._tail = 0
 
     def follows(self, stream: str, start: int, tail: int) -> None:
-        """The query begins at `start`; the records before `tail` are the backlog."""
+        """Log that the query starts at `start`; the records before `tail` are the backlog."""
         self._start, self._tail = start, max(start, tail)
         logger.info(
             "table %s: follows stream %s from record %d on, %d records behind",
@@ -32,7 +32,7 @@ class CommitLog:
         )  # fmt: skip
 
     def committed(self, before: Manifest | None, after: Manifest | None, seconds: float) -> None:
-        """Tell each artifact that was committed between two manifests."""
+        """Log each artifact that was committed between two manifests."""
         if after is None or after is before:
             return
         known = {_identity(artifact) for artifact in before.artifacts} if before else set()
@@ -44,7 +44,7 @@ class CommitLog:
             )
 
     def took(self, last: int, rate: float) -> None:
-        """A batch up to the record `last` was taken in, at so many records per second."""
+        """Log that a batch up to the record `last` was taken in, at `rate` records per second."""
         done, backlog = last + 1 - self._start, self._tail - self._start
         if not 0 < done < backlog:
             return
@@ -56,7 +56,7 @@ class CommitLog:
 
 
 def commit_line(artifact: Artifact, with_base: bool, seconds: float) -> str:
-    """Kind, range, rows, bytes, seconds and reason of one commit."""
+    """Format kind, range, rows, bytes, seconds and reason of one commit."""
     if artifact.is_base:
         kind, extent = "base", f"at {artifact.to_position}"
         reason = artifact.rebase_reason or "unknown"

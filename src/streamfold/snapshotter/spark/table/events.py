@@ -1,4 +1,4 @@
-"""The events of one table, sent beside its commits."""
+"""Sends the events of one table, concurrently with its commits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from streamfold.snapshotter.spark.jobs import TableJob
 
 
 class TableEvents:
-    """A pump where sinks are configured, nothing where none are."""
+    """A dispatcher if sinks are configured, otherwise nothing."""
 
     def __init__(self, job: TableJob, loop: DriverLoop) -> None:
         self._job = job
@@ -23,7 +23,7 @@ class TableEvents:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, destination: Destination) -> None:
-        """Send what is committed in the deciding destination, from now on."""
+        """Send events for what the primary destination commits, from now on."""
         if self._pump is None and self._job.events:
             profiles = Profiles(self._job.credentials)
             sinks = {
@@ -35,12 +35,12 @@ class TableEvents:
             self._task = self._loop.start(self._pump.run(), "events")
 
     def wake(self) -> None:
-        """Say that something was committed."""
+        """Wake the dispatcher after a commit."""
         if self._pump is not None:
             self._loop.soon(self._pump.wake)
 
     def stop(self) -> None:
-        """End the sending; what is not sent yet is sent by the next run."""
+        """Stop sending; the next run sends the rest."""
         if self._pump is not None and self._task is not None:
             self._loop.end(self._task)
             self._task = None

@@ -1,7 +1,7 @@
-"""Records on their way in: decoded in tasks, without gaps, and up to the last complete transaction.
+"""Takes in records: decoded in tasks, without gaps, up to the last complete transaction.
 
-What is held is not kept anywhere: it is read again from the stream when the end has come, and decoded
-with what came after it. So a transaction is decoded twice if it is cut by a batch, never more often.
+Held records are not stored: they are read again from the stream when the end arrives, and decoded with
+what follows. So a transaction is decoded at most twice, if a batch cuts it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from streamfold.snapshotter.spark.tasks.results import REPORT, TASK_RESULTS, rai
 
 logger = logging.getLogger(__name__)
 
-#: Records that the columns are learned from, on the driver.
+#: Records from which the driver learns the columns.
 SAMPLE = 10_000
 _COLUMNS = ("seq_num", "timestamp", "headers", "body")
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What the tasks said about records that may go into the archive now, in `[first, last]`."""
+    """The tasks' reports of records that may go into the archive now, in `[first, last]`."""
 
     first: int
     last: int
@@ -44,15 +44,15 @@ class Batch:
     dead: int
     size_bytes: int
     truncated_at: int
-    #: Milliseconds of the last record that was looked at, and its number: it may be held back.
+    #: Milliseconds and number of the last record that was read: it may be held back.
     timestamp: int
     seen: int
-    #: Whether a transaction was given up that should have gone on.
+    #: Whether a transaction was cut before its end.
     cut: bool = False
 
     @classmethod
     def of(cls, taken: Sequence[DecodeReport], seen: DecodeReport) -> Batch:
-        """Sum up reports, of which there may be none; `seen` is the last one of all."""
+        """Sum up reports, possibly none; `seen` is the last one of all."""
         return cls(
             first=min((report.first for report in taken), default=seen.last + 1),
             last=max((report.last for report in taken), default=seen.last),
@@ -69,25 +69,25 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class CompleteRecords:
-    """Records that may go into the archive: parcels of their changes, and the columns they need."""
+    """Records that may go into the archive: changes as task results, and the columns they need."""
 
     batch: Batch
-    parcels: DataFrame
+    results: DataFrame
     schema: TableSchema
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveState:
-    """What the archive says before the records are read."""
+    """The state of the archive before the records are read."""
 
     schema: TableSchema | None
     buckets: int
-    #: The last record that is in it.
+    #: The last record in it.
     head: int | None
 
 
 class TableIntake:
-    """The records of one table, in their order; whoever calls holds the table's lock."""
+    """The records of one table, in order; the caller holds the table's lock."""
 
     def __init__(
         self, spark: SparkSession, job: TableJob, clock: Callable[[], float] = time.monotonic
@@ -96,22 +96,22 @@ class TableIntake:
         self._stream = TableStream(spark, job)
         self._clock = clock
         self._waiting = TransactionWait(job.transactions)
-        #: The last record that was looked at: it may be held back, or have no change.
+        #: The last record that was read: it may be held back, or hold no change.
         self.seen: int | None = None
 
     @property
     def held_from(self) -> int | None:
-        """The first record of a transaction whose end is waited for."""
+        """The first record of a transaction that waits for its end."""
         return self._waiting.held.since if self._waiting.held else None
 
     def restart(self) -> None:
-        """Forget what was seen: the records after the archive's head come again."""
+        """Forget what was read: the records after the archive's head come again."""
         self.seen = None
         self._waiting.forget()
 
     @contextmanager
     def take(self, records: DataFrame, known: ArchiveState) -> Iterator[CompleteRecords | None]:
-        """Give what may go into the archive, as long as the block runs; None if all of it is there."""
+        """Yield what may go into the archive, valid in the block; None if the archive has all of it."""
         step = self._step(records, known)
         with _decoded(records, step) as decoded:
             reports = _reports(decoded)
@@ -130,14 +130,14 @@ class TableIntake:
                 yield _complete_records(held.union(decoded), both, edge, step, cut)
 
     def is_held_enough(self) -> bool:
-        """Whether what is held has to go without what comes after it."""
+        """Return whether what is held has waited long enough."""
         now = self._clock()
         last = -1 if self.seen is None else self.seen
         return self._waiting.is_complete(now) or self._waiting.is_cut(last, now)
 
     @contextmanager
     def release(self, known: ArchiveState) -> Iterator[CompleteRecords | None]:
-        """Give what is held though no end of it has come; None if nothing is."""
+        """Yield what is held although its end has not arrived; None if nothing is."""
         if self.held_from is None or self.seen is None:
             yield None
             return
@@ -152,7 +152,7 @@ class TableIntake:
             yield _complete_records(decoded, _reports(decoded), edge, step, cut)
 
     def _edge(self, reports: Sequence[DecodeReport]) -> tuple[int, bool]:
-        """The first record that has to wait, or the next one; and whether a transaction is cut."""
+        """Return the first record that has to wait, or the next; and whether a transaction is cut."""
         now, last = self._clock(), reports[-1].last
         self._waiting.read((report.tail for report in reports), now)
         cut = self._waiting.is_cut(last, now)
@@ -167,7 +167,7 @@ class TableIntake:
         if held is not None:
             logger.warning(
                 "table %s: transaction %s began at record %d and has no end up to record %d: it is "
-                "published in parts; raise transactions.max_wait or max_records if it is sound",
+                "published in parts; raise transactions.max_wait or max_records if it is to end later",
                 self._job.table, held.id, held.since, last,
             )  # fmt: skip
 
@@ -182,9 +182,9 @@ class TableIntake:
         )
 
     def _schema(self, records: DataFrame, known: TableSchema | None) -> TableSchema:
-        """The table's columns, learned from the first records while nothing has shown the key.
+        """Return the table's columns, learned from the first records until the key is known.
 
-        Without them every task would learn on its own, one of whole numbers and another of fractions.
+        Otherwise every task would learn for itself, one from whole numbers and another from fractions.
         """
         if known is not None and not known.has_untyped_key:
             return known
@@ -193,21 +193,21 @@ class TableIntake:
         return found or TableSchema.of_keys(self._job.decoder.key_fields)
 
     def _check_no_gap(self, reports: Sequence[DecodeReport], head: int | None) -> None:
-        """Streams have no gaps, so a batch with one lost records on its way here."""
+        """Raise if the batch has a gap: streams have none, so records were lost."""
         first, last = reports[0].first, max(report.last for report in reports)
         count = sum(report.records for report in reports)
         known = [at for at in (self.seen, head) if at is not None]
         expected = max(known) + 1 if known else first
         if first > expected or last - first + 1 != count:
             raise ChainGapError(
-                f"records {first} to {last} are {count}, and {expected} should be the first: read "
-                f"stream {self._job.stream!r} again from there"
+                f"the batch holds {count} records from {first} to {last}, and must start at {expected} "
+                f"without gaps: read stream {self._job.stream!r} again from there"
             )
 
 
 @contextmanager
 def _decoded(records: DataFrame, step: DecodeStep) -> Iterator[DataFrame]:
-    """Parcels and reports, kept as long as the block runs."""
+    """Yield task results, cached while the block runs."""
     decoded = records.select(*_COLUMNS).mapInArrow(partial(decode, step=step), TASK_RESULTS)
     decoded.persist(StorageLevel.MEMORY_AND_DISK)
     try:
@@ -226,15 +226,15 @@ def _reports(decoded: DataFrame) -> list[DecodeReport]:
 def _complete_records(
     decoded: DataFrame, reports: Sequence[DecodeReport], edge: int, step: DecodeStep, cut: bool
 ) -> CompleteRecords:
-    """What is before the edge: runs end there, so whole reports and parcels are in or out."""
+    """Return what is before the edge: runs end there, so whole task results are in or out."""
     taken = [report for report in reports if report.first < edge]
     batch = replace(Batch.of(taken, reports[-1]), cut=cut)
-    parcels = decoded.where(f"bucket >= 0 AND seq_num < {edge}")
-    return CompleteRecords(batch, parcels, _merged(step.schema, taken))
+    results = decoded.where(f"bucket >= 0 AND seq_num < {edge}")
+    return CompleteRecords(batch, results, _merged(step.schema, taken))
 
 
 def _merged(known: TableSchema, reports: Sequence[DecodeReport]) -> TableSchema:
-    """The columns that hold what was known and what the records show."""
+    """Return the columns that hold what was known and what the records show."""
     for report in reports:
         found = report.table_schema()
         known = known.merged(found) if found is not None else known

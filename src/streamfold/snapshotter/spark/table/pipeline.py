@@ -1,11 +1,11 @@
-"""One batch of records on its way into the archive, as the driver leads it.
+"""Takes one batch of records into the archive, on the driver.
 
     records ─ decode (tasks) ─ reports to the driver: columns, range, truncates, open transaction
-            ─ shuffle by bucket ─ settle (tasks): net changes, parts of a diff
+            ─ shuffle by bucket ─ net changes (tasks), parts of a diff
             ─ thresholds ─ commit the diff, or fold a new base (tasks) and commit both
 
 The driver sees reports and names of files, never rows. Files are durable before the manifest names
-them; the position is in the manifest alone, so a batch that comes again changes nothing.
+them; only the manifest holds the position, so a repeated batch changes nothing.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from streamfold.snapshotter.spark.tasks.net import NetStep, empty_result, write_
 from streamfold.snapshotter.spark.tasks.results import TASK_RESULTS, raise_task_errors
 from streamfold.spark.buckets import bucket_count
 
-#: Reason of the base that begins an archive.
+#: Reason of an archive's first base.
 FIRST = "first"
 #: Buckets that the first records are sorted into, before the size of the table is known.
 FIRST_BUCKETS = 16
-#: Changes from which on another task pays.
+#: Changes from which on another task pays off.
 TASK_CHANGES = 20_000
 
 
@@ -48,19 +48,19 @@ def _now() -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class Uncommitted:
-    """Files that are durable, and what is left to do with them."""
+    """Durable files that are not committed yet, and what remains to be done."""
 
     written: Written | WrittenBase
-    #: The records that are taken in with it; None for a base of what is committed already.
+    #: The records taken in with it; None for a base of what is already committed.
     batch: Batch | None
-    #: Reason of a base that is wanted in place of this diff.
+    #: Reason of a base that is wanted instead of this diff.
     force: str | None = None
 
 
 class TablePipeline:
-    """Batches of one table, one after the other; whoever calls holds the table's lock.
+    """Processes batches of one table, one after the other; the caller holds the table's lock.
 
-    What was written and could not be committed is kept, and committed by `resume`: retries during an
+    What was written and could not be committed is kept, and `resume` commits it: retries during an
     outage write no file twice.
     """
 
@@ -80,54 +80,54 @@ class TablePipeline:
 
     @property
     def seen(self) -> int | None:
-        """The last record that was looked at: it may be in no artifact yet."""
+        """The last record that was read: it may be in no artifact yet."""
         return self._arrivals.seen
 
     @property
     def held_from(self) -> int | None:
-        """The first record of a transaction whose end is waited for."""
+        """The first record of a transaction that waits for its end."""
         return self._arrivals.held_from
 
     def restart(self) -> None:
-        """Begin again at the archive's head."""
+        """Start again at the archive's head."""
         self._arrivals.restart()
 
     def process(self, records: DataFrame, *, force: str | None = None) -> Batch | None:
         """Take a batch into the archive, up to the last complete transaction.
 
-        None when all of it is there already. `force` is the reason of a base that is wanted
-        whatever the thresholds say.
+        Returns None if the archive has all of it already. `force` is the reason of a base that is
+        written whatever the thresholds say.
         """
         self._use_pool()
         with self._arrivals.take(records, self._known()) as arrived:
             return self._write(arrived, force)
 
     def resume(self) -> Batch | None:
-        """Commit what an earlier try has written, if the archive still ends where that begins.
+        """Commit what an earlier attempt has written, if the archive still ends where that starts.
 
-        Returns the records that it takes in; None when there are none.
+        Returns the records that it takes in; None without any.
         """
         left = self._uncommitted
         if left is None:
             return None
-        if not self._published.goes_on_with(left.written):
-            self._uncommitted = None  # it is committed, or has to be written anew
+        if not self._published.continues_with(left.written):
+            self._uncommitted = None  # it is committed, or has to be written again
             return None
         self._commit(left)
         return left.batch
 
     def is_held_enough(self) -> bool:
-        """Whether a transaction is held back that is not waited for any longer."""
+        """Return whether a held transaction has waited long enough."""
         return self._arrivals.is_held_enough()
 
     def release(self) -> Batch | None:
-        """Take in what is held back, though no end of it has come."""
+        """Take in what is held, although its end has not arrived."""
         self._use_pool()
         with self._arrivals.release(self._known()) as arrived:
             return self._write(arrived, None)
 
     def due(self) -> str | None:
-        """The reason of a base that is due though nothing changes; None when none is."""
+        """Return the reason of a base that is due without changes; None if none is."""
         manifest = self._published.manifest
         if manifest is None:
             return None
@@ -136,12 +136,12 @@ class TablePipeline:
     def rebase(self, reason: str) -> None:
         """Fold the archive into a new base.
 
-        Buckets without a change keep their files, as long as nothing else asks for new ones.
+        Buckets without a change keep their files, unless something else needs new ones.
         """
         self._rebase(reason, None, None)
 
     def _rebase(self, reason: str, closing: Written | None, batch: Batch | None) -> None:
-        """Fold the archive, and the diff that closes it, into a new base, and commit both."""
+        """Fold the archive and its closing diff into a new base, and commit both."""
         self._use_pool()
         published, stack = self._published, self._stack()
         manifest = published.writer.manifest
@@ -160,7 +160,7 @@ class TablePipeline:
         self._commit(Uncommitted(WrittenBase(plan, parts, reason, reuse, closing), batch))
 
     def _commit(self, left: Uncommitted) -> None:
-        """Commit what is written; it stays for another try until that has succeeded."""
+        """Commit what is written, and keep it for another attempt until that succeeds."""
         self._uncommitted = left
         if isinstance(left.written, WrittenBase):
             self._published.commit_base(left.written)
@@ -169,9 +169,9 @@ class TablePipeline:
         self._uncommitted = None
 
     def _commit_diff(self, diff: Written, left: Uncommitted) -> None:
-        """Commit a diff, or the base that the thresholds want in its place."""
+        """Commit a diff, or the base that the thresholds want instead."""
         manifest = self._published.writer.manifest
-        assert manifest is not None  # noqa: S101 - the first base is there
+        assert manifest is not None  # noqa: S101 - the first base exists
         decision = self._decide(manifest, _pending(manifest, diff))
         reason = left.force or (decision.trigger if decision.action is Action.BASE else None)
         if reason:
@@ -180,7 +180,7 @@ class TablePipeline:
             self._published.commit_diff(diff)
 
     def _use_pool(self) -> None:
-        """Have the jobs of this thread share the cores with other tables, where Spark is fair."""
+        """Let the jobs of this thread share the cores fairly with other tables."""
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", self._job.table)
 
     def _known(self) -> ArchiveState:
@@ -191,43 +191,43 @@ class TablePipeline:
         if arrived is None:
             return None
         batch, schema = arrived.batch, arrived.schema
-        if not batch.records:  # everything is held
+        if not batch.records:  # all records are held
             return batch
         self._published.begin(schema)
         if self._published.manifest is None:
-            self._write_first(arrived.parcels, batch)
+            self._write_first(arrived.results, batch)
         elif batch.changes:
-            self._write_diff(arrived.parcels, batch, force)
+            self._write_diff(arrived.results, batch, force)
         return batch
 
-    def _write_first(self, parcels: DataFrame, batch: Batch) -> None:
+    def _write_first(self, results: DataFrame, batch: Batch) -> None:
         count = bucket_count(batch.size_bytes, self._job.buckets or 1, self._job.bucket_bytes)
         plan = self._published.writer.plan_base(str(batch.last))
         step = NetStep(plan, self._job.destination_specs, batch.truncated_at, None)
-        parts = self._settle(parcels, step, count, range(count), batch)
+        parts = self._write_parts(results, step, count, range(count), batch)
         self._commit(Uncommitted(WrittenBase(plan, parts, FIRST), batch))
 
-    def _write_diff(self, parcels: DataFrame, batch: Batch, force: str | None) -> None:
+    def _write_diff(self, results: DataFrame, batch: Batch, force: str | None) -> None:
         manifest = self._published.writer.manifest
-        assert manifest is not None  # noqa: S101 - the first base is there
+        assert manifest is not None  # noqa: S101 - the first base exists
         stack = self._stack()
         plan = self._published.writer.plan_diff(manifest.head_position, str(batch.last))
         step = NetStep(plan, self._job.destination_specs, batch.truncated_at, stack)
         needed = range(1) if batch.truncated_at >= 0 else range(0)
-        parts = self._settle(parcels, step, stack.buckets, needed, batch)
+        parts = self._write_parts(results, step, stack.buckets, needed, batch)
         self._commit(Uncommitted(Written(plan, parts, batch.records), batch, force))
 
-    def _settle(
-        self, parcels: DataFrame, step: NetStep, count: int, needed: range, batch: Batch
+    def _write_parts(
+        self, results: DataFrame, step: NetStep, count: int, needed: range, batch: Batch
     ) -> list[Any]:
-        """Parts of all buckets that have changes, and of those that are needed anyway."""
-        parcels = parcels.selectExpr(f"bucket % {count} AS bucket", "seq_num", "payload")
+        """Write parts of all buckets with changes, and of those that are needed anyway."""
+        results = results.selectExpr(f"bucket % {count} AS bucket", "seq_num", "payload")
         if needed:
             empty = [empty_result(bucket) for bucket in needed]
-            parcels = parcels.union(parcels.sparkSession.createDataFrame(empty, TASK_RESULTS))
+            results = results.union(results.sparkSession.createDataFrame(empty, TASK_RESULTS))
         tasks = max(1, min(count, batch.changes // TASK_CHANGES + 1))
-        # One task needs no exchange by bucket; more of them get whole buckets each.
-        spread = parcels.coalesce(1) if tasks == 1 else parcels.repartition(tasks, "bucket")
+        # One task needs no shuffle; each of several gets whole buckets.
+        spread = results.coalesce(1) if tasks == 1 else results.repartition(tasks, "bucket")
         ordered = spread.sortWithinPartitions("bucket", "seq_num")
         rows = ordered.mapInArrow(partial(write_net_changes, step=step), TASK_RESULTS).collect()
         raise_task_errors(rows)
@@ -253,7 +253,7 @@ class TablePipeline:
         return max(FIRST_BUCKETS, self._job.buckets or 1)
 
     def _new_count(self, manifest: Manifest | None, stack: Stack) -> int:
-        """Buckets of the next base: as many as now, or more if the table has grown."""
+        """Return the buckets of the next base: as many as now, or more if the table has grown."""
         if manifest is None:
             return stack.buckets
         form = self._job.formats[0].id
@@ -264,7 +264,7 @@ class TablePipeline:
 
 
 def _pending(manifest: Manifest, diff: Written) -> Pending:
-    """What the thresholds are asked about; the rows of the table are those of its base."""
+    """Return the input of the thresholds; the table's rows are those of its base."""
     files = [next(iter(part.files.values())) for part in diff.parts]
     return Pending(
         changes=sum(file.rows or 0 for file in files),

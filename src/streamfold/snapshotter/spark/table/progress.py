@@ -1,4 +1,4 @@
-"""What is known about one table's writer while it runs; written by its threads, read by any."""
+"""The progress of one table's writer; written by its threads, read by any."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from streamfold.snapshotter.status.table_status import (
 
 
 class TableProgress:
-    """The numbers of one table."""
+    """Counts and states of one table."""
 
     def __init__(
         self, table: str, stream: str, destinations: Iterable[str], now: Callable[[], datetime]
@@ -49,12 +49,12 @@ class TableProgress:
             self._change(state=state, last_error=failure)
 
     def recover(self) -> None:
-        """What failed has succeeded since: there is no error any more."""
+        """Clear the error: what failed has succeeded since."""
         with self._lock:
             self._change(last_error=None)
 
     def adopt(self, manifest: Manifest | None, lagging: Mapping[str, StreamfoldError]) -> None:
-        """Take over what is committed by now, and count what is new in it."""
+        """Take over the committed manifest, and count what is new in it."""
         with self._lock:
             if manifest is not None and manifest is not self._manifest:
                 if self._manifest is not None or manifest.commit_number == 1:
@@ -70,7 +70,7 @@ class TableProgress:
             self._count_destination(uri)
 
     def take(self, batch: Batch, seconds: float, held_from: int | None) -> None:
-        """A batch was taken in, up to what is held back."""
+        """Count a batch that was taken in, up to what is held back."""
         with self._lock:
             self._last_time = batch.timestamp
             self._count(
@@ -84,7 +84,7 @@ class TableProgress:
             self._change(rows_per_second=rate, position=batch.seen, waiting_from=held_from)
 
     def lag(self, records: int) -> None:
-        """So many records of the stream were not read yet, when it was last looked at."""
+        """Set how many records of the stream were unread at the last check."""
         with self._lock:
             self._change(lag_records=records)
 

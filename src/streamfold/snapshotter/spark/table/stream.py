@@ -1,4 +1,4 @@
-"""The stream of one table, as a query that goes on and as ranges that are read once."""
+"""Reads the stream of one table, as a continuous query or as ranges."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from streamfold.spark.stream.client import Streams
 from streamfold.spark.stream.connection import Connection, answer_timeout
 from streamfold.spark.stream.options import EARLIEST, LATEST, parse_source
 
-#: Seconds for which a short question is repeated; a server that is silent for longer is asked once.
+#: Seconds for which a short request is retried; a server that is silent for longer gets one.
 RETRY_SECONDS = 1.0
 
 
 @dataclass
 class StreamEdges:
-    """Where the stream of a job begins and ends, as its server says; Spark is not needed for it."""
+    """Where the stream of a job starts and ends, as its server says; needs no Spark."""
 
     job: TableJob
     _start: int | None = None
 
     def tail(self) -> int:
-        """The position after the last record."""
+        """Return the position after the last record."""
         with self._streams() as streams:
             return int(streams.tail(self.job.stream).seq_num)
 
     def start(self) -> int:
-        """Where a table without an archive begins; asked for once, so that it stays the same."""
+        """Where a table without an archive starts; fetched once, so that it stays the same."""
         if self._start is None:
             with self._streams() as streams:
                 if self.job.start == LATEST:
@@ -50,7 +50,7 @@ class StreamEdges:
 
     @contextmanager
     def _streams(self) -> Iterator[Streams]:
-        """The server, which has to answer soon: whoever asks says so and tries again."""
+        """Connect to the server, which has to answer soon: the caller reports failures and retries."""
         given = parse_source({**self.job.source, "stream": self.job.stream}).endpoint
         endpoint = replace(given, retry_timeout=min(given.retry_timeout, RETRY_SECONDS))
         try:
@@ -68,14 +68,14 @@ class TableStream(StreamEdges):
         self.spark = spark
 
     def records(self, start: int, end: int) -> DataFrame:
-        """The records from `start` on and before `end`."""
+        """Read the records from `start` up to, not including, `end`."""
         edges = {"startingOffsets": self._offset(start), "endingOffsets": self._offset(end)}
         return self.spark.read.format("streamfold").options(**self._options(), **edges).load()
 
     def follow(
         self, start: int, on_batch: Any, *, name: str, interval: timedelta, checkpoint: Path
     ) -> StreamingQuery:
-        """A query that hands over what has come in, every interval; `checkpoint` is a new folder."""
+        """Start a query that processes new records every interval; `checkpoint` is a new folder."""
         options = {
             **self._options(),
             "startingOffsets": self._offset(start),

@@ -1,7 +1,7 @@
-"""One table's writer: a streaming query, watched over by a thread, until it is told to stop.
+"""Runs one table: a streaming query, and a thread that supervises it until it is stopped.
 
-A failure that may pass is tried again after a pause, from what is committed; any other stops this
-table, and only this one.
+After a transient failure it retries from what is committed; any other stops this table, and only this
+one.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from streamfold.spark.errors import EndpointUnavailableError
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two looks at the query: how late its end is noticed.
+#: Seconds between two checks of the query: how late its end is noticed.
 _LOOK = 0.25
-#: Seconds between two looks at a query that starts.
+#: Seconds between two checks of a starting query.
 _START_LOOK = 0.05
-#: How what Spark says of a query begins until its process is there.
+#: Start of Spark's message about a query until its process runs.
 _INITIALIZING = "Initializing"
-#: Seconds between two tries to reach a server at most, and between two lines that say the same. A try
-#: takes up to three seconds if the server drops packets, so such a server has a line about every five.
+#: The most seconds between two attempts to reach a server, and between two log lines that say the same.
+#: An attempt takes up to three seconds if the server drops packets: then a line comes about every five.
 _UNREACHABLE_PAUSE, _REPEAT = 2.0, 4.0
 
 
@@ -59,7 +59,7 @@ def _now() -> datetime:
 
 
 class TableWriter:
-    """The life of one table in this process; `start` it, `stop` it, look at it at any time."""
+    """Publishes one table in this process; `start` and `stop` it, read its status at any time."""
 
     def __init__(
         self,
@@ -72,9 +72,9 @@ class TableWriter:
         now: Callable[[], datetime] = _now,
     ) -> None:
         self.job = job
-        #: Held while a query starts, by one table of a process at a time.
+        #: Held while a query starts, so that tables of a process start one at a time.
         self._starting = starting or threading.Lock()
-        #: Of the query, by which the listener knows the table; a session may hold two writers of it.
+        #: Name of the query, unique in the session, by which the listener finds the table.
         self.name = f"snapshotter {job.table} {uuid4().hex[:8]}"
         self._published = TableArchive(job, loop)
         self._events = TableEvents(job, loop)
@@ -83,17 +83,17 @@ class TableWriter:
         self._woken = threading.Event()
         self._scratch = scratch
         self._backoff = backoff or Backoff()
-        self._rng = random.Random()  # noqa: S311 - pauses need no secrecy
+        self._rng = random.Random()  # noqa: S311 - only for pauses
         self._stopping = threading.Event()
         self._requests = SnapshotRequests()
-        #: The last failure that was logged, and when.
+        #: The last logged failure, and its time.
         self._logged: tuple[str, float] = ("", 0.0)
         self._thread: threading.Thread | None = None
-        #: Held while the thread is set, or something is done because it is not.
+        #: Held while the thread is set, and by work that requires that it is not.
         self._beginning = threading.Lock()
 
     def check(self) -> None:
-        """Have destinations and server answer before Spark is there; what is wrong is shown."""
+        """Check that destinations and server answer before Spark starts; the status shows errors."""
         try:
             self._published.check()
             StreamEdges(self.job).tail()
@@ -103,7 +103,7 @@ class TableWriter:
             failure = None
         with self._beginning:
             if self._thread is not None:
-                return  # the table has found out by itself
+                return  # the table's own thread reports it
             if failure is not None:
                 self._note(failure, State.RETRYING)
                 return
@@ -123,12 +123,12 @@ class TableWriter:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask it to flush and to end; returns at once."""
+        """Request a flush and the end; returns at once."""
         self._stopping.set()
         self._woken.set()
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait for its end; whether it has come."""
+        """Wait for its end; returns whether it has ended."""
         if self._thread is None:
             return True
         self._thread.join(timeout)
@@ -138,12 +138,12 @@ class TableWriter:
         return self._watch.status(self._events.errors)
 
     def lag(self, records: int) -> None:
-        """Called by the listener: records that the query has still to read."""
+        """Set how many records the query has not read yet; called by the listener."""
         if self.status().state is State.RUNNING:
             self._watch.lag(records)
 
     def request_snapshot(self) -> Request:
-        """Have a base written soon, as soon as the table runs; ConflictError if it never will."""
+        """Request a base, written as soon as the table runs; ConflictError if it never will."""
         request = self._requests.add()
         self._woken.set()
         return request
@@ -157,7 +157,7 @@ class TableWriter:
                 updates.close(failed=True)
                 failures = 1 if updates.progressed else failures + 1
                 error = self._understood(raised)
-                if not self._goes_on(error):
+                if not self._may_retry(error):
                     break
                 self._stopping.wait(self._pause(error, failures))
         if not self.status().state.is_final:
@@ -166,14 +166,14 @@ class TableWriter:
         self._events.stop()
 
     def _run(self, updates: ArchiveUpdates, stream: TableStream) -> None:
-        """Open the archive and follow the stream, until asked to stop; raises what went wrong."""
+        """Open the archive and follow the stream until stopped; raises what went wrong."""
         start = updates.open()
         self._events.start(self._published.primary)
         checkpoint = Path(tempfile.mkdtemp(prefix="query-", dir=self._scratch))
         query = self._follow(updates, stream, start, checkpoint)
         try:
             self._watch.enter(State.RUNNING)
-            self._look_after(updates, query)
+            self._supervise(updates, query)
         finally:
             updates.close()
             self._end(query)
@@ -182,7 +182,7 @@ class TableWriter:
     def _follow(
         self, updates: ArchiveUpdates, stream: TableStream, start: int, checkpoint: Path
     ) -> StreamingQuery:
-        """Start the query; Spark gives its process seconds to appear, so tables start in turn."""
+        """Start the query; one table at a time, because Spark limits how long its process may take."""
         with self._starting:
             query = stream.follow(
                 start,
@@ -200,17 +200,17 @@ class TableWriter:
         try:
             query.stop()
         except (PySparkException, Py4JJavaError) as error:
-            # It ends when its server answers or is given up; by then its batches do nothing.
+            # It ends when its server answers or times out; its batches do nothing any more.
             logger.debug("table %s: the query has not ended in time: %s", self.job.table, error)
 
-    def _look_after(self, updates: ArchiveUpdates, query: StreamingQuery) -> None:
+    def _supervise(self, updates: ArchiveUpdates, query: StreamingQuery) -> None:
         while not self._stopping.is_set():
             self._woken.wait(_LOOK)
             self._woken.clear()
             if updates.failure is not None:
                 raise updates.failure
             if not query.isActive:
-                raise query.exception() or RuntimeError(f"query {self.name!r} ended by itself")
+                raise query.exception() or RuntimeError(f"query {self.name!r} ended unexpectedly")
             self._serve_requests(updates)
             updates.release_if_due()
             updates.rebase_if_due()
@@ -230,7 +230,7 @@ class TableWriter:
             self._requests.give_up()
 
     def _finish(self, updates: ArchiveUpdates) -> None:
-        """The last diff; what cannot be written now stays in the stream for the next run."""
+        """Write the last diff; what cannot be written now is left to the next run."""
         try:
             updates.flush()
         except Exception as raised:
@@ -241,15 +241,15 @@ class TableWriter:
             self._watch.enter(State.CLOSED)
 
     def _understood(self, raised: Exception) -> StreamfoldError:
-        """What went wrong, in the words of the configuration."""
+        """Translate an error to the terms of the configuration."""
         error = error_from_spark(raised)
         if isinstance(error, EndpointUnavailableError):
             cause = getattr(error, "cause", "it did not answer")
             return ServerUnreachableError(self.job.source["endpoint"], cause)
         return error
 
-    def _goes_on(self, error: StreamfoldError) -> bool:
-        """Record a failure; whether another try may help."""
+    def _may_retry(self, error: StreamfoldError) -> bool:
+        """Record a failure; returns whether a retry may help."""
         if is_retryable(error):
             self._note(error, State.RETRYING)
             return True
@@ -259,12 +259,12 @@ class TableWriter:
         return False
 
     def _note(self, error: StreamfoldError, state: State) -> None:
-        """Record a failure that may pass; the same one is logged again after some seconds only."""
+        """Record a transient failure; the same one is logged again only after some seconds."""
         self._watch.fail(error, state)
         message, at = self._logged
         now = time.monotonic()
         if error.message != message or now - at >= _REPEAT:
-            logger.warning("table %s: %s; trying again", self.job.table, error.message)
+            logger.warning("table %s: %s; retrying", self.job.table, error.message)
             self._logged = error.message, now
 
     def _pause(self, error: StreamfoldError, failures: int) -> float:

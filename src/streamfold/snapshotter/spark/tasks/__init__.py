@@ -1,1 +1,1 @@
-"""What runs in Spark tasks: decode, net changes, fold, and how results come back."""
+"""The work of Spark tasks: decode, net changes, fold, and how results return to the driver."""

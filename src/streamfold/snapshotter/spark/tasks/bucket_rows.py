@@ -1,4 +1,4 @@
-"""The rows of one bucket: layers from the newest to the oldest, the first that has a key decides."""
+"""Reads the rows of one bucket: layers from the newest to the oldest, the first with a key decides."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 class SeenKeys:
-    """The keys that newer layers have decided about."""
+    """The keys that newer layers hold."""
 
     def __init__(self, fields: pa.Schema) -> None:
         self._keys = fields.empty_table()
@@ -31,16 +31,16 @@ class SeenKeys:
         return len(self._keys)
 
     def add(self, runs: Sequence[Run]) -> list[Mask]:
-        """For each run the rows whose key was not seen before; from now on it was."""
-        keys, fresh = self._look(runs)
+        """Return for each run the rows whose key is new, and add their keys."""
+        keys, fresh = self._find_new(runs)
         self._keys = keys.filter(pa.array(fresh)).combine_chunks()
         return _split(fresh, runs)
 
     def lacks(self, runs: Sequence[Run]) -> list[Mask]:
-        """For each run the rows whose key was not seen."""
-        return _split(self._look(runs)[1], runs)
+        """Return for each run the rows whose key is new."""
+        return _split(self._find_new(runs)[1], runs)
 
-    def _look(self, runs: Sequence[Run]) -> tuple[pa.Table, Mask]:
+    def _find_new(self, runs: Sequence[Run]) -> tuple[pa.Table, Mask]:
         keys = pa.concat_tables([self._keys, *(pa.Table.from_batches([run.keys]) for run in runs)])
         fresh = np.zeros(len(keys), np.bool_)
         fresh[first_indices(keys.columns)] = True
@@ -48,12 +48,12 @@ class SeenKeys:
 
 
 def first_indices(columns: Sequence[pa.ChunkedArray]) -> Numbers:
-    """Where each key comes first, in no order."""
+    """Return the index of each key's first row, in no order."""
     if not len(columns[0]):
         return np.zeros(0, np.int64)
     numbers = KeyIndex(columns).numbers
     first = np.zeros(numbers.max() + 1, np.int64)
-    # Of several assignments to one place the last one stays, so they are made from the end.
+    # Of several assignments to one index the last one wins, so they are made from the end.
     first[numbers[::-1]] = np.arange(len(numbers) - 1, -1, -1)
     return first
 
@@ -67,14 +67,14 @@ def _split(fresh: Mask, runs: Sequence[Run]) -> list[Mask]:
     return found
 
 
-#: Files that are open together: enough to hide the round trips of an object store.
+#: Files to open together: enough to hide the round trips to object storage.
 FILES_AT_ONCE = 8
-#: Changes whose keys are looked up together: what was seen before is hashed once for them all.
+#: Changes whose keys are looked up together: the known keys are hashed once for all of them.
 KEYS_AT_ONCE = 1 << 18
 
 
 class Changed(NamedTuple):
-    """A file of changes, and the layer that it is of."""
+    """A file of changes, and its layer."""
 
     layer: Layer
     part: Part
@@ -82,7 +82,7 @@ class Changed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BucketRows:
-    """The rows of one bucket of a table under `schema`, in batches; read it in a thread of the loop."""
+    """The rows of one bucket under `schema`, in batches; read it in a thread beside the loop."""
 
     stack: Stack
     bucket: int
@@ -96,7 +96,7 @@ class BucketRows:
             yield from self._untouched(seen)
 
     def _changed(self, seen: SeenKeys) -> Generator[pa.RecordBatch, None, bool]:
-        """Yield the rows that changes brought; whether nothing before the changes is left."""
+        """Yield the rows that changes wrote; returns whether they emptied the table first."""
         clearing: Layer | None = None
         for window in windows(self._newest_first()):
             if clearing is not None and window[0].layer is not clearing:
@@ -104,7 +104,7 @@ class BucketRows:
             runs: list[Run] = []
             for changed, source in zip(window, self._open(window), strict=True):
                 if clearing is not None and changed.layer is not clearing:
-                    break  # older than what emptied the table
+                    break  # older than the TRUNCATE
                 layer, part = changed
                 for run in diff_runs(layer.form, layer.schema, part, source, self.schema):
                     runs.append(self._own(run, part))
@@ -114,10 +114,10 @@ class BucketRows:
         return clearing is not None or any(diff.clears for diff in self.stack.diffs)
 
     def _untouched(self, seen: SeenKeys) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the base that no change is about."""
+        """Yield the rows of the base that no change touches."""
         base = self.stack.base
         for part in base.of_bucket(self.bucket) if base else ():
-            assert base is not None  # noqa: S101 - it is where the part is from
+            assert base is not None  # noqa: S101 - the part is the base's
             [source] = self.files.open([part])
             rows = base_runs(base.form, base.schema, part, source, self.schema)
             for runs in _together(rows, min(len(seen), KEYS_AT_ONCE)):
@@ -134,7 +134,7 @@ class BucketRows:
         return self.files.open([changed.part for changed in window])
 
     def _own(self, run: Run, part: Part) -> Run:
-        """The run without the rows of other buckets, where a part holds those of all."""
+        """Return the run without the rows of other buckets, if a part holds those of all."""
         if part.bucket is not None or self.stack.buckets == 1:
             return run
         numbers = bucket_numbers(run.keys.columns, self.stack.buckets)
@@ -142,7 +142,7 @@ class BucketRows:
 
 
 def windows(files: Iterable[Changed]) -> Iterator[list[Changed]]:
-    """The files in groups that are looked at together."""
+    """Yield the files in groups to open together."""
     held: list[Changed] = []
     rows = 0
     for changed in files:
@@ -156,7 +156,7 @@ def windows(files: Iterable[Changed]) -> Iterator[list[Changed]]:
 
 
 def _together(runs: Iterable[Run], least: int) -> Iterator[list[Run]]:
-    """Runs of so many rows together, at least."""
+    """Yield groups of runs with at least `least` rows together."""
     held: list[Run] = []
     for run in runs:
         held.append(run)

@@ -1,4 +1,4 @@
-"""First step of a batch, in tasks: records become changes, sorted into the buckets of their keys."""
+"""First step of a batch, in tasks: decodes records to changes, by the buckets of their keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from streamfold.spark.buckets import bucket_numbers
 class DecodeReport(msgspec.Struct, frozen=True):
     """What one task found in a run of records; small, whatever the run.
 
-    A batch of records is one run; or two, if it ends in a transaction that begins in it.
+    A batch of records is one run; or two, if it ends in a transaction that starts in it.
     """
 
     first: int
@@ -32,11 +32,11 @@ class DecodeReport(msgspec.Struct, frozen=True):
     dead: int
     #: Bytes of the changes in memory.
     size_bytes: int
-    #: The last record that empties the table, -1 for none.
+    #: The last record that empties the table, -1 without one.
     truncated_at: int
-    #: Milliseconds of the last record, by its stream.
+    #: Timestamp of the last record, in milliseconds.
     timestamp: int
-    #: The columns as far as these records show them.
+    #: The columns that these records show.
     schema: bytes | None = None
     #: The transaction that they end in.
     tail: Tail = SILENT
@@ -52,10 +52,10 @@ class DecodeStep:
     decoder: ChangeDecoder
     schema: TableSchema
     buckets: int
-    #: Records up to here are in the archive already.
+    #: Records up to here are already in the archive.
     head: int
     dead_letters: DeadLetters
-    #: The last record whose letter is written already, if it is one: records may be read twice.
+    #: Dead letters up to this record are already written: records may be read twice.
     lettered: int = -1
 
 
@@ -63,7 +63,7 @@ class DecodeStep:
 def decode(batches: Batches, step: DecodeStep) -> Iterator[TaskResult]:
     """Yield a report for each run of records, and its changes by bucket.
 
-    Parcels bear the first record of their run, so those of an open transaction can be left out.
+    Results carry the first record of their run, so those of an open transaction can be left out.
     """
     for batch in batches:
         fresh = batch.filter(pc.greater(batch.column("seq_num"), step.head))
@@ -88,7 +88,7 @@ def _decode(records: pa.RecordBatch, step: DecodeStep) -> Iterator[TaskResult]:
 
 
 def _runs(records: pa.RecordBatch, decoded: Decoded) -> Iterator[tuple[pa.RecordBatch, Decoded]]:
-    """The records before the transaction that they end in, and those of it."""
+    """Yield the records before the transaction that they end in, and those of the transaction."""
     tail, seq_nums = decoded.tail, records.column("seq_num").to_numpy()
     edge = int(np.searchsorted(seq_nums, tail.since)) if tail.id is not None else 0
     if not edge:
@@ -137,18 +137,18 @@ def _report(
 
 
 def _after_truncate(changes: pa.Table) -> tuple[pa.Table, int]:
-    """The changes after the last one that empties the table, and where that one is."""
-    places = np.flatnonzero(pc.equal(changes["op"], "truncate").to_numpy())
-    if not len(places):
+    """Return the changes after the last one that empties the table, and the index of that one."""
+    indices = np.flatnonzero(pc.equal(changes["op"], "truncate").to_numpy())
+    if not len(indices):
         return changes, -1
-    last = int(places[-1])
+    last = int(indices[-1])
     return changes.slice(last + 1), changes["seq_num"][last].as_py()
 
 
 def _by_bucket(
     changes: pa.Table, schema: TableSchema, buckets: int
 ) -> Iterator[tuple[int, pa.Table]]:
-    """The changes of each bucket that has any, in their order."""
+    """Yield the changes of each bucket that has any, in order."""
     if not len(changes):
         return
     keys = pa.Table.from_struct_array(changes["key"].combine_chunks())

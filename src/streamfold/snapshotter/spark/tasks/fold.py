@@ -1,7 +1,7 @@
-"""A new base, in tasks: each folds the files of one bucket and writes its parts; nothing is shuffled.
+"""Writes a new base in tasks: each folds the files of one bucket and writes its parts; no shuffle.
 
-What a task holds in memory is the keys of its bucket that changed since the last base; rows stream
-by. Where the count of buckets grows, a task writes several parts out of its one.
+A task holds in memory the keys of its bucket that changed since the last base; rows are streamed. If
+the count of buckets grows, a task splits its bucket into several parts.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ class FoldStep:
     stack: Stack
     plan: PartPlan
     destination_specs: tuple[DestinationSpec, ...]
-    #: The buckets to fold, of the stack's count; each task gets places in this list.
+    #: The buckets to fold, of the stack's count; each task gets indices of this list.
     buckets: tuple[int, ...]
-    #: Of the new base: the stack's count or a multiple of it.
+    #: Buckets of the new base: the stack's count or a multiple of it.
     new_count: int
 
     def targets(self, bucket: int) -> range:
-        """The new buckets that hold the keys of an old one."""
+        """Return the new buckets that hold the keys of an old one."""
         return range(bucket, self.new_count, self.stack.buckets)
 
 
 @task
 def fold(batches: Batches, step: FoldStep) -> Iterator[TaskResult]:
-    """Yield a report for every part that was written; `id` of a row is a place in `step.buckets`."""
+    """Yield a report for every part that was written; `id` of a row is an index of `step.buckets`."""
     for batch in batches:
-        for place in batch.column("id").to_pylist():
-            yield from asyncio.run(_fold_bucket(step, step.buckets[place]))
+        for index in batch.column("id").to_pylist():
+            yield from asyncio.run(_fold_bucket(step, step.buckets[index]))
 
 
 async def _fold_bucket(step: FoldStep, bucket: int) -> list[TaskResult]:
@@ -60,7 +60,7 @@ async def _fold_bucket(step: FoldStep, bucket: int) -> list[TaskResult]:
             own = _of_bucket(rows, schema, target, step)
             written = await write_part(plan, own, mirrors, bucket=target)
         found.append(part_result(target, written))
-    # Tasks of several tables share a worker, so what one of them is done with goes back.
+    # Tasks of several tables share a worker, so memory goes back after each one.
     pa.default_memory_pool().release_unused()
     return found
 
@@ -81,7 +81,7 @@ def _matching(
 
 
 def own_attempt(plan: PartPlan) -> PartPlan:
-    """The plan with names that no other attempt of the task uses: one may still be running."""
+    """Return the plan with names unique to this attempt: another one may still be running."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -90,18 +90,18 @@ def own_attempt(plan: PartPlan) -> PartPlan:
 
 
 def part_result(bucket: int, written: WrittenPart) -> TaskResult:
-    """What a task tells of a part."""
+    """Make the report of a part."""
     rows = next(iter(written.files.values())).rows or 0
     files = {name: _marked(part) for name, part in written.files.items()}
     return TaskResult(bucket, rows, msgspec.json.encode(replace(written, files=files)))
 
 
 def _marked(part: Part) -> Part:
-    """The part with the word that its keys are in it by our hash: readers may rely on that."""
+    """Mark the part as bucketed by our hash, which readers rely on."""
     return msgspec.structs.replace(part, extra={**part.extra, BUCKETING: SPLITMIX64})
 
 
 def written_parts(rows: Sequence[TaskResult]) -> list[WrittenPart]:
-    """The parts that tasks told of, in the order of their buckets."""
+    """Return the parts that tasks reported, in the order of their buckets."""
     ordered = sorted(rows, key=lambda row: row.bucket)
     return [msgspec.json.decode(row.payload, type=WrittenPart) for row in ordered]

@@ -1,4 +1,4 @@
-"""The files that make up one bucket of the table: a base, and the diffs that came after it."""
+"""The files that make up one bucket of the table: a base, and the diffs after it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from streamfold.spark.buckets import BUCKETING, SPLITMIX64, TRUNCATES
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One artifact, its parts by bucket; None is the bucket of parts that hold all keys."""
+    """One artifact's parts by bucket; None is the bucket of parts that hold all keys."""
 
     form: Format
     schema: TableSchema
@@ -27,18 +27,18 @@ class Layer:
 
     @classmethod
     def of(cls, manifest: Manifest, artifact: Artifact) -> Layer:
-        """A committed artifact in the format that is quickest to read."""
+        """Make the layer of a committed artifact, in its quickest format."""
         chosen = Decoding().choose(manifest, artifact)
         if chosen.schema is None:
             raise ManifestInvalidError(
                 f"the {artifact.kind} of table {manifest.table!r} at {artifact.to_position!r} has no "
-                "schema, so it cannot be folded: let this writer begin in a folder of its own"
+                "schema, so it cannot be folded: give this table an empty folder"
             )
         return cls._of_parts(chosen.form, chosen.schema, [_of_our_hash(p) for p in chosen.parts])
 
     @classmethod
     def pending(cls, plan: PartPlan, written: Sequence[WrittenPart]) -> Layer:
-        """An artifact that is written and not committed yet."""
+        """Make the layer of an artifact that is written and not committed yet."""
         form = plan.formats[0]
         return cls._of_parts(form, plan.schema, [part.files[form.id] for part in written])
 
@@ -50,7 +50,7 @@ class Layer:
         return cls(form, schema, by_bucket, any(part.extra.get(TRUNCATES) for part in parts))
 
     def of_bucket(self, bucket: int) -> tuple[Part, ...]:
-        """The parts that may hold keys of the bucket."""
+        """Return the parts that may hold keys of the bucket."""
         return self.parts.get(bucket, ()) + self.parts.get(None, ())
 
     @property
@@ -58,13 +58,13 @@ class Layer:
         return None not in self.parts
 
     def whole(self) -> Layer:
-        """The same files, each of which may hold any key."""
+        """Return the same files, each of which may hold any key."""
         files = [part for parts in self.parts.values() for part in parts]
         return replace(self, parts={None: tuple(_without_bucket(part) for part in files)})
 
 
 def _of_our_hash(part: Part) -> Part:
-    """The part without its bucket, unless that is one of ours: it may hold any key then."""
+    """Return the part without its bucket, unless our hash chose it: it may hold any key then."""
     if part.bucket is None or part.extra.get(BUCKETING) == SPLITMIX64:
         return part
     return _without_bucket(part)
@@ -76,7 +76,7 @@ def _without_bucket(part: Part) -> Part:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """A table as files: folded bucket by bucket, each on its own."""
+    """A table as files: each bucket folds independently."""
 
     base: Layer | None
     diffs: tuple[Layer, ...]
@@ -85,24 +85,24 @@ class Stack:
 
     @classmethod
     def of(cls, manifest: Manifest) -> Stack:
-        """The table at the head of its archive."""
+        """Make the stack of the table at its archive's head."""
         base = Layer.of(manifest, manifest.base)
         diffs = tuple(Layer.of(manifest, diff) for diff in manifest.chain)
         if base.is_bucketed:
             return cls(base, diffs, len(base.parts))
-        # All is one bucket then: a part that says another would be looked at by nobody.
+        # Everything is one bucket then: a part with another number would never be read.
         return cls(base.whole(), tuple(diff.whole() for diff in diffs), 1)
 
     @property
     def is_bucketed(self) -> bool:
-        """Whether the base has a part of its own for each bucket."""
+        """Return whether the base has a separate part for each bucket."""
         return self.base is not None and self.base.is_bucketed
 
     def with_diff(self, diff: Layer) -> Stack:
         return Stack(self.base, (*self.diffs, diff), self.buckets)
 
     def touched(self) -> set[int]:
-        """The buckets of which some row may have changed since the base."""
+        """Return the buckets in which a row may have changed since the base."""
         everything = set(range(self.buckets))
         if any(diff.clears or not diff.is_bucketed for diff in self.diffs):
             return everything

@@ -1,7 +1,7 @@
-"""Second step of a batch, in tasks: the changes of a bucket become one per key, and one part.
+"""Second step of a batch, in tasks: writes the net changes of a bucket as one part.
 
-Parcels of a bucket come in the order of the stream, so the last change of a key is the one that
-counts. Columns that a source left out because they did not change are filled from the archive.
+Results of a bucket arrive in the order of the stream, so the last change of a key wins. Columns that a
+source left out because they did not change are filled from the archive.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from streamfold.snapshotter.spark.tasks.results import (
 from streamfold.snapshotter.spark.tasks.unsent_columns import fill_unsent, has_unsent
 from streamfold.spark.buckets import TRUNCATES
 
-#: Where a TRUNCATE is, of all buckets: readers take the first part first.
+#: The bucket that holds a TRUNCATE: readers read the first part first.
 TRUNCATE_BUCKET = 0
 
 
@@ -46,12 +46,12 @@ TRUNCATE_BUCKET = 0
 class NetStep:
     """What every task of the step needs; pickled with it."""
 
-    #: Of a diff, or of a first base: then the rows that the changes leave are written.
+    #: Of a diff, or of a first base, which holds the rows that the changes leave.
     plan: PartPlan
     destination_specs: tuple[DestinationSpec, ...]
-    #: The last record that empties the table, -1 for none: what is before it does not matter.
+    #: The last record that empties the table, -1 without one: nothing before it matters.
     truncated_at: int
-    #: The table before these changes, None when there is none.
+    #: The table before these changes, None if it has no base yet.
     stack: Stack | None
 
     @property
@@ -60,23 +60,23 @@ class NetStep:
 
 
 def empty_result(bucket: int) -> TaskResult:
-    """A parcel that brings nothing but a part of its bucket into being."""
+    """Make a result without changes, so that its bucket gets a part."""
     return TaskResult(bucket, -1, b"")
 
 
 @task
 def write_net_changes(batches: Batches, step: NetStep) -> Iterator[TaskResult]:
-    """Yield a report for the part of each bucket; parcels come sorted by bucket and seq_num."""
+    """Yield a report for the part of each bucket; results arrive sorted by bucket and seq_num."""
     for bucket, parcels in groupby(
         task_results(batches), key=lambda task_result: task_result.bucket
     ):
         changes = [
             unpack(task_result.payload) for task_result in parcels if len(task_result.payload)
         ]
-        yield part_result(bucket, asyncio.run(_settle_bucket(step, bucket, changes)))
+        yield part_result(bucket, asyncio.run(_write_bucket(step, bucket, changes)))
 
 
-async def _settle_bucket(step: NetStep, bucket: int, runs: list[pa.Table]) -> WrittenPart:
+async def _write_bucket(step: NetStep, bucket: int, runs: list[pa.Table]) -> WrittenPart:
     mirrors = open_mirrors(step.destination_specs)
     net = _net(step, bucket, runs)
     if step.stack is not None and has_unsent(net):
@@ -115,7 +115,7 @@ def _changes(net: pa.Table, schema: TableSchema) -> Iterable[pa.RecordBatch]:
 
 
 def _rows(net: pa.Table, schema: TableSchema) -> Iterable[pa.RecordBatch]:
-    """What is there after the changes, when there was nothing before them."""
+    """Yield the rows after the changes, of a table that was empty before them."""
     alive = net.filter(pc.is_in(net["action"], value_set=pa.array(["INSERT", "UPDATE"])))
     for batch in alive.to_batches():
         yield columns_of(batch["after"], schema.arrow)

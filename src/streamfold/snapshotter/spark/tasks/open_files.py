@@ -1,4 +1,4 @@
-"""Files of an archive, opened for a thread that reads beside an event loop."""
+"""Opens files of an archive for a thread that reads beside an event loop."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from streamfold.archive.read.part_files import PartFiles
 
 
 class OpenFiles:
-    """Some files at a time, whole and unchanged; entered on the loop, used in a thread of it.
+    """Opens verified files, some at a time; entered on the loop, used in a thread beside it.
 
-    What is open at the end is closed by the loop, however the thread ended.
+    The loop closes what is still open at the end, however the thread ended.
     """
 
     def __init__(self, files: PartFiles) -> None:
@@ -36,7 +36,7 @@ class OpenFiles:
         await self._held.aclose()
 
     def open(self, parts: Sequence[Part]) -> list[BinaryIO]:
-        """Open these, all at once, and close those of the last call; never called on the loop."""
+        """Open these concurrently, and close those of the last call; never called on the loop."""
         return asyncio.run_coroutine_threadsafe(self._open(parts), self._loop).result()
 
     async def _open(self, parts: Sequence[Part]) -> list[BinaryIO]:

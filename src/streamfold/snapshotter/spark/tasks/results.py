@@ -1,7 +1,7 @@
-"""What travels between tasks and driver: Arrow data as bytes in rows of three columns.
+"""What tasks and driver exchange: Arrow data as bytes in rows of three columns.
 
-Spark neither knows nor converts the columns of the table: types that it lacks pass unharmed, columns
-may come in while a query runs, and a shuffle moves one row for thousands of changes.
+Spark neither knows nor converts the columns of the table: types that it lacks pass unchanged, columns
+may be added while a query runs, and a shuffle moves one row for thousands of changes.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import pyarrow as pa
 
 from streamfold.errors import StreamfoldError
 
-#: Of a data frame of parcels.
+#: Schema of a DataFrame of task results.
 TASK_RESULTS = "bucket int, seq_num long, payload binary"
 _ARROW = pa.schema([("bucket", pa.int32()), ("seq_num", pa.int64()), ("payload", pa.binary())])
 
-#: Buckets that are none: what a task tells the driver, and an error that ended it.
+#: Not buckets: a task's report to the driver, and an error that ended it.
 REPORT, FAILURE = -1, -2
 
 Batches: TypeAlias = Iterable[pa.RecordBatch]
@@ -34,7 +34,7 @@ class TaskResult(NamedTuple):
 
 
 def pack(table: pa.Table) -> bytes:
-    """A table as bytes, its schema included."""
+    """Encode a table as bytes, including its schema."""
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     with pa.ipc.new_stream(sink, table.schema, options=options) as stream:
@@ -44,12 +44,12 @@ def pack(table: pa.Table) -> bytes:
 
 
 def unpack(payload: Any) -> pa.Table:
-    """The table again."""
+    """Decode the table."""
     return pa.ipc.open_stream(pa.py_buffer(payload)).read_all()
 
 
 def task_results(batches: Batches) -> Iterator[TaskResult]:
-    """The rows that Spark hands to a task."""
+    """Yield the rows that Spark passes to a task."""
     for batch in batches:
         columns = (batch.column(name) for name in ("bucket", "seq_num", "payload"))
         for bucket, seq_num, payload in zip(*columns, strict=True):
@@ -57,9 +57,9 @@ def task_results(batches: Batches) -> Iterator[TaskResult]:
 
 
 def task(work: Callable[..., Iterator[TaskResult]]) -> Callable[..., Iterator[pa.RecordBatch]]:
-    """Make `work` a function for `mapInArrow`; an error of ours becomes a parcel, kept whole.
+    """Make `work` a function for `mapInArrow`; our errors become task results, with all fields.
 
-    Spark would make text of it, and try again what cannot succeed.
+    Spark would turn them into text, and retry what cannot succeed.
     """
 
     @wraps(work)
@@ -74,7 +74,7 @@ def task(work: Callable[..., Iterator[TaskResult]]) -> Callable[..., Iterator[pa
 
 
 def raise_task_errors(rows: Iterable[Any]) -> None:
-    """Raise the first error that a task ended with."""
+    """Raise the first error that ended a task."""
     for row in rows:
         if row.bucket == FAILURE:
             kind, fields = pickle.loads(row.payload)  # noqa: S301 - written by our own tasks
@@ -89,7 +89,7 @@ def _row(task_result: TaskResult) -> pa.RecordBatch:
 
 
 def _error_text(error: StreamfoldError) -> tuple[type[StreamfoldError], dict[str, Any]]:
-    # Errors have constructors of their own, so they do not pickle by themselves.
+    # Errors have different constructors, so they do not pickle directly.
     return type(error), dict(error.__dict__)
 
 

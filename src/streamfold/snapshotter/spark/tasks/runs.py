@@ -1,8 +1,8 @@
-"""Files of a bucket in two looks: at the keys first, then only at the rows that turn out to count.
+"""Reads files of a bucket in two passes: first the keys, then only the rows that count.
 
-Most changes of a long chain are overtaken by later ones: their rows are never decoded. Parquet
-files whose hash the manifest states are known to hold what was written, so nothing is checked twice;
-all others are read through their format, which checks every rule.
+Later changes supersede most changes of a long chain: their rows are never decoded. Parquet files with
+a hash in the manifest are known to hold what was written, so they are not checked again; all others
+are read through their format, which checks every rule.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from streamfold.archive.read.folding import columns_of, fitted
 from streamfold.archive.schema.table_schema import TableSchema
 
 Mask = npt.NDArray[np.bool_]
-#: The rows of a run where the mask is true, under the table's schema.
+#: Yields the rows of a run where the mask is true, under the table's schema.
 Reader = Callable[[Mask], Iterator[pa.RecordBatch]]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Rows or changes that follow each other in one file, whose keys are known; no key is there twice.
+    """Consecutive rows or changes of one file with known, distinct keys.
 
-    To be read while the file is open.
+    Read it while the file is open.
     """
 
     #: The key fields in the types of the table.
@@ -41,14 +41,14 @@ class Run:
     #: False where the change is a DELETE.
     alive: Mask
     read: Reader
-    #: Whether a TRUNCATE stands before it.
+    #: Whether a TRUNCATE precedes it.
     truncates: bool = False
 
 
 def base_runs(
     form: Format, stored: TableSchema, part: Part, source: BinaryIO, schema: TableSchema
 ) -> Iterator[Run]:
-    """The rows of a file of a base, in runs of bounded size."""
+    """Yield the rows of a file of a base, in runs of bounded size."""
     keys = schema.select(schema.key_fields)
     if form.id == "parquet" and part.sha256:
         file = _opened(part, source)
@@ -63,7 +63,7 @@ def base_runs(
 def diff_runs(
     form: Format, stored: TableSchema, part: Part, source: BinaryIO, schema: TableSchema
 ) -> Iterator[Run]:
-    """The changes of a file of a diff."""
+    """Yield the changes of a file of a diff."""
     keys = schema.select(schema.key_fields)
     if form.id == "parquet" and part.sha256:
         file = _opened(part, source, coded=["action"])
@@ -107,7 +107,7 @@ class RowGroup:
     path: str
 
     def whole(self, names: Sequence[str]) -> pa.RecordBatch:
-        """These columns of all rows."""
+        """Read these columns of all rows."""
         with _readable(self.path):
             table = self.file.read_row_group(self.number, columns=list(names), use_threads=False)
             return pa.RecordBatch.from_struct_array(table.to_struct_array().combine_chunks())
@@ -115,7 +115,7 @@ class RowGroup:
     def batches(
         self, names: Sequence[str] | None, wanted: Mask
     ) -> Iterator[tuple[pa.RecordBatch, Mask]]:
-        """Batches that have wanted rows, with the mask of each."""
+        """Yield batches with wanted rows, and the mask of each."""
         if not wanted.any():
             return
         average = self.file.metadata.row_group(self.number).total_byte_size // len(wanted)
@@ -142,7 +142,7 @@ def _alive(changes: pa.RecordBatch) -> Mask:
 
 
 def _holding(rows: pa.RecordBatch) -> Reader:
-    """A reader of rows that are decoded already, since their format cannot do so in part."""
+    """Make a reader of rows that are already decoded, for formats that cannot decode in part."""
 
     def read(wanted: Mask) -> Iterator[pa.RecordBatch]:
         if wanted.any():
@@ -156,7 +156,7 @@ def _filtered(rows: pa.RecordBatch, wanted: Mask) -> pa.RecordBatch:
 
 
 def _opened(part: Part, source: BinaryIO, coded: Sequence[str] = ()) -> pq.ParquetFile:
-    """The file, `coded` columns read as numbers of their values; its hash is right already."""
+    """Open the file, reading `coded` columns as dictionaries; its hash is already verified."""
     with _readable(part.path):
         file = pq.ParquetFile(source, pre_buffer=False, read_dictionary=list(coded))
     if part.rows not in (None, file.metadata.num_rows):
@@ -169,10 +169,10 @@ def _opened(part: Part, source: BinaryIO, coded: Sequence[str] = ()) -> pq.Parqu
 
 @contextmanager
 def _readable(path: str) -> Iterator[None]:
-    """What Arrow cannot read of a file was written wrong, for its hash is right."""
+    """Report what Arrow cannot read as corrupt: the hash is right, so it was written wrong."""
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError, KeyError) as error:
         if getattr(error, "errno", None) is not None:
-            raise  # the storage failed, which says nothing about the bytes
+            raise  # storage failed: the bytes may be fine
         raise ArtifactCorruptError(f"file {path!r} cannot be read: {error}") from None

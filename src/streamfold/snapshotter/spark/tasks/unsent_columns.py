@@ -1,4 +1,4 @@
-"""Columns that a source did not send because they did not change, filled from the table as it was."""
+"""Fills columns that a source did not send, because they did not change, from the previous table."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ Numbers = npt.NDArray[np.int64]
 
 
 def has_unsent(net: pa.Table) -> bool:
-    """Whether any change leaves a column as it was before."""
+    """Return whether any change leaves a column unchanged."""
     return bool(pc.any(pc.greater(pc.list_value_length(net["unchanged"]), 0)).as_py())
 
 
 def fill_unsent(net: pa.Table, state: Iterable[pa.RecordBatch], schema: TableSchema) -> pa.Table:
-    """The net changes with every column of `after` known; null where the table has no such row."""
+    """Return the net changes with every column of `after` filled; null if the table has no such row."""
     net = net.combine_chunks()
     lists, after = (net[name].chunk(0) for name in ("unchanged", "after"))
     lacking = np.flatnonzero(pc.greater(pc.list_value_length(lists), 0).to_numpy(False))
     keys = pa.Table.from_struct_array(net["key"].chunk(0).take(pa.array(lacking)))
     known = _known_rows(keys, state, schema)
-    places = np.full(len(net), -1, np.int64)
-    places[lacking] = _row_indices(keys, known, schema.key_fields)
+    indices = np.full(len(net), -1, np.int64)
+    indices[lacking] = _row_indices(keys, known, schema.key_fields)
     columns = [
-        _filled(child, field.name, lists, places, known)
+        _filled(child, field.name, lists, indices, known)
         for field, child in zip(after.type, after.flatten(), strict=True)
     ]
     rows = pa.StructArray.from_arrays(columns, fields=list(after.type), mask=after.is_null())
@@ -38,7 +38,7 @@ def fill_unsent(net: pa.Table, state: Iterable[pa.RecordBatch], schema: TableSch
 
 
 def _known_rows(keys: pa.Table, state: Iterable[pa.RecordBatch], schema: TableSchema) -> pa.Table:
-    """The rows of the table that the changes are about."""
+    """Return the rows of the table that the changes touch."""
     index = KeyIndex(keys.columns)
     found = [schema.arrow.empty_table()]
     for batch in state:
@@ -49,27 +49,27 @@ def _known_rows(keys: pa.Table, state: Iterable[pa.RecordBatch], schema: TableSc
 
 
 def _row_indices(keys: pa.Table, known: pa.Table, key_fields: Sequence[str]) -> Numbers:
-    """Where in `known` the row of each key is; -1 where it is not."""
+    """Return the index of each key's row in `known`; -1 without one."""
     both = [
         pa.chunked_array([*known[name].chunks, *keys[name].chunks], keys[name].type)
         for name in key_fields
     ]
     numbers = KeyIndex(both).numbers
-    places = np.full(int(numbers.max()) + 1, -1, np.int64)
-    places[numbers[: len(known)]] = np.arange(len(known))
-    found: Numbers = places[numbers[len(known) :]]
+    indices = np.full(int(numbers.max()) + 1, -1, np.int64)
+    indices[numbers[: len(known)]] = np.arange(len(known))
+    found: Numbers = indices[numbers[len(known) :]]
     return found
 
 
 def _filled(
-    column: pa.Array, name: str, lists: pa.ListArray, places: Numbers, known: pa.Table
+    column: pa.Array, name: str, lists: pa.ListArray, indices: Numbers, known: pa.Table
 ) -> pa.Array:
     marked = np.zeros(len(column), np.bool_)
     chosen = pc.equal(lists.flatten(), name)
     marked[pc.list_parent_indices(lists).filter(chosen).to_numpy()] = True
     if not marked.any():
         return column
-    # One array of both, since no function replaces values of nested types.
+    # One array of both, since no Arrow function replaces values of nested types.
     both = pa.concat_arrays([column, *(chunk.cast(column.type) for chunk in known[name].chunks)])
-    takes = np.where(marked, len(column) + places, np.arange(len(column)))
-    return both.take(pa.array(takes, mask=marked & (places < 0)))
+    takes = np.where(marked, len(column) + indices, np.arange(len(column)))
+    return both.take(pa.array(takes, mask=marked & (indices < 0)))
