@@ -109,6 +109,11 @@ class Grant:
             and _covered(self.access_tokens, token_id, needed=operation in _ON_TOKEN)
         )
 
+    def allowed_streams(self, operation: Operation, basin: str) -> ResourceSet:
+        """The streams of a basin on which an operation on streams is allowed."""
+        allowed = operation in self.operations and self.basins.contains(basin)
+        return self.streams if allowed else NOTHING
+
     def allows_somewhere(self, operation: Operation, basin: str | None = None) -> bool:
         """Whether the operation is allowed on any resource: in the basin, if one is named."""
         needed = (

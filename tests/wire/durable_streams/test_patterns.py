@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamfold.errors import InvalidError
-from streamfold.wire.durable_streams.patterns import PATTERN_MAX, Pattern
+from streamfold.wire.durable_streams.patterns import MANY_MAX, PATTERN_MAX, SEGMENTS_MAX, Pattern
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=500)
 
@@ -76,6 +76,14 @@ def test_a_pattern_has_a_bound() -> None:
     assert Pattern("a" * PATTERN_MAX).matches("a" * PATTERN_MAX)
     with pytest.raises(InvalidError, match=str(PATTERN_MAX)):
         Pattern("a" * (PATTERN_MAX + 1))
+
+
+def test_a_new_pattern_has_few_segments_and_fewer_of_any_length() -> None:
+    Pattern("/".join(["a"] * SEGMENTS_MAX)).require_simple()
+    Pattern("**/a/" * (MANY_MAX - 1) + "**").require_simple()
+    for text in ("/".join(["a"] * (SEGMENTS_MAX + 1)), "**/a/" * MANY_MAX + "**"):
+        with pytest.raises(InvalidError, match=f"{SEGMENTS_MAX} and {MANY_MAX}"):
+            Pattern(text).require_simple()
 
 
 def test_a_pattern_that_makes_backtracking_explode_is_matched() -> None:

@@ -1,8 +1,8 @@
 """Globs over stream paths, by which a subscription finds its streams.
 
 `*` stands for one whole segment, `**` for any number of them, also none. A segment is what is between
-two slashes. Matching takes one step per segment of the path, whatever the pattern: a set of positions
-in the pattern, held as the bits of one integer, moves along with the path.
+two slashes. Matching takes one step per segment of the path, whatever the pattern: the set of reached
+segments, held as the bits of one integer, moves along with the path.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from streamfold.errors import InvalidError
 
 #: Characters: twice a stream's longest name.
 PATTERN_MAX: Final = 1024
+#: Segments, and `**` among them, of a new pattern: each stream is matched against each subscription.
+SEGMENTS_MAX: Final = 32
+MANY_MAX: Final = 4
 
 _ONE, _MANY = "*", "**"
 
@@ -37,17 +40,26 @@ class Pattern:
 
     def matches(self, path: str) -> bool:
         """Whether the whole path fits; a leading slash of it does not count."""
-        positions = self._start
+        reached, here, one, many = self._start, self._here.get, self._one, self._many
         for segment in path.removeprefix("/").split("/"):
-            passed = (positions & (self._one | self._here.get(segment, 0))) << 1
-            positions = self._skip(passed | positions & self._many)
-            if not positions:
+            passed = (reached & (one | here(segment, 0))) << 1 | reached & many
+            reached = passed | (passed & many) << 1  # as _skip, without a call per segment
+            if not reached:
                 return False
-        return bool(positions & self._whole)
+        return bool(reached & self._whole)
 
-    def _skip(self, positions: int) -> int:
+    def require_simple(self) -> None:
+        """Raise InvalidError if matching takes too long for a new subscription."""
+        segments, many = self._whole.bit_length() - 1, self._many.bit_count()
+        if segments > SEGMENTS_MAX or many > MANY_MAX:
+            raise InvalidError(
+                f"pattern {self.text[:60]!r} has {segments} segments, {many} of them **: it can have "
+                f"{SEGMENTS_MAX} and {MANY_MAX}; use fewer, or name the streams instead"
+            )
+
+    def _skip(self, reached: int) -> int:
         """`**` may stand for nothing. Two never follow each other, so one step is enough."""
-        return positions | (positions & self._many) << 1
+        return reached | (reached & self._many) << 1
 
     def __repr__(self) -> str:
         return f"Pattern({self.text!r})"

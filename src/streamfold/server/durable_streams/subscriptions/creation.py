@@ -62,14 +62,17 @@ class Creation:
         self, id_: str, asked: SubscriptionRequest, base_url: str, caller: Grant
     ) -> tuple[ActiveSubscription, bool]:
         """The caller's subscription, durable, and whether this created it."""
-        config, streams = configure(asked, caller), named_streams(asked, caller)
-        self._require_rights(config, streams, caller)
+        streams = await self._named_streams(asked, caller)
+        config = configure(asked, streams, caller)
+        await self._require_rights(config, streams, caller)
         async with self._locks.hold(id_):
             entry = self._registry.entries.get(id_)
             if entry is not None:
                 entry.require_owner(caller)
                 if await _confirm(entry, config, base_url, caller.stream_prefix):
                     return entry, False
+            if config.pattern is not None:
+                Pattern(config.pattern).require_simple()
             self._registry.require_room(caller.token_id)
             await self._check_target(config)
             state = Subscription(
@@ -82,13 +85,26 @@ class Creation:
             )
             return await self._insert(self._registry.entry(id_, state, caller), streams), True
 
-    def _require_rights(self, config: Config, streams: Sequence[str], caller: Grant) -> None:
+    async def _named_streams(self, asked: SubscriptionRequest, caller: Grant) -> list[str]:
+        """The streams to link, each once, in order, without the subscription's own wake stream."""
+        own = asked.wake_stream.strip("/") if asked.wake_stream is not None else None
+        named, time_slice = set[str](), self._registry.time_slice()
+        for stream in asked.streams:
+            name = parse_path(stream)
+            if name != own:
+                named.add(caller.full_stream_name(name))
+            await time_slice.step()
+        return sorted(named)
+
+    async def _require_rights(self, config: Config, streams: Sequence[str], caller: Grant) -> None:
         """Raise unless the caller may read what is matched, and append to the wake stream.
 
         Each stream that fits the pattern is checked again whenever a worker is notified of it.
         """
+        time_slice = self._registry.time_slice()
         for stream in streams:
             caller.require(Operation.READ, self._basin, stream)
+            await time_slice.step()
         if config.wake_stream is not None:
             caller.require(Operation.APPEND, self._basin, config.wake_stream)
         if config.pattern is None:
@@ -166,7 +182,7 @@ async def _confirm(entry: ActiveSubscription, config: Config, base_url: str, pre
     return True
 
 
-def configure(asked: SubscriptionRequest, caller: Grant) -> Config:
+def configure(asked: SubscriptionRequest, streams: Sequence[str], caller: Grant) -> Config:
     """The requested configuration in canonical form, without what its type does not need."""
     if len((asked.description or "").encode()) > DESCRIPTION_MAX:
         raise InvalidError(f"description is too long: at most {DESCRIPTION_MAX} bytes of UTF-8")
@@ -177,16 +193,9 @@ def configure(asked: SubscriptionRequest, caller: Grant) -> Config:
     return Config(
         type=asked.type,
         pattern=Pattern(asked.pattern.strip("/")).text if asked.pattern is not None else None,
-        streams=sha256("\0".join(named_streams(asked, caller)).encode()).digest(),
+        streams=sha256("\0".join(streams).encode()).digest(),
         url=asked.webhook.url if is_webhook and asked.webhook else None,
         wake_stream=wake_stream,
         lease_ttl_ms=asked.lease_ttl_ms,
         description=asked.description,
     )
-
-
-def named_streams(asked: SubscriptionRequest, caller: Grant) -> list[str]:
-    """The streams to link, each once, in order; a subscription cannot include its own wake stream."""
-    own = asked.wake_stream.strip("/") if asked.wake_stream is not None else None
-    named = {parse_path(stream) for stream in asked.streams} - {own}
-    return sorted(caller.full_stream_name(name) for name in named)

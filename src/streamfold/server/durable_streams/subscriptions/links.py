@@ -33,6 +33,7 @@ from streamfold.server.durable_streams.subscriptions.state import (
     encode,
 )
 from streamfold.server.durable_streams.subscriptions.subscription import ActiveSubscription
+from streamfold.server.durable_streams.subscriptions.time_slices import TimeSlice
 from streamfold.store.durable_streams import StreamStatus
 from streamfold.store.store import StreamStore
 from streamfold.wire.durable_streams.patterns import Pattern
@@ -46,11 +47,18 @@ _TOGETHER: Final = 32
 class LinkedStreams:
     """Reads the status of streams, and updates links accordingly."""
 
-    def __init__(self, store: StreamStore, basin: str, count_links: Callable[..., int]) -> None:
+    def __init__(
+        self,
+        store: StreamStore,
+        basin: str,
+        count_links: Callable[..., int],
+        time_slice: Callable[[], TimeSlice],
+    ) -> None:
         self._store = store
         self._basin = basin
         #: Links of all subscriptions together, or of one owner's.
         self._count_links = count_links
+        self._time_slice = time_slice
 
     async def refresh(self, entry: ActiveSubscription, streams: Collection[str]) -> Subscription:
         """The entry's state with links as the streams are now; also records the tails.
@@ -109,9 +117,14 @@ class LinkedStreams:
     ) -> Subscription:
         """The state with all existing streams that fit linked at their tails."""
         links: dict[str, Link | None] = {}
+        time_slice = self._time_slice()
         async for names in self.pages(state.prefix + literal_prefix(pattern.text)):
-            fits = [name for name in names if entry.wants(name) and name not in state.links]
-            async for path, status in self._look_at(tuple(fits)):
+            matching: list[str] = []
+            for name in names:
+                if name not in state.links and entry.wants(name):
+                    matching.append(name)
+                await time_slice.step()
+            async for path, status in self._look_at(matching):
                 if status is not None:
                     entry.tails[path] = status.tail
                     links[path] = Link(status.tail, False, status.id)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from time import perf_counter
 from typing import Final, TypeAlias
 
 from streamfold.errors import InvalidError, StreamfoldError
@@ -15,6 +17,7 @@ from streamfold.server.durable_streams.subscriptions.links import LinkedStreams
 from streamfold.server.durable_streams.subscriptions.problems import SubscriptionNotFoundError
 from streamfold.server.durable_streams.subscriptions.state import LINKS_MAX, Subscription, decode
 from streamfold.server.durable_streams.subscriptions.subscription import ActiveSubscription, kind_of
+from streamfold.server.durable_streams.subscriptions.time_slices import TimeSlice
 from streamfold.store.store import StreamStore
 
 logger = logging.getLogger(__name__)
@@ -25,8 +28,6 @@ SUBSCRIPTIONS_MAX: Final = 1_000
 SUBSCRIPTIONS_PER_OWNER: Final = 100
 #: Streams whose subscriptions are cached: the same few get most appends.
 _REMEMBERED: Final = 10_000
-#: Pairs of a stream and a subscription that are matched before the event loop gets a turn: 3 us each.
-_TURN: Final = 2_000
 #: Seconds between checks of whether storage was reopened: appends settled by that are not announced.
 _LOOK_INTERVAL: Final = 5.0
 #: Checks between two regular sweeps: deletions of streams are not announced either.
@@ -47,9 +48,11 @@ class SubscriptionRegistry:
         random_text: Callable[[], str],
         subscriptions_max: int,
         grant_of: GrantOf,
+        step_clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.entries: dict[str, ActiveSubscription] = {}
-        self.streams = LinkedStreams(store, basin, self.count_links)
+        self._step_clock = step_clock
+        self.streams = LinkedStreams(store, basin, self.count_links, self.time_slice)
         self._documents = store.documents
         self._basin = basin
         self._grant_of = grant_of
@@ -57,10 +60,12 @@ class SubscriptionRegistry:
         self._now = now
         self._random_text = random_text
         #: Streams whose subscriptions have not been notified yet, in order.
-        self._fresh: dict[str, None] = {}
+        self._fresh: OrderedDict[str, None] = OrderedDict()
+        #: The one that subscriptions are being notified of: some have not noticed it yet.
+        self._spreading: str | None = None
         self._freshened = asyncio.Event()
         self._room_made = asyncio.Event()
-        self._interested: dict[str, tuple[ActiveSubscription, ...]] = {}
+        self._interested: dict[str, Sequence[ActiveSubscription]] = {}
 
     async def load(self) -> None:
         """Load what storage holds."""
@@ -88,7 +93,12 @@ class SubscriptionRegistry:
 
     def forget_interests(self) -> None:
         """Drop the cache of subscriptions by stream."""
-        self._interested.clear()
+        # A new dict: what is being computed meanwhile goes to the old one, and is forgotten too.
+        self._interested = {}
+
+    def time_slice(self) -> TimeSlice:
+        """For a loop over many streams or subscriptions that begins now."""
+        return TimeSlice(self._step_clock)
 
     def require_room(self, owner: str | None) -> None:
         """Raise unless there is room for another subscription of this owner."""
@@ -116,8 +126,7 @@ class SubscriptionRegistry:
         """A draft with current rights and streams; written when the block ends without an error."""
         async with entry.alone():
             await self._look_up_rights(entry)
-            # An append that was acknowledged before this call must be seen by it.
-            entry.noticed.update(filter(entry.wants, self._fresh))
+            await self._notice_fresh(entry)
             taken, entry.noticed = entry.noticed, set()
             try:
                 state = await self.streams.refresh(entry, taken)
@@ -134,6 +143,15 @@ class SubscriptionRegistry:
                 }
             if draft.token is not None and draft.state.wake is not None:
                 entry.token = (draft.state.wake.id, draft.token)
+
+    async def _notice_fresh(self, entry: ActiveSubscription) -> None:
+        """Have an entry notice every append that was acknowledged before this call."""
+        time_slice = self.time_slice()
+        spreading = () if self._spreading is None else (self._spreading,)
+        for stream in (*spreading, *self._fresh):
+            if entry.wants(stream):
+                entry.noticed.add(stream)
+            await time_slice.step()
 
     async def _look_up_rights(self, entry: ActiveSubscription) -> None:
         """Look up what the owner's token allows now: it may have changed or become invalid."""
@@ -154,25 +172,28 @@ class SubscriptionRegistry:
         while True:
             await self._freshened.wait()
             self._freshened.clear()
+            time_slice = self.time_slice()
             while self._fresh:
-                for stream in tuple(self._fresh)[: self._turn()]:
-                    del self._fresh[stream]
-                    for entry in self._interested_in(stream):
-                        entry.notice(stream)
-                await asyncio.sleep(0)
+                self._spreading, _ = self._fresh.popitem(last=False)
+                for entry in await self._interested_in(self._spreading, time_slice):
+                    entry.notice(self._spreading)
+                self._spreading = None
+                await time_slice.step()
 
-    def _turn(self) -> int:
-        """Streams to match before the event loop gets a turn."""
-        return max(1, _TURN // max(1, len(self.entries)))
-
-    def _interested_in(self, stream: str) -> tuple[ActiveSubscription, ...]:
-        interested = self._interested.get(stream)
-        if interested is None:
-            if len(self._interested) >= _REMEMBERED:
-                self._interested.clear()
-            interested = tuple(entry for entry in self.entries.values() if entry.wants(stream))
-            self._interested[stream] = interested
-        return interested
+    async def _interested_in(
+        self, stream: str, time_slice: TimeSlice
+    ) -> Sequence[ActiveSubscription]:
+        if len(self._interested) >= _REMEMBERED:
+            self.forget_interests()
+        known = self._interested
+        if stream not in known:
+            interested: list[ActiveSubscription] = []
+            for entry in tuple(self.entries.values()):
+                if entry.wants(stream):
+                    interested.append(entry)
+                await time_slice.step()
+            known[stream] = interested
+        return known[stream]
 
     async def sweep_when_needed(self) -> None:
         """Sweep all streams after storage was opened, and regularly, for as long as this runs."""
@@ -199,8 +220,10 @@ class SubscriptionRegistry:
 
     async def _sweep(self) -> None:
         """Have every subscription check its streams, and those that it should have."""
-        for entry in self.entries.values():
+        time_slice = self.time_slice()
+        for entry in tuple(self.entries.values()):
             entry.notice(*entry.state.links)
+            await time_slice.step()
         await self._find_unlinked()
 
     async def _find_unlinked(self) -> None:
@@ -209,11 +232,11 @@ class SubscriptionRegistry:
             entry.full = False
         if not any(entry.pattern for entry in self.entries.values()):
             return
+        time_slice = self.time_slice()
         async for names in self.streams.pages():
-            for at, name in enumerate(names):
-                if not at % self._turn():
-                    await asyncio.sleep(0)
+            for name in names:
                 for entry in tuple(self.entries.values()):
                     unknown = name not in entry.state.links and entry.wants(name)
                     if unknown and len(entry.noticed) <= 2 * LINKS_MAX:
                         entry.notice(name)
+                    await time_slice.step()

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
+from time import perf_counter
 from typing import Any, Final
 
 import msgspec
@@ -142,12 +143,13 @@ class Subscriptions:
         webhooks: WebhookClient | None = None,
         random_text: Callable[[], str] = _random_text,
         chance: random.Random | None = None,
+        step_clock: Callable[[], float] = perf_counter,
     ) -> None:
         self._public_url = public_url
         self._authorise = authorise
         self._keyring = Keyring(store.documents)
-        self._registry = registry = SubscriptionRegistry(
-            store, basin, now, random_text, subscriptions_max, grant_of
+        self.registry = registry = SubscriptionRegistry(
+            store, basin, now, random_text, subscriptions_max, grant_of, step_clock
         )
         self._work = WakeClaims(registry)
         self._runner = Runner(
@@ -172,7 +174,7 @@ class Subscriptions:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Load the subscriptions that storage holds, and run them while the context lasts."""
-        await self._registry.load()
+        await self.registry.load()
         # Not a task group: that would wrap whatever the body raises.
         started = asyncio.Event()
         keeper = asyncio.create_task(self._keep(started))
@@ -183,16 +185,16 @@ class Subscriptions:
             keeper.cancel()
             with suppress(asyncio.CancelledError):
                 await keeper
-            for entry in self._registry.entries.values():
+            for entry in self.registry.entries.values():
                 await entry.settled()
 
     async def _keep(self, started: asyncio.Event) -> None:
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
-                group.create_task(self._registry.spread_notices())
-                group.create_task(self._registry.sweep_when_needed())
-                for entry in self._registry.entries.values():
+                group.create_task(self.registry.spread_notices())
+                group.create_task(self.registry.sweep_when_needed())
+                for entry in self.registry.entries.values():
                     self._start(entry)
                 started.set()
         finally:
@@ -201,11 +203,11 @@ class Subscriptions:
     def notice(self, stream: str) -> None:
         """Note an append to a stream that the store itself does not announce."""
         if self._group is not None:
-            self._registry.notice(stream)
+            self.registry.notice(stream)
 
     def look_again(self) -> None:
         """Do everything that is due by now; for tests that set the clock."""
-        for entry in self._registry.entries.values():
+        for entry in self.registry.entries.values():
             entry.poked.set()
 
     async def handle(self, request: Request, rest: Sequence[str]) -> None:
@@ -264,7 +266,7 @@ class Subscriptions:
 
     def _owned(self, id_: str, caller: Grant) -> ActiveSubscription:
         """The subscription, if it is the caller's."""
-        entry = self._registry.get(id_)
+        entry = self.registry.get(id_)
         entry.require_owner(caller)
         return entry
 
@@ -275,7 +277,7 @@ class Subscriptions:
         tokens may learn that.
         """
         token = _bearer(request)
-        entry = self._registry.entries.get(id_)
+        entry = self.registry.entries.get(id_)
         if entry is None or not leases.is_known(entry.state, token):
             raise WakeTokenInvalidError
         return entry, token
@@ -293,7 +295,7 @@ class Subscriptions:
 
     async def _get(self, id_: str, request: Request, caller: Grant) -> None:
         entry = self._owned(id_, caller)
-        async with self._registry.changing(entry):
+        async with self.registry.changing(entry):
             pass  # streams that were just linked are shown, and are durable by then
         await self._show(request, entry, caller, 200)
 
@@ -304,15 +306,18 @@ class Subscriptions:
     async def _link(self, id_: str, request: Request, caller: Grant) -> None:
         entry = self._owned(id_, caller)
         given = bodies.decode_streams(await _body(request))
-        named = [entry.full_name(parse_path(name)) for name in given]
-        paths = [path for path in named if path != entry.state.config.wake_stream]
-        async with self._registry.changing(entry) as draft:
+        paths, time_slice = list[str](), self.registry.time_slice()
+        for name in given:
+            path = entry.full_name(parse_path(name))
+            if path != entry.state.config.wake_stream:
+                paths.append(path)
+            await time_slice.step()
+        async with self.registry.changing(entry) as draft:
             for path in paths:
                 entry.grant.require(Operation.READ, self._basin, path)
-            draft.state = await self._registry.streams.link_explicit(
-                draft.state, paths, entry.tails
-            )
-        self._registry.forget_interests()
+                await time_slice.step()
+            draft.state = await self.registry.streams.link_explicit(draft.state, paths, entry.tails)
+        self.registry.forget_interests()
         entry.notice(*paths)  # earlier appends to them were not noticed
         await request.respond(204, (NO_STORE,))
 
@@ -320,7 +325,7 @@ class Subscriptions:
         entry = self._owned(id_, caller)
         name = parse_path_segments(path)
         stream = entry.full_name(name)
-        async with self._registry.changing(entry) as draft:
+        async with self.registry.changing(entry) as draft:
             link = draft.state.links.get(stream)
             if link is not None and link.explicit:
                 links = dict(draft.state.links)
@@ -329,9 +334,9 @@ class Subscriptions:
                 else:
                     del links[stream]
                 draft.state = replace(draft.state, links=links)
-        self._registry.forget_interests()
+        self.registry.forget_interests()
         if entry.full:
-            self._registry.sweep_soon()
+            self.registry.sweep_soon()
         await request.respond(204, (NO_STORE,))
 
     async def _claim(self, id_: str, request: Request, caller: Grant) -> None:

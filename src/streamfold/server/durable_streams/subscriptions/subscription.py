@@ -76,7 +76,8 @@ class ActiveSubscription:
         """The links to streams that the owner may read."""
         if self.grant is ROOT:
             return links
-        return {path: link for path, link in links.items() if self.may_read(path)}
+        allowed = self.grant.allowed_streams(Operation.READ, self.basin).contains
+        return {path: link for path, link in links.items() if allowed(path)}
 
     def full_name(self, name: str) -> str:
         """The full name of a stream that the owner calls `name`."""
