@@ -178,10 +178,9 @@ async def serving(
         BASIN,
         public_url=lambda request: f"http://{request.header('host')}",
         authorise=authorise or _allow,
-        grant_of=_root,
         now=clock,
         chance=random.Random(SEED),
-        **{"local_webhooks": True, **options},
+        **{"local_webhooks": True, "grant_of": _root, **options},
     )
     with bind("127.0.0.1", 0) as bound:
         listener = Listener(bound, lambda request: _handle(subscriptions, request))

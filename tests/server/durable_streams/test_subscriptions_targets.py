@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from streamfold.server.durable_streams.subscriptions.host_lookups import HostLookups
 from streamfold.server.durable_streams.subscriptions.problems import WebhookUrlRejectedError
 from streamfold.server.durable_streams.subscriptions.webhook_addresses import (
     WebhookAddress,
-    find_addresses,
     is_public,
     parse_webhook_url,
-    resolve,
+    require_allowed,
 )
 from streamfold.server.durable_streams.subscriptions.webhook_client import (
     BODY_MAX,
@@ -154,36 +154,37 @@ def test_http_is_for_this_machine_and_only_if_allowed() -> None:
 
 @pytest.mark.parametrize("host", ["127.1", "2130706433", "0x7f.0.0.1", "017700000001", "localhost"])
 async def test_other_ways_to_write_an_address_do_not_help(host: str) -> None:
-    with pytest.raises((WebhookUrlRejectedError, OSError)):
-        await find_addresses(parse_webhook_url(f"https://{host}/", local=True), resolve)
-
-
-async def test_one_bad_address_among_good_ones_is_enough() -> None:
-    async def look_up(host: str, port: int) -> Sequence[str]:
-        return ["8.8.8.8", "10.0.0.1"]
-
+    target = parse_webhook_url(f"https://{host}/", local=True)
+    addresses = await HostLookups().addresses(None, host, 443)
     with pytest.raises(WebhookUrlRejectedError):
-        await find_addresses(parse_webhook_url("https://example.com/", local=True), look_up)
+        require_allowed(target, addresses)
 
 
-async def test_localhost_must_be_this_machine() -> None:
-    async def look_up(host: str, port: int) -> Sequence[str]:
-        return ["8.8.8.8"]
-
+def test_one_bad_address_among_good_ones_is_enough() -> None:
+    target = parse_webhook_url("https://example.com/", local=True)
     with pytest.raises(WebhookUrlRejectedError):
-        await find_addresses(parse_webhook_url("http://localhost/", local=True), look_up)
+        require_allowed(target, ["8.8.8.8", "10.0.0.1"])
+
+
+async def test_localhost_and_literals_need_no_lookup() -> None:
+    def look_up(host: str, port: int) -> Sequence[str]:
+        raise AssertionError(host)
+
+    lookups = HostLookups(look_up)
+    assert await lookups.addresses("me", "localhost", 80) == ("127.0.0.1", "::1")
+    assert await lookups.addresses("me", "8.8.8.8", 80) == ["8.8.8.8"]
 
 
 async def test_a_name_that_cannot_be_one_has_no_address() -> None:
     with pytest.raises(OSError):  # noqa: PT011 - each resolver says it in its own words
-        await resolve("x" * 64 + ".example", 443)
+        await HostLookups().addresses(None, "x" * 64 + ".example", 443)
 
 
 async def test_a_name_that_changes_its_address_is_judged_at_each_delivery() -> None:
     """At first it is public, then it leads into the server's own network: nothing is sent there."""
     addresses = ["8.8.8.8"]
 
-    async def look_up(host: str, port: int) -> Sequence[str]:
+    def look_up(host: str, port: int) -> Sequence[str]:
         return addresses
 
     async with open_store("memory:") as store, receiving() as receiver:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from streamfold.errors import InvalidError, PermissionDeniedError
 from streamfold.model.access_tokens import Operation
 from streamfold.model.grants import Grant
+from streamfold.server.durable_streams.subscriptions.host_lookups import literal_addresses
 from streamfold.server.durable_streams.subscriptions.links import literal_prefix
 from streamfold.server.durable_streams.subscriptions.paths import parse_path
 from streamfold.server.durable_streams.subscriptions.problems import (
@@ -22,9 +23,8 @@ from streamfold.server.durable_streams.subscriptions.registry import Subscriptio
 from streamfold.server.durable_streams.subscriptions.state import Config, Subscription
 from streamfold.server.durable_streams.subscriptions.subscription import ActiveSubscription
 from streamfold.server.durable_streams.subscriptions.webhook_addresses import (
-    Resolve,
-    find_addresses,
     parse_webhook_url,
+    require_allowed,
 )
 from streamfold.store.catalog.locks import NamedLocks
 from streamfold.wire.durable_streams.patterns import Pattern
@@ -44,7 +44,6 @@ class Creation:
         self,
         registry: SubscriptionRegistry,
         basin: str,
-        look_up: Resolve,
         now: Callable[[], int],
         start: Callable[[ActiveSubscription], None],
         *,
@@ -52,7 +51,6 @@ class Creation:
     ) -> None:
         self._registry = registry
         self._basin = basin
-        self._look_up = look_up
         self._now = now
         self._start = start
         self._local = local_webhooks
@@ -74,7 +72,7 @@ class Creation:
             if config.pattern is not None:
                 Pattern(config.pattern).require_simple()
             self._registry.require_room(caller.token_id)
-            await self._check_target(config)
+            self._check_target(config)
             state = Subscription(
                 config,
                 self._now(),
@@ -129,15 +127,12 @@ class Creation:
             if entry.task is not None:
                 entry.task.cancel()
 
-    async def _check_target(self, config: Config) -> None:
+    def _check_target(self, config: Config) -> None:
+        # Names are resolved and checked at each delivery; a lookup here would only add a wait.
         if config.url is None:
             return
         target = parse_webhook_url(config.url, local=self._local)
-        try:
-            await find_addresses(target, self._look_up)
-        except OSError:
-            # An unknown host may become known; it is checked again whenever it is used.
-            return
+        require_allowed(target, literal_addresses(target.host, target.port))
 
     async def _insert(
         self, entry: ActiveSubscription, streams: Sequence[str]

@@ -21,6 +21,11 @@ from streamfold.model.grants import NOBODY, ROOT, Grant
 from streamfold.server.durable_streams.subscriptions import leases
 from streamfold.server.durable_streams.subscriptions.claims import WakeClaims
 from streamfold.server.durable_streams.subscriptions.creation import Creation
+from streamfold.server.durable_streams.subscriptions.host_lookups import (
+    HostLookups,
+    Resolve,
+    resolve,
+)
 from streamfold.server.durable_streams.subscriptions.paths import (
     parse_id,
     parse_path,
@@ -39,7 +44,6 @@ from streamfold.server.durable_streams.subscriptions.registry import (
 from streamfold.server.durable_streams.subscriptions.runner import Runner
 from streamfold.server.durable_streams.subscriptions.signing_key import Keyring
 from streamfold.server.durable_streams.subscriptions.subscription import ActiveSubscription
-from streamfold.server.durable_streams.subscriptions.webhook_addresses import Resolve, resolve
 from streamfold.server.durable_streams.subscriptions.webhook_client import WebhookClient
 from streamfold.server.http.bodies import JSON, NO_STORE
 from streamfold.server.http.request import Request
@@ -158,15 +162,13 @@ class Subscriptions:
             registry,
             self._keyring,
             webhooks or WebhookClient(),
-            look_up,
+            HostLookups(look_up),
             now,
             chance or random.Random(),  # noqa: S311 - spreads retries, keeps no secret
             local_webhooks=local_webhooks,
             own_url=None if own_url is None else own_url + CONTROL_ROOT,
         )
-        self._creation = Creation(
-            registry, basin, look_up, now, self._start, local_webhooks=local_webhooks
-        )
+        self._creation = Creation(registry, basin, now, self._start, local_webhooks=local_webhooks)
         self._group: asyncio.TaskGroup | None = None
         self._basin = basin
         store.on_append(self._on_append)

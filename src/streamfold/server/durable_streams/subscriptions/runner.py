@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
 from urllib.parse import quote
 
 import msgspec
@@ -23,6 +23,7 @@ from streamfold.model.traits import Claim
 from streamfold.records.batch import RecordBatch
 from streamfold.server.durable_streams.subscriptions import leases
 from streamfold.server.durable_streams.subscriptions.drafts import Draft
+from streamfold.server.durable_streams.subscriptions.host_lookups import HostLookups
 from streamfold.server.durable_streams.subscriptions.problems import (
     SubscriptionNotFoundError,
     WebhookUrlRejectedError,
@@ -31,9 +32,9 @@ from streamfold.server.durable_streams.subscriptions.registry import Subscriptio
 from streamfold.server.durable_streams.subscriptions.signing_key import Keyring
 from streamfold.server.durable_streams.subscriptions.subscription import ActiveSubscription
 from streamfold.server.durable_streams.subscriptions.webhook_addresses import (
-    Resolve,
-    find_addresses,
+    WebhookAddress,
     parse_webhook_url,
+    require_allowed,
 )
 from streamfold.server.durable_streams.subscriptions.webhook_client import (
     Reply,
@@ -59,6 +60,9 @@ _PAUSE: Final = 5.0
 #: Milliseconds between checks of whether an owner's revoked token is valid again.
 _RIGHTS_INTERVAL: Final = 60_000
 
+#: A webhook's parsed URL, and the checked addresses of its host.
+_Receiver: TypeAlias = tuple[WebhookAddress, Sequence[str]]
+
 
 class Runner:
     """Runs one task for each subscription."""
@@ -70,7 +74,7 @@ class Runner:
         registry: SubscriptionRegistry,
         keyring: Keyring,
         webhooks: WebhookClient,
-        look_up: Resolve,
+        lookups: HostLookups,
         now: Callable[[], int],
         chance: random.Random,
         *,
@@ -82,7 +86,7 @@ class Runner:
         self._registry = registry
         self._keyring = keyring
         self._webhooks = webhooks
-        self._look_up = look_up
+        self._lookups = lookups
         self._now = now
         self._chance = chance
         self._local = local_webhooks
@@ -124,8 +128,10 @@ class Runner:
         if state.next_attempt_at > self._now():
             return state.next_attempt_at
         if state.config.type is SubscriptionType.WEBHOOK:
+            # Before the slot: a name server that does not answer must not hold slots of other owners.
+            found = await self._find_addresses(entry)
             async with self._slots:
-                await self._deliver(entry, wake.id)
+                await self._deliver(entry, wake.id, found)
         elif entry.announced == wake.id:
             return None
         else:
@@ -158,7 +164,9 @@ class Runner:
         async with self._registry.changing(entry) as draft:
             draft.state = leases.succeed(draft.state)
 
-    async def _deliver(self, entry: ActiveSubscription, wake_id: str) -> None:
+    async def _deliver(
+        self, entry: ActiveSubscription, wake_id: str, found: _Receiver | None
+    ) -> None:
         """Send a wake to a webhook's receiver, and apply its answer."""
         async with self._registry.changing(entry) as draft:
             untaken = _is_untaken(draft, wake_id) and draft.pending is not None
@@ -166,7 +174,7 @@ class Runner:
                 return
             call = _call(draft, entry.token[1], self._own_url or draft.state.base_url)
             notified = {path: entry.tails.get(path, 0) for path in draft.links}
-        reply = await self._send(entry, msgspec.json.encode(call))
+        reply = await self._send(entry, found, msgspec.json.encode(call))
         async with self._registry.changing(entry) as draft:
             wake = draft.state.wake
             if wake is None or wake.id != wake_id:
@@ -181,26 +189,43 @@ class Runner:
             elif wake.lease_until is None:
                 draft.state = leases.fail(draft.state, draft.now, self._chance.random())
 
-    async def _send(self, entry: ActiveSubscription, body: bytes) -> Reply | None:
-        """The receiver's answer; None without one. Its address is checked each time."""
+    async def _find_addresses(self, entry: ActiveSubscription) -> _Receiver | None:
+        """The webhook's address, resolved and checked anew; None if it is unknown or not allowed."""
+        try:
+            target = parse_webhook_url(entry.state.config.url or "", local=self._local)
+            addresses = await self._lookups.addresses(entry.state.owner, target.host, target.port)
+            require_allowed(target, addresses)
+        except (OSError, WebhookUrlRejectedError) as error:
+            _log_failure(entry, error)
+            return None
+        return target, addresses
+
+    async def _send(
+        self, entry: ActiveSubscription, found: _Receiver | None, body: bytes
+    ) -> Reply | None:
+        """The receiver's answer; None without one."""
+        if found is None:
+            return None
         key = await self._keyring.key()
         headers = {
             "content-type": "application/json",
             SIGNATURE_HEADER: key.sign(self._now() // 1000, body),
         }
         try:
-            target = parse_webhook_url(entry.state.config.url or "", local=self._local)
-            addresses = await find_addresses(target, self._look_up)
-            reply = await self._webhooks.post(target, addresses, headers, body)
-        except (OSError, WebhookError, WebhookUrlRejectedError) as error:
-            cause = str(error) or type(error).__name__
-            logger.warning("the webhook of subscription %r failed: %s", entry.id, cause)
+            reply = await self._webhooks.post(*found, headers, body)
+        except (OSError, WebhookError) as error:
+            _log_failure(entry, error)
             return None
         if not 200 <= reply.status < 300:
             logger.warning(
                 "the webhook of subscription %r answered with status %d", entry.id, reply.status
             )
         return reply
+
+
+def _log_failure(entry: ActiveSubscription, error: Exception) -> None:
+    cause = str(error) or type(error).__name__
+    logger.warning("the webhook of subscription %r failed: %s", entry.id, cause)
 
 
 def callback_url(base_url: str, subscription_id: str) -> str:

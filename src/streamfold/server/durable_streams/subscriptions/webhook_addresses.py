@@ -6,13 +6,11 @@ connection is made to a checked address: a name that changes in between changes 
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import re
-import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
 from streamfold.server.durable_streams.subscriptions.problems import WebhookUrlRejectedError
@@ -35,14 +33,9 @@ _REFUSED: Final = tuple(
 )
 #: A public address by which one cloud's machines ask for their own credentials.
 _METADATA: Final = ipaddress.ip_network("168.63.129.16/32")
-#: Seconds that a resolver may take.
-_RESOLVE_TIMEOUT: Final = 5.0
 _LOCALHOST: Final = "localhost"
 #: What a URL may consist of; with anything else a header could be smuggled in.
 _URL: Final = re.compile(r"[!-~]+")
-
-#: The addresses of a host and port, as text; OSError if it has none.
-Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +49,6 @@ class WebhookAddress:
     path: str
     #: Value of the `host` header.
     authority: str
-
-
-async def resolve(host: str, port: int) -> list[str]:
-    """The addresses that the machine's resolver gives."""
-    loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(_RESOLVE_TIMEOUT):
-            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except UnicodeError as error:
-        raise OSError(f"{host[:80]!r} cannot be a host's name: {error}") from error
-    return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
 def parse_webhook_url(url: str, *, local: bool) -> WebhookAddress:
@@ -94,9 +76,8 @@ def parse_webhook_url(url: str, *, local: bool) -> WebhookAddress:
     return WebhookAddress(secure, host, port or (443 if secure else 80), path, parts.netloc)
 
 
-async def find_addresses(target: WebhookAddress, look_up: Resolve) -> Sequence[str]:
-    """The addresses to connect to, if all are allowed; OSError if the host has none."""
-    addresses = await look_up(target.host, target.port)
+def require_allowed(target: WebhookAddress, addresses: Sequence[str]) -> None:
+    """Raise unless webhooks may go to every address of the target's host."""
     for address in addresses:
         fit = is_public(address) if target.secure else is_loopback(address)
         if not fit:
@@ -104,7 +85,6 @@ async def find_addresses(target: WebhookAddress, look_up: Resolve) -> Sequence[s
                 f"webhook host {target.host[:80]!r} has an address that webhooks may not go to: "
                 "use a host with public addresses only"
             )
-    return addresses
 
 
 def is_local(host: str) -> bool:

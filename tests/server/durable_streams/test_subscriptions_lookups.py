@@ -1,0 +1,91 @@
+"""A name server that never answers delays the webhooks of one owner alone."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from streamfold.model.access_tokens import EVERYTHING, Operation
+from streamfold.model.grants import Grant
+from streamfold.server.durable_streams.subscriptions.host_lookups import LOOKUPS_PER_OWNER
+from streamfold.server.durable_streams.subscriptions.webhook_addresses import WebhookAddress
+from streamfold.server.durable_streams.subscriptions.webhook_client import Reply, WebhookClient
+from streamfold.server.http.request import Request
+from streamfold.store.store import open_store
+from tests.server.durable_streams.subscribing import BASIN, Clock, create, receiving, serving
+
+PUBLIC = "8.8.8.8"
+
+
+class LocalNetwork(WebhookClient):
+    """Connects to this machine, without TLS, in place of the public address."""
+
+    async def post(
+        self,
+        target: WebhookAddress,
+        addresses: Sequence[str],
+        headers: Mapping[str, str],
+        body: bytes,
+    ) -> Reply:
+        assert list(addresses) == [PUBLIC]
+        return await super().post(replace(target, secure=False), ["127.0.0.1"], headers, body)
+
+
+class NameServer:
+    """Knows good.example, and answers for no other name before `answer` is set."""
+
+    def __init__(self) -> None:
+        self.answer = threading.Event()
+        self.asked = threading.Semaphore(0)
+        self.hanging = 0
+
+    def __call__(self, host: str, port: int) -> Sequence[str]:
+        if host != "good.example":
+            self.hanging += 1
+            self.asked.release()
+            self.answer.wait()
+            raise OSError("unknown")
+        return [PUBLIC]
+
+
+async def authorise(request: Request) -> Grant:
+    return await grant_of(request.header("authorization"))
+
+
+async def grant_of(owner: str | None) -> Grant:
+    return Grant(frozenset({Operation.READ}), EVERYTHING, EVERYTHING, token_id=owner)
+
+
+async def test_lookups_that_hang_do_not_delay_the_webhooks_of_other_owners() -> None:
+    names = NameServer()
+    async with open_store("memory:") as store, receiving() as receiver:
+        await store.create_basin(BASIN)
+        async with serving(
+            store,
+            Clock(),
+            authorise,
+            grant_of=grant_of,
+            look_up=names,
+            webhooks=LocalNetwork(),
+        ) as bench:
+            urls = {f"bad{n}": f"https://bad{n}.example/" for n in range(40)}
+            urls["good"] = f"https://good.example:{receiver.port}/"
+            try:
+                await create(store, "a")
+                for id_, url in urls.items():
+                    owner = id_.rstrip("0123456789")
+                    body = {"type": "webhook", "pattern": "*", "webhook": {"url": url}}
+                    created = await bench.client.put(
+                        f"/subscriptions/{id_}", json=body, headers={"authorization": owner}
+                    )
+                    assert created.status_code == 201, created.text
+                assert names.hanging == 0  # a creation looks nothing up
+                await create(store, "b", 1)
+                for _ in range(LOOKUPS_PER_OWNER):
+                    assert await asyncio.to_thread(names.asked.acquire, timeout=60)
+                assert (await receiver.hook()).body["subscription_id"] == "good"
+                assert names.hanging == LOOKUPS_PER_OWNER
+            finally:
+                names.answer.set()
