@@ -5,17 +5,17 @@ from __future__ import annotations
 import socket
 import ssl
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from streamfold.errors import InvalidError
 from streamfold.server.http.connections import upload_files_max
 from streamfold.server.main import running_server
 from streamfold.server.tls import write_self_signed
-from tests.server.attacked import LARGE, attacked
+from tests.server.attacked import LARGE, Attacked, attacked
 from tests.server.conftest import BASIN, STREAM, configuration
 from tests.server.curl import curl
 from tests.server.frames import PATH
@@ -61,20 +61,43 @@ async def test_a_handshake_that_never_begins_is_closed() -> None:
 async def test_open_handshakes_leave_descriptors_for_storage_and_connections_for_others(
     tmp_path: Path,
 ) -> None:
-    async with attacked(
-        tmp_path, streams=(STREAM,), descriptors=DESCRIPTORS, options=("--tls-self",)
-    ) as server:
-        client = partial(
-            httpx.AsyncClient, base_url=f"https://127.0.0.1:{server.port}", verify=False, timeout=20
-        )
-        async with client() as known, client() as stranger:
+    async with (
+        attacked(
+            tmp_path, streams=(STREAM,), descriptors=DESCRIPTORS, options=("--tls-self",)
+        ) as server,
+        _client(server) as known,
+        _client(server) as stranger,
+    ):
+        assert (await known.get("/ping")).status_code == 200
+        with ExitStack() as stack:
+            for _ in range(HANDSHAKES):
+                stack.enter_context(_connecting(server.port))
+            assert (await stranger.post(PATH, content=APPEND, headers=JSON)).status_code == 200
+            assert server.process.num_fds() < DESCRIPTORS[1] - UPLOADS
             assert (await known.get("/ping")).status_code == 200
-            with ExitStack() as stack:
-                for _ in range(HANDSHAKES):
-                    stack.enter_context(_connecting(server.port))
-                assert (await stranger.post(PATH, content=APPEND, headers=JSON)).status_code == 200
-                assert server.process.num_fds() < DESCRIPTORS[1] - UPLOADS
-                assert (await known.get("/ping")).status_code == 200
+
+
+async def test_connections_are_accepted_again_after_handshakes_took_all_descriptors(
+    tmp_path: Path,
+) -> None:
+    async with (
+        attacked(tmp_path, descriptors=DESCRIPTORS, options=("--tls-self",)) as server,
+        _client(server) as known,
+        _client(server) as stranger,
+    ):
+        assert (await known.get("/ping")).status_code == 200
+        few = server.process.num_fds() + 5
+        server.process.rlimit(psutil.RLIMIT_NOFILE, (few, DESCRIPTORS[1]))
+        with ExitStack() as stack:
+            for _ in range(10):
+                stack.enter_context(_connecting(server.port))
+            assert (await known.get("/ping")).status_code == 200
+        assert (await stranger.get("/ping")).status_code == 200
+
+
+def _client(server: Attacked) -> httpx.AsyncClient:
+    url = f"https://127.0.0.1:{server.port}"
+    return httpx.AsyncClient(base_url=url, verify=False, timeout=40)
 
 
 def _connecting(port: int) -> socket.socket:

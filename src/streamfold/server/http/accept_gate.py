@@ -51,6 +51,7 @@ class AcceptGate:
         self._most = most
         self._spare_count = spare
         self._spare: list[int] = []
+        self._closed = False
         self._stopping = Event()
         self._thread: Thread | None = None
 
@@ -67,29 +68,35 @@ class AcceptGate:
         self._socket.close()
 
     def _run(self) -> None:
-        try:
-            self._keep_counting()
-        except Exception:
-            logger.exception("TLS handshakes are not bounded any more: restart the server")
-
-    def _keep_counting(self) -> None:
         most = _count_descriptors(0) + self._most
-        least_pause, longest_pause = _COUNT_INTERVAL
-        self._take_spare()
-        closed, pause = False, least_pause
+        pause, failing = 0.0, False
         while not self._stopping.wait(pause):
-            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-            count = _count_descriptors(limit)
-            used = count - len(self._spare)
-            if closed != (used >= most):
-                closed = not closed
-                self._set_filter(closed)
-            if count >= limit:
-                self._give_spare()
-            elif not closed:
-                self._take_spare()
-            pause = max(least_pause, min(longest_pause, (limit - count) / _ACCEPTED_PER_SECOND))
+            try:
+                pause = self._adjust(most)
+                failing = False
+            except Exception:
+                # Without this thread nothing bounds handshakes, so it survives any failure.
+                if not failing:
+                    logger.exception("cannot count the connections that are accepted; retrying")
+                pause, failing = _COUNT_INTERVAL[1], True
         self._give_spare()
+
+    def _adjust(self, most: int) -> float:
+        """Open or close the gate; returns the seconds until the next count."""
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        count = _count_descriptors(limit)
+        used = count - len(self._spare)
+        # There must be room for the spare ones, too: those that were released are taken back first.
+        closed = used >= min(most, limit - self._spare_count)
+        if closed != self._closed:
+            self._set_filter(closed)
+            self._closed = closed
+        if count >= limit:
+            self._give_spare()
+        elif not closed:
+            self._take_spare()
+        shortest, longest = _COUNT_INTERVAL
+        return max(shortest, min(longest, (limit - count) / _ACCEPTED_PER_SECOND))
 
     def _take_spare(self) -> None:
         while len(self._spare) < self._spare_count:
