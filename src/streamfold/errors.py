@@ -381,9 +381,9 @@ class ServerBusyError(RetryLaterError):
 
     code = "server_busy"
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, where: str) -> None:
         super().__init__(
-            f"{most} requests are running, which is the most that this server takes at once: end "
+            f"{most} requests are running, which is the most that one {where} takes at once: end "
             "sessions that are not needed, or try again later"
         )
 

@@ -8,6 +8,7 @@ import json
 import pytest
 
 from streamfold.model.records import Record
+from streamfold.server.http.response_shares import FIRST_PART
 from streamfold.server.main import Server, running_server
 from tests.server.conftest import BASIN, STREAM, configuration, until
 from tests.server.frames import PATH, SESSION, append_frame, frames_in
@@ -43,6 +44,25 @@ async def test_a_read_that_waits_is_given_up_with_its_client(server: Server) -> 
         await until(lambda: server.gate.inside == 1)
         h2.reset(waiting)
         await until(lambda: server.gate.inside == 0)
+
+
+async def test_a_read_that_waits_for_memory_is_given_up_with_its_client(server: Server) -> None:
+    room = server.traffic.unread.room
+    held = room.reserve_at_once("another connection", room.capacity)
+    waiting_for_first = [
+        asyncio.create_task(room.reserve(f"new connection {number}", 512 << 10, first=True))
+        for number in range(64)
+    ]
+    await until(lambda: room.used == room.capacity + room.capacity // FIRST_PART)
+    async with h2_client(server.port) as h2:
+        read = h2.open("GET", f"/{BASIN}/{STREAM}", end=True)
+        await until(lambda: room.waiting == 1)
+        h2.reset(read)
+        await until(lambda: server.gate.inside == 0)
+    assert room.waiting == 0
+    for reservation in (held, *(await asyncio.gather(*waiting_for_first))):
+        reservation.release()
+    assert room.used == 0
 
 
 async def test_an_append_session_that_is_aborted_keeps_what_it_accepted(server: Server) -> None:

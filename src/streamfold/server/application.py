@@ -18,6 +18,7 @@ from streamfold.server.http.bodies import JSON
 from streamfold.server.http.cors import PagePolicy
 from streamfold.server.http.drain import DrainGate
 from streamfold.server.http.errors import ClientHangupError
+from streamfold.server.http.listener import STREAMS_MAX
 from streamfold.server.http.memo import memoize_short
 from streamfold.server.http.problems import ProblemWriter, answer_problem
 from streamfold.server.http.request import Request, text_of
@@ -30,6 +31,9 @@ _METHODS: Final = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
 _AMBIGUOUS: Final = "host, origin, authorization and s2-basin may come once each: send one of each"
 #: Status in the access log for a client that hung up before its answer, as nginx has it.
 _HUNG_UP: Final = 499
+#: Requests under way of one connection: twice those that HTTP/2 lets it have open, since one that the
+#: client resets is under way until the server notices.
+CONNECTION_REQUESTS_MAX: Final = 2 * STREAMS_MAX
 #: Paths that are answered even while the server drains, because monitoring needs them.
 _ALWAYS_OPEN: Final = frozenset(("/health", "/ping", "/ready", "/metrics"))
 
@@ -91,8 +95,10 @@ class Application:
         if (malformed := _malformed(request)) is not None:
             return malformed
         path = request.raw_path
+        if request.siblings > CONNECTION_REQUESTS_MAX:
+            raise ServerBusyError(CONNECTION_REQUESTS_MAX, "connection")
         if self._gate.inside > self._requests_max and path not in _ALWAYS_OPEN:
-            raise ServerBusyError(self._requests_max)
+            raise ServerBusyError(self._requests_max, "server")
         match = self._router.match(path)
         draining = self._gate.draining.is_set()
         if match is None and self._durable.serves(path) and not draining:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from contextlib import AsyncExitStack
 
-from streamfold.server.main import running_server
+import pytest
+
+from streamfold.server import application
+from streamfold.server.main import Server, running_server
 from tests.server.conftest import BASIN, STREAM, configuration, until
 from tests.server.frames import PATH, SESSION
 from tests.server.raw_h2 import h2_client
@@ -28,3 +31,16 @@ async def test_requests_beyond_the_most_are_refused_until_others_end() -> None:
             assert (await reader.exchange("GET", "/health")).status == 200
         await until(lambda: server.gate.inside == 0)
         assert (await reader.exchange("GET", f"{PATH}/tail", TAIL)).status == 200
+
+
+async def test_requests_of_one_connection_beyond_its_share_are_refused(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(application, "CONNECTION_REQUESTS_MAX", 4)
+    async with h2_client(server.port) as busy, h2_client(server.port) as other:
+        for _ in range(4):
+            session = busy.open("GET", f"{PATH}?seq_num=0", SESSION, end=True)
+            assert (await busy.head(session)).status == 200
+        refused = await busy.exchange("GET", f"{PATH}/tail", TAIL)
+        assert (refused.status, json.loads(refused.body)["code"]) == (503, "server_busy")
+        assert (await other.exchange("GET", f"{PATH}/tail", TAIL)).status == 200

@@ -125,12 +125,13 @@ class Connections:
         self._looking: asyncio.Task[None] | None = None
         self._cutter: _Cutter | None = None
 
-    def begin(self, peer: Peer) -> None:
-        """Count a request on the connection of `peer`."""
+    def begin(self, peer: Peer) -> int:
+        """Count a request on the connection of `peer`; returns how many are running on it."""
         usage = self._usage.get(peer)
         if usage is None:
             usage = self._usage[peer] = _Usage()
         usage.requests += 1
+        return usage.requests
 
     def end(self, peer: Peer) -> None:
         usage = self._usage[peer]

@@ -28,6 +28,7 @@ class WaitGuard:
         self._task = self._request.task
         self._pending_cancellations = self._task.cancelling()
         self._watcher = asyncio.create_task(self._await_hangup())
+        self._request.guarded = True
         self._gate.when_draining(self._drain)
         return self
 
@@ -39,6 +40,7 @@ class WaitGuard:
     ) -> None:
         self._gate.forget(self._drain)
         self._watcher.cancel()
+        self._request.guarded = False
         if self._reason is None:
             return
         # As asyncio.timeout does: only the cancellation that this object asked for is taken back.

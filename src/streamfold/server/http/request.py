@@ -87,6 +87,7 @@ class Request:
         "_workers",
         "added_headers",
         "ambiguous",
+        "guarded",
         "headers",
         "hidden_prefix",
         "method",
@@ -94,6 +95,7 @@ class Request:
         "raw_path",
         "received",
         "sent",
+        "siblings",
         "status",
         "task",
     )
@@ -138,6 +140,10 @@ class Request:
         self.sent = 0
         #: Status of the answer; 0 until the answer begins.
         self.status = 0
+        #: Whether a `WaitGuard` ends this request when its client hangs up.
+        self.guarded = False
+        #: Requests under way on the same connection when this one came, with it.
+        self.siblings = 1
         #: Memory for the answer.
         self._reservation: Reservation | None = None
 
@@ -272,7 +278,7 @@ class Request:
         """Wait until there is memory for an answer of `size` bytes, if nothing is reserved."""
         if self._reservation is None:
             small = size <= FIRST_MAX
-            self._reservation = await self._unread.reserve(self.connection, size, first=small)
+            self._reservation = await self._reserve(size, first=small)
 
     async def make_answer(
         self, room: int, make: Callable[[], Awaitable[Result]], size_of: Callable[[Result], int]
@@ -281,15 +287,21 @@ class Request:
 
         `make` may be called twice: memory that is kept for first answers is for small ones only.
         """
-        self._reservation = await self._unread.reserve(self.connection, room, first=True)
+        self._reservation = await self._reserve(room, first=True)
         made = await make()
         if self._reservation.first and size_of(made) > FIRST_MAX:
             del made
             self.release_answer()
-            self._reservation = await self._unread.reserve(self.connection, room)
+            self._reservation = await self._reserve(room, first=False)
             made = await make()
         self._reservation.resize(min(room, size_of(made)))
         return made
+
+    def _reserve(self, size: int, *, first: bool) -> Awaitable[Reservation]:
+        """Wait for memory; ClientHangupError if the client hangs up meanwhile."""
+        # The client's end is reported once: to the guard if there is one, which ends this wait as well.
+        gone = None if self.guarded else self.gone
+        return self._unread.reserve(self.connection, size, first=first, gone=gone)
 
     def release_answer(self) -> None:
         """Give back the memory for the answer."""

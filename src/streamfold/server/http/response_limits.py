@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -96,11 +96,18 @@ class ResponseBudget:
         self._until_sample = self._random.expovariate(1 / SAMPLE)
         return True
 
-    def reserve(self, owner: Hashable, size: int, *, first: bool = False) -> Awaitable[Reservation]:
+    def reserve(
+        self,
+        owner: Hashable,
+        size: int,
+        *,
+        first: bool = False,
+        gone: Callable[[], Coroutine[Any, Any, None]] | None = None,
+    ) -> Awaitable[Reservation]:
         """Wait until there is memory for an answer of `size` bytes; see `Room.reserve`."""
         if self.room.pressed:
             self._look_soon()
-        return self.room.reserve(owner, size, first=first)
+        return self.room.reserve(owner, size, first=first, gone=gone)
 
     @asynccontextmanager
     async def sharing(self, key: Hashable, size: int) -> AsyncIterator[None]:

@@ -8,9 +8,11 @@ which hold much and take it slowly cannot keep others from a small read.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
+from collections.abc import Callable, Coroutine, Hashable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
+
+from streamfold.server.http.errors import ClientHangupError
 
 #: The part of the memory that is kept for first answers.
 FIRST_PART: Final = 8
@@ -103,10 +105,18 @@ class Room:
         account = self._accounts.get(owner)
         return account.held if account else 0
 
-    async def reserve(self, owner: Hashable, size: int, *, first: bool = False) -> Reservation:
+    async def reserve(
+        self,
+        owner: Hashable,
+        size: int,
+        *,
+        first: bool = False,
+        gone: Callable[[], Coroutine[Any, Any, None]] | None = None,
+    ) -> Reservation:
         """Wait for memory in turn, `largest` bytes at most.
 
-        With `first`, it may come from the share for first answers.
+        With `first`, it may come from the share for first answers. ClientHangupError once `gone`
+        returns, which is called only if there is a wait.
         """
         size = min(size, self.largest)
         if not self._turns and self._common + size <= self.largest:
@@ -119,6 +129,9 @@ class Room:
         if account.next_is_first:
             self._first_turns.setdefault(owner)
         self._admit()
+        leaving = None if gone is None else loop.create_task(gone())
+        if leaving is not None:
+            leaving.add_done_callback(lambda _: self._refuse_one(owner, waiter))
         try:
             return await waiter.admitted
         except asyncio.CancelledError:
@@ -127,6 +140,9 @@ class Room:
             elif waiter.admitted.exception() is None:
                 waiter.admitted.result().release()  # it came together with the cancellation
             raise
+        finally:
+            if leaving is not None:
+                leaving.cancel()
 
     def reserve_at_once(self, owner: Hashable, size: int) -> Reservation:
         """Reserve memory even beyond the limit."""
@@ -209,6 +225,12 @@ class Room:
         self.add(reservation, waiter.size)
         self._settle(owner, account)
         waiter.admitted.set_result(reservation)
+
+    def _refuse_one(self, owner: Hashable, waiter: _Waiter) -> None:
+        """End the wait of an answer whose client has gone; nothing if it is over."""
+        if not waiter.admitted.done():
+            waiter.admitted.set_exception(ClientHangupError("the client hung up"))
+            self._forget(owner, waiter)
 
     def _forget(self, owner: Hashable, waiter: _Waiter) -> None:
         account = self._accounts.get(owner)
