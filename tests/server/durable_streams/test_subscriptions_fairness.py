@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 
 import pytest
 from msgspec.structs import replace
@@ -89,6 +90,31 @@ async def test_one_append_is_matched_against_many_subscriptions_in_slices(
             async with asyncio.timeout(60):
                 await last.poked.wait()
             assert turns.count >= 100 // STEPS // 2
+
+
+async def test_many_subscriptions_that_change_at_once_share_the_slices(store: StreamStore) -> None:
+    async with serving(store, Clock(), step_clock=(clock := SlowMachine())) as bench:
+        for number in range(20):
+            await bench.put(f"s{number}", type="pull-wake", pattern="b", wake_stream=f"w{number}")
+        registry, looks = bench.subscriptions.registry, [clock.looks]
+
+        async def change(id_: str) -> None:
+            async with registry.changing(registry.get(id_)):
+                pass
+
+        async def watch() -> None:
+            while True:
+                looks.append(clock.looks)
+                await asyncio.sleep(0)
+
+        for number in range(50):
+            registry.notice(f"a/{number}")
+        watching = asyncio.create_task(watch())
+        await asyncio.gather(*(change(f"s{number}") for number in range(20)))
+        watching.cancel()
+        # One slice of a change, one of the spread, and what looks at the clock to begin one.
+        longest = max(after - before for before, after in pairwise(looks))
+        assert longest <= 6 * STEPS
 
 
 async def test_an_append_is_seen_while_subscriptions_are_being_notified_of_it(

@@ -64,6 +64,7 @@ class SubscriptionRegistry:
         #: The one that subscriptions are being notified of: some have not noticed it yet.
         self._spreading: str | None = None
         self._freshened = asyncio.Event()
+        self._matching = asyncio.Lock()
         self._room_made = asyncio.Event()
         self._interested: dict[str, Sequence[ActiveSubscription]] = {}
 
@@ -146,12 +147,14 @@ class SubscriptionRegistry:
 
     async def _notice_fresh(self, entry: ActiveSubscription) -> None:
         """Have an entry notice every append that was acknowledged before this call."""
-        time_slice = self.time_slice()
-        spreading = () if self._spreading is None else (self._spreading,)
-        for stream in (*spreading, *self._fresh):
-            if entry.wants(stream):
-                entry.noticed.add(stream)
-            await time_slice.step()
+        # One entry at a time: the slices of many would add up.
+        async with self._matching:
+            time_slice = self.time_slice()
+            spreading = () if self._spreading is None else (self._spreading,)
+            for stream in (*spreading, *self._fresh):
+                if entry.wants(stream):
+                    entry.noticed.add(stream)
+                await time_slice.step()
 
     async def _look_up_rights(self, entry: ActiveSubscription) -> None:
         """Look up what the owner's token allows now: it may have changed or become invalid."""
