@@ -103,7 +103,7 @@ async def test_a_conditional_write_that_cannot_be_read_back_has_an_unknown_outco
 ) -> None:
     proxy.lose("PUT", 1)
     proxy.lose("HEAD", 9)
-    with pytest.raises(BlobOutcomeUnknownError, match="could not be read back"):
+    with pytest.raises(BlobOutcomeUnknownError, match="cannot be read back"):
         await lossy.put_if_absent("blob", b"x")
 
 
