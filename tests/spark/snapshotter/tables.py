@@ -34,7 +34,7 @@ def table_job(server: Server, stream: str, folder: Path, **changed: Any) -> Tabl
         "stream": stream,
         "source": server.options,
         "decoder": EnvelopeDecoder(("id",)),
-        "places": (spec,),
+        "destination_specs": (spec,),
         "formats": (format_of("parquet"),),
         "diff_formats": (format_of("parquet"),),
         "dead_letters": DeadLetterFolder(spec, "public.items", stream),

@@ -118,14 +118,16 @@ def test_a_destination_goes_away_and_comes_back_and_a_second_writer_takes_over(
         far, farther = (
             DestinationSpec(s3.url(name), {**s3.options, **IMPATIENT}) for name in ("a", "b")
         )
-        job = table_job(server, stream, mirror, places=(far, DestinationSpec(mirror.as_uri())))
+        job = table_job(
+            server, stream, mirror, destination_specs=(far, DestinationSpec(mirror.as_uri()))
+        )
         # For this one it is the second destination that goes away.
         other = table_job(
             server,
             stream,
             copied,
             table="copied",
-            places=(DestinationSpec(copied.as_uri()), farther),
+            destination_specs=(DestinationSpec(copied.as_uri()), farther),
         )
         feed(server, stream, bodies[:100])
         with running(spark, tmp_path / "first", job, other) as first:
@@ -264,7 +266,7 @@ def test_a_folder_that_becomes_a_file_holds_up_its_table_alone_until_it_is_one_a
 ) -> None:
     stream, bodies = fresh(), list(Feed(17).changes(60))
     first, second = (DestinationSpec((tmp_path / name).as_uri()) for name in ("first", "second"))
-    job = table_job(server, stream, tmp_path / "first", places=(first, second))
+    job = table_job(server, stream, tmp_path / "first", destination_specs=(first, second))
     other = table_job(server, stream, tmp_path / "other", table="other")
     with running(spark, tmp_path / "scratch", job, other) as live:
         feed(server, stream, bodies[:20])
