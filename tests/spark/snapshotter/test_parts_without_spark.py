@@ -444,7 +444,7 @@ def test_a_failure_of_spark_is_a_sentence() -> None:
     assert isinstance(error, QueryFailedError)
     assert error.message == (
         "a query or a job of Spark failed with RuntimeError: Job aborted; run with --verbose to see "
-        "all of it"
+        "the whole error"
     )
 
 

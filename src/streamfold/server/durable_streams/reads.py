@@ -34,7 +34,7 @@ from streamfold.wire.text import parse_parameters
 
 #: Metered bytes, and records, after which a page ends; the batch that reaches it is part of it. Clients
 #: that read slowly hold a whole page each; some clients never ask for the second one.
-PAGE_BYTES: Final = 4 << 20
+PAGE_BYTES: Final = 3 << 20
 PAGE_RECORDS: Final = 100_000
 #: Bytes that are held while a page is made: what was read, its parts, and both joined.
 PAGE_ROOM: Final = 4 * PAGE_BYTES

@@ -325,7 +325,7 @@ class Request:
             await self._send({"type": BODY, "body": body, "more_body": False})
             return
         await self._start(status, (*headers, (b"content-length", b"%d" % len(body))))
-        stream = ResponseStream(self, self._send, self._unread)
+        stream = ResponseStream(self, self._send, self._unread, events=False)
         await stream.send(body)
         await stream.close()
 
@@ -349,7 +349,8 @@ class Request:
         """Answer with a stream; status and headers go out at once."""
         await self._start(status, headers)
         await self._send({"type": BODY, "body": b"", "more_body": True})
-        return ResponseStream(self, self._send, self._unread)
+        events = (b"content-type", b"text/event-stream") in headers
+        return ResponseStream(self, self._send, self._unread, events=events)
 
     def _start(self, status: int, headers: Headers) -> Awaitable[None]:
         self.status = status

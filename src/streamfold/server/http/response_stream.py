@@ -1,7 +1,9 @@
 """A response that is being written: hands it to granian as the client takes it.
 
 granian does not report when a client has taken something, only when it takes the next message itself.
-So bytes whose delivery must be known are followed by a few messages of one byte.
+So the last bytes of what must be known to have arrived are sent as messages of one byte. Events are
+not: some clients parse an event before all of it has arrived. So the end of a stream of events, at most
+`MESSAGES_BELOW` small messages, is not counted.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ class ResponseStream:
     """A response that is being written; without `close` the client sees it break off."""
 
     __slots__ = (
+        "_events",
         "_kept_back",
         "_request",
         "_send",
@@ -59,8 +62,12 @@ class ResponseStream:
         "taken",
     )
 
-    def __init__(self, request: Request, send: Send, response_budget: ResponseBudget) -> None:
+    def __init__(
+        self, request: Request, send: Send, response_budget: ResponseBudget, *, events: bool
+    ) -> None:
         self._request = request
+        #: Whether the body is a stream of events, which are sent whole.
+        self._events = events
         self._send = send
         self._unread = response_budget
         #: The last bytes of what was sent, until more is sent or it is settled.
@@ -104,10 +111,12 @@ class ResponseStream:
         Does not raise if the client has hung up. ClientHangupError if it takes nothing for too long.
         """
         size = sum(map(len, parts))
-        if self._request.held:
+        if self._request.held and self._events:
+            await self._hand_over(_pieces(parts, SHARED_PIECE, 0))
+        elif self._request.held:
             parts = (self._kept_back, *parts)
             self._kept_back = _end_of(parts)
-            await self._hand_over(_pieces(parts, PIECE))
+            await self._hand_over(_pieces(parts, PIECE, SETTLING))
         elif size > SHARED_PIECE or self._unread.is_sample(size):
             await self._send_watched(parts, size)
         else:
@@ -122,7 +131,8 @@ class ResponseStream:
         else:
             reservation = response_budget.room.reserve_at_once(self.connection, SAMPLE)
         try:
-            await self._hand_over(chain(_pieces(parts, SHARED_PIECE), _single(_end_of(parts))))
+            end = b"" if self._events else _end_of(parts)
+            await self._hand_over(chain(_pieces(parts, SHARED_PIECE, len(end)), _single(end)))
         finally:
             reservation.release()
 
@@ -174,9 +184,9 @@ def _end_of(parts: Sequence[bytes]) -> bytes:
     return b"".join([part[-SETTLING:] for part in parts])[-SETTLING:]
 
 
-def _pieces(parts: Sequence[bytes], size: int) -> Iterator[bytes]:
-    """`parts` without their end, in pieces of `size` bytes at most."""
-    rest = sum(map(len, parts)) - SETTLING
+def _pieces(parts: Sequence[bytes], size: int, kept: int) -> Iterator[bytes]:
+    """`parts` without their last `kept` bytes, in pieces of `size` bytes at most."""
+    rest = sum(map(len, parts)) - kept
     for part in parts:
         end = min(len(part), rest)
         for at in range(0, end, size):
