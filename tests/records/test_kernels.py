@@ -56,7 +56,7 @@ def test_kernels_compile_where_no_cache_can_be_written(tmp_path: Path) -> None:
     (package / "records" / "__pycache__").touch()
     (tmp_path / "home").touch()
     code = (
-        "import numpy, streamfold; from streamfold.records import kernel\n"
+        "import numpy, streamfold; from streamfold.records import record_kernel as kernel\n"
         "print(kernel.count_records(numpy.frombuffer(b'\\x0a\\x00', numpy.uint8)))\n"
         "print(type(kernel.count_records._cache).__name__)\n"
         "print(streamfold.__file__)"
