@@ -115,9 +115,10 @@ async def test_a_silent_connection_is_closed_when_no_descriptor_is_left() -> Non
 def _no_descriptor_left() -> Iterator[None]:
     """Open so many descriptors in this process that it can open none more."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    first = os.dup(0)
-    taken = [first]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (first + 64, hard))
+    # The limit is above all that are open: the server looks for connections up to there.
+    highest = max(int(entry.name) for entry in os.scandir("/proc/self/fd"))
+    taken: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 64, hard))
     try:
         with suppress(OSError):
             while True:
