@@ -47,7 +47,10 @@ def test_each_type_has_a_sink(raw: object, kind: type[EventSink]) -> None:
 @pytest.mark.parametrize(
     ("raw", "told"),
     [
-        ({"type": "carrier-pigeon"}, "tables[0].events.orders: Invalid value 'carrier-pigeon'"),
+        (
+            {"type": "carrier-pigeon"},
+            "tables[0].events.orders: event sink 'carrier-pigeon' must be one of",
+        ),
         ({"topic_arn": TOPIC}, "missing required field `type`"),
         ({"type": "sns"}, "missing required field `topic_arn`"),
         ({"type": "sns", "topic_arn": "orders"}, "tables[0].events.orders: topic_arn 'orders'"),

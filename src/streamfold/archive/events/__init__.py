@@ -6,14 +6,21 @@ from streamfold.archive.events.delivery import SinkStatus
 from streamfold.archive.events.dispatcher import EventDispatcher
 from streamfold.archive.events.event import Event, decode_event, encode_event
 from streamfold.archive.events.secret_references import SecretReference
-from streamfold.archive.events.sink import EventRefusedError, EventSink, EventUnconfirmedError
+from streamfold.archive.events.sink import (
+    EventRefusedError,
+    EventSink,
+    EventUnconfirmedError,
+    SinkContext,
+    SinkType,
+)
 from streamfold.archive.events.sinks.eventbridge import EventBridgeSink
 from streamfold.archive.events.sinks.kinesis import KinesisSink
 from streamfold.archive.events.sinks.memory import MemorySink
-from streamfold.archive.events.sinks.registry import open_sink
+from streamfold.archive.events.sinks.registry import SINKS, open_sink
 from streamfold.archive.events.sinks.sns import SnsSink
 from streamfold.archive.events.sinks.sqs import SqsSink
 from streamfold.archive.events.sinks.webhook import WebhookSink
+from streamfold.archive.events.sinks.worker_thread import WorkerThread
 
 __all__ = [
     "EventDispatcher",
@@ -23,6 +30,9 @@ __all__ = [
     "encode_event",
     "decode_event",
     "EventSink",
+    "SinkType",
+    "SinkContext",
+    "SINKS",
     "open_sink",
     "SnsSink",
     "SqsSink",
@@ -31,6 +41,7 @@ __all__ = [
     "WebhookSink",
     "SecretReference",
     "MemorySink",
+    "WorkerThread",
     "EventRefusedError",
     "EventUnconfirmedError",
     "CursorConflictError",

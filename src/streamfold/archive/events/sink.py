@@ -1,6 +1,7 @@
 """The seam to the services that carry events: what every sink guarantees.
 
-A sink of your own subclasses `EventSink` and runs `streamfold.testing.EventSinkConformance`.
+A sink of your own subclasses `EventSink`, declares itself by a `SinkType` and runs
+`streamfold.testing.EventSinkConformance`; see docs/contributing/extending.md.
 
     RetryLaterError
     └── EventRefusedError                 certainly not sent: it will be retried
@@ -13,9 +14,14 @@ from __future__ import annotations
 import hashlib
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
+from streamfold.archive.destinations.aws_credentials import Profiles
 from streamfold.archive.events.event import Event
 from streamfold.errors import OutcomeUnknownError, RetryLaterError
+from streamfold.extensions import Extension, Options
 
 
 class EventRefusedError(RetryLaterError):
@@ -49,6 +55,31 @@ class EventSink(ABC):
     async def close(self) -> None:
         """Release what the sink holds; it sends nothing afterwards. Closing twice is fine."""
         return
+
+
+@dataclass(frozen=True, slots=True)
+class SinkContext:
+    """What a sink may use besides its options."""
+
+    #: The configured AWS credentials.
+    profiles: Profiles
+    #: Where the options were found, for messages.
+    path: str
+
+
+O = TypeVar("O", bound=Options)  # noqa: E741 - the options
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkType(Extension, Generic[O]):
+    """Declares a type of sink: `type = "<id>"` in an entry of `events` selects it."""
+
+    options: type[O]
+    #: Returns the sink, without contacting anything; InvalidError if the options cannot work.
+    open: Callable[[O, SinkContext], EventSink]
+    #: Options that say which receiver it is. A sink with other values starts anew: its cursor in
+    #: storage is named after them.
+    target: tuple[str, ...]
 
 
 def group_of(table: str, longest: int = 128) -> str:

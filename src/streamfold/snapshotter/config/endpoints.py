@@ -8,7 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
+import msgspec
+
 from streamfold.archive.destinations.aws_credentials import Profile, Profiles
+from streamfold.archive.events.sinks.registry import SINKS
 from streamfold.errors import InvalidError
 from streamfold.model.names import parse_bucket_name, parse_stream_name
 from streamfold.snapshotter.config.model import (
@@ -18,16 +21,9 @@ from streamfold.snapshotter.config.model import (
     EventSettings,
     SourceSettings,
 )
+from streamfold.snapshotter.config.options import read_extension, read_options
 from streamfold.snapshotter.config.section import Section
 
-#: Required and optional settings of each type of sink.
-_SINKS = {
-    "sns": (("topic_arn",), ("credentials", "region")),
-    "sqs": (("queue_url",), ("credentials", "region")),
-    "kinesis": (("stream",), ("credentials", "region")),
-    "eventbridge": (("bus",), ("credentials", "region")),
-    "webhook": (("url",), ("secret_env", "secret_file", "ca_file")),
-}
 _DESTINATIONS = ("local", "s3", "gcs", "azure")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")
 
@@ -122,16 +118,14 @@ def _bucket_url(section: Section, kind: str) -> str:
 
 
 def read_event(section: Section) -> EventSettings | None:
-    kind = section.text("type")
-    if kind not in _SINKS:
-        rule = "is missing: name" if kind is None else f"{kind} must be"
-        section.problem("type", f"{rule} one of {', '.join(_SINKS)}")
+    kind = read_extension(section, "type", SINKS)
+    options = read_options(section, kind.options) if kind else None
+    if kind is None or options is None:
         return None
-    needed, possible = _SINKS[kind]
-    found = {name: section.required(name) for name in needed}
-    found |= {name: value for name in possible if (value := section.text(name)) is not None}
-    section.close()
-    return EventSettings(kind, {"type": kind, **found})
+    given = {
+        name: value for name, value in msgspec.to_builtins(options).items() if value is not None
+    }
+    return EventSettings(kind.id, {"type": kind.id, **given})
 
 
 def read_credentials(section: Section) -> dict[str, Profile]:

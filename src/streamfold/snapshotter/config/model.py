@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from streamfold.archive.destinations.aws_credentials import Profile
 from streamfold.archive.maintenance.garbage_collection import Retention
@@ -92,7 +93,7 @@ class EventSettings:
 
     type: str
     #: Hidden from logs: URLs of webhooks may hold secrets.
-    raw: Mapping[str, str] = field(repr=False)
+    raw: Mapping[str, Any] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from streamfold.errors import InvalidError
+from streamfold.extensions import must_be_one_of
 from streamfold.model.units import parse_duration, parse_size
 
 T = TypeVar("T")
@@ -42,6 +43,11 @@ class Section:
     def report(self, problem: str) -> None:
         """Add a problem whose text includes its path."""
         self._problems.append(problem)
+
+    @property
+    def problem_count(self) -> int:
+        """How many problems were found so far, in all sections."""
+        return len(self._problems)
 
     def holds(self, name: str) -> bool:
         return name in self._values
@@ -84,7 +90,7 @@ class Section:
         found = self.text(name)
         if found is None or found in allowed:
             return found or default
-        self.problem(name, f"{_shown(found)} must be one of {', '.join(allowed)}")
+        self.problem(name, f"{_shown(found)} {must_be_one_of(allowed, found)}")
         return default
 
     def texts(self, name: str, default: Sequence[str]) -> tuple[str, ...]:

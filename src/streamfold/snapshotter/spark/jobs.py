@@ -14,6 +14,7 @@ from uuid import uuid4
 import msgspec
 
 from streamfold.archive.destinations.aws_credentials import Profile
+from streamfold.archive.events import SINKS
 from streamfold.archive.formats.format import Format
 from streamfold.archive.formats.registry import format_of
 from streamfold.archive.maintenance.garbage_collection import Retention
@@ -181,10 +182,7 @@ def _dead_letters(
 
 def _sink_name(sink: EventSettings) -> str:
     """Return a stable name for the sink: its cursor in storage is stored under it."""
-    target = {name: value for name, value in sink.raw.items() if name not in _NOT_THE_TARGET}
+    identifying = {"type", *SINKS.get(sink.type).target}
+    target = {name: value for name, value in sink.raw.items() if name in identifying}
     digest = hashlib.sha256(msgspec.json.encode(target, order="sorted")).hexdigest()
     return f"{sink.type}-{digest[:_SINK_DIGITS]}"
-
-
-#: Settings that say how to reach a sink, not which one it is.
-_NOT_THE_TARGET = ("credentials", "region", "secret_env", "secret_file", "ca_file")

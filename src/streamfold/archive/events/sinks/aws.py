@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+import msgspec
 
 from streamfold.archive.destinations.aws_credentials import AwsAccess
 from streamfold.archive.events.event import Event
-from streamfold.archive.events.sink import EventRefusedError, EventSink, EventUnconfirmedError
+from streamfold.archive.events.sink import (
+    EventRefusedError,
+    EventSink,
+    EventUnconfirmedError,
+    SinkContext,
+)
 from streamfold.archive.events.sinks.worker_thread import WorkerThread
 from streamfold.errors import InvalidError, RetryLaterError, StreamfoldError
+from streamfold.extensions import Options
 
 #: botocore's errors of requests that were never sent, or never reached a server.
 NOT_SENT = frozenset(
@@ -26,6 +34,22 @@ NOT_SENT = frozenset(
 )
 
 
+class AwsOptions(Options, frozen=True, kw_only=True):
+    """What all sinks on AWS take."""
+
+    credentials: Annotated[
+        str | None, msgspec.Meta(description="profile to use; what the AWS SDK finds if not given")
+    ] = None
+    region: Annotated[
+        str | None, msgspec.Meta(description="region, if not that of the profile")
+    ] = None
+
+    def access(self, context: SinkContext) -> AwsAccess:
+        """Return access under the profile that the options name."""
+        path = f"{context.path}.credentials"
+        return context.profiles.access(self.credentials, path=path, region=self.region)
+
+
 class AwsSink(EventSink):
     """Sends events by boto3, in a thread of its own; `target` names the receiver in messages."""
 
@@ -34,20 +58,16 @@ class AwsSink(EventSink):
     def __init__(self, access: AwsAccess, target: str) -> None:
         self._access = access
         self._target = target
-        self._lane = WorkerThread(self.service)
+        self._lane = WorkerThread(f"{self.service} {target}")
         self._client: Any = None
-        self._closed = False
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._target!r})"
 
     async def send(self, event: Event) -> None:
-        if self._closed:
-            raise EventRefusedError(f"{self.service} {self._target}: the sink is closed")
         await self._lane.run(self._send, event)
 
     async def close(self) -> None:
-        self._closed = True
         await self._lane.close()
 
     @abstractmethod

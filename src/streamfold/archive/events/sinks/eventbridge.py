@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from streamfold.archive.destinations.aws_credentials import AwsAccess
 from streamfold.archive.events.event import Event, encode_event
-from streamfold.archive.events.sinks.aws import AwsSink
+from streamfold.archive.events.sink import SinkType
+from streamfold.archive.events.sinks.aws import AwsOptions, AwsSink
 from streamfold.archive.manifest.timestamps import parse_time
 from streamfold.errors import InvalidError
 
 #: What rules match on.
 SOURCE = "streamfold.archive"
 DETAIL_TYPE = "Archive Artifact Committed"
+
+
+class EventBridgeOptions(AwsOptions, frozen=True, kw_only=True):
+    bus: Annotated[str, msgspec.Meta(description="name or ARN of the bus")]
 
 
 class EventBridgeSink(AwsSink):
@@ -41,3 +48,12 @@ class EventBridgeSink(AwsSink):
             raise self.refused(str(code))
         receipt: str | None = result.get("EventId")
         return receipt
+
+
+EVENTBRIDGE = SinkType(
+    id="eventbridge",
+    summary="a bus of Amazon EventBridge",
+    options=EventBridgeOptions,
+    open=lambda options, context: EventBridgeSink(options.bus, options.access(context)),
+    target=("bus",),
+)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from streamfold.archive.destinations.aws_credentials import AwsAccess
 from streamfold.archive.events.event import Event, encode_event
-from streamfold.archive.events.sink import group_of
-from streamfold.archive.events.sinks.aws import AwsSink
+from streamfold.archive.events.sink import SinkType, group_of
+from streamfold.archive.events.sinks.aws import AwsOptions, AwsSink
 from streamfold.errors import InvalidError
 
 #: Characters that Kinesis takes as a partition key.
 KEY_LIMIT = 256
+
+
+class KinesisOptions(AwsOptions, frozen=True, kw_only=True):
+    stream: Annotated[str, msgspec.Meta(description="name or ARN of the stream")]
 
 
 class KinesisSink(AwsSink):
@@ -40,3 +46,12 @@ class KinesisSink(AwsSink):
         if number:
             self._after = {"SequenceNumberForOrdering": number}
         return number
+
+
+KINESIS = SinkType(
+    id="kinesis",
+    summary="a stream of Amazon Kinesis",
+    options=KinesisOptions,
+    open=lambda options, context: KinesisSink(options.stream, options.access(context)),
+    target=("stream",),
+)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from streamfold.archive.destinations.aws_credentials import AwsAccess
 from streamfold.archive.events.event import Event, encode_event
-from streamfold.archive.events.sink import group_of
-from streamfold.archive.events.sinks.aws import AwsSink
+from streamfold.archive.events.sink import SinkType, group_of
+from streamfold.archive.events.sinks.aws import AwsOptions, AwsSink
 from streamfold.errors import InvalidError
+
+
+class SnsOptions(AwsOptions, frozen=True, kw_only=True):
+    topic_arn: Annotated[str, msgspec.Meta(description="ARN of the topic")]
 
 
 class SnsSink(AwsSink):
@@ -32,3 +38,12 @@ class SnsSink(AwsSink):
         )
         receipt: str | None = answer.get("MessageId")
         return receipt
+
+
+SNS = SinkType(
+    id="sns",
+    summary="a topic of Amazon SNS",
+    options=SnsOptions,
+    open=lambda options, context: SnsSink(options.topic_arn, options.access(context)),
+    target=("topic_arn",),
+)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from streamfold.archive.destinations.aws_credentials import AwsAccess
 from streamfold.archive.events.event import Event, encode_event
-from streamfold.archive.events.sink import group_of
-from streamfold.archive.events.sinks.aws import AwsSink
+from streamfold.archive.events.sink import SinkType, group_of
+from streamfold.archive.events.sinks.aws import AwsOptions, AwsSink
 from streamfold.errors import InvalidError
+
+
+class SqsOptions(AwsOptions, frozen=True, kw_only=True):
+    queue_url: Annotated[str, msgspec.Meta(description="URL of the queue")]
 
 
 class SqsSink(AwsSink):
@@ -32,3 +38,12 @@ class SqsSink(AwsSink):
         )
         receipt: str | None = answer.get("MessageId")
         return receipt
+
+
+SQS = SinkType(
+    id="sqs",
+    summary="a queue of Amazon SQS",
+    options=SqsOptions,
+    open=lambda options, context: SqsSink(options.queue_url, options.access(context)),
+    target=("queue_url",),
+)

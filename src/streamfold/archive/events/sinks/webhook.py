@@ -21,16 +21,58 @@ import ssl
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
 from urllib.parse import SplitResult, urlsplit
+
+import msgspec
 
 from streamfold.archive.events.event import Event, encode_event
 from streamfold.archive.events.secret_references import SecretReference
-from streamfold.archive.events.sink import EventRefusedError, EventSink, EventUnconfirmedError
+from streamfold.archive.events.sink import (
+    EventRefusedError,
+    EventSink,
+    EventUnconfirmedError,
+    SinkContext,
+    SinkType,
+)
 from streamfold.archive.events.sinks.worker_thread import WorkerThread
 from streamfold.errors import InvalidError
+from streamfold.extensions import Options
 
 #: Seconds for everything, from the connection to the status of the answer.
 TIMEOUT = 15.0
+
+
+class WebhookOptions(Options, frozen=True, kw_only=True):
+    url: Annotated[str, msgspec.Meta(description="where to POST; `http://` or `https://`")]
+    secret_env: Annotated[
+        str | None, msgspec.Meta(description="variable with the secret that signs requests")
+    ] = None
+    secret_file: Annotated[
+        str | None, msgspec.Meta(description="file with that secret, instead of a variable")
+    ] = None
+    ca_file: Annotated[
+        str | None,
+        msgspec.Meta(description="PEM of the authorities to trust instead of the system's"),
+    ] = None
+
+    def secret(self) -> SecretReference | None:
+        if self.secret_env is None and self.secret_file is None:
+            return None
+        file = Path(self.secret_file) if self.secret_file is not None else None
+        return SecretReference(self.secret_env, file)
+
+    def tls(self) -> ssl.SSLContext | None:
+        if self.ca_file is None:
+            return None
+        try:
+            return ssl.create_default_context(cafile=self.ca_file)
+        except OSError as error:  # an SSLError is one
+            raise InvalidError(
+                f"ca_file {self.ca_file!r} has no certificates that can be used "
+                f"({error.strerror or type(error).__name__}): give a PEM file"
+            ) from None
 
 
 class WebhookSink(EventSink):
@@ -54,8 +96,7 @@ class WebhookSink(EventSink):
         self._timeout = timeout
         self._tls = tls
         self._now = now
-        self._lane = WorkerThread("webhook")
-        self._closed = False
+        self._lane = WorkerThread(f"webhook {self._name}")
         if secret is not None:
             secret.read_key()  # report a missing one now, not with the first event
 
@@ -71,8 +112,6 @@ class WebhookSink(EventSink):
         return self._url.port or (443 if self._url.scheme == "https" else 80)
 
     async def send(self, event: Event) -> None:
-        if self._closed:
-            raise EventRefusedError(f"webhook {self._name}: the sink is closed")
         request = _Request()
         status: int | None = None
         try:
@@ -89,7 +128,6 @@ class WebhookSink(EventSink):
             raise self._judge(status)
 
     async def close(self) -> None:
-        self._closed = True
         await self._lane.close()
 
     def _post(self, request: _Request, event: Event) -> int:
@@ -198,3 +236,16 @@ def _parse_url(url: str) -> SplitResult:
     if not parts.geturl().isascii() or any(ord(char) <= ord(" ") for char in url):
         raise InvalidError(f"the URL of webhook {parts.hostname} must be percent-encoded ASCII")
     return parts
+
+
+def _open(options: WebhookOptions, context: SinkContext) -> WebhookSink:
+    return WebhookSink(options.url, secret=options.secret(), tls=options.tls())
+
+
+WEBHOOK = SinkType(
+    id="webhook",
+    summary="an HTTP endpoint, with requests signed by Standard Webhooks",
+    options=WebhookOptions,
+    open=_open,
+    target=("url",),
+)

@@ -1,0 +1,151 @@
+"""Extension points: what a package outside this one may add, and how it is found.
+
+Each kind (event sinks, formats, decoders, destinations, codecs) has one `Registry`. An extension is
+declared by one object: its id, a summary, what it can do, the type of its options, how it is opened.
+Those of Streamfold are one line each in their registry; others are entry points of installed packages,
+in the group of the registry and under the id:
+
+    [project.entry-points."streamfold.sinks"]
+    file = "acme_sinks:FILE"
+
+Nothing is imported before it is used. Entry points need no shipping: executors of Spark find what is
+installed there. A declaration should be cheap to import: import large libraries in its `open`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Generic, TypeVar
+
+import msgspec
+
+from streamfold.errors import InvalidError
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extension:
+    """What every declaration has."""
+
+    #: Its name in configurations, in stored data and on the command line.
+    id: str
+    #: One line for help and documentation, without a full stop.
+    summary: str
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The base of an extension's options: one field for each, described by `msgspec.Meta`."""
+
+
+E = TypeVar("E", bound=Extension)
+
+
+class ExtensionBrokenError(InvalidError):
+    """An installed package declares an extension that cannot be used."""
+
+    code = "extension_broken"
+
+
+class Registry(Generic[E]):
+    """The extensions of one kind, by id.
+
+    `builtin` has Streamfold's own as `module:attribute`; their ids cannot be taken by others.
+    """
+
+    def __init__(self, group: str, noun: str, kind: type[E], builtin: Mapping[str, str]) -> None:
+        self.group = group
+        self.noun = noun
+        self._kind = kind
+        self._builtin = builtin
+        self._loaded: dict[str, E] = {}
+        self._installed: dict[str, list[EntryPoint]] | None = None
+
+    def __iter__(self) -> Iterator[E]:
+        """Load all extensions, Streamfold's first; log and skip those that are broken."""
+        for name in self.ids():
+            try:
+                yield self.get(name)
+            except ExtensionBrokenError as error:
+                _LOG.warning("%s", error.message)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._builtin or name in self._loaded or name in self._entry_points()
+
+    def ids(self) -> tuple[str, ...]:
+        """Return all ids, Streamfold's first; loads nothing."""
+        return (*dict.fromkeys((*self._builtin, *self._loaded, *sorted(self._entry_points()))),)
+
+    def get(self, name: str) -> E:
+        """Return the extension; InvalidError names those that exist, ExtensionBrokenError a repair."""
+        if name not in self._loaded:
+            self._loaded[name] = self._load(name)
+        return self._loaded[name]
+
+    def register(self, extension: E) -> None:
+        """Add an extension to this process alone: executors of Spark do not see it."""
+        if extension.id in self:
+            raise InvalidError(f"{self.noun} {extension.id!r} exists already: choose another id")
+        self._loaded[extension.id] = extension
+
+    def _load(self, name: str) -> E:
+        if name in self._builtin:
+            module, _, attribute = self._builtin[name].partition(":")
+            own: E = getattr(import_module(module), attribute)
+            return own
+        points = self._entry_points().get(name, [])
+        if not points:
+            raise InvalidError(f"{self.noun} {name!r} {must_be_one_of(self.ids(), name)}")
+        if len(points) > 1:
+            packages = " and ".join(sorted(map(_package, points)))
+            raise ExtensionBrokenError(
+                f"{self.noun} {name!r} is declared by {packages}: uninstall all but one"
+            )
+        return self._load_installed(points[0])
+
+    def _load_installed(self, point: EntryPoint) -> E:
+        try:
+            found = point.load()
+        except Exception as error:  # importing the module of another package may raise anything
+            raise self._broken(point, f"{type(error).__name__}: {error}") from error
+        if not isinstance(found, self._kind):
+            raise self._broken(point, f"{point.value} is not a {self._kind.__name__}")
+        if found.id != point.name:
+            raise self._broken(point, f"its id is {found.id!r}, not the name of the entry point")
+        return found
+
+    def _broken(self, point: EntryPoint, reason: str) -> ExtensionBrokenError:
+        return ExtensionBrokenError(
+            f"{self.noun} {point.name!r} of the package {_package(point)} cannot be loaded "
+            f"({reason}): repair or uninstall that package"
+        )
+
+    def _entry_points(self) -> dict[str, list[EntryPoint]]:
+        if self._installed is None:
+            found: dict[str, list[EntryPoint]] = {}
+            for point in entry_points(group=self.group):
+                if point.name in self._builtin:
+                    _LOG.warning(
+                        "%s %r of the package %s is ignored: Streamfold has one of that id",
+                        self.noun, point.name, _package(point),
+                    )  # fmt: skip
+                else:
+                    found.setdefault(point.name, []).append(point)
+            self._installed = found
+        return self._installed
+
+
+def must_be_one_of(known: Iterable[str], given: str) -> str:
+    """Return the rule that `given` breaks, with the id that was probably meant."""
+    names = list(known)
+    near = difflib.get_close_matches(given, names, 1)
+    return f"must be one of {', '.join(names)}" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def _package(point: EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist else "that declares it"

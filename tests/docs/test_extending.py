@@ -1,0 +1,107 @@
+"""The examples of the guide for extensions: installed as a package of its own, and held to the kits."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from streamfold.archive import Profiles
+from streamfold.archive.events import Event, SinkContext, SinkType, decode_event
+from streamfold.extensions import Extension, Registry
+from streamfold.testing import EventSinkConformance, SinkProbe
+from tests.cli.commands import Shell
+from tests.distributions import EXAMPLE, install_example
+
+PAGE = Path(__file__).parents[2] / "docs" / "contributing" / "extending.md"
+E = TypeVar("E", bound=Extension)
+BLOCK = re.compile(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```\n", re.DOTALL)
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The example, installed where this process and those that it starts import from."""
+    folder = install_example(tmp_path / "site-packages")
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    return folder
+
+
+def found(group: str, kind: type[E], name: str) -> E:
+    """An extension of the example, as its entry point gives it."""
+    return Registry(group, "example", kind, {}).get(name)
+
+
+def test_the_page_shows_the_files_of_the_example_as_they_are() -> None:
+    shown = dict(BLOCK.findall(PAGE.read_text()))
+    files = [*EXAMPLE.glob("acme_streamfold/[a-z]*.py"), EXAMPLE / "pyproject.toml"]
+    assert shown == {str(file.relative_to(EXAMPLE)): file.read_text() for file in files}
+
+
+def test_a_sink_takes_forty_lines() -> None:
+    lines = (EXAMPLE / "acme_streamfold" / "file_sink.py").read_text().splitlines()
+    assert len(lines) <= 40
+
+
+class FileProbe(SinkProbe):
+    """Reads the lines of the file, and puts a folder in its way."""
+
+    def __init__(self, path: Path) -> None:
+        kind = found("streamfold.sinks", SinkType, "file")
+        options = kind.options(path=str(path))
+        self.sink = kind.open(options, SinkContext(Profiles({}), "events[0]"))
+        self._path = path
+
+    async def received(self, count: int) -> list[Event]:
+        return [decode_event(line) for line in self._path.read_bytes().splitlines()]
+
+    async def break_target(self) -> None:
+        self._path.mkdir()
+
+
+class TestFileSink(EventSinkConformance):
+    @pytest.fixture
+    def probe(self, installed: Path, tmp_path: Path) -> SinkProbe:
+        return FileProbe(tmp_path / "events.jsonl")
+
+
+def configuration(folder: Path, text: str) -> str:
+    file = folder / "snapshotter.toml"
+    file.write_text(f'source = {{ server = "localhost:8080", table = "orders" }}\n{text}')
+    return str(file)
+
+
+def test_the_command_line_takes_the_sink_of_an_installed_package(
+    installed: Path, tmp_path: Path
+) -> None:
+    file = configuration(
+        tmp_path,
+        """
+        destinations = [{ type = "local", path = "/archive" }]
+        events = [{ type = "file", path = "/events.jsonl" }]
+        """,
+    )
+    outcome = Shell({})("snapshotter", "validate", "--config", file)
+    assert outcome.stderr == ""
+    assert "events[0].type = file\ntables[0].events[0].path = /events.jsonl\n" in outcome.text
+
+
+def test_options_of_an_installed_package_are_checked_by_their_types(
+    installed: Path, tmp_path: Path
+) -> None:
+    file = configuration(
+        tmp_path,
+        """
+        destinations = [{ type = "local", path = "/archive" }]
+        events = [{ type = "file", pth = "/events.jsonl" }, { type = "fiel" }]
+        """,
+    )
+    outcome = Shell({})("snapshotter", "validate", "--config", file)
+    sinks = "sns, sqs, kinesis, eventbridge, webhook, file"
+    assert outcome.stderr.splitlines()[:3] == [
+        "events[0].path: is missing",
+        "events[0].pth: is not known; did you mean path?",
+        f"events[1].type: fiel must be one of {sinks}; did you mean file?",
+    ]

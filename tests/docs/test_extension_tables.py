@@ -1,0 +1,55 @@
+"""Tables of extensions in the documentation are made from what the extensions declare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from msgspec import inspect
+
+from streamfold.archive.events import SINKS
+from streamfold.extensions import Extension, Options, Registry
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def option_table(setting: str, kinds: Iterable[tuple[Extension, type[Options]]]) -> str:
+    """The table of a kind: one line for each option of each extension."""
+    lines = [f"| `{setting}` | option | default | |", "|---|---|---|---|"]
+    for extension, options in kinds:
+        first = f"`{extension.id}`: {extension.summary}"
+        for name, default, description in described(options):
+            lines.append(f"| {first} | `{name}` | {default} | {description} |")
+            first = ""
+        if first:
+            lines.append(f"| {first} | | | |")
+    return "\n".join(line.replace("|  |", "| |") for line in lines) + "\n"
+
+
+def described(options: type[Options]) -> Iterator[tuple[str, str, str]]:
+    """Name, default and description of each option, those that are required first."""
+    fields = msgspec.structs.fields(options)
+    for field in sorted(fields, key=lambda field: not field.required):
+        kind = inspect.type_info(field.type)
+        assert isinstance(kind, inspect.Metadata), f"{field.name} has no description"
+        default = "" if field.default is None else f"`{field.default}`"
+        description = (kind.extra_json_schema or {})["description"]
+        yield field.name, "required" if field.required else default, description
+
+
+def test_the_configuration_page_has_every_option_of_every_sink() -> None:
+    table = option_table("type", ((sink, sink.options) for sink in SINKS))
+    assert table in (DOCS / "reference" / "snapshotter-config.md").read_text(), table
+
+
+@pytest.mark.parametrize(
+    ("page", "heading", "registry"), [("reference/archive-events.md", "## Sinks", SINKS)]
+)
+def test_a_table_of_a_page_has_a_line_for_each_extension(
+    page: str, heading: str, registry: Registry[Extension]
+) -> None:
+    section = (DOCS / page).read_text().partition(f"\n{heading}\n")[2].partition("\n## ")[0]
+    rows = [line.split("`")[1] for line in section.splitlines() if line.startswith("| `")]
+    assert [row for row in rows if row in registry] == list(registry.ids())
