@@ -29,7 +29,7 @@ from bench.store import plain_python, processor_times, stolen_share
 from streamfold.archive import ArchiveWriter, Destination
 from streamfold.archive import open as open_archive
 from streamfold.archive.formats import format_of
-from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.schema import TableSchema
 
 MIB = 1 << 20
 #: Rows in a batch as they arrive from a source.

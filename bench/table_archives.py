@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from streamfold.archive import ArchiveWriter, Destination, Manifest, Mirrors, TableSchema
 from streamfold.archive.formats import format_of
 from streamfold.archive.manifest.positions import SEQ_NUM
-from streamfold.archive.write.parts import write_part
+from streamfold.archive.write.artifacts import write_part
 from streamfold.spark.buckets import bucket_numbers
 
 #: Rows in a batch as they are made.

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from streamfold.archive.destinations.destination import Destination
 from streamfold.archive.formats import Format, JsonlFormat
-from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.schema import TableSchema
 from streamfold.archive.write.writer import ArchiveWriter
 from streamfold.blob import BlobStore
 

@@ -26,7 +26,7 @@ from streamfold.archive.errors import (
 )
 from streamfold.archive.formats import Format, JsonlFormat, ParquetFormat
 from streamfold.archive.manifest.encoding import read_manifest
-from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.schema import TableSchema
 from streamfold.archive.write.writer import GAP, ArchiveWriter
 from streamfold.blob import BlobStore, LocalBlobStore, open_blob_store
 from streamfold.errors import BlobUnavailableError, InvalidError

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from streamfold.spark.stream.options import COLUMNS
-from streamfold.spark.stream.schema import arrow_schema, spark_schema
+from streamfold.spark.stream.rows import arrow_schema, spark_schema
 
 from .server import KEY, TOKEN, SecuredServer, Server
 

@@ -40,15 +40,14 @@ with needing_extra("archive"):
         Writer,
     )
     from streamfold.archive.manifest.positions import LSN, SEQ_NUM, PositionOrder
-    from streamfold.archive.read.cache import Cache
     from streamfold.archive.read.change_feed import Changes
     from streamfold.archive.read.follower import Rows
-    from streamfold.archive.read.part_files import PartGoneError
+    from streamfold.archive.read.part_files import Cache, PartGoneError
     from streamfold.archive.read.plan import ChangesPlan, TablePlan
     from streamfold.archive.read.reader import Archive
     from streamfold.archive.read.reader import open_archive as open  # noqa: A004
-    from streamfold.archive.schema.table_schema import TableSchema
-    from streamfold.archive.write.parts import PartPlan, WrittenDiff, WrittenPart, write_part
+    from streamfold.archive.schema import TableSchema
+    from streamfold.archive.write.artifacts import PartPlan, WrittenDiff, WrittenPart, write_part
     from streamfold.archive.write.thresholds import (
         Action,
         ChainState,

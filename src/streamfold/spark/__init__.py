@@ -18,8 +18,8 @@ with needing_extra("spark"):
         ReplayChangedError,
         StreamGoneError,
     )
-    from streamfold.spark.runtime.java import Java, find_java, use_java
-    from streamfold.spark.runtime.session import local_session, register
+    from streamfold.spark.java import Java, find_java, use_java
+    from streamfold.spark.session import local_session, register
     from streamfold.spark.stream.source import StreamfoldSource
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Errors of reading and writing streams with Spark; each names the option that helps.
+"""Errors of reading and writing streams and archives with Spark; each names the way out.
 
 StreamfoldError
 ├── DataLossError                 records that the query has not seen are gone
@@ -8,9 +8,11 @@ StreamfoldError
 InvalidError
 └── OptionError                   an option is missing, unknown or has a bad value
 RetryLaterError
-└── EndpointUnavailableError      the server failed every attempt
+├── EndpointUnavailableError      the server failed every attempt
+└── FilesGoneError                load the table again, and pin the epoch for long reads
 ConflictError
-└── ReplayChangedError            a repeated batch differs from the one appended in part
+├── ReplayChangedError            a repeated batch differs from the one appended in part
+└── ArchiveReplacedError          load the table again
 """
 
 from __future__ import annotations
@@ -84,4 +86,27 @@ class JavaEndedError(StreamfoldError):
         super().__init__(
             "Spark's Java process has ended: check its output and the memory of the machine, then "
             "start again; publishing resumes where the archives end"
+        )
+
+
+class FilesGoneError(RetryLaterError):
+    """Files of the plan were collected before tasks read them; no rows are dropped silently."""
+
+    code = "archive_files_gone"
+
+    def __init__(self, cause: str, position: str) -> None:
+        super().__init__(
+            f"{cause}; this query reads position {position}: load the table again to read its head, "
+            "and pin the epoch first for reads that take longer than collection keeps files"
+        )
+
+
+class ArchiveReplacedError(ConflictError):
+    """The folder holds another archive than when the table was loaded."""
+
+    code = "archive_replaced"
+
+    def __init__(self, uri: str) -> None:
+        super().__init__(
+            f"{uri} holds another archive than when it was loaded: load the table again"
         )

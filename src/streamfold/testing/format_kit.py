@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, ClassVar, cast
 from streamfold.archive.errors import ArtifactCorruptError
 from streamfold.archive.formats import Format
 from streamfold.archive.formats.nesting import as_list, list_lengths
-from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.schema import TableSchema
 from streamfold.errors import InvalidError
 from streamfold.extras import needing_extra
 from streamfold.testing.format_samples import (

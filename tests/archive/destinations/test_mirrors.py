@@ -12,7 +12,7 @@ from streamfold.archive.destinations.mirrors import Mirrors
 from streamfold.archive.errors import ArtifactCorruptError, CommitConflictError
 from streamfold.archive.formats import JsonlFormat
 from streamfold.archive.manifest.positions import SEQ_NUM
-from streamfold.archive.write.parts import write_part
+from streamfold.archive.write.artifacts import write_part
 from streamfold.archive.write.writer import ArchiveWriter
 from streamfold.blob import BlobStore, open_blob_store
 from streamfold.errors import BlobUnavailableError, InvalidError

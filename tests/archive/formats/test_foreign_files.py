@@ -20,7 +20,7 @@ from streamfold.archive.formats import (
     TypedProtobufFormat,
 )
 from streamfold.archive.formats.protobuf.published_messages import DiffChange, SnapshotRow
-from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.schema import TableSchema
 from streamfold.errors import InvalidError
 from streamfold.records.protobuf import varint
 from streamfold.testing.format_samples import ORDERS, changes_of, orders, table_of

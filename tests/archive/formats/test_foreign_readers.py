@@ -29,7 +29,7 @@ from streamfold.archive.formats import (
     TypedProtobufFormat,
 )
 from streamfold.archive.formats.protobuf.published_messages import DiffChange, SnapshotRow
-from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.schema import TableSchema
 from streamfold.testing.format_samples import ORDERS, changes_of, orders
 
 ROWS = orders(1000)

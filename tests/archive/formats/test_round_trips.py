@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from streamfold.archive.formats import FORMAT_IDS, Format, format_of
-from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.schema import TableSchema
 from streamfold.errors import InvalidError
 from streamfold.testing.format_kit import assert_same, read, write
 from streamfold.testing.format_samples import ORDERS, changes_of, orders

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from streamfold.archive.errors import SchemaIncompatibleError
-from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.schema import TableSchema
 from streamfold.errors import InvalidError
 from streamfold.testing.format_samples import EVERY_TYPE, ORDERS
 

@@ -16,7 +16,7 @@ from streamfold.archive.formats.batching import Limits
 from streamfold.archive.formats.protobuf.message_blocks import read_blocks
 from streamfold.archive.formats.protobuf.published_messages import SnapshotRow, read_row
 from streamfold.archive.formats.protobuf.struct_columns import IrregularError, read_in_step
-from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.schema import TableSchema
 from streamfold.records.protobuf import varint
 
 SCHEMA = TableSchema.of(

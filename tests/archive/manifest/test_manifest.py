@@ -10,8 +10,7 @@ import pytest
 from streamfold.archive.errors import ManifestInvalidError, ManifestVersionError
 from streamfold.archive.manifest.encoding import read_manifest, to_json, write_manifest
 from streamfold.archive.manifest.model import with_uris
-from streamfold.archive.manifest.positions import LSN, SEQ_NUM
-from streamfold.archive.manifest.timestamps import format_time, parse_time
+from streamfold.archive.manifest.positions import LSN, SEQ_NUM, format_time, parse_time
 from streamfold.blob import open_blob_store
 from streamfold.errors import InvalidError
 from tests.archive.tables import START, Clock, at, changes, open_writer, rows

@@ -11,8 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streamfold.archive.read.folding import KeyIndex
-from streamfold.archive.read.membership import WholeNumbers, members_of
+from streamfold.archive.read.folding import KeyIndex, WholeNumbers, members_of
 
 START = datetime(2026, 6, 3, tzinfo=UTC)
 KINDS: dict[pa.DataType, Callable[[int], Any]] = {

@@ -10,8 +10,8 @@ import pytest
 import streamfold.archive
 from streamfold.archive import ArtifactCorruptError, CommitConflictError
 from streamfold.archive.maintenance.export import export_archive
-from streamfold.archive.maintenance.listing import list_archives
 from streamfold.archive.manifest.model import Part
+from streamfold.archive.read.reader import list_archives
 from tests.archive.read.test_reader_published import BASE, ROWS, artifact, lines, publish
 from tests.archive.reading import HISTORY, bucket_at, folder_at, reopened, state_at, write_history
 from tests.archive.tables import changes, open_writer, rows

@@ -29,8 +29,8 @@ from streamfold.archive.manifest.updates import (
     Stamp,
     apply_updates,
 )
+from streamfold.archive.write.artifacts import write_part
 from streamfold.archive.write.commit import SWAP_ATTEMPTS, Commit, Committed, Conflict, Unknown
-from streamfold.archive.write.parts import write_part
 from streamfold.archive.write.writer import GAP, ArchiveWriter
 from streamfold.blob import BlobChangedError, BlobStore, open_blob_store
 from streamfold.errors import (

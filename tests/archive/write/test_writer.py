@@ -20,8 +20,8 @@ from streamfold.archive.errors import (
 from streamfold.archive.formats import Compression, JsonlFormat, ParquetFormat
 from streamfold.archive.manifest.encoding import read_manifest
 from streamfold.archive.manifest.positions import LSN, SEQ_NUM
-from streamfold.archive.schema.table_schema import TableSchema
-from streamfold.archive.write.parts import WrittenDiff, write_part
+from streamfold.archive.schema import TableSchema
+from streamfold.archive.write.artifacts import WrittenDiff, write_part
 from streamfold.archive.write.writer import GAP, ArchiveWriter
 from streamfold.blob import BlobStore, open_blob_store
 from streamfold.errors import InvalidError

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamfold.archive.errors import SchemaIncompatibleError
-from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.schema import TableSchema
 from streamfold.snapshotter.decoding import DEAD_LETTER, Decoded, EnvelopeDecoder, parse_ddl
 from streamfold.testing.change_decoder_kit import records
 

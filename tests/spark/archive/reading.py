@@ -16,7 +16,7 @@ from pyspark.sql.datasource import DataSourceReader
 import streamfold.archive
 from streamfold.archive.formats.conforming import cast_batch
 from streamfold.spark.archive import StreamfoldArchiveSource
-from streamfold.spark.archive.types import arrow_schema, spark_schema
+from streamfold.spark.archive.relation import arrow_schema, spark_schema
 
 from .tables import Row, rows
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from streamfold.archive import ArchiveWriter, Destination, Mirrors, TableSchema, write_part
 from streamfold.archive.formats import format_of
 from streamfold.archive.manifest.positions import SEQ_NUM
-from streamfold.archive.write.parts import PartPlan, WrittenPart
+from streamfold.archive.write.artifacts import PartPlan, WrittenPart
 from streamfold.spark.buckets import BUCKETING, SPLITMIX64, bucket_numbers
 from tests.archive.tables import START, Clock, new_ids
 

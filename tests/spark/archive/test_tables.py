@@ -17,8 +17,8 @@ from streamfold.archive import ArtifactCorruptError, Collector, PositionPrunedEr
 from streamfold.archive.formats import FORMAT_IDS
 from streamfold.errors import InvalidError
 from streamfold.spark.archive import StreamfoldArchiveSource, planning
-from streamfold.spark.archive.errors import ArchiveReplacedError, FilesGoneError
-from streamfold.spark.archive.types import spark_schema
+from streamfold.spark.archive.relation import spark_schema
+from streamfold.spark.errors import ArchiveReplacedError, FilesGoneError
 from tests.archive.golden_table import FOLDER, STATES
 from tests.archive.read.test_reader_published import (
     BASE,

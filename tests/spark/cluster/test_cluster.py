@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from streamfold.spark.runtime.package_zip import pack_package
+from streamfold.spark.session import pack_package
 from tests.spark.cluster.cluster import WORKERS, Cluster
 from tests.spark.cluster.driver import SMALL, Driver
 from tests.spark.cluster.mortal import EXECUTOR, WORKER

@@ -20,7 +20,7 @@ from streamfold.archive.errors import ArtifactCorruptError
 from streamfold.archive.formats.registry import format_of
 from streamfold.archive.manifest.positions import SEQ_NUM
 from streamfold.archive.read.part_files import PartFiles
-from streamfold.archive.write.parts import PartPlan, WrittenPart, write_part
+from streamfold.archive.write.artifacts import PartPlan, WrittenPart, write_part
 from streamfold.snapshotter.spark.destinations import DestinationSpec, open_mirrors
 from streamfold.snapshotter.spark.tasks.bucket_rows import FILES_AT_ONCE, BucketRows
 from streamfold.snapshotter.spark.tasks.fold import FoldStep, fold, written_parts

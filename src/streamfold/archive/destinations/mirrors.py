@@ -15,8 +15,7 @@ from functools import partial
 from streamfold.archive.concurrency import finish_all
 from streamfold.archive.destinations.destination import Destination, Pieces, Stored
 from streamfold.archive.errors import ArtifactCorruptError, CommitConflictError
-from streamfold.archive.manifest.lineage import age, are_versions
-from streamfold.archive.manifest.model import Manifest, Part
+from streamfold.archive.manifest.model import Manifest, Part, age, are_versions
 from streamfold.archive.manifest.positions import PositionOrder
 from streamfold.archive.write.commit import REFUSED
 from streamfold.errors import InvalidError, StreamfoldError

@@ -15,7 +15,7 @@ from datetime import datetime
 import msgspec
 
 from streamfold.archive.events.outbox import SinkPosition
-from streamfold.archive.manifest.timestamps import format_time
+from streamfold.archive.manifest.positions import format_time
 from streamfold.blob import BlobChangedError, BlobStore
 from streamfold.errors import (
     BlobExistsError,

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from streamfold.archive.formats.batching import BATCH, Limits, pieces
 from streamfold.archive.formats.conforming import conform
 from streamfold.archive.formats.nesting import build_struct, struct_children
-from streamfold.archive.schema.table_schema import ACTIONS, TableSchema
+from streamfold.archive.schema import ACTIONS, TableSchema
 from streamfold.errors import InvalidError
 
 _ACTIONS = pa.array(ACTIONS)

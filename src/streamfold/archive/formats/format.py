@@ -11,7 +11,7 @@ from typing import BinaryIO, Protocol, runtime_checkable
 
 import pyarrow as pa
 
-from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.schema import TableSchema
 
 #: Rows and bytes of Arrow data in a batch at most: what a reader and a writer hold in memory.
 BATCH_ROWS_MAX = 1 << 16

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from streamfold.archive.errors import ArtifactCorruptError
-from streamfold.archive.schema.table_schema import ACTIONS
+from streamfold.archive.schema import ACTIONS
 from streamfold.errors import InvalidError
 
 

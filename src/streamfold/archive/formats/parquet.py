@@ -24,8 +24,7 @@ from streamfold.archive.formats.batching import Limits
 from streamfold.archive.formats.conforming import cast_batch
 from streamfold.archive.formats.format import BATCH_BYTES_MAX, BATCH_ROWS_MAX
 from streamfold.archive.formats.published_changes import verified, verified_rows
-from streamfold.archive.schema.column_types import is_decimal
-from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.schema import TableSchema, is_decimal
 from streamfold.errors import InvalidError
 
 #: Rows and bytes of values in a row group: what a writer holds, and what a reader can skip by

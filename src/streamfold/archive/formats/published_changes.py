@@ -17,7 +17,7 @@ from streamfold.archive.formats.batching import bounded
 from streamfold.archive.formats.conforming import conform
 from streamfold.archive.formats.jsonl.json_values import restored
 from streamfold.archive.formats.nesting import build_struct, struct_children
-from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.schema import TableSchema
 from streamfold.errors import InvalidError
 
 

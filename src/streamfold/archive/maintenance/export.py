@@ -15,8 +15,7 @@ from typing import BinaryIO
 from streamfold.archive.destinations.destination import Destination, Stored
 from streamfold.archive.destinations.mirrors import Mirrors
 from streamfold.archive.errors import CommitConflictError
-from streamfold.archive.manifest.lineage import are_versions
-from streamfold.archive.manifest.model import Manifest, Part
+from streamfold.archive.manifest.model import Manifest, Part, are_versions
 from streamfold.archive.read.reader import Archive
 from streamfold.blob.local.files import finish
 

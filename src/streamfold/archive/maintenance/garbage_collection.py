@@ -23,8 +23,7 @@ from streamfold.archive.destinations.destination import (
 from streamfold.archive.destinations.mirrors import Mirrors
 from streamfold.archive.errors import CommitUnknownError, ManifestNotFoundError
 from streamfold.archive.manifest.model import Manifest, Pin, order_of
-from streamfold.archive.manifest.positions import PositionOrder
-from streamfold.archive.manifest.timestamps import format_time, parse_time
+from streamfold.archive.manifest.positions import PositionOrder, format_time, parse_time
 from streamfold.archive.manifest.updates import AddPin, PruneEpochs, RemovePin, Stamp, Update
 from streamfold.archive.write.commit import Commit, Committed, Conflict
 from streamfold.blob import BlobMeta

@@ -2,11 +2,15 @@
 
 Version 1 is a published contract: the fields `manifest_version, table, epoch, updated_at,
 head_position, artifacts` and those of an artifact never change their meaning. All others are
-additions that a reader may ignore. Unknown fields stay in `extra` and are written back as they
-were read.
+additions that a reader may ignore. Unknown fields stay in `extra` and are written back as they were
+read.
 
 `path` counts from the folder of the manifest, so an archive may be moved or copied; `uri` says
 where the file is in this destination.
+
+Writers of ours number their commits, and give each an id, which tells whether two manifests are
+versions of one archive. Manifests of other writers have neither; of those one is a version of the
+other when the artifacts that both could hold are the same.
 """
 
 from __future__ import annotations
@@ -198,3 +202,42 @@ def _locate_files(files: FormatFiles, folder: str) -> FormatFiles:
 def _common_uri(parts: tuple[Part, ...], folder: str) -> str:
     # One of several parts must not look like the whole, so this is the folder.
     return parts[0].uri if len(parts) == 1 else folder
+
+
+def age(manifest: Manifest, order: PositionOrder) -> tuple[int, object]:
+    """Return a value that grows with the version; without commit numbers the head decides."""
+    return manifest.commit_number, order.rank(manifest.head_position)
+
+
+def are_versions(one: Manifest, other: Manifest, order: PositionOrder) -> bool:
+    """Return whether both are versions of one archive."""
+    if len({one.archive_id, other.archive_id} - {None}) > 1:
+        return False
+    if one.commit_id and other.commit_id:
+        return one.commit_number != other.commit_number or one.commit_id == other.commit_id
+    older, newer = sorted((one, other), key=lambda manifest: age(manifest, order))
+    return _continues(older, newer, order)
+
+
+def _continues(older: Manifest, newer: Manifest, order: PositionOrder) -> bool:
+    """Return whether `newer` has all artifacts of `older` that it could not have pruned."""
+    kept = {_identity(artifact) for artifact in newer.artifacts}
+    first = newer.artifacts[0]
+    begins = order.rank(first.to_position)
+    return all(
+        _identity(a) in kept or (a.epoch <= first.epoch and order.rank(a.to_position) < begins)
+        for a in older.artifacts
+    )
+
+
+def _identity(artifact: Artifact) -> tuple[object, ...]:
+    """Return what two artifacts share only if one is a copy of the other."""
+    return (
+        artifact.kind,
+        artifact.epoch,
+        artifact.from_position,
+        artifact.to_position,
+        artifact.created_at,
+        artifact.row_count or artifact.change_count or 0,
+        tuple(sorted((name, files.size_bytes) for name, files in artifact.formats.items())),
+    )

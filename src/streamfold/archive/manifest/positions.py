@@ -1,4 +1,4 @@
-"""The order of a source's positions: text in the manifest, compared by rank.
+"""Positions and times in a manifest: text whose order is defined.
 
 A source of your own brings a `PositionOrder`; its name goes into the manifest, and readers of that
 archive need the same order.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Protocol
 
 from streamfold.archive.errors import PositionInvalidError
+from streamfold.errors import InvalidError
 
 
 class PositionOrder(Protocol):
@@ -78,3 +80,26 @@ SEQ_NUM = SeqNumOrder()
 LSN = LsnOrder()
 #: Orders that are built in.
 KNOWN_ORDERS: dict[str, PositionOrder] = {SEQ_NUM.name: SEQ_NUM, LSN.name: LSN}
+
+
+#: Digits after the seconds vary between writers; Python keeps six.
+_PATTERN = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d{1,9})?(Z|[+-]\d\d:\d\d)")
+
+
+def format_time(moment: datetime) -> str:
+    """Return the text for the manifest; a time without a zone is refused, not guessed."""
+    if moment.tzinfo is None:
+        raise InvalidError(f"time {moment.isoformat()} has no zone: give it in UTC")
+    return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def parse_time(text: str) -> datetime:
+    """Return the moment, to the microsecond."""
+    match = _PATTERN.fullmatch(text)
+    try:
+        if match:
+            zone = "+00:00" if match[3] == "Z" else match[3]
+            return datetime.fromisoformat(match[1] + (match[2] or "")[:7] + zone).astimezone(UTC)
+    except ValueError:
+        pass  # no such day or hour: refused below, like any other text
+    raise InvalidError(f"time {text!r} is not RFC 3339 with a zone, as 2026-06-03T12:00:00.5Z")

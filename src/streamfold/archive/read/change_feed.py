@@ -18,7 +18,7 @@ from streamfold.archive.read.folding import fitted
 from streamfold.archive.read.part_files import PartFiles
 from streamfold.archive.read.plan import ChangesPlan
 from streamfold.archive.read.rebuild import in_thread, truncates
-from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.schema import TableSchema
 
 
 @dataclass(frozen=True, slots=True)

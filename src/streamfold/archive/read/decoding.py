@@ -18,9 +18,8 @@ from streamfold.archive.formats.format import Format
 from streamfold.archive.formats.parquet import ParquetFormat
 from streamfold.archive.formats.registry import FORMAT_IDS, format_of
 from streamfold.archive.manifest.model import Artifact, FormatFiles, Manifest, Part
-from streamfold.archive.read.untyped import with_keys
-from streamfold.archive.schema.declared_types import DeclaredTypes
-from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.read.untyped import DeclaredTypes, with_keys
+from streamfold.archive.schema import TableSchema
 from streamfold.errors import FormatUnsupportedError, InvalidError
 
 #: Formats from the quickest to read to the slowest.

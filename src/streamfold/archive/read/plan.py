@@ -12,8 +12,7 @@ from datetime import datetime
 
 from streamfold.archive.errors import ChainGapError, PositionInvalidError, PositionPrunedError
 from streamfold.archive.manifest.model import Artifact, Manifest
-from streamfold.archive.manifest.positions import PositionOrder
-from streamfold.archive.manifest.timestamps import format_time, parse_time
+from streamfold.archive.manifest.positions import PositionOrder, format_time, parse_time
 from streamfold.errors import InvalidError
 
 

@@ -9,7 +9,7 @@ Files are checked before they are used. A plan whose files were collected is mad
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -22,18 +22,18 @@ import pyarrow as pa
 from streamfold.archive.destinations.destination import Destination, Stored, existing_folder
 from streamfold.archive.errors import ArtifactCorruptError, ManifestNotFoundError
 from streamfold.archive.maintenance.verification import Checked, Verification, Verifier
+from streamfold.archive.manifest.encoding import read_manifest
 from streamfold.archive.manifest.model import MANIFEST_KEY, Manifest, order_of
 from streamfold.archive.manifest.positions import PositionOrder
-from streamfold.archive.read.cache import Cache
 from streamfold.archive.read.change_feed import ChangeFeed, Changes
 from streamfold.archive.read.decoding import BEST_FIRST, Decoding
 from streamfold.archive.read.follower import Followed, Follower, Wake
-from streamfold.archive.read.part_files import PartFiles, PartGoneError
+from streamfold.archive.read.part_files import Cache, PartFiles, PartGoneError
 from streamfold.archive.read.plan import ChangesPlan, TablePlan, plan_changes, plan_table
 from streamfold.archive.read.rebuild import Rebuild, batches_of
-from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.schema import TableSchema
 from streamfold.blob import BlobStore, CredentialProvider, open_blob_store
-from streamfold.errors import InvalidError
+from streamfold.errors import BlobNotFoundError, InvalidError, StreamfoldError
 
 if TYPE_CHECKING:
     import duckdb
@@ -318,3 +318,23 @@ def _replan_until_stable(uri: str) -> ArtifactCorruptError:
         f"files of {uri} were gone for {PLANS} manifests in a row: something other than collection "
         "deletes them, or its grace period is shorter than a read"
     )
+
+
+async def list_archives(
+    folder: Destination,
+) -> AsyncIterator[tuple[str, Manifest | StreamfoldError]]:
+    """Yield the folder and the manifest of each archive, in the order of their names.
+
+    For a manifest that cannot be used the reason comes instead; the others are still listed.
+    """
+    async for meta in folder.blobs.list():
+        if meta.key != MANIFEST_KEY and not meta.key.endswith("/" + MANIFEST_KEY):
+            continue
+        found: Manifest | StreamfoldError
+        try:
+            found = read_manifest(await folder.blobs.get(meta.key))
+        except BlobNotFoundError:
+            continue  # deleted since it was listed
+        except StreamfoldError as error:
+            found = error
+        yield folder.uri + meta.key.removesuffix(MANIFEST_KEY), found

@@ -1,17 +1,207 @@
-"""Artifacts put together from parts, as the manifest names them."""
+"""Artifacts and their files: written once in every format, hashed on the way, sent everywhere.
+
+The one writer of a table makes a plan and may send it to executors, which write the parts of
+different buckets; the writer commits what they report.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import asyncio
+import hashlib
+import io
+import os
+import tempfile
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, BinaryIO, cast
 
+import pyarrow as pa
+
+from streamfold.archive.destinations.mirrors import Mirrors
 from streamfold.archive.errors import ArtifactCorruptError
+from streamfold.archive.formats.conforming import conform
 from streamfold.archive.formats.format import Format
-from streamfold.archive.manifest.model import Artifact, FormatFiles, Manifest
+from streamfold.archive.manifest.file_names import artifact_path
+from streamfold.archive.manifest.model import Artifact, FormatFiles, Manifest, Part
+from streamfold.archive.manifest.positions import PositionOrder
 from streamfold.archive.manifest.updates import TableShape
-from streamfold.archive.schema.table_schema import TableSchema
-from streamfold.archive.write.parts import PartPlan, WrittenPart
+from streamfold.archive.schema import TableSchema
+from streamfold.blob.local.files import finish
 from streamfold.errors import InvalidError
+
+#: Bytes of a file that are kept in memory; a larger one goes to a temporary file.
+SPOOL_MEMORY = 8 * 1024 * 1024
+#: Bytes per piece of an upload.
+PIECE = 1024 * 1024
+
+Batches = Iterable[pa.RecordBatch]
+
+
+@dataclass(frozen=True, slots=True)
+class PartPlan:
+    """What all parts of one artifact have in common; `attempt` is never used again."""
+
+    epoch: int
+    from_position: str | None
+    to_position: str
+    attempt: str
+    schema: TableSchema
+    formats: tuple[Format, ...]
+    order: PositionOrder
+
+    @property
+    def is_base(self) -> bool:
+        return self.from_position is None
+
+    def path(self, form: Format, bucket: int | None) -> str:
+        """Return the name of one file."""
+        return artifact_path(
+            self.order,
+            epoch=self.epoch,
+            from_position=self.from_position,
+            to_position=self.to_position,
+            attempt=self.attempt,
+            extension=form.extension,
+            bucket=bucket,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenPart:
+    """One bucket of an artifact, by format; durable, not yet committed."""
+
+    files: dict[str, Part]
+    #: URIs of destinations that lack some of the files; each file is in another destination.
+    lacking: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenDiff:
+    """All parts of a diff, to be committed together with the base that it leads to."""
+
+    plan: PartPlan
+    parts: Sequence[WrittenPart]
+    record_count: int | None = None
+
+
+async def write_part(
+    plan: PartPlan,
+    batches: Batches,
+    mirrors: Mirrors,
+    *,
+    bucket: int | None = None,
+    spool: Path | None = None,
+) -> WrittenPart:
+    """Write the rows or changes of one bucket in every format of the plan.
+
+    `batches` is read once, in another thread. Memory holds a batch and a few pieces; what is larger
+    stays in `spool`, or in the folder for temporary files, until it is sent.
+    """
+    files: dict[str, Part] = {}
+    lacking: frozenset[str] = frozenset()
+    with _several_passes(batches, plan, spool) as passes:
+        for form in plan.formats:
+            file, failed = await _write_file(plan, form, passes, mirrors, bucket, spool)
+            files[form.id] = file
+            lacking |= failed
+    return WrittenPart(files, lacking)
+
+
+async def _write_file(
+    plan: PartPlan,
+    form: Format,
+    batches: Batches,
+    mirrors: Mirrors,
+    bucket: int | None,
+    spool: Path | None,
+) -> tuple[Part, frozenset[str]]:
+    path = plan.path(form, bucket)
+    write = form.write_rows if plan.is_base else form.write_changes
+    with tempfile.SpooledTemporaryFile(SPOOL_MEMORY, dir=str(spool) if spool else None) as file:
+        sink = HashingSink(cast("IO[bytes]", file))
+        rows = await finish(asyncio.to_thread(write, cast("BinaryIO", sink), plan.schema, batches))
+        lacking = await mirrors.put(path, lambda: _pieces(file, sink.size))
+    part = Part(
+        path=path,
+        uri=mirrors.primary.uri + path,
+        size_bytes=sink.size,
+        sha256=sink.digest(),
+        rows=rows,
+        bucket=bucket,
+    )
+    return part, lacking
+
+
+class HashingSink(io.RawIOBase):
+    """A file that is written sequentially and hashed on the way."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._hash = hashlib.sha256()
+        self.size = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: object) -> int:
+        view = memoryview(data).cast("B")  # type: ignore[arg-type]  # any buffer
+        self._file.write(view)
+        self._hash.update(view)
+        self.size += len(view)
+        return len(view)
+
+    def tell(self) -> int:
+        return self.size
+
+    def digest(self) -> str:
+        """Return the SHA-256 of all that was written, in hexadecimal."""
+        return self._hash.hexdigest()
+
+
+async def _pieces(file: tempfile.SpooledTemporaryFile[bytes], size: int) -> AsyncIterator[bytes]:
+    # Several destinations read at once, so none may move the file's own position.
+    if size <= SPOOL_MEMORY:
+        file.seek(0)
+        yield file.read()
+        return
+    file.flush()
+    descriptor = file.fileno()
+    for start in range(0, size, PIECE):
+        yield await finish(asyncio.to_thread(os.pread, descriptor, PIECE, start))
+
+
+@contextmanager
+def _several_passes(batches: Batches, plan: PartPlan, spool: Path | None) -> Iterator[Batches]:
+    """Yield something that can be read once for each format."""
+    if len(plan.formats) == 1 or isinstance(batches, Sequence):
+        yield batches
+        return
+    schema = plan.schema.arrow if plan.is_base else plan.schema.changes
+    with tempfile.NamedTemporaryFile(dir=spool, suffix=".arrow") as file:
+        yield _Replay(batches, schema, file.name)
+
+
+class _Replay:
+    """Batches that are stored when they are first read, and read from there afterwards."""
+
+    def __init__(self, batches: Batches, schema: pa.Schema, path: str) -> None:
+        self._batches: Batches | None = batches
+        self._schema = schema
+        self._path = path
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        if self._batches is None:
+            with pa.memory_map(self._path) as file:
+                yield from pa.ipc.open_stream(file)
+            return
+        first, self._batches = self._batches, None
+        with pa.OSFile(self._path, "wb") as file, pa.ipc.new_stream(file, self._schema) as stored:
+            for batch in first:
+                fitting = conform(batch, self._schema)
+                stored.write_batch(fitting)
+                yield fitting
 
 
 def build_artifact(

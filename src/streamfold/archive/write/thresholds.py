@@ -21,7 +21,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 
 from streamfold.archive.manifest.model import Artifact, Manifest
-from streamfold.archive.manifest.timestamps import parse_time
+from streamfold.archive.manifest.positions import parse_time
 from streamfold.errors import InvalidError
 
 #: Assumed speed of a reader, for `max_replay_seconds`: bytes a second of decoding and

@@ -17,13 +17,20 @@ from streamfold.archive.destinations.mirrors import Mirrors
 from streamfold.archive.errors import ArtifactCorruptError, ChainGapError, PositionInvalidError
 from streamfold.archive.formats.format import Format
 from streamfold.archive.manifest.model import Artifact, Manifest, Source
-from streamfold.archive.manifest.positions import SEQ_NUM, PositionOrder
-from streamfold.archive.manifest.timestamps import format_time
+from streamfold.archive.manifest.positions import SEQ_NUM, PositionOrder, format_time
 from streamfold.archive.manifest.updates import AppendArtifacts
-from streamfold.archive.schema.table_schema import TableSchema
-from streamfold.archive.write.artifacts import build_artifact, reused_parts, table_shape
+from streamfold.archive.schema import TableSchema
+from streamfold.archive.write.artifacts import (
+    Batches,
+    PartPlan,
+    WrittenDiff,
+    WrittenPart,
+    build_artifact,
+    reused_parts,
+    table_shape,
+    write_part,
+)
 from streamfold.archive.write.ownership import OwnedTable
-from streamfold.archive.write.parts import Batches, PartPlan, WrittenDiff, WrittenPart, write_part
 from streamfold.errors import InvalidError, StreamfoldError
 
 #: Rows of a base: all in one, or by key bucket.

@@ -60,7 +60,7 @@ def _change_lines(batch: pa.RecordBatch, keys: Sequence[str]) -> list[bytes]:
 
 def _row_lines(batch: pa.RecordBatch) -> list[bytes]:
     from streamfold.archive.formats import JsonlFormat
-    from streamfold.archive.schema.table_schema import TableSchema
+    from streamfold.archive.schema import TableSchema
 
     sink = io.BytesIO()
     JsonlFormat().write_rows(sink, TableSchema.of(batch.schema), [batch])
@@ -69,8 +69,7 @@ def _row_lines(batch: pa.RecordBatch) -> list[bytes]:
 
 def _schema_of(batch: pa.RecordBatch, keys: Sequence[str]) -> TableSchema | None:
     """Return the table's schema; None if a key has a type that schemas lack."""
-    from streamfold.archive.schema.column_types import is_key_type
-    from streamfold.archive.schema.table_schema import TableSchema
+    from streamfold.archive.schema import TableSchema, is_key_type
 
     fields = {field.name: field for field in batch.schema.field("after").type}
     if not all(name in fields and is_key_type(fields[name].type) for name in keys):

@@ -40,7 +40,7 @@ async def ls(output: Output, uri: str) -> None:
     An archive with an unusable manifest is listed with the reason, and the exit status is then 1.
     """
     from streamfold.archive.destinations.destination import existing_folder
-    from streamfold.archive.maintenance.listing import list_archives
+    from streamfold.archive.read.reader import list_archives
 
     bad = 0
     async for found, manifest in list_archives(open_destination(existing_folder(uri))):

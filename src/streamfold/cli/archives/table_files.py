@@ -105,7 +105,7 @@ def writer_of(kind: str, sink: BinaryIO, columns: pa.Schema) -> Iterator[Write]:
 def json_lines(sink: BinaryIO, columns: pa.Schema) -> Write:
     """Return the function that writes rows as the archive's JSON Lines do, without losing digits."""
     from streamfold.archive.formats import JsonlFormat
-    from streamfold.archive.schema.table_schema import TableSchema
+    from streamfold.archive.schema import TableSchema
 
     schema = TableSchema.of(columns)
 

@@ -112,7 +112,7 @@ def run(
 def pack(folder: Path, as_json: bool) -> None:
     """Write to FOLDER what spark-submit needs: this package as a zip, and the script that runs it."""
     with needing_extra("spark"):
-        from streamfold.spark.runtime.package_zip import pack_package
+        from streamfold.spark.session import pack_package
     folder.mkdir(parents=True, exist_ok=True)
     package, script = pack_package(folder), folder / _JOB.name
     shutil.copyfile(_JOB, script)
@@ -157,12 +157,12 @@ def _publish(
 ) -> None:
     with needing_extra("spark"):
         from streamfold.snapshotter.spark import Snapshotter, snapshotter_session, table_jobs
-        from streamfold.spark.runtime.package_zip import with_package
-        from streamfold.spark.runtime.session import (
+        from streamfold.spark.session import (
             is_local,
             is_running,
             is_submitted,
             needing_java,
+            with_package,
         )
     jobs = table_jobs(configuration, os.environ)
     stop = threading.Event()

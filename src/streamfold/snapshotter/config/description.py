@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.schema import TableSchema
 from streamfold.model.units import duration_text, size_text
 from streamfold.snapshotter.config.model import Configuration
 

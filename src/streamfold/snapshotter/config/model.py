@@ -10,7 +10,7 @@ from typing import Any
 
 from streamfold.archive.destinations.aws_credentials import Profile
 from streamfold.archive.maintenance.garbage_collection import Retention
-from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.schema import TableSchema
 from streamfold.archive.write.thresholds import Thresholds
 from streamfold.snapshotter.decoding import (
     STOP,

@@ -9,7 +9,7 @@ from typing import Any
 
 from streamfold.archive.formats.registry import FORMAT_IDS, format_of
 from streamfold.archive.maintenance.garbage_collection import DEFAULT_GRACE, Retention
-from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.schema import TableSchema
 from streamfold.archive.write.thresholds import Thresholds
 from streamfold.errors import InvalidError
 from streamfold.model.units import duration_text

@@ -20,7 +20,7 @@ import pyarrow.json as pj
 
 from streamfold.archive.formats.conforming import has_map
 from streamfold.archive.formats.jsonl.json_values import readable_type, restored
-from streamfold.archive.schema.column_types import is_decimal
+from streamfold.archive.schema import is_decimal
 from streamfold.snapshotter.decoding.json_values import PLAIN, Hint
 
 #: Bytes of lines for Arrow's reader at once: it needs several times as much memory.

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.schema import TableSchema
 from streamfold.errors import InvalidError
 from streamfold.snapshotter.decoding.arrow_rows import Images, NotPlainError, RowReading, read_plain
 from streamfold.snapshotter.decoding.change_tables import (

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.schema import TableSchema
 from streamfold.snapshotter.decoding.arrow_rows import Images
 from streamfold.snapshotter.decoding.decoder import UNCHANGED, decoded_schema
 from streamfold.snapshotter.decoding.raw_changes import RawChanges

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.schema import TableSchema
 from streamfold.snapshotter.decoding.arrow_rows import ABSENT, RowReading
 from streamfold.snapshotter.decoding.assembly import STOP, Assembly
 from streamfold.snapshotter.decoding.connect_types import hints_of

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 import pyarrow as pa
 
 from streamfold.archive.read.folding import fitted
-from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.schema import TableSchema
 from streamfold.snapshotter.pipeline.transactions import SILENT, Tail
 
 #: What a record does to a table; a `read` is a row of a source's first copy.

@@ -17,7 +17,7 @@ import msgspec
 import pyarrow as pa
 
 from streamfold.archive.formats.jsonl.json_values import UnreadableError, readable_array, restored
-from streamfold.archive.schema.column_types import is_decimal
+from streamfold.archive.schema import is_decimal
 
 #: Nanoseconds per unit of time in sources.
 NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}

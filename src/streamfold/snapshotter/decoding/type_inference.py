@@ -14,8 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from streamfold.archive.formats.jsonl.json_values import UnreadableError
-from streamfold.archive.schema.column_types import is_decimal
-from streamfold.archive.schema.table_schema import widens
+from streamfold.archive.schema import is_decimal, widens
 from streamfold.snapshotter.decoding.json_values import Hint, variable_decimal
 
 _SIGNED = (pa.int8(), pa.int16(), pa.int32(), pa.int64())

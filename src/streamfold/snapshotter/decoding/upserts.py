@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.schema import TableSchema
 from streamfold.snapshotter.decoding.arrow_rows import ABSENT, RowReading
 from streamfold.snapshotter.decoding.assembly import STOP, Assembly
 from streamfold.snapshotter.decoding.decoder import Decoded

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamfold.archive.formats.jsonl.json_values import UnreadableError
-from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.schema import TableSchema
 from streamfold.snapshotter.decoding.arrow_rows import ABSENT, Images, RowReading
 from streamfold.snapshotter.decoding.json_values import Hint, decode_exact, is_empty, typed_array
 from streamfold.snapshotter.decoding.type_inference import learned_fields

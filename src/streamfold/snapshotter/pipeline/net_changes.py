@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamfold.archive.read.folding import KeyIndex
-from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.schema import TableSchema
 from streamfold.snapshotter.decoding.decoder import UNCHANGED, decoded_schema, under_schema
 
 Numbers = npt.NDArray[np.int64]

@@ -18,7 +18,7 @@ from streamfold.archive.events import SINKS
 from streamfold.archive.formats.format import Format
 from streamfold.archive.formats.registry import format_of
 from streamfold.archive.maintenance.garbage_collection import Retention
-from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.schema import TableSchema
 from streamfold.archive.write.thresholds import Thresholds
 from streamfold.errors import InvalidError
 from streamfold.snapshotter.config import (

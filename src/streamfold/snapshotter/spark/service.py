@@ -18,7 +18,7 @@ from streamfold.snapshotter.spark.lag import LagListener
 from streamfold.snapshotter.spark.snapshot_requests import Request
 from streamfold.snapshotter.spark.table.writer import TableWriter
 from streamfold.snapshotter.status.table_status import State, TableStatus
-from streamfold.spark.runtime.session import open_session
+from streamfold.spark.session import open_session
 
 _DEFAULTS = {
     # A long fold of one table must not delay the diffs of others.

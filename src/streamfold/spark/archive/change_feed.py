@@ -19,7 +19,7 @@ from streamfold.archive.read.folding import columns_of, fitted
 from streamfold.archive.read.part_files import PartFiles
 from streamfold.archive.read.plan import ChangesPlan
 from streamfold.archive.read.rebuild import in_thread
-from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.schema import TableSchema
 from streamfold.errors import InvalidError
 from streamfold.spark.archive.planning import empties, slim
 

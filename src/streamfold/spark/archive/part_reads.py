@@ -17,11 +17,11 @@ from streamfold.archive.read.decoding import ChosenFiles
 from streamfold.archive.read.folding import Delta, fitted
 from streamfold.archive.read.part_files import PartFiles
 from streamfold.archive.read.rebuild import in_thread
-from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.schema import TableSchema
 from streamfold.blob.local.files import finish
 from streamfold.spark.archive.filters import Condition
 from streamfold.spark.archive.planning import TablePart
-from streamfold.spark.archive.row_groups import WHOLE, read_row_groups
+from streamfold.spark.archive.pruning import WHOLE, read_row_groups
 
 T = TypeVar("T")
 

@@ -17,8 +17,7 @@ from streamfold.archive.read.decoding import ChosenFiles, Decoding
 from streamfold.archive.read.part_files import PartFiles
 from streamfold.archive.read.plan import TablePlan
 from streamfold.archive.read.rebuild import truncates
-from streamfold.spark.archive.pruning import is_hashed
-from streamfold.spark.archive.row_groups import WHOLE, Share
+from streamfold.spark.archive.pruning import WHOLE, Share, is_hashed
 from streamfold.spark.buckets import TRUNCATES
 
 #: Bytes of a Parquet file of which a task reads its own row groups: seconds of work.

@@ -21,12 +21,11 @@ from streamfold.archive.formats.format import BATCH_ROWS_MAX
 from streamfold.archive.read.part_files import PartGoneError
 from streamfold.archive.read.reader import Archive
 from streamfold.spark.archive.change_feed import FeedPart, feed_parts, read_feed
-from streamfold.spark.archive.errors import FilesGoneError
-from streamfold.spark.archive.open import open_files
 from streamfold.spark.archive.part_reads import iterate, read_part
 from streamfold.spark.archive.planning import TablePart, choose_all, table_parts
 from streamfold.spark.archive.pruning import wanted_buckets
-from streamfold.spark.archive.relation import Relation
+from streamfold.spark.archive.relation import Relation, open_files
+from streamfold.spark.errors import FilesGoneError
 
 #: What one task reads.
 Work: TypeAlias = TablePart | tuple[FeedPart, ...]

@@ -1,28 +1,144 @@
-"""One read of an archive with everything fixed: positions, columns, types for Spark.
+"""One read of an archive with everything fixed: its files, positions, columns, and types for Spark.
 
 Made when a DataFrame is loaded, and pickled with it. Its first query plans that position from the
 manifest as it is then, and Spark keeps the plan for later ones: all of them see the same rows.
+
+If Spark lacks a type, the next one that holds all values is used: unsigned integers become the next
+wider type, 64-bit ones a decimal; nanoseconds and times of day a bigint in their own unit; decimals
+of more than 38 digits text, and so do columns that have held no value yet.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import types as spark
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
+from streamfold.archive.destinations.aws_credentials import Profiles
+from streamfold.archive.destinations.destination import Destination
 from streamfold.archive.formats.conforming import cast_batch
 from streamfold.archive.read.decoding import BEST_FIRST, Decoding
-from streamfold.archive.read.reader import Archive
-from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.read.part_files import Cache, PartFiles
+from streamfold.archive.read.reader import Archive, open_archive
+from streamfold.archive.schema import TableSchema, is_decimal
+from streamfold.blob import BlobStore, open_blob_store
 from streamfold.errors import InvalidError
 from streamfold.spark.archive.change_feed import feed_columns
-from streamfold.spark.archive.errors import ArchiveReplacedError
 from streamfold.spark.archive.filters import Condition, matching, parse_conditions
-from streamfold.spark.archive.open import open_table
-from streamfold.spark.archive.options import ArchiveOptions, Moment, Storage
-from streamfold.spark.archive.types import arrow_schema, loosened, spark_schema
+from streamfold.spark.archive.options import CREDENTIALS, ArchiveOptions, Moment, Storage
+from streamfold.spark.errors import ArchiveReplacedError
+
+#: Name of a read's only profile.
+_PROFILE = "archive"
+
+
+async def open_table(storage: Storage) -> Archive:
+    """Open the archive; credentials are fetched when needed, and renewed."""
+    access = _access(storage)
+    provider = access.pop("credential_provider", None)
+    return await open_archive(
+        storage.uri, cache=storage.cache, options=access, credential_provider=provider
+    )
+
+
+def open_files(storage: Storage, folder: str) -> PartFiles:
+    """Open the files in an archive's folder, without reading its manifest."""
+    access = _access(storage)
+
+    def open_folder(url: str) -> BlobStore:
+        return open_blob_store(url, **access)
+
+    cache = None if storage.cache is None else Cache(Path(storage.cache))
+    return PartFiles(Destination(open_folder(folder.rstrip("/")), folder), cache, open_folder)
+
+
+def _access(storage: Storage) -> dict[str, Any]:
+    """Return the storage's options; given ones win over those of the profile."""
+    if not storage.credentials:
+        return dict(storage.options)
+    raw: Mapping[str, object] = {_PROFILE: dict(storage.credentials)}
+    profiles = Profiles.parse(raw, path=CREDENTIALS.rstrip("."))
+    found = profiles.access(_PROFILE, path=CREDENTIALS).blob_options()
+    return {**found, **storage.options}
+
+
+#: The most digits of a decimal in Spark.
+DECIMAL_DIGITS = 38
+
+_PLAIN: dict[pa.DataType, spark.DataType] = {
+    # Spark's files have no type for columns without values.
+    pa.null(): spark.StringType(),
+    pa.bool_(): spark.BooleanType(),
+    pa.int8(): spark.ByteType(),
+    pa.int16(): spark.ShortType(),
+    pa.int32(): spark.IntegerType(),
+    pa.int64(): spark.LongType(),
+    pa.uint8(): spark.ShortType(),
+    pa.uint16(): spark.IntegerType(),
+    pa.uint32(): spark.LongType(),
+    pa.uint64(): spark.DecimalType(20, 0),
+    pa.float32(): spark.FloatType(),
+    pa.float64(): spark.DoubleType(),
+    pa.string(): spark.StringType(),
+    pa.binary(): spark.BinaryType(),
+    pa.date32(): spark.DateType(),
+    # Spark has times of day only if a setting enables them.
+    pa.time64("us"): spark.LongType(),
+    pa.time64("ns"): spark.LongType(),
+}
+
+
+def spark_schema(fields: Iterable[pa.Field]) -> spark.StructType:
+    """Return the columns in Spark's types."""
+    return spark.StructType(
+        [spark.StructField(f.name, spark_type(f.type), f.nullable) for f in fields]
+    )
+
+
+def arrow_schema(schema: spark.StructType) -> pa.Schema:
+    """Return the Arrow columns that Spark takes without conversion."""
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+def spark_type(kind: pa.DataType) -> spark.DataType:
+    """Return the type that holds every value of an archive's type."""
+    types = pa.types
+    if kind in _PLAIN:
+        return _PLAIN[kind]
+    if types.is_timestamp(kind):
+        if kind.unit != "us":
+            return spark.LongType()
+        return spark.TimestampType() if kind.tz else spark.TimestampNTZType()
+    if is_decimal(kind):
+        fits = kind.precision <= DECIMAL_DIGITS
+        return spark.DecimalType(kind.precision, kind.scale) if fits else spark.StringType()
+    if types.is_struct(kind):
+        return spark_schema(kind)
+    if types.is_map(kind):
+        item = kind.item_field
+        return spark.MapType(spark.StringType(), spark_type(item.type), item.nullable)
+    item = kind.value_field
+    return spark.ArrayType(spark_type(item.type), item.nullable)
+
+
+def loosened(kind: spark.DataType) -> spark.DataType:
+    """Return the type with everything in it nullable, as in types written as text."""
+    if isinstance(kind, spark.StructType):
+        return spark.StructType(
+            [spark.StructField(f.name, loosened(f.dataType)) for f in kind.fields]
+        )
+    if isinstance(kind, spark.MapType):
+        return spark.MapType(kind.keyType, loosened(kind.valueType))
+    return (
+        spark.ArrayType(loosened(kind.elementType)) if isinstance(kind, spark.ArrayType) else kind
+    )
 
 
 @dataclass(frozen=True, slots=True)

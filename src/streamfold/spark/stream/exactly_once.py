@@ -25,7 +25,7 @@ from streamfold.spark.errors import ReplayChangedError
 from streamfold.spark.stream.client import Streams
 from streamfold.spark.stream.connection import Connection, RetryDeadline
 from streamfold.spark.stream.range_reads import Range, Wanted, read_range
-from streamfold.spark.stream.schema import arrow_schema, record_batch
+from streamfold.spark.stream.rows import arrow_schema, record_batch
 
 MARKER: Final = b"streamfold-txn"
 #: Metered bytes that the longest marker adds to a record, with its header; ids are bounded by it.

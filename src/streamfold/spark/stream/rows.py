@@ -1,4 +1,4 @@
-"""Turns rows of a DataFrame into records to append: encoded in tasks as Arrow, cut on the driver.
+"""Rows of streams in Spark: their schema, and rows of a DataFrame as records to append.
 
 A staged table has a row per record: `stream`, `record` (its bytes in an AppendInput), `metered`
 (bytes, as limits count them), and `key` if rows are to be ordered. A run of records is one slice of
@@ -7,25 +7,128 @@ memory, whatever their number.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from streamfold.errors import InvalidError
 from streamfold.model.records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
 from streamfold.records.columns import (
     AppendColumns,
     BytesColumn,
+    Columns,
     EncodedRecords,
     HeaderColumn,
     encode_columns,
 )
 from streamfold.spark.errors import OptionError
 from streamfold.spark.stream.options import SinkOptions
+
+#: The largest milliseconds that Spark's timestamps, which count microseconds, can hold.
+TIMESTAMP_MAX = (2**63 - 1) // 1000
+
+_HEADER = StructType(
+    [StructField("name", BinaryType(), False), StructField("value", BinaryType(), False)]
+)
+_SPARK = {
+    "stream": StructField("stream", StringType(), False),
+    "seq_num": StructField("seq_num", LongType(), False),
+    "timestamp": StructField("timestamp", TimestampType(), True),
+    "headers": StructField("headers", ArrayType(_HEADER, False), False),
+    "body": StructField("body", BinaryType(), False),
+}
+_ARROW_HEADER = pa.struct(
+    [pa.field("name", pa.binary(), nullable=False), pa.field("value", pa.binary(), nullable=False)]
+)
+_ARROW_HEADERS = pa.list_(pa.field("element", _ARROW_HEADER, nullable=False))
+_ARROW_TIMESTAMP = pa.timestamp("us", "UTC")
+_ARROW = {
+    "stream": pa.field("stream", pa.string(), nullable=False),
+    "seq_num": pa.field("seq_num", pa.int64(), nullable=False),
+    "timestamp": pa.field("timestamp", _ARROW_TIMESTAMP, nullable=True),
+    "headers": pa.field("headers", _ARROW_HEADERS, nullable=False),
+    "body": pa.field("body", pa.binary(), nullable=False),
+}
+
+
+def spark_schema(columns: Sequence[str]) -> StructType:
+    return StructType([_SPARK[name] for name in columns])
+
+
+def arrow_schema(columns: Sequence[str]) -> pa.Schema:
+    return pa.schema([_ARROW[name] for name in columns])
+
+
+def record_batch(stream: str, found: Columns, schema: pa.Schema) -> pa.RecordBatch:
+    """Make rows for Spark without copying the columns."""
+    arrays = [_ARRAYS[name](stream, found) for name in schema.names]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _stream(stream: str, found: Columns) -> Any:
+    return pa.repeat(pa.scalar(stream, pa.string()), len(found.seq_nums))
+
+
+def _seq_num(stream: str, found: Columns) -> Any:
+    return pa.array(found.seq_nums)
+
+
+def _timestamp(stream: str, found: Columns) -> Any:
+    """Keep milliseconds exactly; those that Spark cannot express become null."""
+    reachable = found.timestamps <= np.uint64(TIMESTAMP_MAX)
+    micros = found.timestamps.astype(np.int64) * np.int64(1000)
+    mask = None if reachable.all() else ~reachable
+    return pa.array(micros, pa.int64(), mask=mask).view(_ARROW_TIMESTAMP)
+
+
+def _headers(stream: str, found: Columns) -> Any:
+    headers = found.headers
+    if headers is None:
+        raise ValueError("the headers were not read")
+    pairs = pa.StructArray.from_arrays(
+        [_binary(headers.names), _binary(headers.values)], fields=list(_ARROW_HEADER)
+    )
+    return pa.Array.from_buffers(
+        _ARROW_HEADERS,
+        len(headers.offsets) - 1,
+        [None, pa.py_buffer(headers.offsets)],
+        children=[pairs],
+    )
+
+
+def _body(stream: str, found: Columns) -> Any:
+    if found.bodies is None:
+        raise ValueError("the bodies were not read")
+    return _binary(found.bodies)
+
+
+def _binary(column: BytesColumn) -> Any:
+    offsets, content = column
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(content)]
+    return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
+
+
+_ARRAYS = {
+    "stream": _stream,
+    "seq_num": _seq_num,
+    "timestamp": _timestamp,
+    "headers": _headers,
+    "body": _body,
+}
+
 
 STREAM, RECORD, METERED, KEY = "stream", "record", "metered", "key"
 _COLUMNS = ("stream", "body", "headers", "timestamp")
@@ -121,7 +224,10 @@ def _append_columns(batch: pa.RecordBatch) -> AppendColumns:
     timestamps, stamped = _timestamps(stamps, batch.num_rows)
     headers = batch.column("headers") if "headers" in names else None
     return AppendColumns(
-        timestamps, stamped, _headers(headers, batch.num_rows), _binary(batch.column("body"))
+        timestamps,
+        stamped,
+        _header_column(headers, batch.num_rows),
+        _bytes_column(batch.column("body")),
     )
 
 
@@ -142,7 +248,7 @@ def _timestamps(column: Any, rows: int) -> tuple[npt.NDArray[np.uint64], npt.NDA
     return millis.astype(np.uint64), stamped
 
 
-def _headers(column: Any, rows: int) -> HeaderColumn:
+def _header_column(column: Any, rows: int) -> HeaderColumn:
     if column is None:
         nothing = BytesColumn(np.zeros(1, np.int32), np.zeros(0, np.uint8))
         return HeaderColumn(np.zeros(rows + 1, np.int32), nothing, nothing)
@@ -152,7 +258,7 @@ def _headers(column: Any, rows: int) -> HeaderColumn:
         )
     counts = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
     pairs = column.flatten()
-    names, values = (_binary(pc.struct_field(pairs, part)) for part in ("name", "value"))
+    names, values = (_bytes_column(pc.struct_field(pairs, part)) for part in ("name", "value"))
     if (np.diff(names.offsets) == 0).any():
         raise InvalidError(
             "a header has no name, which would make its record a command: name all headers"
@@ -160,7 +266,7 @@ def _headers(column: Any, rows: int) -> HeaderColumn:
     return HeaderColumn(np.concatenate(([0], np.cumsum(counts))).astype(np.int32), names, values)
 
 
-def _binary(column: Any) -> BytesColumn:
+def _bytes_column(column: Any) -> BytesColumn:
     """Return the buffers of a column of bytes or text, from its first row on; null is empty."""
     if not (pa.types.is_binary(column.type) or pa.types.is_string(column.type)):
         raise InvalidError(

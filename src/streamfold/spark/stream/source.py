@@ -46,7 +46,7 @@ from streamfold.spark.stream.options import (
 )
 from streamfold.spark.stream.positions import Offset, StreamPositions, backlog, limit_records, split
 from streamfold.spark.stream.range_reads import Range, Wanted, read_range
-from streamfold.spark.stream.schema import arrow_schema, record_batch, spark_schema
+from streamfold.spark.stream.rows import arrow_schema, record_batch, spark_schema
 
 #: Records from which on loading the compiled kernels, a second per worker, pays off.
 _KERNEL_RECORDS = 50_000

@@ -10,7 +10,7 @@ from streamfold.archive.destinations.aws_credentials import AwsAccess
 from streamfold.archive.events.event import Event, encode_event
 from streamfold.archive.events.sink import SinkType
 from streamfold.archive.events.sinks.aws import AwsOptions, AwsSink
-from streamfold.archive.manifest.timestamps import parse_time
+from streamfold.archive.manifest.positions import parse_time
 from streamfold.errors import InvalidError
 
 #: What rules match on.

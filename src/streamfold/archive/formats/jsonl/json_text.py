@@ -21,7 +21,7 @@ from streamfold.archive.formats.nesting import (
     nulls_of,
     struct_children,
 )
-from streamfold.archive.schema.column_types import is_decimal
+from streamfold.archive.schema import is_decimal
 
 #: First and last instant that RFC 3339 can write, in microseconds since 1970; and days likewise.
 _FIRST_US, _LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999

@@ -23,7 +23,7 @@ from streamfold.archive.formats.nesting import (
     nulls_of,
     struct_children,
 )
-from streamfold.archive.schema.column_types import is_decimal
+from streamfold.archive.schema import is_decimal
 
 #: Doubles represent all whole numbers up to here.
 EXACT_IN_DOUBLE = 1 << 53

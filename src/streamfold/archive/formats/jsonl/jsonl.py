@@ -36,7 +36,7 @@ from streamfold.archive.formats.published_changes import (
     verified_changes,
     verified_rows,
 )
-from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.schema import TableSchema
 
 
 @dataclass(frozen=True, slots=True)

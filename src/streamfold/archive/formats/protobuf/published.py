@@ -34,7 +34,7 @@ from streamfold.archive.formats.published_changes import (
     verified_changes,
     verified_rows,
 )
-from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.schema import TableSchema
 
 #: Messages that become one batch: Python values take far more room than the columns they become.
 MESSAGES_AT_ONCE = Limits(rows=8192, size=4 << 20)

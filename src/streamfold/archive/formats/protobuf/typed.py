@@ -25,7 +25,7 @@ from streamfold.archive.formats.protobuf.typed_frames import (
     write_frame,
 )
 from streamfold.archive.formats.published_changes import verified, verified_rows
-from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.schema import TableSchema
 from streamfold.errors import InvalidError, MalformedError
 from streamfold.records.protobuf import DELIMITED, VARINT, fields, varint
 

@@ -22,7 +22,7 @@ from streamfold.archive.formats.nesting import (
     offsets_of,
     struct_children,
 )
-from streamfold.archive.schema.column_types import is_decimal
+from streamfold.archive.schema import is_decimal
 from streamfold.errors import MalformedError
 from streamfold.records.protobuf import DELIMITED, delimited, fields, varint
 

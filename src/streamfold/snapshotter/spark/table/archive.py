@@ -15,8 +15,8 @@ from streamfold.archive.destinations.destination import Destination
 from streamfold.archive.maintenance.garbage_collection import Collector
 from streamfold.archive.manifest.model import Artifact, FormatFiles, Manifest, Source
 from streamfold.archive.manifest.positions import SEQ_NUM
-from streamfold.archive.schema.table_schema import TableSchema
-from streamfold.archive.write.parts import PartPlan, WrittenDiff, WrittenPart
+from streamfold.archive.schema import TableSchema
+from streamfold.archive.write.artifacts import PartPlan, WrittenDiff, WrittenPart
 from streamfold.archive.write.writer import ArchiveWriter
 from streamfold.errors import StreamfoldError
 from streamfold.snapshotter.spark.driver_loop import DriverLoop

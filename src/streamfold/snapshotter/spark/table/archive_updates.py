@@ -14,7 +14,7 @@ from functools import partial
 
 from pyspark.sql import DataFrame
 
-from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.schema import TableSchema
 from streamfold.errors import StreamfoldError
 from streamfold.snapshotter.spark.table.archive import TableArchive
 from streamfold.snapshotter.spark.table.commit_log import CommitLog

@@ -18,7 +18,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
 from streamfold.archive.errors import ChainGapError
-from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.schema import TableSchema
 from streamfold.snapshotter.pipeline.transactions import TransactionWait
 from streamfold.snapshotter.spark.jobs import TableJob
 from streamfold.snapshotter.spark.table.stream import TableStream

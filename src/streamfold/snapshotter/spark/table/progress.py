@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from streamfold.archive.manifest.model import Artifact, Manifest
-from streamfold.archive.manifest.timestamps import format_time, parse_time
+from streamfold.archive.manifest.positions import format_time, parse_time
 from streamfold.archive.read.decoding import count_of
 from streamfold.errors import StreamfoldError
 from streamfold.snapshotter.spark.table.intake import Batch

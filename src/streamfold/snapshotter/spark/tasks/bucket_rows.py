@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from streamfold.archive.manifest.model import Part
 from streamfold.archive.read.folding import KeyIndex
-from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.schema import TableSchema
 from streamfold.snapshotter.spark.tasks.layers import Layer, Stack
 from streamfold.snapshotter.spark.tasks.open_files import OpenFiles
 from streamfold.snapshotter.spark.tasks.runs import Mask, Run, base_runs, diff_runs

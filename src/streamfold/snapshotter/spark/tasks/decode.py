@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.schema import TableSchema
 from streamfold.snapshotter.decoding.decoder import ChangeDecoder, Decoded
 from streamfold.snapshotter.pipeline.transactions import CLOSED, SILENT, Tail
 from streamfold.snapshotter.spark.dead_letters import DeadLetters

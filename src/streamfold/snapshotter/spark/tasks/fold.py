@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from streamfold.archive.manifest.model import Part
 from streamfold.archive.read.part_files import PartFiles
-from streamfold.archive.schema.table_schema import TableSchema
-from streamfold.archive.write.parts import PartPlan, WrittenPart, write_part
+from streamfold.archive.schema import TableSchema
+from streamfold.archive.write.artifacts import PartPlan, WrittenPart, write_part
 from streamfold.snapshotter.spark.destinations import DestinationSpec, open_mirrors
 from streamfold.snapshotter.spark.tasks.bucket_rows import BucketRows
 from streamfold.snapshotter.spark.tasks.layers import Stack

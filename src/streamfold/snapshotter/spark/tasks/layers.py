@@ -11,8 +11,8 @@ from streamfold.archive.errors import ManifestInvalidError
 from streamfold.archive.formats.format import Format
 from streamfold.archive.manifest.model import Artifact, Manifest, Part
 from streamfold.archive.read.decoding import Decoding
-from streamfold.archive.schema.table_schema import TableSchema
-from streamfold.archive.write.parts import PartPlan, WrittenPart
+from streamfold.archive.schema import TableSchema
+from streamfold.archive.write.artifacts import PartPlan, WrittenPart
 from streamfold.spark.buckets import BUCKETING, SPLITMIX64, TRUNCATES
 
 

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 from streamfold.archive.destinations.mirrors import Mirrors
 from streamfold.archive.read.folding import columns_of, fitted
 from streamfold.archive.read.part_files import PartFiles
-from streamfold.archive.schema.table_schema import TableSchema
-from streamfold.archive.write.parts import PartPlan, WrittenPart, write_part
+from streamfold.archive.schema import TableSchema
+from streamfold.archive.write.artifacts import PartPlan, WrittenPart, write_part
 from streamfold.blob.local.files import finish
 from streamfold.snapshotter.decoding.decoder import decoded_schema
 from streamfold.snapshotter.pipeline.net_changes import net_changes

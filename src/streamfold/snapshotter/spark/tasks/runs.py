@@ -22,7 +22,7 @@ from streamfold.archive.errors import ArtifactCorruptError
 from streamfold.archive.formats.format import BATCH_BYTES_MAX, BATCH_ROWS_MAX, Format
 from streamfold.archive.manifest.model import Part
 from streamfold.archive.read.folding import columns_of, fitted
-from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.schema import TableSchema
 
 Mask = npt.NDArray[np.bool_]
 #: Yields the rows of a run where the mask is true, under the table's schema.

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamfold.archive.read.folding import KeyIndex
-from streamfold.archive.schema.table_schema import TableSchema
+from streamfold.archive.schema import TableSchema
 
 Numbers = npt.NDArray[np.int64]
 

@@ -1,7 +1,8 @@
-"""Makes Spark sessions with settings that suit streams; other modules get theirs passed in.
+"""This package as a zip that Spark sends to executors, so that driver and tasks run the same code.
 
-Spark runs in this process, on a cluster with this process as its driver, or under spark-submit, which
-has already started it.
+Makes Spark sessions with settings that suit streams; other modules get theirs passed in. Spark runs
+in this process, on a cluster with this process as its driver, or under spark-submit, which has
+already started it.
 """
 
 from __future__ import annotations
@@ -9,18 +10,68 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
 
 from py4j.protocol import Py4JError
-from pyspark import SparkConf, SparkContext
+from pyspark import SparkConf, SparkContext, SparkFiles
 from pyspark.sql import SparkSession
 
+import streamfold
 from streamfold.spark.archive import StreamfoldArchiveSource
 from streamfold.spark.errors import JavaEndedError
-from streamfold.spark.runtime.java import last_lines, start_quietly, use_java
-from streamfold.spark.runtime.package_zip import show_planners
+from streamfold.spark.java import last_lines, start_quietly, use_java
 from streamfold.spark.stream.source import StreamfoldSource
+
+#: Name of the zip; Spark recognizes a package by the extension.
+PACKAGE: Final = "streamfold.zip"
+_PY_FILES = "spark.submit.pyFiles"
+#: The same for every file, so that the same code gives the same bytes.
+_MOMENT = (1980, 1, 1, 0, 0, 0)
+
+
+def pack_package(folder: Path) -> Path:
+    """Write the package, without what it depends on, to a zip in `folder`, for `--py-files`."""
+    (home,) = map(Path, streamfold.__path__)
+    target = folder / PACKAGE
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in sorted(_names(home)):
+            entry = zipfile.ZipInfo(f"{home.name}/{name}", _MOMENT)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, (home / name).read_bytes())
+    return target
+
+
+def with_package(settings: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Return settings that make executors import this package instead of an installed one.
+
+    They must be set when the session starts: data sources remember what was shipped when they were
+    registered. `folder` must exist as long as the session, for executors that join later.
+    """
+    files = (settings.get(_PY_FILES), str(pack_package(folder)))
+    return {**settings, _PY_FILES: ",".join(filter(None, files))}
+
+
+def show_planners(spark: SparkSession) -> None:
+    """Make Python processes on the driver import the package that executors get, if any.
+
+    Spark plans streaming sources in such processes, without what was shipped. On executors the path
+    does not exist, which is harmless. Applies to sources that are registered after this call.
+    """
+    package = SparkFiles.get(PACKAGE)
+    if Path(package).exists():
+        variables = spark.sparkContext.environment
+        paths = (variables.get("PYTHONPATH"), package)
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+
+
+def _names(home: Path) -> list[str]:
+    files = (path.relative_to(home) for path in home.rglob("*") if path.is_file())
+    return [path.as_posix() for path in files if "__pycache__" not in path.parts]
+
 
 logger = logging.getLogger(__name__)
 

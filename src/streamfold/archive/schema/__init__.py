@@ -1,1 +1,0 @@
-"""Schemas of archived tables: column types, widening, and declared types."""
