@@ -1,7 +1,7 @@
 """The durable log: streams of records on object storage, one writer, acks after durability."""
 
 from streamfold.store.log.sealing import SealingKey
-from streamfold.store.log.stream_log import AppendAck
+from streamfold.store.log.shares import AppendAck
 from streamfold.store.read.reader import ReadSession
 from streamfold.store.read.requests import (
     ReadBatch,

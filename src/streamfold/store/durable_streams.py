@@ -30,7 +30,8 @@ from streamfold.store.catalog.creation import Content, Creator, ForkSpec, Stream
 from streamfold.store.catalog.snapshots import Publication, Snapshot
 from streamfold.store.log.admission import Admission
 from streamfold.store.log.sealing import SealingKey
-from streamfold.store.log.stream_log import AppendAck, StreamLog
+from streamfold.store.log.shares import AppendAck
+from streamfold.store.log.stream_log import StreamLog
 from streamfold.store.read.cursor import Cursor
 from streamfold.store.read.requests import Allowance, ReadBatch
 from streamfold.store.read.seek import apply_retention

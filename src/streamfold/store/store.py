@@ -51,7 +51,8 @@ from streamfold.store.engine.slatedb import SlateEngine
 from streamfold.store.log.admission import Admission
 from streamfold.store.log.committer import CommitReport
 from streamfold.store.log.sealing import SealingKey
-from streamfold.store.log.stream_log import AppendAck, StreamLog
+from streamfold.store.log.shares import AppendAck
+from streamfold.store.log.stream_log import StreamLog
 from streamfold.store.mount import Mount
 from streamfold.store.read import reader
 from streamfold.store.read.requests import ReadBatch, ReadRequest

@@ -30,7 +30,7 @@ from streamfold.store.engine.disk_space import DiskSpace
 from streamfold.store.engine.engine import Engine, EngineOpener
 from streamfold.store.log.admission import Admission
 from streamfold.store.log.committer import CommitReport
-from streamfold.store.log.stream_log import Share
+from streamfold.store.log.shares import Share
 from streamfold.store.mount import Mount
 from streamfold.store.rows import FormatRow
 from streamfold.store.settings import StoreSettings

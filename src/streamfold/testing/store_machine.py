@@ -40,7 +40,7 @@ from streamfold.model.records import (
     trim_record,
 )
 from streamfold.store.engine.engine import Engine, EngineOpener
-from streamfold.store.log.stream_log import AppendAck
+from streamfold.store.log.shares import AppendAck
 from streamfold.store.read.requests import ReadRequest, from_seq_num, from_tail, from_timestamp
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore, open_store

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from streamfold.errors import StoreClosingError, StreamfoldError, WriterFencedError
 from streamfold.model.configs import INFINITE, StreamConfigLayer
-from streamfold.store.log.stream_log import AppendAck
+from streamfold.store.log.shares import AppendAck
 from streamfold.store.store import StreamStore
 from tests.store.crash.ledger import Doubted, Event, Placed, Plan, Refused, Tried
 from tests.store.crash.verify import BASIN

@@ -13,7 +13,7 @@ from streamfold.model.metrics import Gauge
 from streamfold.model.records import Record, metered_size, trim_record
 from streamfold.store import keys, rows
 from streamfold.store.log import chunks
-from streamfold.store.log.stream_log import Share
+from streamfold.store.log.shares import Share
 from streamfold.store.rows import HeldRow, StreamRow
 from streamfold.store.store import StreamStore
 from streamfold.store.usage import held_bytes

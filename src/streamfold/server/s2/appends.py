@@ -11,7 +11,7 @@ from streamfold.records.batch import RecordBatch
 from streamfold.server.auth.access import require_append
 from streamfold.server.metrics import AppendMetrics
 from streamfold.server.s2.stream_refs import StreamRequest
-from streamfold.store.log.stream_log import AppendAck
+from streamfold.store.log.shares import AppendAck
 from streamfold.store.store import StreamStore
 from streamfold.wire.durable_streams.content_types import is_json
 from streamfold.wire.durable_streams.json_mode import check_message

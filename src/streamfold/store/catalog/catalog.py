@@ -37,6 +37,7 @@ from streamfold.model.resources import BasinInfo, Provision, StreamInfo
 from streamfold.store import keys, rows
 from streamfold.store.catalog.locks import NamedLocks
 from streamfold.store.engine.engine import Op
+from streamfold.store.log.shares import Share
 from streamfold.store.log.stream_log import StreamLog
 from streamfold.store.mount import Mount
 from streamfold.store.rows import BasinRow, CleanupRow, CounterRow, StreamRow
@@ -249,13 +250,23 @@ class Catalog:
         await self.insert(basin, name, row)
         return row
 
-    async def insert(self, basin: BasinName, name: StreamName, row: StreamRow, *ops: Op) -> None:
-        """Commit a stream with a new id, together with `ops`; the caller holds its lock."""
-        await self._write(
+    async def insert(
+        self,
+        basin: BasinName,
+        name: StreamName,
+        row: StreamRow,
+        *ops: Op,
+        content: Share | None = None,
+    ) -> None:
+        """Commit a stream with a new id, its first content and `ops`; the caller holds its lock.
+
+        Call it in the same step in which the id is assigned: the counter must never go back.
+        """
+        created = (
             (keys.stream(basin, name), rows.encode(row)),
             (keys.STREAM_IDS, rows.encode(CounterRow(row.id + 1))),
-            *ops,
         )
+        await self.mount.committer.write([*created, *ops], content)
         if min_age := row.config.delete_on_empty_secs:
             self.mount.on_delete_on_empty(basin, name, row.created_at + min_age * 1000)
 

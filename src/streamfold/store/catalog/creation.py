@@ -31,6 +31,7 @@ from streamfold.store.catalog.catalog import Catalog
 from streamfold.store.engine.engine import Op, first_row
 from streamfold.store.log.lifetime import Lifetime
 from streamfold.store.log.sealing import SealingKey
+from streamfold.store.log.shares import Share
 from streamfold.store.log.stream_log import StreamLog
 from streamfold.store.mount import Mount
 from streamfold.store.read import lineage
@@ -254,13 +255,13 @@ class Creator:
             lineage=lineage.fork_at(source.row, point.end.seq_num) if source else (),
             forked_from=source.id if source else None,
         )
-        ops = self._seed(basin, name, row, source, point, content, spec)
+        first = self._seed(basin, name, row, source, point, content, spec)
         fork = rows.encode(ForkRow(basin, name))
-        ops += [(keys.fork(ancestor, row.id), fork) for ancestor in row.ancestors]
+        ops: list[Op] = [(keys.fork(ancestor, row.id), fork) for ancestor in row.ancestors]
         if former is not None:
             purge = CleanupRow(basin, name, purge=True, ancestors=former.ancestors)
             ops.append((keys.cleanup(former.id), rows.encode(purge)))
-        await self.catalog.insert(basin, name, row, *ops)
+        await self.catalog.insert(basin, name, row, *ops, content=first)
 
     async def _source(
         self, basin: BasinName, fork: ForkSpec, content_type: str | None
@@ -300,8 +301,8 @@ class Creator:
         point: ForkPoint,
         content: list[RecordBatch],
         spec: StreamSpec,
-    ) -> list[Op]:
-        """The rows of the stream's state and first content."""
+    ) -> Share:
+        """The stream's state and first content."""
         now = row.created_at
         state = StateRow(
             trim_point=source.retained_from if source else 0,
@@ -316,7 +317,7 @@ class Creator:
         draft.check_key(spec.key)
         draft.accept_claimed(content, Claim(close=spec.closed), spec.key, now)
         draft.write_state()
-        return draft.take().ops
+        return draft.take()
 
 
 def _traits(spec: StreamSpec, source: StreamLog | None, now: int) -> StreamTraits:

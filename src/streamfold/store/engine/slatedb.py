@@ -21,10 +21,11 @@ from streamfold.store.engine.slatedb_clock import SlateClock, newest_time, syste
 from streamfold.store.engine.slatedb_tables import REPLACED_SECONDS, SlateTables, sizes_of
 
 #: Bytes of one value from which its copy into SlateDB, 4 ms per MiB without the interpreter's lock, is
-#: worth a thread. Many small values are not, because their cost is Python; very many are, to keep the
-#: event loop free.
+#: worth a thread. Some small values are not, because their cost, 12 us each, is Python; very many are,
+#: to keep the event loop free.
 _THREAD_FROM_BYTES = 64 << 10
 _THREAD_FROM_TOTAL = 1 << 20
+_THREAD_FROM_OPS = 200
 
 #: Bytes of memory that SlateDB may use for rows not yet in a sorted table, and the size of a table.
 _TABLE_BYTES = 32 << 20
@@ -350,7 +351,8 @@ def _size_of(ops: Sequence[Op]) -> int:
 
 async def _batch_of(ops: list[Op]) -> Any:
     largest = max((len(value) for _, value in ops if value is not None), default=0)
-    if largest >= _THREAD_FROM_BYTES or _size_of(ops) >= _THREAD_FROM_TOTAL:
+    many = len(ops) >= _THREAD_FROM_OPS or _size_of(ops) >= _THREAD_FROM_TOTAL
+    if many or largest >= _THREAD_FROM_BYTES:
         return await asyncio.to_thread(slatedb_binding.write_batch, ops)
     return slatedb_binding.write_batch(ops)
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import islice, takewhile
 from time import perf_counter
 from typing import Final, NamedTuple
 
@@ -24,11 +25,12 @@ from streamfold.errors import (
 )
 from streamfold.store.engine.engine import Engine, Op
 from streamfold.store.log.admission import Admission
-from streamfold.store.log.stream_log import Share, StreamLog
+from streamfold.store.log.shares import Share, build
+from streamfold.store.log.stream_log import StreamLog
 from streamfold.store.settings import StoreSettings
 
-#: Pending bytes from which gathering takes milliseconds (0.7 ms per MiB).
-_YIELD_FROM: Final = 4 << 20
+#: Streams in one commit: taking and settling each holds the event loop for 10 us.
+_STREAMS_MAX: Final = 1000
 
 
 class CommitReport(NamedTuple):
@@ -44,17 +46,24 @@ class CommitReport(NamedTuple):
 
 @dataclass(slots=True)
 class _Rows:
-    """Rows other than records that wait for a commit."""
+    """Rows that wait for a commit, with the first content of a stream if they create one."""
 
     ops: Sequence[Op]
+    content: Share | None
+    #: `Committer._touched` when they came.
+    after: int
     done: asyncio.Future[None]
 
 
 @dataclass(slots=True)
 class _Commit:
-    ops: list[Op] = field(default_factory=list)
-    shares: list[Share] = field(default_factory=list)
-    rows: list[_Rows] = field(default_factory=list)
+    shares: list[Share]
+    rows: list[_Rows]
+
+    @property
+    def all_shares(self) -> list[Share]:
+        """Also those that create streams."""
+        return [*self.shares, *(row.content for row in self.rows if row.content is not None)]
 
 
 class Committer:
@@ -74,9 +83,12 @@ class Committer:
         #: Called for each durable commit.
         self.on_commit: Callable[[CommitReport], None] = lambda report: None
         self._last_start: float | None = None
+        #: Streams with something pending, by id, in the order in which they were touched.
         self._dirty: dict[int, StreamLog] = {}
+        self._touched = 0
         self._rows: list[_Rows] = []
         self._under_way: deque[tuple[_Commit, asyncio.Task[None]]] = deque()
+        self._building = asyncio.Lock()
         self._wake = asyncio.Event()
         self._started = asyncio.Event()
         self._settled = asyncio.Event()
@@ -88,15 +100,17 @@ class Committer:
         if self._refusal is not None:
             self._admission.release(log.fail((), self._refusal, self._refusal))
             return
-        self._dirty[log.id] = log
+        if log.id not in self._dirty:
+            self._dirty[log.id] = log
+            self._touched += 1
         self._wake.set()
 
-    async def write(self, ops: Sequence[Op]) -> None:
-        """Commit `ops` after everything accepted before; durable when this returns."""
+    async def write(self, ops: Sequence[Op], content: Share | None = None) -> None:
+        """Commit `ops` and `content` after everything accepted before; durable when this returns."""
         if self._refusal is not None:
             raise self._refusal
         done = asyncio.get_running_loop().create_future()
-        self._rows.append(_Rows(ops, done))
+        self._rows.append(_Rows(ops, content, self._touched, done))
         self._wake.set()
         await done
 
@@ -156,8 +170,6 @@ class Committer:
                 await self._settled.wait()
             if (pause := next_start - loop.time()) > 0:
                 await asyncio.sleep(pause)
-            if self._admission.used >= _YIELD_FROM:
-                await asyncio.sleep(0)  # accepting so much took long, and so does gathering it
             next_start = loop.time() + self._settings.commit_interval
             commit = self._gather()
             task = group.create_task(self._commit(commit))
@@ -165,33 +177,39 @@ class Committer:
             self._started.set()
 
     def _gather(self) -> _Commit:
-        """Everything pending, records first: rows may depend on records accepted before them."""
-        commit = _Commit(rows=self._rows)
-        for log in self._dirty.values():
-            share = log.take()
-            commit.shares.append(share)
-            commit.ops += share.ops
-        for row in self._rows:
-            commit.ops += row.ops
-        self._dirty = {}
-        self._rows = []
-        self._wake.clear()
-        return commit
+        """What is pending, of the streams that were touched first if there are many.
+
+        Rows go with or after all records that were accepted before them: they may depend on these.
+        """
+        logs = list(islice(self._dirty.values(), _STREAMS_MAX))
+        for log in logs:
+            del self._dirty[log.id]
+        taken = self._touched - len(self._dirty)
+        rows = list(takewhile(lambda row: row.after <= taken, self._rows))
+        del self._rows[: len(rows)]
+        if not self._dirty and not self._rows:
+            self._wake.clear()
+        return _Commit([log.take() for log in logs], rows)
 
     async def _commit(self, commit: _Commit) -> None:
         start, before = perf_counter(), self._last_start  # the event loop's clock may be coarse
-        if commit.ops:
+        # The lock is first come, first served: a commit does not overtake one that takes long to build.
+        async with self._building:
+            ops = await build(commit.all_shares)
+        # Records first: rows may depend on records accepted before them.
+        ops += [op for row in commit.rows for op in row.ops]
+        if ops:
             self._last_start = start
         try:
             async with asyncio.timeout(self._settings.commit_timeout):
-                await self._engine.commit(commit.ops)
+                await self._engine.commit(ops)
         except TimeoutError:
             raise OutcomeUnknownError(
                 f"storage did not answer within {self._settings.commit_timeout} s"
             ) from None
-        if commit.ops:
+        if ops:
             interval = None if before is None else start - before
-            size = sum(len(key) + len(value or b"") for key, value in commit.ops)
+            size = sum(len(key) + len(value or b"") for key, value in ops)
             self.on_commit(CommitReport(perf_counter() - start, interval, size))
 
     async def _settle_commits(self) -> None:

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from itertools import groupby
 from typing import Any
-
-import msgspec
 
 from streamfold.errors import (
     FencingTokenMismatchError,
@@ -29,46 +26,15 @@ from streamfold.records.batch import Fence, RecordBatch
 from streamfold.records.sequencing import Slot
 from streamfold.store import keys, rows
 from streamfold.store.engine.engine import Op
-from streamfold.store.log import chunks
 from streamfold.store.log.chunks import Chunk
 from streamfold.store.log.lifetime import Lifetime
 from streamfold.store.log.retention import Expiry, age_limit
-from streamfold.store.log.sealing import GCM_SEQ_NUM_MAX, SEALING_OF, SealingKey
+from streamfold.store.log.sealing import GCM_SEQ_NUM_MAX, SealingKey
+from streamfold.store.log.shares import Accepted, AppendAck, Share
 from streamfold.store.log.tail_waiters import TailWaiters, Waiter
 from streamfold.store.log.terms import Terms
 from streamfold.store.log.trim_points import TrimPoints
 from streamfold.store.rows import CleanupRow, ProducerRow, StateRow, StreamRow
-
-
-class AppendAck(msgspec.Struct, frozen=True, gc=False):
-    """Positions of a batch's first record, after its last record, and of the durable tail."""
-
-    start: StreamPosition
-    end: StreamPosition
-    tail: StreamPosition
-
-
-# Tracked by the garbage collector, like Share: a failed commit's error refers to them and they to it.
-class Accepted(msgspec.Struct, frozen=True, eq=False):
-    """A batch that has its slot in the stream but is not durable yet."""
-
-    chunk: Chunk
-    ack: asyncio.Future[AppendAck]
-    key: SealingKey | None
-
-
-class Share(msgspec.Struct, frozen=True, eq=False):
-    """What one commit carries for one stream."""
-
-    log: StreamLog
-    batches: list[Accepted]
-    chunks: list[Chunk]
-    trim_point: int
-    trim_point_at_once: int
-    trimmed: bool
-    closed: bool
-    ops: list[Op]
-    metered: int
 
 
 class StreamLog:
@@ -348,14 +314,9 @@ class StreamLog:
     # Called by the committer
 
     def take(self) -> Share:
-        """Hand over everything pending, as chunks and rows, as this stream's share of a commit."""
+        """Hand over everything pending as this stream's share of a commit."""
         taken, self._pending = self._pending, []
-        merged = self._seal(taken) if self.row.cipher else chunks.merge([a.chunk for a in taken])
         ops: list[Op] = []
-        metered = 0
-        for chunk in merged:
-            ops.append((keys.chunk(self.id, chunk.last_seq_num), chunks.encode(chunk)))
-            metered += chunk.metered
         if self._state_changed:
             ops.append((keys.state(self.id), rows.encode(self._state_row())))
         if self.terms.changed:
@@ -367,29 +328,15 @@ class StreamLog:
         share = Share(
             self,
             taken,
-            merged,
             self.trims.accepted,
             self.trims.accepted_at_once,
             self._trim_changed,
             self.terms.closed,
             ops,
-            metered,
+            sum([accepted.chunk.metered for accepted in taken]),
         )
         self._state_changed = self._trim_changed = self._cleaned_up = False
         return share
-
-    def _seal(self, taken: list[Accepted]) -> list[Chunk]:
-        """Merge neighbours that have the same key, and seal the chunks with it."""
-        sealed: list[Chunk] = []
-        for key, group in groupby(taken, lambda accepted: accepted.key):
-            merged = chunks.merge([accepted.chunk for accepted in group])
-            sealed += [self._sealed(chunk, key) for chunk in merged]
-        return sealed
-
-    def _sealed(self, chunk: Chunk, key: SealingKey | None) -> Chunk:
-        if key is None or self.row.cipher is None:
-            return chunk
-        return chunks.seal(chunk, self.id, SEALING_OF[self.row.cipher], key)
 
     def _state_row(self) -> StateRow:
         return StateRow(

@@ -18,7 +18,7 @@ from streamfold.errors import DataCorruptError, StorageError
 from streamfold.store import keys, rows
 from streamfold.store.engine.engine import Op, Row
 from streamfold.store.log import chunks
-from streamfold.store.log.stream_log import Share
+from streamfold.store.log.shares import Share
 from streamfold.store.mount import Mount
 from streamfold.store.rows import HeldRow, LevelRow
 from streamfold.store.upkeep.live_bytes import stored_size

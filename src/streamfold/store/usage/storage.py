@@ -11,7 +11,7 @@ from streamfold.errors import DataCorruptError
 from streamfold.model.configs import StorageClass
 from streamfold.store import keys, rows
 from streamfold.store.engine.engine import Op
-from streamfold.store.log.stream_log import Share
+from streamfold.store.log.shares import Share
 from streamfold.store.mount import Mount
 from streamfold.store.rows import UsageRow
 from streamfold.store.usage.held_bytes import HeldBytes
