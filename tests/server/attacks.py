@@ -143,10 +143,10 @@ def _messages(size: int) -> Iterator[tuple[str, bytes]]:
     yield "empty records", b"\x0a\x00" * (size // 2)
     yield "unknown fields", b"\x20\x00" * (size // 2)
     yield "groups", b"\x23\x24" * (size // 2)
-    yield "nameless headers", _delimited(b"\x12\x00" * (size // 2))
-    yield "unknown fields of a record", _delimited(b"\x20\x00" * (size // 2))
-    header = b"\x12" + _delimited(b"a")[1:].replace(b"\x01a", b"\x03\x0a\x01a")
-    yield "headers", _delimited(header * min(size // len(header), 340_000))
+    yield "nameless headers", delimited(b"\x12\x00" * (size // 2))
+    yield "unknown fields of a record", delimited(b"\x20\x00" * (size // 2))
+    header = b"\x12" + delimited(b"a")[1:].replace(b"\x01a", b"\x03\x0a\x01a")
+    yield "headers", delimited(header * min(size // len(header), 340_000))
 
 
 def _s2_reads() -> Iterator[Attack]:
@@ -170,7 +170,7 @@ def _many_headers(size: int) -> Iterator[Attack]:
     texts = b'{"records":[{"headers":' + _array([b'["a",""]'] * count) + b"}]}"
     spread = _array([b'{"headers":' + _array([b'["a",""]'] * (count // 1000)) + b"}"] * 1000)
     safe = b'{"records":[{"headers":' + _array([b'["YQ==",""]'] * count) + b"}]}"
-    message = _delimited(b"\x12\x03\x0a\x01a" * count)
+    message = delimited(b"\x12\x03\x0a\x01a" * count)
     yield Attack("create for headers", "POST", "/v1/streams", S2_JSON, b'{"stream":"headers"}')
     yield Attack("headers: JSON", "POST", path, S2_JSON, texts)
     yield Attack("headers: JSON, spread", "POST", path, S2_JSON, b'{"records":%b}' % spread)
@@ -223,7 +223,7 @@ def _array(elements: list[bytes]) -> bytes:
     return b"[%b]" % b",".join(elements)
 
 
-def _varint(number: int) -> bytes:
+def varint(number: int) -> bytes:
     found = b""
     while number >= 0x80:
         found += bytes((number & 0x7F | 0x80,))
@@ -231,9 +231,9 @@ def _varint(number: int) -> bytes:
     return found + bytes((number,))
 
 
-def _delimited(content: bytes) -> bytes:
+def delimited(content: bytes) -> bytes:
     """A record of an AppendInput."""
-    return b"\x0a" + _varint(len(content)) + content
+    return b"\x0a" + varint(len(content)) + content
 
 
 def _frame(flag: int, body: bytes) -> bytes:

@@ -119,11 +119,11 @@ def _read(clock: int) -> float:
 
 
 def _workers() -> list[int]:
-    """Threads of `server.workers`."""
+    """Threads that do work for requests: those of `OffloadPool`, and those of `asyncio.to_thread`."""
     return [
         thread.ident
         for thread in threading.enumerate()
-        if thread.name.startswith("streamfold-worker") and thread.ident is not None
+        if thread.name.startswith(("streamfold-worker", "asyncio_")) and thread.ident is not None
     ]
 
 

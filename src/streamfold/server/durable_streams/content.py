@@ -21,6 +21,7 @@ from streamfold.records.batch import RecordBatch
 from streamfold.records.plain import encode_rest
 from streamfold.records.protobuf import varint
 from streamfold.server.http.bodies import check_end
+from streamfold.server.http.offload import COPIED_BYTES
 from streamfold.server.http.request import Request
 from streamfold.server.streams.snapshots import UpdateParts
 from streamfold.store.durable_streams import APPEND_BYTES_MAX, StreamStatus
@@ -79,10 +80,10 @@ class Updates(NamedTuple):
 
 
 def is_light(content: Body, content_type: str) -> bool:
-    """Whether `to_batches` of a body takes two milliseconds at most, whatever the content."""
+    """Whether `to_batches` of a body takes a millisecond at most, whatever the content."""
     if is_json(content_type):
         return content.size <= PLAIN_BYTES and is_plain(content.joined())
-    return content.size <= PIECE_MAX
+    return content.size <= COPIED_BYTES
 
 
 def to_batches(content: Body, content_type: str, *, allow_empty: bool) -> Sequence[RecordBatch]:

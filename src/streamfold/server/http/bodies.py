@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from streamfold.blob.local.store import WRITE_BUFFER
 from streamfold.errors import TooLargeError
-from streamfold.server.http.offload import LIGHT_BYTES
+from streamfold.server.http.offload import COPIED_BYTES, LIGHT_BYTES
 from streamfold.server.http.request import Headers, Request, text_of
 from streamfold.wire.compression import COMPRESS_FROM, Compression, compress_if_smaller
 from streamfold.wire.s2 import headers as names
@@ -25,22 +25,24 @@ NO_STORE: Final = (b"cache-control", b"no-store")
 
 
 class Body(NamedTuple):
-    """A body as it arrived."""
+    """A body in the pieces in which it arrived."""
 
-    raw: bytes
+    parts: list[bytes]
     compression: Compression
     encoding: Encoding
 
     @property
     def light(self) -> bool:
-        """Whether inflating it takes some milliseconds at most."""
-        return self.compression is Compression.NONE or len(self.raw) <= LIGHT_BYTES
+        """Whether joining and inflating it takes a few milliseconds at most."""
+        plain = self.compression is Compression.NONE
+        return sum(map(len, self.parts)) <= (COPIED_BYTES if plain else LIGHT_BYTES)
 
     def inflated(self) -> bytes:
         """The body as it was before compression; one that is too large is refused as undecodable."""
+        raw = self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
         if self.compression is Compression.NONE:
-            return self.raw
-        return inflate_body(self.raw, self.compression, self.encoding)
+            return raw
+        return inflate_body(raw, self.compression, self.encoding)
 
 
 async def read_body(request: Request, encoding: Encoding, limit: int = BODY_MAX) -> Body:
@@ -51,11 +53,11 @@ async def read_body(request: Request, encoding: Encoding, limit: int = BODY_MAX)
     compression = Compression.NONE
     if coding := request.headers.get(b"content-encoding"):
         compression = names.parse_content_encoding(text_of(coding))
-    body = await request.body(limit)
-    if body is None:
+    parts = await request.body_parts(limit)
+    if parts is None:
         refusal = BadProtoError if encoding is Encoding.PROTO else BadJsonError
         raise refusal(f"the body has more than {limit} bytes: send less at once")
-    return Body(body, compression, encoding)
+    return Body(parts, compression, encoding)
 
 
 async def read_json(request: Request) -> bytes:

@@ -18,6 +18,9 @@ from typing import Final, ParamSpec, TypeVar
 #: Bytes up to which work is done at once on the event loop: a thread costs 0.1 ms,
 #: and this much work takes 20 ms at worst.
 LIGHT_BYTES: Final = 64 << 10
+#: The same for work that only copies and scans, 3 ms per MiB: dozens of such requests may arrive in the
+#: same iteration of the loop.
+COPIED_BYTES: Final = 128 << 10
 #: Seconds that a thread may keep the interpreter's lock while another one wants it. Python's own 5 ms
 #: are too long for an event loop that needs it several times per request.
 SWITCH_INTERVAL: Final = 0.001

@@ -15,13 +15,13 @@ from streamfold.records import AppendInput
 from streamfold.server.auth.access import ActiveGrant
 from streamfold.server.http.drain import DrainGate
 from streamfold.server.http.errors import ClientHangupError
-from streamfold.server.http.offload import LIGHT_BYTES
+from streamfold.server.http.offload import COPIED_BYTES, LIGHT_BYTES
 from streamfold.server.http.request import Request
 from streamfold.server.http.response_stream import ResponseStream
 from streamfold.server.s2.appends import Appends, Ticket
 from streamfold.server.s2.problems import end_frames
 from streamfold.server.s2.stream_refs import StreamRequest
-from streamfold.store.log.stream_log import AppendAck
+from streamfold.store.log.shares import AppendAck
 from streamfold.wire.s2.frames import FRAME_MAX, FrameDecoder, PackedFrame, encode_frame
 from streamfold.wire.s2.records_proto import (
     decode_append_frame,
@@ -144,7 +144,7 @@ class AppendSession:
 
 def _decode_light(frame: PackedFrame) -> AppendInput | None:
     """The append in a frame, if that takes milliseconds at most; None if it is work for a thread."""
-    if frame.compressed and len(frame.body) > LIGHT_BYTES:
+    if len(frame.body) > (LIGHT_BYTES if frame.compressed else COPIED_BYTES):
         return None
     return decode_light_frame(frame.unpack())
 
