@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -156,6 +157,28 @@ async def test_streams_that_push_each_other_out_of_memory_keep_their_order(bench
 
         for starts in await asyncio.gather(*(write(name) for name in names)):
             assert starts == list(range(25))
+
+
+async def test_opening_a_stream_costs_the_same_however_many_are_in_memory(bench: Bench) -> None:
+    """Processor time of the best of three runs, while the store holds 40 times as many."""
+    few, many, opened = 30, 1_200, 50
+    async with bench.store() as store:
+        await store.create_basin(BASIN)
+        for first in range(0, many + 3 * opened, opened):
+            names = (f"s{number}" for number in range(first, first + opened))
+            await asyncio.gather(*(store.create_stream(BASIN, name) for name in names))
+
+    async def cost(idle_streams: int) -> float:
+        costs = []
+        async with bench.store(StoreSettings(idle_streams=idle_streams)) as store:
+            for first in (0, *range(idle_streams, idle_streams + 3 * opened, opened)):
+                begun = time.thread_time()
+                for number in range(first, first + opened if first else idle_streams):
+                    await store.open_stream(BASIN, f"s{number}", on_append=True)
+                costs.append(time.thread_time() - begun)
+        return min(costs[1:])
+
+    assert await cost(many) < 1.6 * await cost(few)
 
 
 async def test_the_tail_is_written_down_again_when_a_stream_is_emptied_a_second_time(
