@@ -2,7 +2,8 @@
 
 Classes are grouped by what a caller does next; `code` is stable and goes over the wire.
 `definite` says whether the failed call is known to have changed nothing. Packages that stand on their
-own (`archive`, `follow`, `snapshotter`, `spark`) add leaves to these groups, in their `failures.py`.
+own (`archive`, `follow`, `snapshotter`, `spark`) add leaves to these groups, in their `errors.py`.
+Every error crosses processes whole: `to_wire` and `from_wire` as JSON, and pickled.
 
     StreamfoldError
     ├── InvalidError                      fix the request
@@ -55,7 +56,9 @@ own (`archive`, `follow`, `snapshotter`, `spark`) add leaves to these groups, in
 
 from __future__ import annotations
 
-from typing import ClassVar
+import json
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
 
 class StreamfoldError(Exception):
@@ -74,6 +77,57 @@ class StreamfoldError(Exception):
         self.message = message
         if public_message is not None:
             self.public_message = public_message
+
+    def to_wire(self) -> str:
+        """Encode the error for another process: one line of ASCII JSON, read by `from_wire`.
+
+        Values that JSON lacks, such as types of columns, become text.
+        """
+        kinds = [_name(kind) for kind in type(self).__mro__ if issubclass(kind, StreamfoldError)]
+        fields = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        wire = {"code": self.code, "definite": self.definite, "kinds": kinds, "fields": fields}
+        return json.dumps(wire, default=str)
+
+    @staticmethod
+    def from_wire(wire: str) -> StreamfoldError:
+        """Decode what `to_wire` encoded; raises ValueError if it did not.
+
+        A class that this process has not loaded, such as one of an extension, is replaced by the
+        nearest one above it that is loaded; code, message and fields stay.
+        """
+        try:
+            found = json.loads(wire)
+            loaded = {_name(kind): kind for kind in _with_subclasses(StreamfoldError)}
+            kind = next(loaded[name] for name in found["kinds"] if name in loaded)
+            fields = found["fields"]
+            if kind.code != found["code"] or kind.definite != found["definite"]:
+                fields |= {"code": found["code"], "definite": found["definite"]}
+            error = _restore(kind, fields["message"])
+            for name, value in fields.items():
+                vars(error)[name] = tuple(value) if isinstance(value, list) else value
+        except (AttributeError, KeyError, StopIteration, TypeError):
+            raise ValueError(f"not the JSON of an error: {wire[:200]!r}") from None
+        return error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The default calls the constructor with the message alone, and most take other arguments.
+        return _restore, (type(self), self.message), vars(self)
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _with_subclasses(kind: type[StreamfoldError]) -> Iterator[type[StreamfoldError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        yield from _with_subclasses(child)
+
+
+def _restore(kind: type[StreamfoldError], message: str) -> StreamfoldError:
+    error = kind.__new__(kind)
+    StreamfoldError.__init__(error, message)
+    return error
 
 
 class InvalidError(StreamfoldError):

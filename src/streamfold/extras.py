@@ -14,6 +14,7 @@ class ExtraMissingError(StreamfoldError, ModuleNotFoundError):
     """A needed package belongs to an extra that is not installed; also a `ModuleNotFoundError`."""
 
     code = "extra_missing"
+    name = ""  # hides that of ImportError, which is not among the fields of an instance
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(

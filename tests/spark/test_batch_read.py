@@ -14,6 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from streamfold.spark import DataLossError, error_behind
 from streamfold.spark.stream.options import COLUMNS
 from streamfold.spark.stream.rows import arrow_schema, spark_schema
 
@@ -108,8 +109,11 @@ def test_records_that_are_gone_are_an_error_unless_that_is_tolerated(
     columns = {"columns": "body,seq_num", "endingOffsets": json.dumps({stream: 3000})}
     lost = {**columns, "startingOffsets": json.dumps({stream: 1200})}
     message = rf"records 1200 to 2499 of stream '{stream}' are gone, .*2500.*failOnDataLoss"
-    with pytest.raises(PySparkException, match=message):
+    with pytest.raises(PySparkException, match=message) as raised:
         read(spark, server, stream=stream, **lost).count()
+    lost_records = error_behind(raised.value)
+    assert isinstance(lost_records, DataLossError)
+    assert lost_records.first == 2500
     parted = {"failOnDataLoss": "false", "maxRecordsPerPartition": 700}
     tolerant = read(spark, server, stream=stream, **lost, **parted)
     assert numbers(tolerant) == list(range(2500, 3000))

@@ -12,6 +12,7 @@ import s2_sdk
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from streamfold.spark import error_behind
 from streamfold.spark.stream.exactly_once import MARKER
 
 from .server import Server
@@ -103,7 +104,8 @@ def test_batch_writes_route_order_and_repeat_as_told(
         (rows, {"orderBy": "rank", "txnId": "x", "maxBatchBytes": "10"}, "maxBatchBytes"),
         (rows.select("body"), {"stream": "no such stream"}, "stream_not_found"),
     ):
-        with pytest.raises(PySparkException, match=words):
+        with pytest.raises(PySparkException, match=words) as raised:
             write(frame, **options)
+        assert error_behind(raised.value) is not None
     with pytest.raises(PySparkException, match="cannot be overwritten"):
         rows.write.format("streamfold").mode("overwrite").options(**server.options).save()

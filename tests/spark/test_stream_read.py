@@ -11,6 +11,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
+from streamfold.spark import DataLossError, error_behind
+
 from .server import Server
 
 
@@ -122,8 +124,13 @@ def test_a_query_outlives_its_server_and_ends_with_an_error_when_records_are_gon
 
     own_server.append_numbers("live", range(20, 30))
     own_server.trim("live", 25)
-    with pytest.raises(StreamingQueryException, match=r"records 20 to 24 .*is 25.*failOnDataLoss"):
+    with pytest.raises(
+        StreamingQueryException, match=r"records 20 to 24 .*is 25.*failOnDataLoss"
+    ) as lost:
         run(spark, own_server, folder, stream="live", columns="stream,seq_num,body")
+    error = error_behind(lost.value)
+    assert isinstance(error, DataLossError)
+    assert error.first == 25
     tolerant = Seen("size(headers) = 0")  # the trim itself is a record, too
     query = start(
         spark,

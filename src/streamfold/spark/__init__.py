@@ -10,6 +10,7 @@ with needing_extra("spark"):
         FilesGoneError,
         StreamfoldArchiveSource,
     )
+    from streamfold.spark.carried_errors import error_behind
     from streamfold.spark.errors import (
         DataLossError,
         EndpointUnavailableError,
@@ -34,6 +35,7 @@ __all__ = [
     "StreamGoneError",
     "StreamfoldArchiveSource",
     "StreamfoldSource",
+    "error_behind",
     "find_java",
     "local_session",
     "register",

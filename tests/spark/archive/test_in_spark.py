@@ -9,6 +9,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from streamfold.archive import Destination
+from streamfold.spark import FilesGoneError, error_behind
 from tests.s3 import run_s3_server
 
 from .conftest import Written
@@ -108,8 +109,11 @@ def test_what_goes_wrong_in_a_task_names_the_file_and_the_way_out(
     frame = load(spark, tmp_path)
     for path in tmp_path.rglob("diff-*.parquet"):
         path.unlink()
-    with pytest.raises(PySparkException, match=r"FilesGoneError.*diff-.*load the table again"):
+    with pytest.raises(
+        PySparkException, match=r"FilesGoneError.*diff-.*load the table again"
+    ) as raised:
         frame.toArrow()
+    assert isinstance(error_behind(raised.value), FilesGoneError)
     with pytest.raises(PySparkException, match=r"use spark\.read with readChangeFeed"):
         spark.readStream.format("streamfold-archive").load(str(tmp_path)).writeStream.format(
             "noop"

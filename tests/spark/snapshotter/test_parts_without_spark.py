@@ -7,9 +7,11 @@ import json
 import logging
 import os
 import socket
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,13 @@ import msgspec
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+)
 
 from streamfold.archive import SchemaIncompatibleError, TableSchema
 from streamfold.cli.exit_status import VerbFailedError
@@ -62,6 +71,7 @@ from streamfold.snapshotter.status import (
     render_metrics,
 )
 from streamfold.spark import DataLossError
+from streamfold.spark.carried_errors import CarriesErrors
 from streamfold.testing.change_decoder_kit import records
 from tests.ports import free_port
 from tests.spark.server import Server
@@ -91,18 +101,54 @@ def test_an_error_of_a_task_reaches_the_driver_whole(error: StreamfoldError) -> 
     assert (raised.value.message, raised.value.__dict__) == (error.message, error.__dict__)
 
 
-def test_errors_that_spark_made_text_of_are_found_again() -> None:
-    text = f"""An exception was thrown from the Python worker:
-    raise found
-streamfold.spark.errors.DataLossError: {DataLossError("s", 1, 5, 9).message}
-SQLSTATE: 38000"""
-    found = error_from_spark(RuntimeError(text))
+class _Reader(CarriesErrors):
+    def plan(self) -> None:
+        raise DataLossError("s", 1, 5, 9)
+
+    def read(self) -> Iterator[int]:
+        yield 1
+        self.plan()
+
+
+@pytest.mark.parametrize("call", [_Reader.plan, lambda reader: list(reader.read())])
+def test_an_error_that_spark_made_text_of_is_found_again_with_its_fields(
+    call: Callable[[_Reader], object],
+) -> None:
+    with pytest.raises(DataLossError) as raised:
+        call(_Reader())
+    text = "".join(traceback.format_exception(raised.value))
+    assert text.count("streamfold-error: ") == 1
+    found = error_from_spark(RuntimeError(f"Job aborted: {text}SQLSTATE: 38000\n\tat org.apache"))
     assert isinstance(found, DataLossError)
-    assert found.message == DataLossError("s", 1, 5, 9).message
+    assert vars(found) == vars(DataLossError("s", 1, 5, 9))
     assert not is_retryable(found)
-    other = error_from_spark(RuntimeError("Job aborted"))
-    assert isinstance(other, QueryFailedError)
-    assert is_retryable(other)
+
+
+def test_all_that_spark_calls_carries_our_errors() -> None:
+    for module in ("archive.readers", "archive.source", "stream.sink", "stream.source"):
+        import_module(f"streamfold.spark.{module}")
+    called = [*_below(DataSource), *_below(DataSourceReader), *_below(DataSourceStreamReader)]
+    called += [*_below(DataSourceArrowWriter), *_below(DataSourceStreamArrowWriter)]
+    ours = [kind for kind in called if kind.__module__.startswith("streamfold.")]
+    assert len(ours) >= 8
+    assert all(issubclass(kind, CarriesErrors) for kind in ours)
+
+
+def _below(kind: type[Any]) -> Iterator[type[Any]]:
+    for child in kind.__subclasses__():
+        yield child
+        yield from _below(child)
+
+
+def test_only_what_our_errors_carry_counts_not_their_names_in_a_text() -> None:
+    for text in (
+        "streamfold.spark.errors.DataLossError: records 1 to 4 of stream 's' are gone",
+        "streamfold-error: {not JSON}",
+        'streamfold-error: {"kinds": ["builtins.OSError"], "fields": {}}',
+        'a row says streamfold-error: {"code": "data_loss"}',
+    ):
+        assert isinstance(error_from_spark(RuntimeError(text)), QueryFailedError)
+    assert is_retryable(error_from_spark(RuntimeError("Job aborted")))
 
 
 def test_the_lag_is_what_lies_between_two_offsets() -> None:

@@ -8,9 +8,6 @@ StreamfoldError
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-
 from streamfold.errors import (
     ConditionFailedError,
     ConflictError,
@@ -18,10 +15,10 @@ from streamfold.errors import (
     RetryLaterError,
     StreamfoldError,
 )
+from streamfold.spark.carried_errors import error_behind
 
 #: Most characters of Spark's message in a status.
 SHOWN = 500
-_OURS = re.compile(r"(?:streamfold(?:\.\w+)+\.)(\w+Error): ([^\n]*)")
 #: Errors that are worth a retry, which starts at the manifest's head.
 _PASSING = (RetryLaterError, OutcomeUnknownError, ConflictError, ConditionFailedError)
 
@@ -44,17 +41,11 @@ class ServerUnreachableError(RetryLaterError):
 
 
 def error_from_spark(error: BaseException) -> StreamfoldError:
-    """Return the error behind a failure; Spark passes on those of its Python processes as text."""
-    if isinstance(error, StreamfoldError):
-        return error
-    text = str(error)
-    for name, message in reversed(_OURS.findall(text)):
-        kind = _kinds().get(name)
-        if kind is not None:
-            found = kind.__new__(kind)
-            StreamfoldError.__init__(found, message)
-            return found
-    first = text.strip().partition("\n")[0][:SHOWN] or "no message"
+    """Return our error behind a failure, or a QueryFailedError for one that is Spark's own."""
+    found = error_behind(error)
+    if found is not None:
+        return found
+    first = str(error).strip().partition("\n")[0][:SHOWN] or "no message"
     return QueryFailedError(
         f"a query or a job of Spark failed with {type(error).__name__}: {first.rstrip('.')}; run with "
         "--verbose to see the whole error"
@@ -64,13 +55,3 @@ def error_from_spark(error: BaseException) -> StreamfoldError:
 def is_retryable(error: StreamfoldError) -> bool:
     """Return whether a retry may succeed."""
     return isinstance(error, _PASSING)
-
-
-def _kinds() -> dict[str, type[StreamfoldError]]:
-    return {kind.__name__: kind for kind in _subclasses(StreamfoldError)}
-
-
-def _subclasses(kind: type[StreamfoldError]) -> Iterator[type[StreamfoldError]]:
-    yield kind
-    for child in kind.__subclasses__():
-        yield from _subclasses(child)

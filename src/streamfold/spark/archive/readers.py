@@ -25,6 +25,7 @@ from streamfold.spark.archive.part_reads import iterate, read_part
 from streamfold.spark.archive.planning import TablePart, choose_all, table_parts
 from streamfold.spark.archive.pruning import wanted_buckets
 from streamfold.spark.archive.relation import Relation, open_files
+from streamfold.spark.carried_errors import CarriesErrors
 from streamfold.spark.errors import FilesGoneError
 
 #: What one task reads.
@@ -44,7 +45,7 @@ class FilesPartition(InputPartition):
         self.work = work
 
 
-class _ArchiveReader(DataSourceReader):
+class _ArchiveReader(CarriesErrors, DataSourceReader):
     """Shared by both kinds of read."""
 
     def __init__(self, relation: Relation) -> None:

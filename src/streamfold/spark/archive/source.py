@@ -18,12 +18,13 @@ from pyspark.sql.types import StructType
 
 from streamfold.errors import InvalidError
 from streamfold.spark.archive.options import parse_options
+from streamfold.spark.carried_errors import CarriesErrors
 
 if TYPE_CHECKING:
     from streamfold.spark.archive.relation import Relation
 
 
-class StreamfoldArchiveSource(DataSource):
+class StreamfoldArchiveSource(CarriesErrors, DataSource):
     """Reads tables published as archives: the rows at a position, or the changes between two."""
 
     @classmethod

@@ -25,6 +25,7 @@ from pyspark.sql.types import StructType
 
 from streamfold.errors import InvalidError, OutcomeUnknownError, TooLargeError
 from streamfold.records.columns import warm_up_columns
+from streamfold.spark.carried_errors import CarriesErrors
 from streamfold.spark.errors import OptionError
 from streamfold.spark.stream.client import Streams
 from streamfold.spark.stream.connection import Connection, RetryDeadline
@@ -59,7 +60,7 @@ class Appended(WriterCommitMessage):
         self.records = records
 
 
-class _Rows:
+class _Rows(CarriesErrors):
     """Shared by all writers: checked options, and rows as records."""
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:

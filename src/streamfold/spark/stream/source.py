@@ -34,6 +34,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from streamfold.records.columns import warm_up_columns
+from streamfold.spark.carried_errors import CarriesErrors
 from streamfold.spark.stream.connection import Connection, answer_timeout
 from streamfold.spark.stream.options import (
     EARLIEST,
@@ -62,7 +63,7 @@ def _freeze_modules(kernels: bool = False) -> None:
     gc.freeze()
 
 
-class StreamfoldSource(DataSource):
+class StreamfoldSource(CarriesErrors, DataSource):
     """Reads and appends to streams of any S2 endpoint."""
 
     @classmethod
@@ -106,7 +107,7 @@ class RangePartition(InputPartition):
         self.part = part
 
 
-class _RangeReader:
+class _RangeReader(CarriesErrors):
     """Shared by batch and streaming reads: a task reads one range."""
 
     def __init__(self, options: SourceOptions) -> None:

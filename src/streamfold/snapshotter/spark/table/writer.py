@@ -244,8 +244,7 @@ class TableWriter:
         """Translate an error to the terms of the configuration."""
         error = error_from_spark(raised)
         if isinstance(error, EndpointUnavailableError):
-            cause = getattr(error, "cause", "it did not answer")
-            return ServerUnreachableError(self.job.source["endpoint"], cause)
+            return ServerUnreachableError(self.job.source["endpoint"], error.cause)
         return error
 
     def _may_retry(self, error: StreamfoldError) -> bool:

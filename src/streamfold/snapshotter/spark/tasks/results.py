@@ -6,7 +6,6 @@ may be added while a query runs, and a shuffle moves one row for thousands of ch
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from typing import Any, NamedTuple, TypeAlias
@@ -68,7 +67,7 @@ def task(work: Callable[..., Iterator[TaskResult]]) -> Callable[..., Iterator[pa
             for task_result in work(batches, **given):
                 yield _row(task_result)
         except StreamfoldError as error:
-            yield _row(TaskResult(FAILURE, 0, pickle.dumps(_error_text(error))))
+            yield _row(TaskResult(FAILURE, 0, error.to_wire().encode()))
 
     return run
 
@@ -77,8 +76,7 @@ def raise_task_errors(rows: Iterable[Any]) -> None:
     """Raise the first error that ended a task."""
     for row in rows:
         if row.bucket == FAILURE:
-            kind, fields = pickle.loads(row.payload)  # noqa: S301 - written by our own tasks
-            raise _rebuilt(kind, fields)
+            raise StreamfoldError.from_wire(bytes(row.payload).decode())
 
 
 def _row(task_result: TaskResult) -> pa.RecordBatch:
@@ -86,15 +84,3 @@ def _row(task_result: TaskResult) -> pa.RecordBatch:
         [pa.array([value], kind) for value, kind in zip(task_result, _ARROW.types, strict=True)],
         schema=_ARROW,
     )
-
-
-def _error_text(error: StreamfoldError) -> tuple[type[StreamfoldError], dict[str, Any]]:
-    # Errors have different constructors, so they do not pickle directly.
-    return type(error), dict(error.__dict__)
-
-
-def _rebuilt(kind: type[StreamfoldError], fields: dict[str, Any]) -> StreamfoldError:
-    error = kind.__new__(kind)
-    Exception.__init__(error, fields["message"])
-    error.__dict__.update(fields)
-    return error
