@@ -68,11 +68,16 @@ class Registry(Generic[E]):
 
     def __iter__(self) -> Iterator[E]:
         """Load all extensions, Streamfold's first; log and skip those that are broken."""
-        for name in self.ids():
-            try:
-                yield self.get(name)
-            except ExtensionBrokenError as error:
-                _LOG.warning("%s", error.message)
+        return self.known(self.ids())
+
+    def known(self, names: Iterable[str]) -> Iterator[E]:
+        """Load those of these ids that exist; log and skip those that are broken."""
+        for name in names:
+            if name in self:
+                try:
+                    yield self.get(name)
+                except ExtensionBrokenError as error:
+                    _LOG.warning("%s", error.message)
 
     def __contains__(self, name: object) -> bool:
         return name in self._builtin or name in self._loaded or name in self._entry_points()

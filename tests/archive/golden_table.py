@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from streamfold.archive import ArchiveWriter, Source, TableSchema
 from streamfold.archive.destinations.destination import Destination
-from streamfold.archive.formats import FORMAT_IDS, Compression, JsonlFormat, format_of
+from streamfold.archive.formats import FORMATS, Compression, JsonlFormat, format_of
 from streamfold.blob import LocalBlobStore
 from tests.archive.tables import Clock, new_ids
 
@@ -92,8 +92,8 @@ async def write(folder: Path) -> None:
         "public.accounts",
         FIRST,
         [Destination(LocalBlobStore(folder), "s3://archives/accounts/")],
-        formats=[format_of(name) for name in FORMAT_IDS],
-        diff_formats=[packed, *(format_of(name) for name in FORMAT_IDS[1:])],
+        formats=[format_of(name) for name in FORMATS.ids()],
+        diff_formats=[packed, *(format_of(name) for name in FORMATS.ids()[1:])],
         writer_id="golden",
         now=clock.now,
         new_id=new_ids("golden"),

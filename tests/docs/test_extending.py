@@ -10,8 +10,9 @@ import pytest
 
 from streamfold.archive import Profiles
 from streamfold.archive.events import Event, SinkContext, SinkType, decode_event
+from streamfold.archive.formats import Compression, Format, FormatType
 from streamfold.extensions import Extension, Registry
-from streamfold.testing import EventSinkConformance, SinkProbe
+from streamfold.testing import EventSinkConformance, FormatConformance, SinkProbe
 from tests.cli.commands import Shell
 from tests.distributions import EXAMPLE, install_example
 
@@ -43,6 +44,15 @@ def test_the_page_shows_the_files_of_the_example_as_they_are() -> None:
 def test_a_sink_takes_forty_lines() -> None:
     lines = (EXAMPLE / "acme_streamfold" / "file_sink.py").read_text().splitlines()
     assert len(lines) <= 40
+
+
+class TestXzFormat(FormatConformance):
+    checksummed = True
+    knows_its_end = True
+
+    @pytest.fixture
+    def format(self, installed: Path) -> Format:
+        return found("streamfold.formats", FormatType, "jsonl-xz").open(Compression.NONE)
 
 
 class FileProbe(SinkProbe):

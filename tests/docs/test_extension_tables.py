@@ -10,6 +10,8 @@ import pytest
 from msgspec import inspect
 
 from streamfold.archive.events import SINKS
+from streamfold.archive.formats import FORMATS
+from streamfold.archive.formats.registry import format_names
 from streamfold.extensions import Extension, Options, Registry
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -45,11 +47,27 @@ def test_the_configuration_page_has_every_option_of_every_sink() -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "heading", "registry"), [("reference/archive-events.md", "## Sinks", SINKS)]
+    ("page", "heading", "registry"),
+    [
+        ("reference/archive-events.md", "## Sinks", SINKS),
+        ("reference/archive-format.md", "## Encodings", FORMATS),
+    ],
 )
 def test_a_table_of_a_page_has_a_line_for_each_extension(
     page: str, heading: str, registry: Registry[Extension]
 ) -> None:
-    section = (DOCS / page).read_text().partition(f"\n{heading}\n")[2].partition("\n## ")[0]
+    section = (DOCS / page).read_text().partition(f"\n{heading}\n")[2].partition("\n#")[0]
     rows = [line.split("`")[1] for line in section.splitlines() if line.startswith("| `")]
-    assert [row for row in rows if row in registry] == list(registry.ids())
+    assert sorted(rows) == sorted(registry.ids())
+
+
+def test_the_configuration_page_has_every_name_of_a_format() -> None:
+    names = ", ".join(f"`{name}`" for name in format_names())
+    page = (DOCS / "reference" / "snapshotter-config.md").read_text()
+    assert f'| `["jsonl"]` | of {names}; limits measure the first |' in page
+
+
+def test_the_page_about_spark_has_the_order_in_which_formats_are_preferred() -> None:
+    kinds = sorted(FORMATS, key=lambda kind: kind.read_cost)
+    names = ", ".join(f"`{kind.id}`" for kind in kinds)
+    assert f"the best first: {names} | that order |" in (DOCS / "reference/spark.md").read_text()

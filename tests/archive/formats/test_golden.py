@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from streamfold.archive.formats import FORMAT_IDS, Format, format_of
+from streamfold.archive.formats import FORMATS, Format, format_of
 from streamfold.testing.format_kit import assert_same, read, write
 from streamfold.testing.format_samples import ORDERS, changes_of, orders
 
@@ -18,20 +18,22 @@ FOLDER = Path(__file__).parent / "golden"
 ROWS = orders(20)
 CHANGES = changes_of(ORDERS, ROWS)
 
-FORMATS = [
-    *(format_of(name) for name in FORMAT_IDS),
+EVERY_FORMAT = [
+    *(format_of(name) for name in FORMATS.ids()),
     format_of("jsonl", "gzip"),
     format_of("jsonl", "zstd"),
 ]
 #: Formats whose bytes are ours alone: no library's version has a say in them.
-OURS = [chosen for chosen in FORMATS if chosen.id != "parquet" and chosen.compression == "none"]
+OURS = [
+    chosen for chosen in EVERY_FORMAT if chosen.id != "parquet" and chosen.compression == "none"
+]
 
 
 def paths(chosen: Format) -> tuple[Path, Path]:
     return FOLDER / f"rows{chosen.extension}", FOLDER / f"changes{chosen.extension}"
 
 
-@pytest.mark.parametrize("chosen", FORMATS, ids=lambda f: f.extension)
+@pytest.mark.parametrize("chosen", EVERY_FORMAT, ids=lambda f: f.extension)
 def test_files_of_earlier_versions_are_read(chosen: Format) -> None:
     rows, changes = (io.BytesIO(path.read_bytes()) for path in paths(chosen))
     assert_same(read(chosen.read_rows(rows, ORDERS), ORDERS.arrow), ROWS)
@@ -46,7 +48,7 @@ def test_the_same_rows_still_give_the_same_bytes(chosen: Format) -> None:
 
 
 def write_missing() -> None:
-    for chosen in FORMATS:
+    for chosen in EVERY_FORMAT:
         rows, changes = paths(chosen)
         if not rows.exists():
             rows.write_bytes(write(chosen.write_rows, ORDERS, [ROWS])[0])

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streamfold.archive.formats import FORMAT_IDS, Format, format_of
+from streamfold.archive.formats import FORMATS, Format, format_of
 from streamfold.archive.schema import TableSchema
 from streamfold.errors import InvalidError
 from streamfold.testing.format_kit import assert_same, read, write
 from streamfold.testing.format_samples import ORDERS, changes_of, orders
 
-FORMATS: list[Format] = [
-    *(format_of(name) for name in FORMAT_IDS),
+EVERY_FORMAT: list[Format] = [
+    *(format_of(name) for name in FORMATS.ids()),
     format_of("jsonl", "gzip"),
     format_of("jsonl", "zstd"),
 ]
@@ -89,7 +89,7 @@ def tables(draw: st.DrawFn) -> tuple[TableSchema, pa.RecordBatch]:
 def test_any_table_reads_back_from_any_format(table: tuple[TableSchema, pa.RecordBatch]) -> None:
     schema, rows = table
     changes = changes_of(schema, rows)
-    for chosen in FORMATS:
+    for chosen in EVERY_FORMAT:
         data, count = write(chosen.write_rows, schema, [rows])
         assert count == len(rows)
         found = list(chosen.read_rows(io.BytesIO(data), schema))
@@ -102,9 +102,9 @@ def test_any_table_reads_back_from_any_format(table: tuple[TableSchema, pa.Recor
 
 
 def test_formats_are_found_by_id_and_compression() -> None:
-    extensions = [chosen.extension for chosen in FORMATS]
+    extensions = [chosen.extension for chosen in EVERY_FORMAT]
     assert extensions == [".jsonl", ".parquet", ".pb", ".typed.pb", ".jsonl.gz", ".jsonl.zst"]
-    assert [chosen.id for chosen in FORMATS[-2:]] == ["jsonl", "jsonl"]
+    assert [chosen.id for chosen in EVERY_FORMAT[-2:]] == ["jsonl", "jsonl"]
     for name, compression in (("csv", "none"), ("parquet", "gzip"), ("jsonl", "brotli")):
         with pytest.raises(InvalidError, match=f"{name}.*{compression}"):
             format_of(name, compression)
@@ -117,7 +117,7 @@ def test_one_run_writes_every_format_from_the_same_batches() -> None:
             chosen.read_rows(io.BytesIO(write(chosen.write_rows, ORDERS, [rows])[0]), ORDERS),
             ORDERS.arrow,
         )
-        for chosen in FORMATS
+        for chosen in EVERY_FORMAT
     ]
     for table in tables:
         assert_same(table, rows)

@@ -15,7 +15,7 @@ from streamfold.archive import (
     PositionPrunedError,
     TableSchema,
 )
-from streamfold.archive.formats import FORMAT_IDS, format_of
+from streamfold.archive.formats import FORMATS, format_of
 from streamfold.errors import InvalidError
 from tests.archive.reading import (
     HISTORY,
@@ -153,9 +153,9 @@ async def test_columns_come_in_the_order_asked_for(tmp_path: Path) -> None:
         await archive.table(columns=["no such column"])
 
 
-@pytest.mark.parametrize("format_id", FORMAT_IDS)
+@pytest.mark.parametrize("format_id", FORMATS.ids())
 async def test_every_format_gives_the_same_table(tmp_path: Path, format_id: str) -> None:
-    formats = [format_of(name) for name in FORMAT_IDS]
+    formats = [format_of(name) for name in FORMATS.ids()]
     writer = await open_writer(folder_at(tmp_path), formats=formats)
     await writer.write_base(rows({1: "a", 2: "b"}), "1", reason="first")
     await writer.write_diff(changes(("DELETE", 1, None), ("INSERT", 3, "c")), "1", "2")

@@ -19,7 +19,7 @@ from streamfold.archive import (
     ManifestVersionError,
     TableSchema,
 )
-from streamfold.archive.formats import FORMAT_IDS, format_of
+from streamfold.archive.formats import FORMATS, format_of
 from streamfold.errors import BlobUnavailableError, StreamfoldError
 from tests.archive.reading import HISTORY, folder_at, reopened, state_at, write_history
 from tests.archive.tables import SCHEMA, changes, open_writer, rows
@@ -86,7 +86,7 @@ async def test_a_cut_file_is_found_by_its_size(tmp_path: Path) -> None:
         assert f"has {size} bytes" in error.message
 
 
-@pytest.mark.parametrize("format_id", FORMAT_IDS)
+@pytest.mark.parametrize("format_id", FORMATS.ids())
 async def test_without_hashes_a_wrong_number_of_rows_is_found(
     tmp_path: Path, format_id: str
 ) -> None:
@@ -264,11 +264,11 @@ async def test_a_deep_verification_leaves_out_what_cannot_be_read(tmp_path: Path
 
 
 async def test_verification_looks_at_every_format(tmp_path: Path) -> None:
-    formats = [format_of(name) for name in FORMAT_IDS]
+    formats = [format_of(name) for name in FORMATS.ids()]
     writer = await open_writer(folder_at(tmp_path), formats=formats)
     await writer.write_base(rows({1: "a", 2: "b"}), "1", reason="first")
     archive = await reopened(tmp_path)
-    assert (await archive.verify()).rows == 2 * len(FORMAT_IDS)
+    assert (await archive.verify()).rows == 2 * len(FORMATS.ids())
     for path in files_of(tmp_path):
         flip(path, 1)
         [problem] = (await archive.verify()).problems

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 import streamfold.archive
-from streamfold.archive.formats import FORMAT_IDS
+from streamfold.archive.formats import FORMATS
 from tests.archive.golden_table import FIRST, FOLDER, SECOND, STATES, Row
 
 
@@ -16,7 +16,7 @@ def plain(rows: list[Row], columns: pa.Schema) -> list[Row]:
     return sorted(found, key=lambda row: (row["region"], row["id"]))
 
 
-@pytest.mark.parametrize("format_id", FORMAT_IDS)
+@pytest.mark.parametrize("format_id", FORMATS.ids())
 @pytest.mark.parametrize("position", STATES)
 async def test_every_state_is_read_in_every_format(position: str, format_id: str) -> None:
     archive = await streamfold.archive.open(FOLDER, formats=[format_id])
@@ -26,7 +26,7 @@ async def test_every_state_is_read_in_every_format(position: str, format_id: str
     assert plain(table.to_pylist(), schema.arrow) == plain(STATES[position], schema.arrow)
 
 
-@pytest.mark.parametrize("format_id", FORMAT_IDS)
+@pytest.mark.parametrize("format_id", FORMATS.ids())
 async def test_the_changes_between_all_states_are_read_in_every_format(format_id: str) -> None:
     archive = await streamfold.archive.open(FOLDER, formats=[format_id])
     found = [item async for item in archive.changes("9")]

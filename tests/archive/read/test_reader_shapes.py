@@ -14,7 +14,7 @@ import pytest
 from streamfold.archive import ArchiveWriter, TableSchema, write_part
 from streamfold.archive.destinations.mirrors import Mirrors
 from streamfold.archive.formats import format_of
-from streamfold.archive.formats.registry import FORMAT_IDS
+from streamfold.archive.formats.registry import FORMATS
 from streamfold.archive.manifest.positions import SEQ_NUM
 from tests.archive.reading import Consumer, folder_at, reopened, state_at
 from tests.archive.tables import Change, changes, open_writer, rows
@@ -220,7 +220,7 @@ async def test_many_changes_of_the_same_keys_are_merged_on_the_way(
     assert await state_at(await reopened(tmp_path)) == state
 
 
-@pytest.mark.parametrize("format_id", FORMAT_IDS)
+@pytest.mark.parametrize("format_id", FORMATS.ids())
 async def test_a_table_without_rows_learns_its_columns_from_what_comes_later(
     tmp_path: Path, format_id: str
 ) -> None:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from streamfold.archive import ChainGapError, PositionInvalidError, PositionPrunedError
-from streamfold.archive.formats import FORMAT_IDS
+from streamfold.archive.formats import FORMATS
 from tests.archive.golden_table import FOLDER
 from tests.archive.tables import START
 
@@ -99,7 +99,7 @@ def test_a_truncate_is_one_row_whatever_the_number_of_files(tmp_path: Path, mark
     assert sorted(applied(history.states["40"], found)) == sorted(history.states["9"])
 
 
-@pytest.mark.parametrize("format_id", FORMAT_IDS)
+@pytest.mark.parametrize("format_id", FORMATS.ids())
 def test_changes_of_older_archives_are_read_in_every_format(format_id: str) -> None:
     found = feed(FOLDER, 9, formats=format_id)
     assert [change["_action"] for change in found] == [

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from streamfold.archive import ArtifactCorruptError, Collector, PositionPrunedError, Retention
-from streamfold.archive.formats import FORMAT_IDS
+from streamfold.archive.formats import FORMATS
 from streamfold.errors import InvalidError
 from streamfold.spark.archive import StreamfoldArchiveSource, planning
 from streamfold.spark.archive.relation import spark_schema
@@ -89,7 +89,7 @@ def test_types_that_spark_lacks_are_mapped_without_loss() -> None:
     ]
 
 
-@pytest.mark.parametrize("format_id", FORMAT_IDS)
+@pytest.mark.parametrize("format_id", FORMATS.ids())
 def test_older_archives_are_read_at_every_position_whatever_changed_since(format_id: str) -> None:
     for position in ("14", "20", "31"):
         state = STATES[position]

@@ -6,12 +6,15 @@ and knows no storage: it runs in a thread of a service as well as in a Spark exe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import BinaryIO, Protocol, runtime_checkable
 
 import pyarrow as pa
 
+from streamfold.archive.formats.compression import Compression
 from streamfold.archive.schema import TableSchema
+from streamfold.extensions import Extension
 
 #: Rows and bytes of Arrow data in a batch at most: what a reader and a writer hold in memory.
 BATCH_ROWS_MAX = 1 << 16
@@ -25,6 +28,8 @@ class Format(Protocol):
     The same rows in the same order give the same bytes. Row batches have `schema.arrow`, change
     batches `schema.changes`. Batches that do not fit the schema are refused with InvalidError and
     nothing is left out; bytes that cannot be understood raise ArtifactCorruptError.
+
+    Subclass it: what a format can do besides has a default here.
     """
 
     @property
@@ -41,6 +46,15 @@ class Format(Protocol):
     def extension(self) -> str:
         """End of an object key, with the dot."""
         ...
+
+    @property
+    def reads_row_groups(self) -> bool:
+        """Whether files are Parquet ones, of which readers may take row groups and columns."""
+        return False
+
+    def for_hashed_file(self) -> Format:
+        """The format for a file whose hash was checked: it need not check the file once more."""
+        return self
 
     def write_rows(
         self, sink: BinaryIO, schema: TableSchema, batches: Iterable[pa.RecordBatch]
@@ -73,3 +87,14 @@ class Format(Protocol):
         published text form of a key.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormatType(Extension):
+    """Declares a format; the id is that of manifests and of `formats` in configurations."""
+
+    open: Callable[[Compression], Format]
+    #: How whole files may be compressed; `<id>.gz` and `<id>.zst` in configurations.
+    compressions: tuple[Compression, ...] = (Compression.NONE,)
+    #: Readers take the format with the lowest of those that an artifact exists in.
+    read_cost: int = 50

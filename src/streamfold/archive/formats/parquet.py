@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
 from typing import BinaryIO
@@ -22,7 +22,7 @@ from streamfold.archive.errors import ArtifactCorruptError
 from streamfold.archive.formats.admission import admitted_changes, admitted_rows
 from streamfold.archive.formats.batching import Limits
 from streamfold.archive.formats.conforming import cast_batch
-from streamfold.archive.formats.format import BATCH_BYTES_MAX, BATCH_ROWS_MAX
+from streamfold.archive.formats.format import BATCH_BYTES_MAX, BATCH_ROWS_MAX, Format, FormatType
 from streamfold.archive.formats.published_changes import verified, verified_rows
 from streamfold.archive.schema import TableSchema, is_decimal
 from streamfold.errors import InvalidError
@@ -45,7 +45,7 @@ SCHEMA_KEY, SCHEMA_ID_KEY = b"streamfold.schema", b"streamfold.schema_id"
 
 
 @dataclass(frozen=True, slots=True)
-class ParquetFormat:
+class ParquetFormat(Format):
     """Exact for every type; a file holds its own schema."""
 
     #: Whether a reader checks page checksums; not needed if the file's hash was checked.
@@ -54,6 +54,10 @@ class ParquetFormat:
     id = "parquet"
     compression = "none"  # of the file as a whole: pages are compressed inside
     extension = ".parquet"
+    reads_row_groups = True
+
+    def for_hashed_file(self) -> Format:
+        return replace(self, page_checksums=False)
 
     def write_rows(
         self, sink: BinaryIO, schema: TableSchema, batches: Iterable[pa.RecordBatch]
@@ -231,3 +235,11 @@ def _parsed_schema(data: bytes) -> TableSchema:
 
 def _arrow_of(file: pq.ParquetFile, schema: TableSchema | None) -> pa.Schema:
     return schema.arrow if schema else TableSchema.of(file.schema_arrow).arrow
+
+
+PARQUET = FormatType(
+    id="parquet",
+    summary="columns that analytical engines read directly, with zstd and checksums inside",
+    open=lambda _: ParquetFormat(),
+    read_cost=10,
+)

@@ -17,7 +17,7 @@ from streamfold.archive.errors import ArtifactCorruptError
 from streamfold.archive.formats.base64_column import values_of
 from streamfold.archive.formats.batching import Limits, pieces
 from streamfold.archive.formats.jsonl.json_text import object_text
-from streamfold.archive.formats.registry import FORMAT_IDS
+from streamfold.archive.formats.registry import FORMATS
 from streamfold.archive.manifest.model import Artifact, Manifest, Part
 from streamfold.archive.read.decoding import ChosenFiles, Decoding
 from streamfold.archive.read.folding import fitted
@@ -238,7 +238,7 @@ class Verifier:
     def _parts_of(self, artifact: Artifact) -> Iterator[tuple[Part, ChosenFiles | None]]:
         for name, files in artifact.formats.items():
             chosen = None
-            if name in FORMAT_IDS:
+            if name in FORMATS:
                 chosen = self.decoding.only(name).choose(self.manifest, artifact)
             yield from ((part, chosen) for part in files.parts)
 

@@ -8,22 +8,19 @@ taken from its images.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import BinaryIO
 
 import pyarrow as pa
 
 from streamfold.archive.errors import ArtifactCorruptError, ManifestInvalidError
 from streamfold.archive.formats.format import Format
-from streamfold.archive.formats.parquet import ParquetFormat
-from streamfold.archive.formats.registry import FORMAT_IDS, format_of
+from streamfold.archive.formats.registry import FORMATS, format_of
 from streamfold.archive.manifest.model import Artifact, FormatFiles, Manifest, Part
 from streamfold.archive.read.untyped import DeclaredTypes, with_keys
 from streamfold.archive.schema import TableSchema
 from streamfold.errors import FormatUnsupportedError, InvalidError
 
-#: Formats from the quickest to read to the slowest.
-BEST_FIRST = ("parquet", "protobuf-typed", "jsonl", "protobuf")
 #: Key of tables for which neither the manifest nor the caller names one: the published default.
 DEFAULT_KEY = ("id",)
 
@@ -56,9 +53,7 @@ class ChosenFiles:
 
     def _form(self, part: Part) -> Format:
         """Return how to read a file, whose hash was checked already if it has one."""
-        if part.sha256 and isinstance(self.form, ParquetFormat):
-            return replace(self.form, page_checksums=False)
-        return self.form
+        return self.form.for_hashed_file() if part.sha256 else self.form
 
     def _counted(self, part: Part, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         count = 0
@@ -81,18 +76,19 @@ class ChosenFiles:
 class Decoding:
     """How the files of an archive are read: what the caller wants, and what the manifest lacks."""
 
-    formats: tuple[str, ...] = BEST_FIRST
+    #: Wanted formats, the best first; None for all, the quickest to read first.
+    formats: tuple[str, ...] | None = None
     #: For archives whose manifest has no schema.
     schema: TableSchema | None = None
     key_fields: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        if unknown := [name for name in self.formats if name not in FORMAT_IDS]:
-            raise InvalidError(f"formats {unknown} are not known: name some of {FORMAT_IDS}")
+        if unknown := [name for name in self.formats or () if name not in FORMATS]:
+            raise InvalidError(f"formats {unknown} are not known: name some of {FORMATS.ids()}")
 
     def choose(self, manifest: Manifest, artifact: Artifact) -> ChosenFiles:
         """Return the artifact in the best format that it has."""
-        for name in self.formats:
+        for name in self._preferred(artifact):
             if files := artifact.formats.get(name):
                 form = format_in(name, files)
                 _check_parts(manifest, artifact, name, files)
@@ -100,8 +96,15 @@ class Decoding:
                 return ChosenFiles(artifact, form, schema, files.parts, declared)
         raise FormatUnsupportedError(
             f"an artifact of table {manifest.table!r} at {artifact.to_position!r} exists as "
-            f"{sorted(artifact.formats)}, and none of {list(self.formats)} is wanted or known"
+            f"{sorted(artifact.formats)}, and none of {list(self.formats or FORMATS.ids())} is "
+            "wanted or known"
         )
+
+    def _preferred(self, artifact: Artifact) -> Sequence[str]:
+        if self.formats is not None:
+            return self.formats
+        known = sorted(FORMATS.known(artifact.formats), key=lambda kind: kind.read_cost)
+        return [kind.id for kind in known]
 
     def only(self, name: str) -> Decoding:
         """Return the same for one format alone."""

@@ -26,7 +26,7 @@ from streamfold.archive.manifest.encoding import read_manifest
 from streamfold.archive.manifest.model import MANIFEST_KEY, Manifest, order_of
 from streamfold.archive.manifest.positions import PositionOrder
 from streamfold.archive.read.change_feed import ChangeFeed, Changes
-from streamfold.archive.read.decoding import BEST_FIRST, Decoding
+from streamfold.archive.read.decoding import Decoding
 from streamfold.archive.read.follower import Followed, Follower, Wake
 from streamfold.archive.read.part_files import Cache, PartFiles, PartGoneError
 from streamfold.archive.read.plan import ChangesPlan, TablePlan, plan_changes, plan_table
@@ -53,7 +53,7 @@ async def open_archive(
     uri: str | PathLike[str],
     *,
     cache: Cache | str | PathLike[str] | None = None,
-    formats: Sequence[str] = BEST_FIRST,
+    formats: Sequence[str] | None = None,
     order: PositionOrder | None = None,
     schema: TableSchema | None = None,
     key_fields: Sequence[str] | None = None,
@@ -63,9 +63,10 @@ async def open_archive(
     """Return the archive whose folder, or manifest, is at `uri`: a URL or a local path.
 
     `cache` keeps files of remote archives on this machine. `formats` are preferred in this order where
-    an artifact has several. `order` is needed for positions of a kind that is not built in. `schema`
-    and `key_fields` serve archives of other writers, whose manifests may have neither. `options` and
-    `credential_provider` are those of the storage, as `open_blob_store` takes them.
+    an artifact has several; None prefers the quickest to read. `order` is needed for positions of a
+    kind that is not built in. `schema` and `key_fields` serve archives of other writers, whose
+    manifests may have neither. `options` and `credential_provider` are those of the storage, as
+    `open_blob_store` takes them.
     """
     url = existing_folder(fspath(uri))
     known = cache if cache is None or isinstance(cache, Cache) else Cache(Path(cache))
@@ -75,7 +76,8 @@ async def open_archive(
 
     files = PartFiles(Destination(open_folder(url), url + "/"), known, open_folder)
     keys = None if key_fields is None else tuple(key_fields)
-    return await Archive.load(files, Decoding(tuple(formats), schema, keys), order)
+    wanted = None if formats is None else tuple(formats)
+    return await Archive.load(files, Decoding(wanted, schema, keys), order)
 
 
 class Archive:

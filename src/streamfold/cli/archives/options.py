@@ -105,13 +105,12 @@ def reading_options(function: Verb) -> Verb:
 async def open_archive(uri: str, **reading: Any) -> Archive:
     """Open the archive at `uri`, with what `reading_options` gave."""
     from streamfold import archive
-    from streamfold.archive.read.decoding import BEST_FIRST
 
     folder = reading.get("cache")
     return await archive.open(
         uri,
         cache=archive.Cache(folder, reading["cache_size"]) if folder else None,
-        formats=reading.get("formats") or BEST_FIRST,
+        formats=reading.get("formats") or None,
         key_fields=reading.get("keys") or None,
     )
 

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from streamfold.archive.formats.registry import FORMAT_IDS, format_of
+from streamfold.archive.formats.registry import format_names, format_of, parse_format_name
 from streamfold.archive.maintenance.garbage_collection import DEFAULT_GRACE, Retention
 from streamfold.archive.schema import TableSchema
 from streamfold.archive.write.thresholds import Thresholds
 from streamfold.errors import InvalidError
+from streamfold.extensions import ExtensionBrokenError, must_be_one_of
 from streamfold.model.units import duration_text
 from streamfold.snapshotter.config.endpoints import (
     check_credentials,
@@ -51,8 +52,6 @@ _OF_TABLE = (
     "source", "key_fields", "key_prefix", "diff", "snapshot", "destinations", "formats", "events",
     "retention", "decoder", "schema", "dead_letters", "transactions", "buckets",
 )  # fmt: skip
-#: Names of compressed formats, as (id, compression).
-_PACKED = {"jsonl.gz": ("jsonl", "gzip"), "jsonl.zst": ("jsonl", "zstd")}
 #: Shortest time between diffs: a commit takes about as long on object storage.
 _INTERVAL_MIN = timedelta(milliseconds=100)
 #: More would make files too small to be worth a request.
@@ -194,12 +193,14 @@ def _format_list(
 ) -> tuple[tuple[str, str], ...]:
     chosen = []
     for word in section.texts(name, [form for form, _ in usual]):
-        form, compression = _PACKED.get(word, (word, "none"))
+        form, compression = parse_format_name(word)
         try:
             format_of(form, compression)
             chosen.append((form, compression))
+        except ExtensionBrokenError as error:
+            section.problem(name, error.message)
         except InvalidError:
-            section.problem(name, f"{word} must be one of {', '.join([*FORMAT_IDS, *_PACKED])}")
+            section.problem(name, f"{word} {must_be_one_of(format_names(), word)}")
     if repeated := [form for form, n in Counter(form for form, _ in chosen).items() if n > 1]:
         section.problem(name, f"{repeated[0]} must be named once, with one compression")
     return tuple(chosen)

@@ -72,7 +72,7 @@ def _rows(
     base: ChosenFiles = part.base
     written = base.schema.arrow if base.schema else fields
     own = pa.schema([field for field in written if field.name in fields.names])
-    if base.form.id == "parquet" and (conditions or part.share != WHOLE):
+    if base.form.reads_row_groups and (conditions or part.share != WHOLE):
         return read_row_groups(file, source, own, conditions, part.share)
     return base.rows(file, source, None if own.names == written.names else own.names)
 

@@ -105,6 +105,6 @@ def _only(chosen: ChosenFiles, parts: Sequence[Part]) -> ChosenFiles:
 def _shares(base: ChosenFiles, part: Part, files: PartFiles) -> Iterator[Share]:
     """Yield shares of a file on disk; on remote storage every share would fetch the whole file."""
     local = local_folder(files.destination.uri) is not None
-    large = local and base.form.id == "parquet" and part.bucket is None
+    large = local and base.form.reads_row_groups and part.bucket is None
     count = min(SHARES_MAX, -(-part.size_bytes // SHARE_BYTES)) if large else 1
     return (Share(number, count) for number in range(max(1, count)))

@@ -24,7 +24,7 @@ from pyspark.sql.types import StructField, StructType
 from streamfold.archive.destinations.aws_credentials import Profiles
 from streamfold.archive.destinations.destination import Destination
 from streamfold.archive.formats.conforming import cast_batch
-from streamfold.archive.read.decoding import BEST_FIRST, Decoding
+from streamfold.archive.read.decoding import Decoding
 from streamfold.archive.read.part_files import Cache, PartFiles
 from streamfold.archive.read.reader import Archive, open_archive
 from streamfold.archive.schema import TableSchema, is_decimal
@@ -187,7 +187,7 @@ def resolve(options: ArchiveOptions, given: StructType | None = None) -> Relatio
 
 async def _resolve(options: ArchiveOptions, given: StructType | None) -> Relation:
     archive = await open_table(options.storage)
-    decoding = Decoding(options.formats or BEST_FIRST, None, options.key_fields)
+    decoding = Decoding(options.formats, None, options.key_fields)
     since = None if options.since is None else _position(archive, options.since)
     position = _position(archive, options.at)
     last = archive.plan(position=position).last

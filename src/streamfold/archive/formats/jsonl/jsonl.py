@@ -17,6 +17,7 @@ from streamfold.archive.errors import ArtifactCorruptError
 from streamfold.archive.formats.admission import admitted_changes, admitted_rows
 from streamfold.archive.formats.base64_column import values_of
 from streamfold.archive.formats.compression import Compression, compress_stream, decompress_stream
+from streamfold.archive.formats.format import Format, FormatType
 from streamfold.archive.formats.inference import (
     inferred_batch,
     inferred_changes,
@@ -40,7 +41,7 @@ from streamfold.archive.schema import TableSchema
 
 
 @dataclass(frozen=True, slots=True)
-class JsonlFormat:
+class JsonlFormat(Format):
     """Exact for every type, given the schema; without one, integers stay integers."""
 
     packing: Compression = Compression.NONE
@@ -127,3 +128,12 @@ def _change_text(changes: pa.RecordBatch) -> pa.Array:
 
 def _optional(name: str, column: pa.Array, text: pa.Array) -> pa.Array:
     return pc.if_else(column.is_valid(), join(name, text), "")
+
+
+JSONL = FormatType(
+    id="jsonl",
+    summary="a JSON object per line",
+    open=JsonlFormat,
+    compressions=tuple(Compression),
+    read_cost=30,
+)

@@ -17,6 +17,7 @@ from streamfold.archive.errors import ArtifactCorruptError
 from streamfold.archive.formats.admission import admitted_changes, admitted_rows
 from streamfold.archive.formats.base64_column import values_of
 from streamfold.archive.formats.batching import Limits
+from streamfold.archive.formats.format import Format, FormatType
 from streamfold.archive.formats.inference import (
     inferred_batch,
     inferred_changes,
@@ -41,7 +42,7 @@ MESSAGES_AT_ONCE = Limits(rows=8192, size=4 << 20)
 
 
 @dataclass(frozen=True, slots=True)
-class ProtobufFormat:
+class ProtobufFormat(Format):
     """Exact for every type, given the schema."""
 
     id = "protobuf"
@@ -145,3 +146,11 @@ def _typed(
         return columns_of(rows, schema, others_ignored)
     except (pa.ArrowInvalid, ValueError) as error:
         raise ArtifactCorruptError(f"after message {count}: {error}") from None
+
+
+PROTOBUF = FormatType(
+    id="protobuf",
+    summary="the published messages, each with its length before it",
+    open=lambda _: ProtobufFormat(),
+    read_cost=40,
+)

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from streamfold.archive.errors import ArtifactCorruptError
 from streamfold.archive.formats.admission import admitted_changes, admitted_rows
+from streamfold.archive.formats.format import Format, FormatType
 from streamfold.archive.formats.protobuf.typed_columns import decode_column, encode_column, tagged
 from streamfold.archive.formats.protobuf.typed_frames import (
     BATCH,
@@ -34,7 +35,7 @@ ROWS, CHANGES = "rows", "changes"
 
 
 @dataclass(frozen=True, slots=True)
-class TypedProtobufFormat:
+class TypedProtobufFormat(Format):
     """Exact for every type; a file holds its own schema and marks its end."""
 
     id = "protobuf-typed"
@@ -169,3 +170,11 @@ def _decoded(
     wanted = pa.schema([schema.field(name) for name in names or schema.names[:1]])
     columns = [decode_column(raw, spans[field.name], field.type, rows) for field in wanted]
     return pa.RecordBatch.from_arrays(columns, schema=wanted).select(list(names))
+
+
+TYPED_PROTOBUF = FormatType(
+    id="protobuf-typed",
+    summary="typed columns in messages of our own, with checksums",
+    open=lambda _: TypedProtobufFormat(),
+    read_cost=20,
+)

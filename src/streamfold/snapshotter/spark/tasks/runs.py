@@ -50,7 +50,7 @@ def base_runs(
 ) -> Iterator[Run]:
     """Yield the rows of a file of a base, in runs of bounded size."""
     keys = schema.select(schema.key_fields)
-    if form.id == "parquet" and part.sha256:
+    if form.reads_row_groups and part.sha256:
         file = _opened(part, source)
         for group in range(file.num_row_groups):
             yield _base_group(RowGroup(file, group, part.path), keys, schema)
@@ -65,7 +65,7 @@ def diff_runs(
 ) -> Iterator[Run]:
     """Yield the changes of a file of a diff."""
     keys = schema.select(schema.key_fields)
-    if form.id == "parquet" and part.sha256:
+    if form.reads_row_groups and part.sha256:
         file = _opened(part, source, coded=["action"])
         for group in range(file.num_row_groups):
             yield _diff_group(RowGroup(file, group, part.path), keys, schema)
