@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import TypeVar
@@ -12,7 +13,15 @@ from streamfold.archive import Profiles
 from streamfold.archive.events import Event, SinkContext, SinkType, decode_event
 from streamfold.archive.formats import Compression, Format, FormatType
 from streamfold.extensions import Extension, Registry
-from streamfold.testing import EventSinkConformance, FormatConformance, SinkProbe
+from streamfold.snapshotter.decoding import ChangeDecoder, DecoderType
+from streamfold.testing import (
+    ChangeDecoderConformance,
+    EventSinkConformance,
+    FormatConformance,
+    Sample,
+    SinkProbe,
+)
+from streamfold.testing.change_decoder_kit import TABLE, records
 from tests.cli.commands import Shell
 from tests.distributions import EXAMPLE, install_example
 
@@ -53,6 +62,22 @@ class TestXzFormat(FormatConformance):
     @pytest.fixture
     def format(self, installed: Path) -> Format:
         return found("streamfold.formats", FormatType, "jsonl-xz").open(Compression.NONE)
+
+
+class TestMaxwellDecoder(ChangeDecoderConformance):
+    @pytest.fixture
+    def decoder(self, installed: Path) -> ChangeDecoder:
+        kind = found("streamfold.decoders", DecoderType, "maxwell")
+        return kind.open(("id",), kind.options(table="orders"))
+
+    def body(self, sample: Sample) -> bytes:
+        message = {"database": "shop", "table": "orders", "type": sample.op, "data": sample.row}
+        return json.dumps(message, ensure_ascii=False).encode()
+
+    def test_changes_of_other_tables_are_ignored(self, decoder: ChangeDecoder) -> None:
+        other = self.body(Sample("insert")).replace(b'"orders"', b'"customers"')
+        decoded = decoder.decode(records([other, self.body(Sample("insert"))]), TABLE)
+        assert (decoded.ignored, decoded.changes["seq_num"].to_pylist()) == (1, [1])
 
 
 class FileProbe(SinkProbe):

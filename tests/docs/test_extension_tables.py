@@ -13,6 +13,7 @@ from streamfold.archive.events import SINKS
 from streamfold.archive.formats import FORMATS
 from streamfold.archive.formats.registry import format_names
 from streamfold.extensions import Extension, Options, Registry
+from streamfold.snapshotter.decoding import DECODERS
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -43,6 +44,11 @@ def described(options: type[Options]) -> Iterator[tuple[str, str, str]]:
 
 def test_the_configuration_page_has_every_option_of_every_sink() -> None:
     table = option_table("type", ((sink, sink.options) for sink in SINKS))
+    assert table in (DOCS / "reference" / "snapshotter-config.md").read_text(), table
+
+
+def test_the_configuration_page_has_every_option_of_every_decoder() -> None:
+    table = option_table("kind", ((decoder, decoder.options) for decoder in DECODERS))
     assert table in (DOCS / "reference" / "snapshotter-config.md").read_text(), table
 
 

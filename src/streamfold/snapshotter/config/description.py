@@ -45,8 +45,10 @@ def _lines(path: str, value: object) -> Iterator[tuple[str, str]]:
 
 def _named(path: str, values: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     for name, value in values.items():
-        if isinstance(value, Mapping) and name == "raw":  # a sink's settings are beside its type
+        if name == "raw" and isinstance(value, Mapping):  # a sink's options are beside its type
             yield from _named(path, {k: v for k, v in value.items() if k != "type"})
+        elif name == "options" and isinstance(value, msgspec.Struct):
+            yield from _lines(path, value)
         else:
             written = _WRITTEN.get(name, name)
             yield from _lines(f"{path}.{written}" if path else written, value)

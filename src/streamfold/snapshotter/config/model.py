@@ -12,14 +12,7 @@ from streamfold.archive.destinations.aws_credentials import Profile
 from streamfold.archive.maintenance.garbage_collection import Retention
 from streamfold.archive.schema import TableSchema
 from streamfold.archive.write.thresholds import Thresholds
-from streamfold.snapshotter.decoding import (
-    STOP,
-    ChangeDecoder,
-    DebeziumDecoder,
-    EnvelopeDecoder,
-    UpsertDecoder,
-)
-from streamfold.snapshotter.decoding.debezium import TIME_UNIT, UNAVAILABLE
+from streamfold.snapshotter.decoding import DECODERS, ChangeDecoder, DecoderOptions, EnvelopeDecoder
 from streamfold.snapshotter.pipeline.transactions import TransactionLimits
 
 #: The server's basin for streams without one.
@@ -101,21 +94,11 @@ class DecoderSettings:
     """How records encode changes."""
 
     kind: str = EnvelopeDecoder.kind
-    mismatch: str = STOP
-    key_header: str | None = None
-    deleted_field: str | None = None
-    #: Only for Debezium, which has the defaults.
-    time_unit: str | None = None
-    unavailable: str | None = None
+    options: DecoderOptions = field(default_factory=DecoderOptions)
 
     def decoder(self, key_fields: tuple[str, ...]) -> ChangeDecoder:
         """Make the decoder for a table with this key."""
-        if self.kind == DebeziumDecoder.kind:
-            unit, marker = self.time_unit or TIME_UNIT, self.unavailable or UNAVAILABLE
-            return DebeziumDecoder(key_fields, self.mismatch, unit, marker)
-        if self.kind == UpsertDecoder.kind:
-            return UpsertDecoder(key_fields, self.mismatch, self.key_header, self.deleted_field)
-        return EnvelopeDecoder(key_fields, self.mismatch)
+        return DECODERS.get(self.kind).open(key_fields, self.options)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,11 @@ E = TypeVar("E", bound=Extension)
 O = TypeVar("O", bound=Options)  # noqa: E741 - the options
 
 
-def read_extension(section: Section, name: str, registry: Registry[E]) -> E | None:
+def read_extension(
+    section: Section, name: str, registry: Registry[E], default: str | None = None
+) -> E | None:
     """Read the setting that selects an extension; None after a problem."""
-    found = section.text(name)
+    found = section.text(name) or (None if section.holds(name) else default)
     if found is None:
         if not section.holds(name):
             section.problem(name, f"is missing: name one of {', '.join(registry.ids())}")

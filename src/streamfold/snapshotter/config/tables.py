@@ -32,16 +32,9 @@ from streamfold.snapshotter.config.model import (
     HttpSettings,
     TableSettings,
 )
+from streamfold.snapshotter.config.options import read_extension, read_options
 from streamfold.snapshotter.config.section import Section
-from streamfold.snapshotter.decoding import (
-    MISMATCH,
-    STOP,
-    DebeziumDecoder,
-    EnvelopeDecoder,
-    UpsertDecoder,
-    parse_ddl,
-)
-from streamfold.snapshotter.decoding.debezium import TIME_UNIT, UNAVAILABLE
+from streamfold.snapshotter.decoding import DECODERS, EnvelopeDecoder, parse_ddl
 from streamfold.snapshotter.errors import ConfigurationError
 from streamfold.snapshotter.pipeline.transactions import MAX_HELD, TransactionLimits
 
@@ -218,23 +211,9 @@ def _retention(section: Section) -> Retention:
 
 
 def _decoder(section: Section) -> DecoderSettings:
-    kinds = (EnvelopeDecoder.kind, DebeziumDecoder.kind, UpsertDecoder.kind)
-    kind = section.choice("kind", kinds, EnvelopeDecoder.kind)
-    mismatch = section.choice("mismatch", MISMATCH, STOP)
-    if kind == DebeziumDecoder.kind:
-        found = DecoderSettings(
-            kind,
-            mismatch,
-            time_unit=section.choice("time_unit", ("ms", "us", "ns"), TIME_UNIT),
-            unavailable=section.text("unavailable") or UNAVAILABLE,
-        )
-    elif kind == UpsertDecoder.kind:
-        header, field = section.text("key_header"), section.text("deleted_field")
-        found = DecoderSettings(kind, mismatch, key_header=header, deleted_field=field)
-    else:
-        found = DecoderSettings(kind, mismatch)
-    section.close()
-    return found
+    kind = read_extension(section, "kind", DECODERS, default=EnvelopeDecoder.kind)
+    options = read_options(section, kind.options) if kind else None
+    return DecoderSettings(kind.id, options) if kind and options else DecoderSettings()
 
 
 def _transactions(section: Section) -> TransactionLimits:

@@ -1,6 +1,7 @@
 """Decodes records of a stream to changes of a table."""
 
-from streamfold.snapshotter.decoding.assembly import DEAD_LETTER, MISMATCH, STOP
+from streamfold.snapshotter.decoding.arrow_rows import ABSENT, RowReading
+from streamfold.snapshotter.decoding.assembly import DEAD_LETTER, STOP, Assembly
 from streamfold.snapshotter.decoding.ddl import parse_ddl
 from streamfold.snapshotter.decoding.debezium import DebeziumDecoder
 from streamfold.snapshotter.decoding.decoder import (
@@ -8,15 +9,23 @@ from streamfold.snapshotter.decoding.decoder import (
     OPS,
     ChangeDecoder,
     Decoded,
+    DecoderOptions,
+    DecoderType,
     decoded_schema,
     under_schema,
 )
 from streamfold.snapshotter.decoding.envelope import EnvelopeDecoder
+from streamfold.snapshotter.decoding.raw_changes import RawChanges
+from streamfold.snapshotter.decoding.records import RecordIntake
+from streamfold.snapshotter.decoding.registry import DECODERS
 from streamfold.snapshotter.decoding.upserts import UpsertDecoder
 
 __all__ = [
     "ChangeDecoder",
     "Decoded",
+    "DecoderType",
+    "DecoderOptions",
+    "DECODERS",
     "OPS",
     "DEAD_LETTERS",
     "decoded_schema",
@@ -26,6 +35,10 @@ __all__ = [
     "UpsertDecoder",
     "STOP",
     "DEAD_LETTER",
-    "MISMATCH",
+    "RecordIntake",
+    "RawChanges",
+    "RowReading",
+    "ABSENT",
+    "Assembly",
     "parse_ddl",
 ]

@@ -37,7 +37,6 @@ Mask = npt.NDArray[np.bool_]
 
 #: What to do with a record whose values do not fit the table's columns.
 STOP, DEAD_LETTER = "stop", "dead_letter"
-MISMATCH = (STOP, DEAD_LETTER)
 
 
 @dataclass(frozen=True, slots=True)

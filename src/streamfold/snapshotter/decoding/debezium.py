@@ -18,7 +18,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import pyarrow as pa
@@ -27,7 +27,12 @@ from streamfold.archive.schema import TableSchema
 from streamfold.snapshotter.decoding.arrow_rows import ABSENT, RowReading
 from streamfold.snapshotter.decoding.assembly import STOP, Assembly
 from streamfold.snapshotter.decoding.connect_types import hints_of
-from streamfold.snapshotter.decoding.decoder import Decoded, under_schema
+from streamfold.snapshotter.decoding.decoder import (
+    Decoded,
+    DecoderOptions,
+    DecoderType,
+    under_schema,
+)
 from streamfold.snapshotter.decoding.envelope import OP_OF_LETTER
 from streamfold.snapshotter.decoding.json_values import Hint
 from streamfold.snapshotter.decoding.raw_changes import RawChanges
@@ -37,7 +42,7 @@ from streamfold.snapshotter.pipeline.transactions import OUTSIDE, Membership, ta
 #: Debezium's default for a value that it did not get.
 UNAVAILABLE = "__debezium_unavailable_value"
 #: The unit of times in most databases: microseconds.
-TIME_UNIT = "us"
+TIME_UNIT: Final = "us"
 #: A message written to the log by an application: it changes no row.
 _MESSAGE = "m"
 _MARKERS = ("BEGIN", "END")
@@ -198,3 +203,28 @@ def _hints(raw: bytes) -> dict[str, Hint]:
     # Every record carries the same schema until the table changes.
     found: Any = msgspec.json.decode(raw)
     return hints_of(found)
+
+
+class DebeziumOptions(DecoderOptions, frozen=True, kw_only=True):
+    time_unit: Annotated[
+        Literal["ms", "us", "ns"],
+        msgspec.Meta(
+            description="unit of times without zone if no schema says it: `ms`, `us`, `ns`; dates are "
+            "days"
+        ),
+    ] = TIME_UNIT
+    unavailable: Annotated[
+        str, msgspec.Meta(description="the connector's `unavailable.value.placeholder`")
+    ] = UNAVAILABLE
+
+
+def _open(keys: tuple[str, ...], options: DebeziumOptions) -> DebeziumDecoder:
+    return DebeziumDecoder(keys, options.mismatch, options.time_unit, options.unavailable)
+
+
+DEBEZIUM = DecoderType(
+    id=DebeziumDecoder.kind,
+    summary="JSON of Debezium's connectors",
+    options=DebeziumOptions,
+    open=_open,
+)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Annotated, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
+import msgspec
 import pyarrow as pa
 
 from streamfold.archive.read.folding import fitted
 from streamfold.archive.schema import TableSchema
+from streamfold.extensions import Extension, Options
 from streamfold.snapshotter.pipeline.transactions import SILENT, Tail
 
 #: What a record does to a table; a `read` is a row of a source's first copy.
@@ -106,3 +109,27 @@ class ChangeDecoder(Protocol):
         configured to make dead letters of such records.
         """
         ...
+
+
+class DecoderOptions(Options, frozen=True, kw_only=True):
+    """What all decoders take."""
+
+    mismatch: Annotated[
+        Literal["stop", "dead_letter"],
+        msgspec.Meta(
+            description="a value that does not fit the schema stops the table, or makes its record a "
+            "dead letter: `stop`, `dead_letter`"
+        ),
+    ] = "stop"
+
+
+O = TypeVar("O", bound=DecoderOptions)  # noqa: E741 - the options
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderType(Extension, Generic[O]):
+    """Declares a decoder: `kind = "<id>"` in `decoder` selects it."""
+
+    options: type[O]
+    #: Returns the decoder for a table with these key fields.
+    open: Callable[[tuple[str, ...], O], ChangeDecoder]

@@ -32,7 +32,7 @@ import pyarrow as pa
 from streamfold.archive.schema import TableSchema
 from streamfold.snapshotter.decoding.arrow_rows import ABSENT, RowReading
 from streamfold.snapshotter.decoding.assembly import STOP, Assembly
-from streamfold.snapshotter.decoding.decoder import Decoded
+from streamfold.snapshotter.decoding.decoder import Decoded, DecoderOptions, DecoderType
 from streamfold.snapshotter.decoding.raw_changes import RawChanges
 from streamfold.snapshotter.decoding.records import RecordIntake
 from streamfold.snapshotter.pipeline.transactions import OUTSIDE, Membership, tail_of
@@ -130,3 +130,11 @@ def _without_ends(
         else:
             intake.ignored += 1
     return [index for index, _ in kept], [message for _, message in kept]
+
+
+ENVELOPE = DecoderType(
+    id=EnvelopeDecoder.kind,
+    summary="Streamfold's own change records",
+    options=DecoderOptions,
+    open=lambda keys, options: EnvelopeDecoder(keys, options.mismatch),
+)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -16,7 +17,7 @@ import pyarrow as pa
 from streamfold.archive.schema import TableSchema
 from streamfold.snapshotter.decoding.arrow_rows import ABSENT, RowReading
 from streamfold.snapshotter.decoding.assembly import STOP, Assembly
-from streamfold.snapshotter.decoding.decoder import Decoded
+from streamfold.snapshotter.decoding.decoder import Decoded, DecoderOptions, DecoderType
 from streamfold.snapshotter.decoding.raw_changes import RawChanges
 from streamfold.snapshotter.decoding.records import UNREADABLE, RecordIntake
 
@@ -116,3 +117,32 @@ def _may_hold(row: msgspec.Raw, name: bytes) -> bool:
 def _body(body: bytes) -> msgspec.Raw:
     """Return the row if it is valid JSON; ABSENT for an empty body."""
     return _decode(body) if body and not body.isspace() else ABSENT
+
+
+class UpsertOptions(DecoderOptions, frozen=True, kw_only=True):
+    key_header: Annotated[
+        str | None,
+        msgspec.Meta(
+            description="header with the key as JSON: an object, or the value of a single key field; "
+            "needed for empty bodies"
+        ),
+    ] = None
+    deleted_field: Annotated[
+        str | None,
+        msgspec.Meta(
+            description="field that says with `true` that the row is deleted, such as `__deleted`; it "
+            "is not a column"
+        ),
+    ] = None
+
+
+def _open(keys: tuple[str, ...], options: UpsertOptions) -> UpsertDecoder:
+    return UpsertDecoder(keys, options.mismatch, options.key_header, options.deleted_field)
+
+
+UPSERTS = DecoderType(
+    id=UpsertDecoder.kind,
+    summary="rows, of which the last one of a key counts",
+    options=UpsertOptions,
+    open=_open,
+)
