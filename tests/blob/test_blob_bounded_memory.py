@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from streamfold.blob import BlobStore, LocalBlobStore, open_blob_store
-from streamfold.blob.obstore.uploads import PART_SIZE, PARTS_IN_FLIGHT
+from streamfold.blob.obstore.writes import PART_SIZE, PARTS_IN_FLIGHT
 from tests.blob.bad_network import run_lossy_proxy
 from tests.s3 import S3Server
 

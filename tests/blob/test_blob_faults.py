@@ -12,7 +12,6 @@ from streamfold.errors import (
     InvalidError,
     StreamfoldError,
 )
-from streamfold.testing.blob_calls import CALLS, Call, keys_of, swap
 from streamfold.testing.blob_faults import (
     Fault,
     FaultKind,
@@ -21,6 +20,7 @@ from streamfold.testing.blob_faults import (
     ScriptedFaults,
     SeededFaults,
 )
+from streamfold.testing.blob_kit import CALLS, Call, keys_of, swap
 
 #: As `CALLS`, with a swap of what is there.
 WORKING: dict[str, Call] = CALLS | {"put_if_match": swap}

@@ -18,7 +18,7 @@ from streamfold.errors import (
     BlobUnavailableError,
     InvalidError,
 )
-from streamfold.testing.blob_calls import CALLS, keys_of, pieces_of
+from streamfold.testing.blob_kit import CALLS, keys_of, pieces_of
 
 
 class RecordingDisk:

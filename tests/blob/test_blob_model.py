@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from streamfold.blob import BlobStore, LocalBlobStore, open_blob_store
 from streamfold.errors import BlobExistsError, BlobNotFoundError
-from streamfold.testing.blob_calls import STALE, swap
+from streamfold.testing.blob_kit import STALE, swap
 
 KEYS = st.sampled_from(["a", "a-", "b/c", "b/c-d", "b/d/e", "b/d.", "b0"])
 DATA = st.binary(max_size=20)

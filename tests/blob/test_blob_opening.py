@@ -6,7 +6,7 @@ import pytest
 
 from streamfold.blob import LocalBlobStore, ObstoreBlobStore, RequestLimits, open_blob_store
 from streamfold.errors import InvalidError
-from streamfold.testing.blob_calls import keys_of
+from streamfold.testing.blob_kit import keys_of
 from tests.s3 import S3Server
 
 

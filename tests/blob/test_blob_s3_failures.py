@@ -16,7 +16,7 @@ from streamfold.errors import (
     StorageError,
     StreamfoldError,
 )
-from streamfold.testing.blob_calls import CALLS, keys_of, pieces_of
+from streamfold.testing.blob_kit import CALLS, keys_of, pieces_of
 from tests.blob.bad_network import LossyProxy, answer, run_lossy_proxy, run_scripted_server
 from tests.s3 import S3Server, s3_client
 

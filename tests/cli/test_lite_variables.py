@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamfold.cli.servers.lite_variables import flush_interval, unused
+from streamfold.cli.servers.serve import flush_interval, unused
 from streamfold.errors import InvalidError
 
 OPTIONS = ("--append-inflight-bytes", "--commit-timeout", "--bucket", "--port")

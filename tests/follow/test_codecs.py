@@ -12,8 +12,8 @@ from streamfold.follow.encoding.arrow_codec import ArrowCodec
 from streamfold.follow.encoding.container import Description, pack, unpack
 from streamfold.follow.encoding.stream_writer import regroup
 from streamfold.follow.errors import SnapshotCorruptError
-from streamfold.follow.snapshots.blob_snapshots import BlobSnapshots
-from streamfold.follow.snapshots.retention import prune
+from streamfold.follow.snapshots.placement import BlobSnapshots
+from streamfold.follow.snapshots.policy import prune
 
 
 class Stock(msgspec.Struct):

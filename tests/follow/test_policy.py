@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from streamfold.errors import InvalidError
-from streamfold.follow.snapshots.policy import Policy, SinceSnapshot, due, wait_for
-from streamfold.follow.snapshots.retention import find_prunable
+from streamfold.follow.snapshots.policy import Policy, SinceSnapshot, due, find_prunable, wait_for
 from streamfold.follow.snapshots.snapshot_store import Placement, SnapshotInfo
 
 NONE = Policy(records=None, bytes=None, age=None, replay=None)

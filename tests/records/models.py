@@ -11,9 +11,15 @@ from streamfold.errors import InvalidError
 from streamfold.model.configs import TimestampMode
 from streamfold.model.positions import SeqNum, Timestamp
 from streamfold.model.records import Header, Record, SequencedRecord
-from streamfold.records import AppendInput, RecordBatch, Sequenced, parse_append_input, single
+from streamfold.records import (
+    AppendInput,
+    RecordBatch,
+    Sequenced,
+    parse_append_input,
+)
 from streamfold.records import compiled as compiled_twin
 from streamfold.records.append_input import parse_plain, parse_scanned
+from streamfold.records.batch import scan_single
 from streamfold.records.sequencing import Slot
 
 
@@ -111,7 +117,7 @@ def outcome(raw: bytes, name: str) -> AppendInput | tuple[type[InvalidError], st
             return parse_plain(raw)
         if name == "chosen":
             return parse_append_input(raw)
-        scanned = single.scan(raw) if name == "single" else compiled_twin.scan(raw)
+        scanned = scan_single(raw) if name == "single" else compiled_twin.scan(raw)
         return None if scanned is None else parse_scanned(raw, scanned)
     except InvalidError as error:
         # The offset at which bytes stop making sense may differ; that they do not may not.

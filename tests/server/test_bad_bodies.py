@@ -9,7 +9,7 @@ import pytest
 import zstandard
 
 from streamfold.server.main import Server, running_server
-from streamfold.wire.s2.negotiation import BODY_MAX
+from streamfold.wire.s2.headers import BODY_MAX
 from tests.server.conftest import BASIN, STREAM, configuration
 from tests.server.frames import PATH, SESSION, append_frame, frames_in
 from tests.server.raw_h1 import h1_client

@@ -8,18 +8,19 @@ import re
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import click
 
 from streamfold.cli.exit_status import ExitStatus, VerbFailedError
 from streamfold.cli.output import Output
+from streamfold.cli.parameters import StreamRef
 from streamfold.extras import needing_extra
 from streamfold.model.names import is_bucket_name
 
 if TYPE_CHECKING:
-    from s2_sdk import S2, Endpoints, S2Basin
+    from s2_sdk import S2, Endpoints, S2Basin, S2Stream
 
 _ACCOUNT, _BASIN, _TOKEN = "S2_ACCOUNT_ENDPOINT", "S2_BASIN_ENDPOINT", "S2_ACCESS_TOKEN"
 #: Sent when no token is given: the SDK needs one, and an open server accepts any.
@@ -148,3 +149,32 @@ def _token(file: Path | None) -> str:
             ExitStatus.USAGE,
         )
     return token or _NO_TOKEN
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+encryption_option = click.option(
+    "--encryption-key-file",
+    type=FILE,
+    help="File with the stream's encryption key, 32 bytes in base64.",
+)
+
+
+def condition_options(function: Function) -> Function:
+    """Add the conditions under which an append is made."""
+    fencing = click.option(
+        "--fencing-token", metavar="TOKEN", help="Append only if this is the stream's token."
+    )
+    matching = click.option(
+        "--match-seq-num",
+        type=click.IntRange(min=0),
+        metavar="SEQ_NUM",
+        help="Append only if the first record gets this seq_num.",
+    )
+    return matching(fencing(function))
+
+
+def open_stream(s2: S2, ref: StreamRef, key_file: Path | None) -> S2Stream:
+    """Open the stream, with its encryption key if a file is given."""
+    key = key_file.read_text().strip() if key_file else None
+    return open_basin(s2, ref.basin).stream(ref.stream, encryption_key=key)

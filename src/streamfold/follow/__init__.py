@@ -18,10 +18,8 @@ from streamfold.follow.errors import (
 from streamfold.follow.follower import Change, Follower, as_client, follow
 from streamfold.follow.restore.plan import RestorePlan, make_plan
 from streamfold.follow.restore.progress import Progress, TerminalBar
-from streamfold.follow.snapshots.blob_snapshots import BlobSnapshots
-from streamfold.follow.snapshots.placement import auto, external, in_stream
-from streamfold.follow.snapshots.policy import Policy, SinceSnapshot, due
-from streamfold.follow.snapshots.retention import prune
+from streamfold.follow.snapshots.placement import BlobSnapshots, auto, external, in_stream
+from streamfold.follow.snapshots.policy import Policy, SinceSnapshot, due, prune
 from streamfold.follow.snapshots.server_snapshots import ServerSnapshots
 from streamfold.follow.snapshots.snapshot_store import (
     Placement,

@@ -9,8 +9,7 @@ import msgspec
 from streamfold.errors import MalformedError
 from streamfold.model.names import parse_token
 from streamfold.model.records import Record
-from streamfold.records import single
-from streamfold.records.batch import RecordBatch, validate
+from streamfold.records.batch import RecordBatch, SingleRecord, scan_single, validate
 from streamfold.records.kernels import compiled
 from streamfold.records.plain import APPEND_HEADERS, RECORDS, parse_record
 from streamfold.records.protobuf import fields
@@ -21,7 +20,6 @@ from streamfold.records.rules import (
     check_metered,
     command_of,
 )
-from streamfold.records.single import SingleRecord
 
 if TYPE_CHECKING:
     # Only for types: at run time this would load the compiler.
@@ -55,7 +53,7 @@ def parse_quickly(raw: bytes, plain_max: int) -> AppendInput | None:
     What serializers write is walked through by compiled code. Everything else costs a microsecond per
     field, and a stranger may send millions of them.
     """
-    record = single.scan(raw)
+    record = scan_single(raw)
     if record is not None and record.end == len(raw):
         check_metered(record.metered)
         return AppendInput(RecordBatch(1, record.metered, (), record), None, None)

@@ -21,7 +21,7 @@ from streamfold.archive.manifest.model import Artifact, FormatFiles, Manifest, P
 from streamfold.blob import BlobChangedError
 from streamfold.errors import BlobExistsError
 from streamfold.extras import needing_extra
-from streamfold.testing.blob_calls import keys_of, pieces_of
+from streamfold.testing.blob_kit import keys_of, pieces_of
 
 with needing_extra("testing"):
     import pytest

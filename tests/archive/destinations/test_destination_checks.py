@@ -10,7 +10,6 @@ from streamfold.archive.destinations.destination import Destination, check_compa
 from streamfold.archive.errors import SwapUnsupportedError
 from streamfold.blob import BlobChangedError, BlobStore, open_blob_store
 from streamfold.errors import BlobOutcomeUnknownError, BlobUnavailableError
-from streamfold.testing.blob_calls import keys_of
 from streamfold.testing.blob_faults import (
     Fault,
     FaultKind,
@@ -18,6 +17,7 @@ from streamfold.testing.blob_faults import (
     Operation,
     ScriptedFaults,
 )
+from streamfold.testing.blob_kit import keys_of
 from tests.archive.tables import at, open_writer
 
 

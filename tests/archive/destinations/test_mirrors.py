@@ -16,8 +16,8 @@ from streamfold.archive.write.artifacts import write_part
 from streamfold.archive.write.writer import ArchiveWriter
 from streamfold.blob import BlobStore, open_blob_store
 from streamfold.errors import BlobUnavailableError, InvalidError
-from streamfold.testing.blob_calls import keys_of
 from streamfold.testing.blob_faults import Fault, FaultKind, FaultyBlobStore, Operation
+from streamfold.testing.blob_kit import keys_of
 from tests.archive.plain_reader import read_states, read_table
 from tests.archive.tables import SCHEMA, at, changes, open_writer, rows
 from tests.s3 import S3Server

@@ -13,7 +13,6 @@ from streamfold.archive.manifest.updates import PruneEpochs, Stamp
 from streamfold.archive.write.writer import ArchiveWriter
 from streamfold.blob import BlobStore, LocalBlobStore
 from streamfold.errors import BlobUnavailableError, InvalidError
-from streamfold.testing.blob_calls import keys_of
 from streamfold.testing.blob_faults import (
     Fault,
     FaultKind,
@@ -21,6 +20,7 @@ from streamfold.testing.blob_faults import (
     Operation,
     ScriptedFaults,
 )
+from streamfold.testing.blob_kit import keys_of
 from tests.archive.plain_reader import read_states, read_table
 from tests.archive.tables import Clock, at, changes, new_ids, open_writer, rows
 

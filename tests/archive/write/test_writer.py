@@ -25,7 +25,7 @@ from streamfold.archive.write.artifacts import WrittenDiff, write_part
 from streamfold.archive.write.writer import GAP, ArchiveWriter
 from streamfold.blob import BlobStore, open_blob_store
 from streamfold.errors import InvalidError
-from streamfold.testing.blob_calls import keys_of
+from streamfold.testing.blob_kit import keys_of
 from tests.archive.plain_reader import read_states, read_table
 from tests.archive.tables import SCHEMA, Clock, at, changes, net_changes, open_writer, rows
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from streamfold.server.durable_streams.subscriptions.state import decode, encode
 from streamfold.server.durable_streams.subscriptions.time_slices import SLICE
 from streamfold.store.store import StreamStore, open_store
-from streamfold.wire.durable_streams.patterns import MANY_MAX, SEGMENTS_MAX
+from streamfold.wire.durable_streams.subscriptions import MANY_MAX, SEGMENTS_MAX
 from tests.server.durable_streams.subscribing import BASIN, Clock, append, create, serving
 
 KIND = f"ds-subscription/{BASIN}"

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from streamfold.errors import InvalidError
 from streamfold.wire.durable_streams.bootstrap import (
     PART_END,
+    SnapshotDigest,
     boundary,
     closing,
     multipart_type,
     part_head,
 )
-from streamfold.wire.durable_streams.snapshot_digest import SnapshotDigest
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=100)
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamfold.wire.durable_streams.caching import etag, matches, next_cursor
+from streamfold.wire.durable_streams.responses import etag, matches, next_cursor
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=200)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streamfold.errors import InvalidError
-from streamfold.wire.durable_streams.content_types import (
+from streamfold.wire.durable_streams.content import (
     CONTENT_TYPE_MAX,
     DEFAULT_CONTENT_TYPE,
     is_json,

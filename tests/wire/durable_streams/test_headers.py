@@ -10,15 +10,17 @@ from hypothesis import strategies as st
 
 from streamfold.errors import InvalidError
 from streamfold.wire.durable_streams.headers import (
+    TTL_MAX,
     AppendOptions,
     CreateOptions,
     ProducerTuple,
+    format_expires_at,
     parse_append,
     parse_closed,
     parse_create,
+    parse_expires_at,
     parse_producer,
 )
-from streamfold.wire.durable_streams.lifetimes import TTL_MAX, format_expires_at, parse_expires_at
 from streamfold.wire.durable_streams.offsets import format_offset
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=200)

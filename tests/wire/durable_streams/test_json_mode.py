@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamfold.errors import InvalidError
-from streamfold.wire.durable_streams.json_mode import check_message, join_messages, split_messages
+from streamfold.wire.durable_streams.content import check_message, join_messages, split_messages
 from streamfold.wire.json_scan import Limits
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=200)

@@ -7,7 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamfold.errors import InvalidError
-from streamfold.wire.durable_streams.patterns import MANY_MAX, PATTERN_MAX, SEGMENTS_MAX, Pattern
+from streamfold.wire.durable_streams.subscriptions import (
+    MANY_MAX,
+    PATTERN_MAX,
+    SEGMENTS_MAX,
+    Pattern,
+)
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=500)
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamfold.wire.durable_streams.offsets import format_offset
-from streamfold.wire.durable_streams.sse import base64_event, control_event, data_event
+from streamfold.wire.durable_streams.responses import base64_event, control_event, data_event
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=300)
 

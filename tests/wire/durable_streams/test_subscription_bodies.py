@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from streamfold.errors import InvalidError
-from streamfold.wire.durable_streams import subscription_bodies as bodies
-from streamfold.wire.durable_streams.subscription_bodies import (
+from streamfold.wire.durable_streams import subscriptions as bodies
+from streamfold.wire.durable_streams.subscriptions import (
     Ack,
     AckRequest,
     AckView,

@@ -22,15 +22,15 @@ from streamfold.model.configs import (
     StreamReconfiguration,
     TimestampMode,
 )
-from streamfold.wire.s2.configs import (
+from streamfold.wire.s2.errors import BadJsonError
+from streamfold.wire.s2.resources import (
     decode_basin_reconfiguration,
+    decode_ensure_basin,
     decode_stream_config,
     decode_stream_reconfiguration,
     encode_basin_config,
     encode_stream_config,
 )
-from streamfold.wire.s2.errors import BadJsonError
-from streamfold.wire.s2.resources import decode_ensure_basin
 
 ALL_NULL: dict[str, Any] = {
     "storage_class": None,

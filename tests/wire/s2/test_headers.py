@@ -12,7 +12,7 @@ from s2_sdk import _mappers as sdk
 
 from streamfold.model.configs import Cipher, StorageClass, StreamConfigLayer, TimestampMode
 from streamfold.wire.compression import Compression, compress
-from streamfold.wire.s2 import headers, paths
+from streamfold.wire.s2 import headers, urls
 from streamfold.wire.s2.errors import (
     BadHeaderError,
     BadJsonError,
@@ -20,7 +20,7 @@ from streamfold.wire.s2.errors import (
     BadProtoError,
     describe_failure,
 )
-from streamfold.wire.s2.negotiation import (
+from streamfold.wire.s2.headers import (
     BODY_MAX,
     Encoding,
     Negotiated,
@@ -258,35 +258,35 @@ def test_a_body_too_large_is_bad_in_its_own_encoding(compression: Compression) -
 
 
 def test_paths_are_split_before_they_are_decoded() -> None:
-    segments = paths.split_path("/v1/streams/a%2Fb%20%C3%BC+/records")
+    segments = urls.split_path("/v1/streams/a%2Fb%20%C3%BC+/records")
     assert segments == ("v1", "streams", "a%2Fb%20%C3%BC+", "records")
-    assert paths.parse_stream(segments[2]) == "a/b ü+"
-    assert paths.parse_basin("my%2Dbasin") == "my-basin"
-    assert paths.parse_token_id("a%20b") == "a b"
+    assert urls.parse_stream(segments[2]) == "a/b ü+"
+    assert urls.parse_basin("my%2Dbasin") == "my-basin"
+    assert urls.parse_token_id("a%20b") == "a b"
 
 
 @pytest.mark.parametrize("segment", ["", "UPPER-CASE", "abc", "a" * 65, "%ff%ff%ff%ff%ff"])
 def test_an_impossible_basin_in_a_path_is_a_bad_path(segment: str) -> None:
     with pytest.raises(BadPathError):
-        paths.parse_basin(segment)
+        urls.parse_basin(segment)
 
 
 @pytest.mark.parametrize("segment", ["short", "my-basin-", "under_score", "a" * 49])
 def test_a_basin_that_only_durable_streams_may_name_can_exist_but_not_be_created(
     segment: str,
 ) -> None:
-    assert paths.parse_basin(segment) == segment
+    assert urls.parse_basin(segment) == segment
     with pytest.raises(BadPathError):
-        paths.parse_new_basin(segment)
+        urls.parse_new_basin(segment)
 
 
 @pytest.mark.parametrize("segment", ["", ".", "%2E%2e", "%00", "x" * 513, "%C3"])
 def test_an_impossible_stream_in_a_path_is_a_bad_path(segment: str) -> None:
     with pytest.raises(BadPathError):
-        paths.parse_stream(segment)
+        urls.parse_stream(segment)
 
 
 @pytest.mark.parametrize("segment", ["", "..", "x" * 97])
 def test_an_impossible_token_id_in_a_path_is_a_bad_path(segment: str) -> None:
     with pytest.raises(BadPathError):
-        paths.parse_token_id(segment)
+        urls.parse_token_id(segment)

@@ -10,7 +10,8 @@ from streamfold.errors import InvalidError
 from streamfold.model.metrics import Interval
 from streamfold.model.positions import U64_MAX
 from streamfold.wire.s2.errors import BadHeaderError, BadQueryError
-from streamfold.wire.s2.queries import (
+from streamfold.wire.s2.sse import EventId
+from streamfold.wire.s2.urls import (
     ListQuery,
     MetricsQuery,
     ReadQuery,
@@ -21,7 +22,6 @@ from streamfold.wire.s2.queries import (
     parse_stream_list_query,
     parse_token_list_query,
 )
-from streamfold.wire.s2.sse import EventId
 
 
 def test_a_read_without_parameters_starts_at_the_tail() -> None:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from streamfold.archive.errors import ManifestInvalidError
 from streamfold.archive.manifest.model import Artifact, FormatFiles, Manifest, order_of
 from streamfold.archive.manifest.positions import PositionOrder, parse_time
-from streamfold.blob.keys import check_key
+from streamfold.blob.blob_store import check_key
 from streamfold.errors import InvalidError
 
 

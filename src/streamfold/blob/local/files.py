@@ -12,8 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from streamfold.blob.blob_store import BlobMeta
-from streamfold.blob.keys import check_key
+from streamfold.blob.blob_store import BlobMeta, check_key
 from streamfold.blob.local.durable_files import DRAFTS
 from streamfold.errors import InvalidError
 

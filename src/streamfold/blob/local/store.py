@@ -13,8 +13,16 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from streamfold.blob.blob_store import DEFAULT_CHUNK_SIZE, BlobChangedError, BlobMeta, BlobStore
-from streamfold.blob.keys import check_chunk_size, check_key, check_prefix, check_range
+from streamfold.blob.blob_store import (
+    DEFAULT_CHUNK_SIZE,
+    BlobChangedError,
+    BlobMeta,
+    BlobStore,
+    check_chunk_size,
+    check_key,
+    check_prefix,
+    check_range,
+)
 from streamfold.blob.local.durable_files import DRAFTS, DurableTree, Fsync
 from streamfold.blob.local.files import (
     etag_of,

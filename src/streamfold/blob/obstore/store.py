@@ -6,9 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from streamfold.blob.blob_store import DEFAULT_CHUNK_SIZE, BlobMeta, BlobStore
-from streamfold.blob.keys import check_chunk_size, check_key, check_prefix, check_range
-from streamfold.blob.obstore.conditional_writes import SwapField
+from streamfold.blob.blob_store import (
+    DEFAULT_CHUNK_SIZE,
+    BlobMeta,
+    BlobStore,
+    check_chunk_size,
+    check_key,
+    check_prefix,
+    check_range,
+)
 from streamfold.blob.obstore.errors_from_obstore import (
     OBSTORE_ERRORS,
     FailureKind,
@@ -16,7 +22,7 @@ from streamfold.blob.obstore.errors_from_obstore import (
     read_error,
 )
 from streamfold.blob.obstore.retries import RequestLimits, Sleep
-from streamfold.blob.obstore.writes import ObjectWriter, new_write_id
+from streamfold.blob.obstore.writes import ObjectWriter, SwapField, new_write_id
 from streamfold.errors import BlobNotFoundError, StorageError
 
 if TYPE_CHECKING:  # these exist only in obstore's stubs

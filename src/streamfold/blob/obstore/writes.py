@@ -1,8 +1,14 @@
-"""Writes through obstore that know their outcome.
+"""Writes through obstore that know their outcome: streamed uploads, put-if-absent, compare-and-swap.
 
-obstore's own retries stay off for every request that publishes or deletes a blob: it does not report
-whether "already exists" is due to another blob or to its own first attempt, whose answer was lost.
-Here each attempt is counted, and `conditional_writes` finds out whose write caused a refusal.
+obstore's own retries stay off for every request that publishes or deletes a blob: it does not
+report whether "already exists" is due to another blob or to its own first attempt, whose answer was
+lost. Here each attempt is counted, and `ConditionalWriter` finds out whose write caused a refusal.
+
+A refusal may be due to this call's own first attempt, whose answer was lost. So each write stores
+its id with the blob, and reading back shows whose it is, even if both wrote the same bytes.
+
+A swap has one case more: ours may have worked and been replaced since. Then the blob does not show
+it, and the outcome is unknown.
 """
 
 from __future__ import annotations
@@ -10,9 +16,9 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from streamfold.blob.obstore.conditional_writes import ConditionalWriter, SwapField
+from streamfold.blob.blob_store import BlobChangedError
 from streamfold.blob.obstore.errors_from_obstore import (
     OBSTORE_ERRORS,
     FailedRequest,
@@ -21,16 +27,252 @@ from streamfold.blob.obstore.errors_from_obstore import (
     write_error,
 )
 from streamfold.blob.obstore.retries import RequestLimits, Sleep, WriteRetries, send
-from streamfold.blob.obstore.uploads import (
-    PART_SIZE,
-    UploadSource,
-    iterate_parts,
-    read_first_part,
-    upload_parts,
+from streamfold.errors import (
+    BlobExistsError,
+    BlobNotFoundError,
+    BlobOutcomeUnknownError,
+    StorageError,
 )
 
-if TYPE_CHECKING:  # exists only in obstore's stubs
+if TYPE_CHECKING:
+    from obstore import PutResult, UpdateVersion
     from obstore.store import ObjectStore
+
+#: Bytes per part of a multipart upload. S3 takes 5 MiB to 5 GiB and 10,000 parts, so blobs up to
+#: 80 GiB; anything up to one part goes in a single request.
+PART_SIZE = 8 * 1024 * 1024
+#: Parts in flight at once: bounds an upload's memory to about (this + 2) * PART_SIZE.
+PARTS_IN_FLIGHT = 3
+#: Seconds that a cancelled upload may take to remove its parts.
+ABORT_TIMEOUT = 5.0
+
+
+class UploadStoppedError(Exception):
+    """Raised into obstore to make it abort an upload; never leaves this package."""
+
+
+class UploadSource:
+    """Hands pieces to obstore, can be stopped, and remembers the iterator's own error."""
+
+    def __init__(self, pieces: AsyncIterator[bytes], first: bytes = b"") -> None:
+        self.failure: BaseException | None = None
+        self._pieces = pieces
+        self._first = first
+        self._stopped = asyncio.Event()
+
+    def stop(self) -> None:
+        """Raise an error for the next piece, even if it is awaited already."""
+        self._stopped.set()
+
+    def __aiter__(self) -> UploadSource:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._first:
+            first, self._first = self._first, b""
+            return first
+        while not (piece := await self._next()):
+            pass  # obstore rejects empty pieces
+        return piece
+
+    async def _next(self) -> bytes:
+        following = asyncio.ensure_future(_step(self._pieces))
+        stopped = asyncio.ensure_future(self._stopped.wait())
+        await asyncio.wait({following, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if self._stopped.is_set():
+            following.cancel()
+            await asyncio.wait({following})
+            raise UploadStoppedError
+        try:
+            piece = following.result()
+        except BaseException as error:
+            self.failure = error
+            raise
+        if piece is None:
+            raise StopAsyncIteration
+        return piece
+
+
+async def read_first_part(pieces: AsyncIterator[bytes]) -> tuple[bytes, bool]:
+    """Return at least one part's bytes and False, or all bytes and True."""
+    buffer = bytearray()
+    async for piece in pieces:
+        buffer += piece
+        if len(buffer) > PART_SIZE:
+            return bytes(buffer), False
+    return bytes(buffer), True
+
+
+async def iterate_parts(data: bytes) -> AsyncIterator[bytes]:
+    """Yield `data` in parts."""
+    for start in range(0, len(data), PART_SIZE):
+        yield data[start : start + PART_SIZE]
+
+
+async def upload_parts(store: ObjectStore, key: str, source: UploadSource) -> None:
+    """Send all of `source`; when this task is cancelled the parts already sent are removed.
+
+    Dropping obstore's future would leave them in the bucket, unseen but paid for. Only an iterator
+    that ends in an error makes obstore abort, so that is what a cancelled caller gives it.
+    """
+    upload = asyncio.ensure_future(
+        store.put_async(
+            key, source, use_multipart=True, chunk_size=PART_SIZE, max_concurrency=PARTS_IN_FLIGHT
+        )
+    )
+    try:
+        await asyncio.shield(upload)
+    except asyncio.CancelledError:
+        source.stop()
+        done, _ = await asyncio.wait({upload}, timeout=ABORT_TIMEOUT)
+        if done and not upload.cancelled():
+            upload.exception()  # marks it as retrieved
+        raise
+
+
+async def _step(pieces: AsyncIterator[bytes]) -> bytes | None:
+    # A task cannot end in StopAsyncIteration, so None marks the end.
+    return await anext(pieces, None)
+
+
+#: Metadata field with the id of the conditional write; Azure takes only identifiers.
+WRITE_ID = "streamfoldwriteid"
+
+#: What a service compares in a swap: the etag, or on GCS the generation, which obstore calls
+#: the version. Callers of a blob store see either as the etag.
+SwapField = Literal["e_tag", "version"]
+
+
+class ConditionalWriter:
+    """Writes that happen only if a condition holds; `single` sends every request once."""
+
+    def __init__(
+        self,
+        name: str,
+        attempts: WriteRetries,
+        *,
+        repeating: ObjectStore,
+        single: ObjectStore,
+        new_write_id: Callable[[], str],
+        swap_field: SwapField,
+    ) -> None:
+        self._name = name
+        self._attempts = attempts
+        self._repeating = repeating
+        self._single = single
+        self._new_write_id = new_write_id
+        self._swap_field = swap_field
+
+    async def put_if_absent(self, key: str, data: bytes) -> str:
+        """Write `data` unless a blob exists that this call did not write."""
+        write_id = self._new_write_id()
+        return await self._attempts.repeat(
+            key, lambda doubtful: self._create(key, data, write_id, doubtful)
+        )
+
+    async def put_if_match(self, key: str, data: bytes, etag: str) -> str:
+        """Write `data` over the blob with `etag`, or over one that this call wrote."""
+        write_id = self._new_write_id()
+        return await self._attempts.repeat(
+            key, lambda doubtful: self._swap(key, data, etag, write_id, doubtful)
+        )
+
+    async def _create(
+        self, key: str, data: bytes, write_id: str, doubtful: bool
+    ) -> str | FailedRequest:
+        request = self._single.put_async(key, data, mode="create", attributes={WRITE_ID: write_id})
+        result = await send(request)
+        if not isinstance(result, FailedRequest):
+            return self._etag_of(key, result)
+        if result.kind is not FailureKind.EXISTS:
+            return result
+        # S3 sends 409 while another conditional write runs, which may yet fail, and Azure for
+        # "exists"; any other refusal is final unless the outcome of an earlier attempt is unknown.
+        if not doubtful and result.status != 409:
+            raise self._exists(key)
+        found = await self._find(key)
+        if found is None:
+            return self._unless_outcome_unknown(key, result, doubtful)
+        if found[0] != write_id:
+            raise self._exists(key)
+        return found[1]
+
+    async def _swap(
+        self, key: str, data: bytes, etag: str, write_id: str, doubtful: bool
+    ) -> str | FailedRequest:
+        condition: UpdateVersion = (
+            {"e_tag": etag} if self._swap_field == "e_tag" else {"version": etag}
+        )
+        request = self._single.put_async(key, data, mode=condition, attributes={WRITE_ID: write_id})
+        result = await send(request)
+        if not isinstance(result, FailedRequest):
+            return self._etag_of(key, result)
+        if result.kind is FailureKind.EXISTS:  # 409: another swap is running and may yet fail
+            return result
+        if result.kind is not FailureKind.CHANGED:
+            return result
+        return await self._settle_swap(key, write_id, result, doubtful)
+
+    async def _settle_swap(
+        self, key: str, write_id: str, failure: FailedRequest, doubtful: bool
+    ) -> str | FailedRequest:
+        """Return the new etag if the stored blob is ours; raise why if it is not."""
+        if failure.status == 404 and not doubtful:
+            raise self._gone(key)
+        if failure.status == 412 and not doubtful:
+            raise self._changed(key)
+        found = await self._find(key)
+        if found is None and not doubtful:
+            raise self._gone(key)
+        if found is None or (doubtful and found[0] != write_id):
+            raise BlobOutcomeUnknownError(
+                f"blob {key!r} in {self._name} was replaced, by this call or by another one: "
+                "read it back before repeating"
+            )
+        if found[0] != write_id:
+            raise self._changed(key)
+        return found[1]
+
+    async def _find(self, key: str) -> tuple[str | None, str] | None:
+        """Return the blob's write id and etag; None if it was deleted or cannot be read."""
+        try:
+            found = await self._repeating.get_async(key, options={"head": True})
+        except OBSTORE_ERRORS:
+            return None
+        etag = found.meta[self._swap_field]
+        return None if etag is None else (found.attributes.get(WRITE_ID), etag)
+
+    def _unless_outcome_unknown(
+        self, key: str, failure: FailedRequest, doubtful: bool
+    ) -> FailedRequest:
+        if doubtful:
+            raise BlobOutcomeUnknownError(
+                f"blob {key!r} in {self._name} exists after a repeated attempt and cannot be read "
+                "back: it may or may not be from this call; read it before repeating"
+            )
+        return failure
+
+    def _etag_of(self, key: str, result: PutResult) -> str:
+        etag = result[self._swap_field]
+        if etag is None:
+            raise StorageError(
+                f"{self._name} returned no etag for {key!r}, which was written: this service does "
+                "not support conditional writes"
+            )
+        return etag
+
+    def _exists(self, key: str) -> BlobExistsError:
+        return BlobExistsError(f"blob {key!r} exists already in {self._name}: it was not replaced")
+
+    def _changed(self, key: str) -> BlobChangedError:
+        return BlobChangedError(
+            f"blob {key!r} in {self._name} is no longer the one that was read: it was not "
+            "replaced; read it again"
+        )
+
+    def _gone(self, key: str) -> BlobNotFoundError:
+        return BlobNotFoundError(f"blob {key!r} does not exist in {self._name}: not replaced")
 
 
 def new_write_id() -> str:

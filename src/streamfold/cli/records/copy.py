@@ -7,11 +7,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from streamfold.cli.connection import FILE, open_basin, open_client, verb
+from streamfold.cli.connection import (
+    FILE,
+    encryption_option,
+    open_basin,
+    open_client,
+    open_stream,
+    verb,
+)
 from streamfold.cli.exit_status import ExitStatus, VerbFailedError
 from streamfold.cli.output import Output
 from streamfold.cli.parameters import StreamRef
-from streamfold.cli.records.options import encryption_option, open_stream
 
 if TYPE_CHECKING:
     from s2_sdk import S2

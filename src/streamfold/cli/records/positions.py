@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING
 import click
 
 from streamfold.cli import json_output
-from streamfold.cli.connection import open_basin, verb
+from streamfold.cli.connection import (
+    condition_options,
+    encryption_option,
+    open_basin,
+    open_stream,
+    verb,
+)
 from streamfold.cli.json_output import rfc3339
 from streamfold.cli.output import Output, confirm, yes_option
 from streamfold.cli.parameters import StreamRef, stream_argument
-from streamfold.cli.records.options import condition_options, encryption_option, open_stream
 
 if TYPE_CHECKING:
     from s2_sdk import S2, AppendAck, Record, S2Stream

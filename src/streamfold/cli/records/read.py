@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from streamfold.cli import json_output
-from streamfold.cli.connection import verb
+from streamfold.cli.connection import encryption_option, open_stream, verb
 from streamfold.cli.exit_status import OutputClosedError
 from streamfold.cli.output import Output, output_closed
 from streamfold.cli.parameters import ByteSize, Duration, Moment, StreamRef, stream_argument
-from streamfold.cli.records.options import encryption_option, open_stream
 
 if TYPE_CHECKING:
     from s2_sdk import S2, ReadSession, SeqNum, SequencedRecord, TailOffset, Timestamp

@@ -1,22 +1,68 @@
-"""`streamfold serve` (or `lite`, as S2 calls its own): run a server."""
+"""`streamfold serve` (or `lite`, as S2 calls its own): run a server.
+
+It reads some variables of S2's own server, and warns of those that have no effect.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import click
 
 from streamfold.cli.parameters import ByteSize
-from streamfold.cli.servers import lite_variables
 from streamfold.errors import InvalidError
 from streamfold.model.access_tokens import Secret
 from streamfold.server.config import PORT, TLS_PORT, Configuration, store_location
 from streamfold.server.http.cors import is_loopback, parse_origin
 from streamfold.server.main import Server, TlsFiles, run
 from streamfold.store.settings import StoreSettings
+
+FLUSH_INTERVAL = "SL8_FLUSH_INTERVAL"
+_PREFIXES = ("SL8_", "S2LITE_")
+#: Those that are read, each with the option that it sets.
+_FOLLOWED = frozenset((FLUSH_INTERVAL, "S2LITE_INIT_FILE"))
+#: The options closest to settings of SlateDB.
+_OPTIONS = {
+    "SL8_MAX_UNFLUSHED_BYTES": "--append-inflight-bytes",
+    "SL8_OBJECT_STORE_MAX_RETRIES": "--commit-timeout",
+}
+#: Seconds.
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def flush_interval(environment: Mapping[str, str]) -> float | None:
+    """Return the variable's seconds between flushes; None if it is not set."""
+    text = environment.get(FLUSH_INTERVAL, "").strip()
+    if not text:
+        return None
+    parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)\s*([a-zµ]+)", text)
+    if "".join(number + unit for number, unit in parts) != re.sub(r"\s", "", text) or any(
+        unit not in _UNITS for _, unit in parts
+    ):
+        raise InvalidError(
+            f"{FLUSH_INTERVAL} {text!r} is not a duration: write it like 10ms, or unset it and "
+            "give --commit-interval"
+        )
+    return sum(float(number) * _UNITS[unit] for number, unit in parts)
+
+
+def unused(environment: Mapping[str, str], options: Iterable[str]) -> Iterator[str]:
+    """Yield a sentence for each variable without effect; `options` are those of `serve`."""
+    known = frozenset(options)
+    for name in sorted(environment):
+        if not name.startswith(_PREFIXES) or name in _FOLLOWED:
+            continue
+        option = _OPTIONS.get(name, f"--{name.partition('_')[2].lower().replace('_', '-')}")
+        if option in known:
+            yield f"{name} is not used: give {option} instead"
+        else:
+            yield f"{name} is not used, and no option replaces it: see 'streamfold serve --help'"
+
 
 _DEFAULTS = StoreSettings()
 _ROOT_TOKEN = "STREAMFOLD_ROOT_TOKEN"  # noqa: S105 - the variable's name, not a secret
@@ -231,7 +277,7 @@ def serve(
     options = (
         option for known in click.get_current_context().command.params for option in known.opts
     )
-    for sentence in lite_variables.unused(os.environ, options):
+    for sentence in unused(os.environ, options):
         _warn(sentence)
     os.umask(_UMASK)
     logging.basicConfig(
@@ -243,10 +289,10 @@ def serve(
 
 def _commit_interval(given: float | None) -> float:
     """Return the seconds between commits, from the option or from the variable of S2's own server."""
-    wanted = lite_variables.flush_interval(os.environ)
+    wanted = flush_interval(os.environ)
     if wanted is None:
         return given or 0.0
-    name = lite_variables.FLUSH_INTERVAL
+    name = FLUSH_INTERVAL
     if given is not None:
         _warn(f"{name} is not used: --commit-interval {given:g} is given")
         return given

@@ -18,7 +18,7 @@ from typing import TypeVar
 import click
 
 from streamfold.cli.exit_status import ExitStatus, VerbFailedError
-from streamfold.cli.groups import VerbGroup
+from streamfold.cli.menu import VerbGroup
 from streamfold.extras import needing_extra
 from streamfold.snapshotter.config import Configuration, describe, load_configuration
 from streamfold.snapshotter.errors import ConfigurationError

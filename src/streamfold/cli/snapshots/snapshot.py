@@ -15,8 +15,8 @@ import click
 
 from streamfold.cli.connection import open_basin, verb
 from streamfold.cli.exit_status import ExitStatus, VerbFailedError
-from streamfold.cli.groups import VerbGroup
 from streamfold.cli.json_output import Shape
+from streamfold.cli.menu import VerbGroup
 from streamfold.cli.output import Output
 from streamfold.cli.parameters import ByteSize, Duration, StreamRef, stream_argument
 from streamfold.cli.snapshots.options import (

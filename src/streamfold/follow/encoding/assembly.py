@@ -8,8 +8,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from streamfold.follow.clients.client import StreamRecord
-from streamfold.follow.encoding.frames import Closing, Frame, Opening, label
-from streamfold.follow.encoding.record_forms import HEADERS, RecordForm, form_of
+from streamfold.follow.encoding.record_forms import (
+    HEADERS,
+    Closing,
+    Frame,
+    Opening,
+    RecordForm,
+    form_of,
+    label,
+)
 from streamfold.follow.errors import SnapshotCorruptError
 
 #: Unfinished snapshots kept at a time. More than one exists only when writers died or race, and the

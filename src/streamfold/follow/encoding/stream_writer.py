@@ -13,8 +13,15 @@ from typing import TypeVar
 from streamfold.errors import OutcomeUnknownError, RetryLaterError, SeqNumMismatchError
 from streamfold.follow.clients.client import Appended, StreamClient, StreamRecord
 from streamfold.follow.clients.feed import Backoff, retrying
-from streamfold.follow.encoding.frames import FRAME_OVERHEAD, HERE, Closing, Frame, Opening
-from streamfold.follow.encoding.record_forms import HEADERS, RecordForm
+from streamfold.follow.encoding.record_forms import (
+    FRAME_OVERHEAD,
+    HEADERS,
+    HERE,
+    Closing,
+    Frame,
+    Opening,
+    RecordForm,
+)
 from streamfold.model.records import BATCH_BYTES_MAX, Record, fence_record, trim_record
 
 T = TypeVar("T")

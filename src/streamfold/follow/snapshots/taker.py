@@ -21,14 +21,13 @@ from streamfold.errors import (
 from streamfold.follow.clients.client import StreamClient, StreamRecord
 from streamfold.follow.clients.feed import Backoff, retrying
 from streamfold.follow.encoding.container import Description
-from streamfold.follow.encoding.frames import HERE
+from streamfold.follow.encoding.record_forms import HERE
 from streamfold.follow.encoding.stream_writer import Attempt, Piece, Sizes, StreamWriter
 from streamfold.follow.errors import SnapshotOutrunError
 from streamfold.follow.follower import Follower, as_client
 from streamfold.follow.restore.progress import ProgressCallback
 from streamfold.follow.restore.replay import FoldSpec, KnownSnapshot
-from streamfold.follow.snapshots.policy import Policy, SinceSnapshot, due, wait_for
-from streamfold.follow.snapshots.retention import prune
+from streamfold.follow.snapshots.policy import Policy, SinceSnapshot, due, prune, wait_for
 from streamfold.follow.snapshots.snapshot_store import Placement, Snapshots, SnapshotStore, Writing
 
 S = TypeVar("S")

@@ -26,9 +26,9 @@ from streamfold.server.http.request import Request
 from streamfold.server.streams.snapshots import UpdateParts
 from streamfold.store.durable_streams import APPEND_BYTES_MAX, StreamStatus
 from streamfold.store.read.requests import ReadBatch
-from streamfold.wire.durable_streams.content_types import is_json
-from streamfold.wire.durable_streams.json_mode import (
+from streamfold.wire.durable_streams.content import (
     PLAIN_BYTES,
+    is_json,
     is_plain,
     join_messages,
     split_messages,

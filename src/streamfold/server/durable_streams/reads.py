@@ -22,7 +22,7 @@ from streamfold.store.durable_streams import Reading, StreamStatus
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.read.requests import ReadBatch
 from streamfold.store.store import StreamStore, wall_clock
-from streamfold.wire.durable_streams import caching
+from streamfold.wire.durable_streams import responses
 from streamfold.wire.durable_streams.headers import STREAM_CLOSED, UP_TO_DATE
 from streamfold.wire.durable_streams.offsets import (
     ReadFrom,
@@ -131,10 +131,10 @@ class Reads:
         if query.start is Sentinel.NOW:
             await request.respond(200, (*headers, NO_STORE), page.body)
             return
-        tag = caching.etag(status.id, page.start, page.end, page.closed)
+        tag = responses.etag(status.id, page.start, page.end, page.closed)
         headers.append((b"etag", tag.encode()))
         headers.append(self._caching(page, key))
-        if caching.matches(request.header("if-none-match"), tag):
+        if responses.matches(request.header("if-none-match"), tag):
             await request.respond(304, headers[1:])
             return
         await answer(request, page.body, headers=headers)
@@ -180,7 +180,7 @@ class Reads:
                 await active_grant.during(reading.wait(self._long_poll))
             page, _ = await self._page(request, stream_path, reading.seq_num, key)
             await active_grant.require()
-        cursor = caching.next_cursor(query.cursor, wall_clock(), random.randint)
+        cursor = responses.next_cursor(query.cursor, wall_clock(), random.randint)
         headers = [*_position_headers(page), NO_STORE]
         if not page.closed:
             headers.append((b"stream-cursor", cursor.encode()))

@@ -30,8 +30,8 @@ from streamfold.store.durable_streams import Reading
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.read.requests import ReadBatch
 from streamfold.store.store import StreamStore, wall_clock
-from streamfold.wire.durable_streams import caching, sse
-from streamfold.wire.durable_streams.content_types import is_text
+from streamfold.wire.durable_streams import responses
+from streamfold.wire.durable_streams.content import is_text
 from streamfold.wire.durable_streams.offsets import format_offset
 
 #: Seconds after which a connection ends. Clients reconnect at once, and caches can then merge them.
@@ -52,7 +52,7 @@ _TOLD_LATER: Final = (
 @lru_cache(maxsize=64)
 def _control_event(seq_num: int, cursor: str, at_tail: bool, closed: bool) -> bytes:
     """Encoded once for all followers at the same position."""
-    return sse.control_event(format_offset(seq_num), cursor, at_tail, closed)
+    return responses.control_event(format_offset(seq_num), cursor, at_tail, closed)
 
 
 class Events:
@@ -81,8 +81,8 @@ class Events:
             headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
             headers.append((b"x-accel-buffering", b"no"))
             if not is_text(content_type):
-                encoding = sse.BASE64.encode()
-                headers.append((sse.DATA_ENCODING_HEADER.encode(), encoding))
+                encoding = responses.BASE64.encode()
+                headers.append((responses.DATA_ENCODING_HEADER.encode(), encoding))
             reading.before_own_batch = partial(request.reserve_answer, OWN_BATCH)
             stream = await request.open(200, headers)
             connection = _Connection(
@@ -164,7 +164,7 @@ class _Connection:
         seq_num, closed = position = self._position()
         at_tail = self._reading.at_tail
         self._told = position if at_tail else None
-        cursor = caching.next_cursor(self._cursor, wall_clock(), random.randint)
+        cursor = responses.next_cursor(self._cursor, wall_clock(), random.randint)
         return _control_event(seq_num, cursor, at_tail, closed)
 
     def _data(self, batch: ReadBatch) -> bytes:
@@ -172,4 +172,8 @@ class _Connection:
         if not parts:
             return b""
         body = join(parts, self._content_type)
-        return sse.data_event(body) if is_text(self._content_type) else sse.base64_event(body)
+        return (
+            responses.data_event(body)
+            if is_text(self._content_type)
+            else responses.base64_event(body)
+        )

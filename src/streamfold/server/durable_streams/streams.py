@@ -26,16 +26,16 @@ from streamfold.store.durable_streams import (
 )
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.store import StreamStore
-from streamfold.wire.durable_streams import caching
-from streamfold.wire.durable_streams.content_types import is_json
+from streamfold.wire.durable_streams import responses
+from streamfold.wire.durable_streams.content import is_json
 from streamfold.wire.durable_streams.headers import (
     STREAM_CLOSED,
     AppendOptions,
     CreateOptions,
+    format_expires_at,
     parse_append,
     parse_create,
 )
-from streamfold.wire.durable_streams.lifetimes import format_expires_at
 from streamfold.wire.durable_streams.offsets import format_offset
 from streamfold.wire.text import SHOWN
 
@@ -115,7 +115,7 @@ class Streams:
     async def head(self, request: Request, stream_path: StreamPath) -> None:
         status = await self._store.durable.status(stream_path.basin, stream_path.stream)
         newest = await self._store.durable.snapshot(stream_path.basin, stream_path.stream, None)
-        tag = caching.etag(status.id, status.first, status.tail, status.closed)
+        tag = responses.etag(status.id, status.first, status.tail, status.closed)
         headers = [
             (b"content-type", status.traits.content_type.encode()),
             problems.offset_header(status.tail),

@@ -12,7 +12,7 @@ from streamfold.server.http.request import Headers, Request, text_of
 from streamfold.wire.compression import COMPRESS_FROM, Compression, compress_if_smaller
 from streamfold.wire.s2 import headers as names
 from streamfold.wire.s2.errors import BadHeaderError, BadJsonError, BadProtoError
-from streamfold.wire.s2.negotiation import BODY_MAX, Encoding, inflate_body, require_json
+from streamfold.wire.s2.headers import BODY_MAX, Encoding, inflate_body, require_json
 
 #: Bytes of a body that is not records, inflated: a configuration, or the scope of a token.
 _RESOURCE_MAX: Final = 64 << 10

@@ -12,9 +12,9 @@ from streamfold.server.http.bodies import answer, read_json
 from streamfold.server.http.request import LIST_ROOM, Request
 from streamfold.store.catalog.account import Account as StoreAccount
 from streamfold.wire.s2 import account as wire
-from streamfold.wire.s2 import queries
+from streamfold.wire.s2 import urls
 from streamfold.wire.s2.account import Location
-from streamfold.wire.s2.paths import parse_basin, parse_stream, parse_token_id
+from streamfold.wire.s2.urls import parse_basin, parse_stream, parse_token_id
 
 
 class Locations:
@@ -44,7 +44,7 @@ class Account:
 
     async def list_tokens(self, request: Request) -> None:
         grant = await self._access.allow(request, Operation.LIST_ACCESS_TOKENS)
-        query = queries.parse_token_list_query(request.query)
+        query = urls.parse_token_list_query(request.query)
         seen = grant.list_access_tokens(query.prefix, query.start_after, query.limit)
         page: Page[AccessToken] = Page((), has_more=False)
         if seen is not None:
@@ -69,19 +69,19 @@ class Account:
 
     async def account_metrics(self, request: Request) -> None:
         await self._access.allow(request, Operation.ACCOUNT_METRICS)
-        query = queries.parse_metrics_query(request.query)
+        query = urls.parse_metrics_query(request.query)
         await _show(request, await self._account.account_metrics(*_asked(query)))
 
     async def basin_metrics(self, request: Request, segment: str) -> None:
         basin = parse_basin(segment)
         await self._access.allow(request, Operation.BASIN_METRICS, basin)
-        query = queries.parse_metrics_query(request.query)
+        query = urls.parse_metrics_query(request.query)
         await _show(request, await self._account.basin_metrics(basin, *_asked(query)))
 
     async def stream_metrics(self, request: Request, basin_part: str, stream_part: str) -> None:
         basin, name = parse_basin(basin_part), parse_stream(stream_part)
         grant = await self._access.allow(request, Operation.STREAM_METRICS, basin, name)
-        query = queries.parse_metrics_query(request.query)
+        query = urls.parse_metrics_query(request.query)
         metrics = await self._account.stream_metrics(
             basin, grant.full_stream_name(name), *_asked(query)
         )
@@ -102,7 +102,7 @@ class Account:
 
 
 def _asked(
-    query: queries.MetricsQuery,
+    query: urls.MetricsQuery,
 ) -> tuple[str, int | None, int | None, Interval | None]:
     return query.metric_set, query.start, query.end, query.interval
 

@@ -13,8 +13,7 @@ from streamfold.server.metrics import AppendMetrics
 from streamfold.server.s2.stream_refs import StreamRequest
 from streamfold.store.log.shares import AppendAck
 from streamfold.store.store import StreamStore
-from streamfold.wire.durable_streams.content_types import is_json
-from streamfold.wire.durable_streams.json_mode import check_message
+from streamfold.wire.durable_streams.content import check_message, is_json
 
 
 class Ticket:

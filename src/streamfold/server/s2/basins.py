@@ -8,8 +8,8 @@ from streamfold.server.auth.access import Access
 from streamfold.server.http.bodies import JSON, answer, read_json, read_optional_json
 from streamfold.server.http.request import LIST_ROOM, Request
 from streamfold.store.store import StreamStore
-from streamfold.wire.s2 import configs, headers, queries, resources
-from streamfold.wire.s2.paths import parse_basin, parse_new_basin
+from streamfold.wire.s2 import headers, resources, urls
+from streamfold.wire.s2.urls import parse_basin, parse_new_basin
 
 
 class Basins:
@@ -21,7 +21,7 @@ class Basins:
 
     async def list(self, request: Request) -> None:
         grant = await self._access.allow(request, Operation.LIST_BASINS)
-        query = queries.parse_basin_list_query(request.query)
+        query = urls.parse_basin_list_query(request.query)
         seen = grant.list_basins(query.prefix, query.start_after, query.limit)
         page: Page[BasinInfo] = Page((), has_more=False)
         if seen is not None:
@@ -54,14 +54,14 @@ class Basins:
     async def config(self, request: Request, segment: str) -> None:
         basin = parse_basin(segment)
         await self._access.allow(request, Operation.GET_BASIN_CONFIG, basin)
-        await answer(request, configs.encode_basin_config(await self._store.basin_config(basin)))
+        await answer(request, resources.encode_basin_config(await self._store.basin_config(basin)))
 
     async def reconfigure(self, request: Request, segment: str) -> None:
         basin = parse_basin(segment)
         await self._access.allow(request, Operation.RECONFIGURE_BASIN, basin)
-        change = configs.decode_basin_reconfiguration(await read_json(request))
+        change = resources.decode_basin_reconfiguration(await read_json(request))
         config = await self._store.reconfigure_basin(basin, change)
-        await answer(request, configs.encode_basin_config(config))
+        await answer(request, resources.encode_basin_config(config))
 
     async def delete(self, request: Request, segment: str) -> None:
         basin = parse_basin(segment)

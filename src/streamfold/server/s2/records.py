@@ -27,15 +27,10 @@ from streamfold.server.streams.shared_encodings import SharedEncodings
 from streamfold.store.read.requests import ReadBatch, ReadRequest, ReadStart, StartKind
 from streamfold.store.store import StreamStore
 from streamfold.wire.s2 import headers, records_json, records_proto
-from streamfold.wire.s2.negotiation import (
-    Encoding,
-    Negotiated,
-    negotiate_append,
-    negotiate_read,
-)
-from streamfold.wire.s2.queries import ReadQuery, parse_read_query
+from streamfold.wire.s2.headers import Encoding, Negotiated, negotiate_append, negotiate_read
 from streamfold.wire.s2.records_json import RecordFormat
 from streamfold.wire.s2.sse import EventId
+from streamfold.wire.s2.urls import ReadQuery, parse_read_query
 
 _PROTO_HEAD: Final = (PROTO,)
 _JSON_HEAD: Final = (JSON,)

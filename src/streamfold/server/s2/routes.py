@@ -20,7 +20,7 @@ from streamfold.server.s2.streams import Streams, basin_of
 from streamfold.server.streams.live_reads import LiveReads
 from streamfold.store.store import StreamStore
 from streamfold.store.usage.recorder import UsageRecorder
-from streamfold.wire.s2.paths import parse_basin
+from streamfold.wire.s2.urls import parse_basin
 
 
 def add_s2(

@@ -18,7 +18,7 @@ from streamfold.store.read.requests import ReadBatch
 from streamfold.store.store import StreamStore
 from streamfold.wire.durable_streams.headers import parse_trim_on_snapshot
 from streamfold.wire.s2 import headers, records_json, records_proto
-from streamfold.wire.s2.negotiation import Encoding, negotiate_read
+from streamfold.wire.s2.headers import Encoding, negotiate_read
 
 
 class StreamSnapshots:

@@ -13,8 +13,8 @@ from streamfold.server.auth.access import Access
 from streamfold.server.http.bodies import JSON, answer, read_json, read_optional_json
 from streamfold.server.http.request import LIST_ROOM, Request, text_of
 from streamfold.store.store import StreamStore
-from streamfold.wire.s2 import configs, headers, queries, resources
-from streamfold.wire.s2.paths import parse_stream
+from streamfold.wire.s2 import headers, resources, urls
+from streamfold.wire.s2.urls import parse_stream
 
 #: Names that need not be checked again: the same few come with every request.
 NAMES_KEPT: Final = 4096
@@ -31,7 +31,7 @@ class Streams:
     async def list(self, request: Request) -> None:
         basin = basin_of(request)
         grant = await self._access.allow(request, Operation.LIST_STREAMS, basin)
-        query = queries.parse_stream_list_query(request.query)
+        query = urls.parse_stream_list_query(request.query)
         seen = grant.list_streams(query.prefix, query.start_after, query.limit)
         page: Page[StreamInfo] = Page((), has_more=False)
         if seen is not None:
@@ -55,7 +55,7 @@ class Streams:
     async def ensure(self, request: Request, segment: str) -> None:
         await self._allowed(request, Operation.CREATE_STREAM, segment)
         basin, stream = await self._allowed(request, Operation.RECONFIGURE_STREAM, segment)
-        wanted = configs.decode_stream_config(await read_optional_json(request))
+        wanted = resources.decode_stream_config(await read_optional_json(request))
         info, result = await self._store.ensure_stream(basin, stream, wanted)
         status = 201 if result is Provision.CREATED else 200
         await _provisioned(request, replace(info, name=stream_of(segment)), result, status)
@@ -63,13 +63,13 @@ class Streams:
     async def config(self, request: Request, segment: str) -> None:
         ref = await self._allowed(request, Operation.GET_STREAM_CONFIG, segment)
         config = await self._store.stream_config(*ref)
-        await answer(request, configs.encode_stream_config(config))
+        await answer(request, resources.encode_stream_config(config))
 
     async def reconfigure(self, request: Request, segment: str) -> None:
         basin, stream = await self._allowed(request, Operation.RECONFIGURE_STREAM, segment)
-        change = configs.decode_stream_reconfiguration(await read_json(request))
+        change = resources.decode_stream_reconfiguration(await read_json(request))
         config = await self._store.reconfigure_stream(basin, stream, change)
-        await answer(request, configs.encode_stream_config(config))
+        await answer(request, resources.encode_stream_config(config))
 
     async def delete(self, request: Request, segment: str) -> None:
         ref = await self._allowed(request, Operation.DELETE_STREAM, segment)

@@ -23,7 +23,8 @@ from streamfold.store.log.sealing import SealingKey
 from streamfold.store.read.requests import ReadBatch
 from streamfold.store.store import StreamStore
 from streamfold.wire.durable_streams import bootstrap
-from streamfold.wire.durable_streams.content_types import is_json, parse_stream_type
+from streamfold.wire.durable_streams.bootstrap import SnapshotDigest
+from streamfold.wire.durable_streams.content import is_json, parse_stream_type
 from streamfold.wire.durable_streams.headers import (
     NEXT_OFFSET,
     STREAM_CLOSED,
@@ -31,7 +32,6 @@ from streamfold.wire.durable_streams.headers import (
     parse_trim_on_snapshot,
 )
 from streamfold.wire.durable_streams.offsets import parse_position
-from streamfold.wire.durable_streams.snapshot_digest import SnapshotDigest
 from streamfold.wire.text import parse_parameters
 
 #: Bytes of one snapshot.

@@ -1,4 +1,4 @@
-"""The answer to a bootstrap: a snapshot and what came after it, as parts of one multipart body.
+"""Snapshots on the wire: their digests, and the parts of the answer to a bootstrap.
 
     part_head(...)  snapshot, or nothing  PART_END
     part_head(...)  one update            PART_END      once per update
@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import re
 from typing import Final
+
+from blake3 import blake3
 
 from streamfold.errors import InvalidError
 
@@ -50,3 +52,24 @@ def part_head(separator: str, content_type: str) -> bytes:
 def closing(separator: str) -> bytes:
     """What goes after the end of the last part; a body without it was cut off."""
     return f"--{separator}--\r\n".encode()
+
+
+class SnapshotDigest:
+    """BLAKE3 over the length of the content type (64 bits, little-endian), the type, and the bytes.
+
+    The length in front keeps a type's end from being taken for the snapshot's beginning.
+    """
+
+    __slots__ = ("_hasher",)
+
+    def __init__(self, content_type: str) -> None:
+        text = content_type.encode()
+        self._hasher = blake3(len(text).to_bytes(8, "little") + text)
+
+    def update(self, data: bytes) -> None:
+        """Take in the next bytes of the snapshot, in pieces of any size."""
+        self._hasher.update(data)
+
+    def hexdigest(self) -> str:
+        """64 hex digits in lower case, of everything so far."""
+        return self._hasher.hexdigest()

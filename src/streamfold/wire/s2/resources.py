@@ -1,21 +1,252 @@
-"""Basins and streams as JSON: requests to create or ensure them, and listings."""
+"""Basins and streams as JSON: their configurations and changes to them, requests and listings.
+
+Three shapes of a stream's configuration meet here. A request's is a layer: members may be absent or
+null, which is the same. A change is tri-state: absent keeps a member, null resets it. What a stream
+has is resolved: every member has a value.
+"""
 
 from __future__ import annotations
 
+import enum
 import re
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
-from streamfold.model import resources as model
-from streamfold.model.configs import BasinConfig, Cipher, StreamConfigLayer
+from streamfold.model import configs
+from streamfold.model.configs import (
+    BasinConfig,
+    Cipher,
+    Retention,
+    StorageClass,
+    StreamConfigLayer,
+    TimestampMode,
+)
 from streamfold.model.names import BasinName, StreamName, parse_basin_name, parse_stream_name
-from streamfold.wire.s2.configs import BasinConfigJson, StreamConfigJson
+from streamfold.model.resources import BasinInfo, Page, StreamInfo
 from streamfold.wire.s2.errors import BadJsonError
-from streamfold.wire.s2.json_body import decode_json, names_in_body, rfc3339
+from streamfold.wire.s2.json_body import (
+    Unsigned,
+    check_u64,
+    choose,
+    decode_json,
+    names_in_body,
+    rfc3339,
+)
+
+T = TypeVar("T")
+E = TypeVar("E", bound=enum.StrEnum)
+
+
+class _Infinite(Struct):
+    pass
+
+
+class RetentionJson(Struct):
+    """`{"age": seconds}` or `{"infinite": {}}`."""
+
+    age: Unsigned | UnsetType = UNSET
+    infinite: _Infinite | UnsetType = UNSET
+
+    def to_model(self) -> Retention:
+        if (self.age is UNSET) == (self.infinite is UNSET):
+            raise BadJsonError("retention_policy must have either an age or infinite")
+        if isinstance(self.age, UnsetType):
+            return configs.INFINITE
+        check_u64(self.age, "retention age")
+        return self.age
+
+    @staticmethod
+    def of(retention: Retention) -> RetentionJson:
+        if isinstance(retention, int):
+            return RetentionJson(age=retention)
+        return RetentionJson(infinite=_Infinite())
+
+
+class TimestampingJson(Struct):
+    mode: str | None = None
+    uncapped: bool | None = None
+
+
+class DeleteOnEmptyJson(Struct):
+    min_age_secs: Unsigned = 0
+
+
+class StreamConfigJson(Struct):
+    """A stream's configuration as requested, or a basin's default for streams."""
+
+    storage_class: str | None = None
+    retention_policy: RetentionJson | None = None
+    timestamping: TimestampingJson | None = None
+    delete_on_empty: DeleteOnEmptyJson | None = None
+    #: Streamfold's own: left out where nothing is set, so that S2's clients see S2's members alone.
+    trim_on_snapshot: bool | UnsetType | None = UNSET
+
+    def to_model(self) -> configs.StreamConfigLayer:
+        """The layer that was asked for; refuses ages that the model refuses."""
+        timestamping = self.timestamping or TimestampingJson()
+        min_age = None if self.delete_on_empty is None else self.delete_on_empty.min_age_secs
+        trims = self.trim_on_snapshot
+        check_u64(min_age, "min_age_secs")
+        return configs.StreamConfigLayer(
+            storage_class=_chosen(StorageClass, self.storage_class, "storage_class"),
+            retention=None if self.retention_policy is None else self.retention_policy.to_model(),
+            timestamp_mode=_chosen(TimestampMode, timestamping.mode, "timestamping.mode"),
+            timestamp_uncapped=timestamping.uncapped,
+            delete_on_empty_secs=min_age,
+            trim_on_snapshot=None if isinstance(trims, UnsetType) else trims,
+        )
+
+    @staticmethod
+    def of(config: configs.StreamConfig | configs.StreamConfigLayer) -> StreamConfigJson:
+        """Every member of `config` that has a value; a group without any is null."""
+        timestamping = TimestampingJson(config.timestamp_mode, config.timestamp_uncapped)
+        min_age = config.delete_on_empty_secs
+        return StreamConfigJson(
+            config.storage_class,
+            None if config.retention is None else RetentionJson.of(config.retention),
+            None if timestamping == TimestampingJson() else timestamping,
+            None if min_age is None else DeleteOnEmptyJson(min_age),
+            UNSET if config.trim_on_snapshot is None else config.trim_on_snapshot,
+        )
+
+
+class BasinConfigJson(Struct):
+    default_stream_config: StreamConfigJson | None = None
+    stream_cipher: str | None = None
+    create_stream_on_append: bool | None = None
+    create_stream_on_read: bool | None = None
+
+    def to_model(self) -> configs.BasinConfig:
+        return configs.BasinConfig(
+            (self.default_stream_config or StreamConfigJson()).to_model(),
+            _chosen(Cipher, self.stream_cipher, "stream_cipher"),
+            bool(self.create_stream_on_append),
+            bool(self.create_stream_on_read),
+        )
+
+    @staticmethod
+    def of(config: configs.BasinConfig) -> BasinConfigJson:
+        streams = StreamConfigJson.of(config.default_stream_config)
+        return BasinConfigJson(
+            None if streams == StreamConfigJson() else streams,
+            config.stream_cipher,
+            config.create_stream_on_append,
+            config.create_stream_on_read,
+        )
+
+
+class _TimestampingChange(Struct):
+    mode: str | UnsetType | None = UNSET
+    uncapped: bool | UnsetType | None = UNSET
+
+
+class _DeleteOnEmptyChange(Struct):
+    min_age_secs: Unsigned | UnsetType | None = UNSET
+
+
+class _StreamChange(Struct):
+    storage_class: str | UnsetType | None = UNSET
+    retention_policy: RetentionJson | UnsetType | None = UNSET
+    timestamping: _TimestampingChange | UnsetType | None = UNSET
+    delete_on_empty: _DeleteOnEmptyChange | UnsetType | None = UNSET
+    trim_on_snapshot: bool | UnsetType | None = UNSET
+
+    def to_model(self) -> configs.StreamReconfiguration:
+        retention = self.retention_policy
+        timestamping = _group(
+            self.timestamping, keep=_TimestampingChange(), reset=_TimestampingChange(None, None)
+        )
+        min_age = _group(
+            self.delete_on_empty, keep=_DeleteOnEmptyChange(), reset=_DeleteOnEmptyChange(None)
+        ).min_age_secs
+        if isinstance(min_age, int):
+            check_u64(min_age, "min_age_secs")
+        return configs.StreamReconfiguration(
+            storage_class=_change_to(StorageClass, self.storage_class, "storage_class"),
+            retention=_change(
+                retention.to_model() if isinstance(retention, RetentionJson) else retention
+            ),
+            timestamp_mode=_change_to(TimestampMode, timestamping.mode, "timestamping.mode"),
+            timestamp_uncapped=_change(timestamping.uncapped),
+            delete_on_empty_secs=_change(min_age),
+            trim_on_snapshot=_change(self.trim_on_snapshot),
+        )
+
+
+class _BasinChange(Struct):
+    default_stream_config: _StreamChange | UnsetType | None = UNSET
+    stream_cipher: str | UnsetType | None = UNSET
+    #: null is the same as absent: a basin has nothing to fall back to.
+    create_stream_on_append: bool | UnsetType | None = UNSET
+    create_stream_on_read: bool | UnsetType | None = UNSET
+
+    def to_model(self) -> configs.BasinReconfiguration:
+        streams = self.default_stream_config
+        return configs.BasinReconfiguration(
+            _change(streams.to_model() if isinstance(streams, _StreamChange) else streams),
+            _change_to(Cipher, self.stream_cipher, "stream_cipher"),
+            _switch(self.create_stream_on_append),
+            _switch(self.create_stream_on_read),
+        )
+
+
+_STREAM_CONFIG: Final = msgspec.json.Decoder(StreamConfigJson | None)
+_STREAM_CHANGE: Final = msgspec.json.Decoder(_StreamChange)
+_BASIN_CHANGE: Final = msgspec.json.Decoder(_BasinChange)
+
+
+def decode_stream_config(body: bytes) -> configs.StreamConfigLayer:
+    """A stream's configuration as requested; an empty body leaves all to the defaults."""
+    config = decode_json(_STREAM_CONFIG, body) if body else None
+    return (config or StreamConfigJson()).to_model()
+
+
+def decode_stream_reconfiguration(body: bytes) -> configs.StreamReconfiguration:
+    return decode_json(_STREAM_CHANGE, body).to_model()
+
+
+def decode_basin_reconfiguration(body: bytes) -> configs.BasinReconfiguration:
+    return decode_json(_BASIN_CHANGE, body).to_model()
+
+
+def encode_stream_config(config: configs.StreamConfig) -> bytes:
+    """Fully resolved: all four members of S2, each with a value, and of ours what is set."""
+    return msgspec.json.encode(StreamConfigJson.of(config))
+
+
+def encode_basin_config(config: configs.BasinConfig) -> bytes:
+    """The default for streams has only what was set explicitly; null where nothing was."""
+    return msgspec.json.encode(BasinConfigJson.of(config))
+
+
+def _chosen(choices: type[E], text: str | None, what: str) -> E | None:
+    return None if text is None else choose(choices, text, what)
+
+
+def _change_to(
+    choices: type[E], text: str | UnsetType | None, what: str
+) -> E | configs.Unset | None:
+    return _change(choose(choices, text, what) if isinstance(text, str) else text)
+
+
+def _group(given: T | UnsetType | None, *, keep: T, reset: T) -> T:
+    """null on a group resets all its members, an absent group keeps them all."""
+    if given is None:
+        return reset
+    return keep if isinstance(given, UnsetType) else given
+
+
+def _change(value: T | UnsetType | None) -> T | configs.Unset | None:
+    return configs.UNSET if isinstance(value, UnsetType) else value
+
+
+def _switch(value: bool | UnsetType | None) -> bool | configs.Unset:
+    return configs.UNSET if value is None or isinstance(value, UnsetType) else value
+
 
 _LOCATION = re.compile(r"[A-Za-z0-9:.-]{1,64}")
 
@@ -113,19 +344,19 @@ def decode_create_stream(body: bytes) -> CreateStream:
     return CreateStream(name, (request.config or StreamConfigJson()).to_model())
 
 
-def encode_basin_info(info: model.BasinInfo) -> bytes:
+def encode_basin_info(info: BasinInfo) -> bytes:
     return msgspec.json.encode(_basin(info))
 
 
-def encode_stream_info(info: model.StreamInfo) -> bytes:
+def encode_stream_info(info: StreamInfo) -> bytes:
     return msgspec.json.encode(_stream(info))
 
 
-def encode_basin_page(page: model.Page[model.BasinInfo]) -> bytes:
+def encode_basin_page(page: Page[BasinInfo]) -> bytes:
     return msgspec.json.encode(_BasinPage(list(map(_basin, page.items)), page.has_more))
 
 
-def encode_stream_page(page: model.Page[model.StreamInfo]) -> bytes:
+def encode_stream_page(page: Page[StreamInfo]) -> bytes:
     return msgspec.json.encode(_StreamPage(list(map(_stream, page.items)), page.has_more))
 
 
@@ -138,7 +369,7 @@ def check_location(name: str | None) -> str | None:
     return name
 
 
-def _basin(info: model.BasinInfo) -> _BasinInfo:
+def _basin(info: BasinInfo) -> _BasinInfo:
     return _BasinInfo(
         info.name,
         info.location,
@@ -148,7 +379,7 @@ def _basin(info: model.BasinInfo) -> _BasinInfo:
     )
 
 
-def _stream(info: model.StreamInfo) -> _StreamInfo:
+def _stream(info: StreamInfo) -> _StreamInfo:
     return _StreamInfo(info.name, rfc3339(info.created_at), _moment(info.deleted_at), info.cipher)
 
 

@@ -16,7 +16,7 @@ from streamfold.server.durable_streams.subscriptions.problems import (
 )
 from streamfold.server.durable_streams.subscriptions.registry import SubscriptionRegistry
 from streamfold.server.durable_streams.subscriptions.subscription import ActiveSubscription
-from streamfold.wire.durable_streams.subscription_bodies import (
+from streamfold.wire.durable_streams.subscriptions import (
     AckRequest,
     AckView,
     ClaimView,

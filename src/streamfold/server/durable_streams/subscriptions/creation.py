@@ -27,8 +27,8 @@ from streamfold.server.durable_streams.subscriptions.webhook_addresses import (
     require_allowed,
 )
 from streamfold.store.catalog.locks import NamedLocks
-from streamfold.wire.durable_streams.patterns import Pattern
-from streamfold.wire.durable_streams.subscription_bodies import (
+from streamfold.wire.durable_streams.subscriptions import (
+    Pattern,
     SubscriptionRequest,
     SubscriptionType,
 )

@@ -9,11 +9,7 @@ from streamfold.server.durable_streams.subscriptions import leases
 from streamfold.server.durable_streams.subscriptions.state import Link, Subscription
 from streamfold.server.durable_streams.subscriptions.subscription import ActiveSubscription
 from streamfold.wire.durable_streams.offsets import format_offset
-from streamfold.wire.durable_streams.subscription_bodies import (
-    LinkType,
-    PendingView,
-    SubscriptionType,
-)
+from streamfold.wire.durable_streams.subscriptions import LinkType, PendingView, SubscriptionType
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from streamfold.server.durable_streams.subscriptions.problems import (
 )
 from streamfold.server.durable_streams.subscriptions.state import Link, Subscription, Wake
 from streamfold.wire.durable_streams.offsets import parse_offset
-from streamfold.wire.durable_streams.subscription_bodies import Ack
+from streamfold.wire.durable_streams.subscriptions import Ack
 
 #: Tokens of former wakes that are still recognised.
 RETIRED_KEPT: Final = 16

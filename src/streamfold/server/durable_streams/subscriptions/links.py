@@ -36,7 +36,7 @@ from streamfold.server.durable_streams.subscriptions.subscription import ActiveS
 from streamfold.server.durable_streams.subscriptions.time_slices import TimeSlice
 from streamfold.store.durable_streams import StreamStatus
 from streamfold.store.store import StreamStore
-from streamfold.wire.durable_streams.patterns import Pattern
+from streamfold.wire.durable_streams.subscriptions import Pattern
 
 logger = logging.getLogger(__name__)
 

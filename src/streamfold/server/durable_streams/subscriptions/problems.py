@@ -23,7 +23,7 @@ from streamfold.errors import (
 )
 from streamfold.server.http.bodies import JSON, NO_STORE
 from streamfold.server.http.request import Request
-from streamfold.wire.durable_streams.subscription_bodies import Refusal, RefusalBody
+from streamfold.wire.durable_streams.subscriptions import Refusal, RefusalBody
 from streamfold.wire.s2.errors import shown_message
 
 

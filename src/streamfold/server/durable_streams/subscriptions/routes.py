@@ -48,10 +48,10 @@ from streamfold.server.durable_streams.subscriptions.webhook_client import Webho
 from streamfold.server.http.bodies import JSON, NO_STORE
 from streamfold.server.http.request import Request
 from streamfold.store.store import StreamStore, wall_clock
-from streamfold.wire.durable_streams import subscription_bodies as bodies
+from streamfold.wire.durable_streams import subscriptions as bodies
 from streamfold.wire.durable_streams.offsets import format_offset
 from streamfold.wire.durable_streams.signing import ALGORITHM
-from streamfold.wire.durable_streams.subscription_bodies import (
+from streamfold.wire.durable_streams.subscriptions import (
     LinkType,
     LinkView,
     SigningView,

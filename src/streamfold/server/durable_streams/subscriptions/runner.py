@@ -44,7 +44,7 @@ from streamfold.server.durable_streams.subscriptions.webhook_client import (
 from streamfold.store.durable_streams import prepared
 from streamfold.store.store import StreamStore
 from streamfold.wire.durable_streams.signing import SIGNATURE_HEADER
-from streamfold.wire.durable_streams.subscription_bodies import (
+from streamfold.wire.durable_streams.subscriptions import (
     SubscriptionType,
     WakeMessage,
     WebhookCall,

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from streamfold.errors import DataCorruptError
-from streamfold.wire.durable_streams.subscription_bodies import SubscriptionType
+from streamfold.wire.durable_streams.subscriptions import SubscriptionType
 
 #: Links of one subscription: every wake iterates over them.
 LINKS_MAX: Final = 10_000

@@ -14,7 +14,7 @@ from streamfold.model.names import parse_stream_name
 from streamfold.server.durable_streams.subscriptions.problems import SubscriptionNotFoundError
 from streamfold.server.durable_streams.subscriptions.state import Link, Subscription, decode, encode
 from streamfold.store.catalog.documents import Documents
-from streamfold.wire.durable_streams.patterns import Pattern
+from streamfold.wire.durable_streams.subscriptions import Pattern
 
 
 def kind_of(basin: str) -> str:

@@ -1,22 +1,68 @@
-"""Query strings: a value that cannot be read is a bad query, one that makes no sense is invalid."""
+"""Paths and query strings of requests, parsed and checked."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 from urllib.parse import parse_qsl
 
 from streamfold.errors import InvalidError
+from streamfold.model import access_tokens
 from streamfold.model.access_tokens import parse_token_id_prefix
 from streamfold.model.metrics import Interval
-from streamfold.model.names import parse_basin_prefix, parse_stream_prefix
+from streamfold.model.names import (
+    BasinName,
+    StreamName,
+    parse_basin_name,
+    parse_basin_prefix,
+    parse_bucket_name,
+    parse_stream_name,
+    parse_stream_prefix,
+)
 from streamfold.model.positions import U64_MAX
 from streamfold.model.records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
-from streamfold.wire.s2.errors import BadQueryError
+from streamfold.wire.s2.errors import BadPathError, BadQueryError
 from streamfold.wire.s2.sse import EventId
-from streamfold.wire.text import parse_unsigned
+from streamfold.wire.text import SHOWN, decode_segment, parse_unsigned
+
+Name = TypeVar("Name", bound=str)
+
+
+def split_path(raw_path: str) -> tuple[str, ...]:
+    """The segments of a path that is still percent-encoded: names may contain slashes."""
+    return tuple(raw_path.removeprefix("/").split("/"))
+
+
+def parse_basin(segment: str) -> BasinName:
+    """A basin that may exist: any that Durable Streams could have made."""
+    return _parse_segment(segment, partial(parse_bucket_name, what="basin name"))
+
+
+def parse_new_basin(segment: str) -> BasinName:
+    """A basin that is to be created, by the rule of S2."""
+    return _parse_segment(segment, parse_basin_name)
+
+
+def parse_stream(segment: str) -> StreamName:
+    return _parse_segment(segment, parse_stream_name)
+
+
+def parse_token_id(segment: str) -> str:
+    return _parse_segment(segment, access_tokens.parse_token_id)
+
+
+def _parse_segment(segment: str, parse_name: Callable[[str], Name]) -> Name:
+    text = decode_segment(segment)
+    if text is None:
+        raise BadPathError(f"path segment {segment[:SHOWN]!r} is not percent-encoded UTF-8")
+    try:
+        return parse_name(text)
+    except InvalidError as error:
+        raise BadPathError(error.message) from None
+
 
 #: Names in one page of a listing, at most and by default.
 PAGE_MAX = 1000
