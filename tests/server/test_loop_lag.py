@@ -7,6 +7,7 @@ All of it is measured in processor time, which depends little on what else the m
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import subprocess
 import sys
@@ -23,9 +24,12 @@ from streamfold.errors import StreamfoldError
 from streamfold.wire.json_scan import Limits, split_json
 from tests.server.attacks import (
     BYTES,
+    JSON,
+    S2,
     S2_JSON,
     S2_PROTO,
     STREAMS,
+    SUBSCRIPTION,
     Attack,
     attacks,
     delimited,
@@ -63,19 +67,23 @@ class Watched:
         self._port = int(self._answers.readline())
 
     def send(self, attack: Attack) -> int:
-        """The status of the answer, which is read to its end, or as far as is wanted."""
+        """The status of the answer; 0 if it was refused before all of it was sent."""
+        return self.exchange(attack)[0]
+
+    def exchange(self, attack: Attack) -> tuple[int, bytes]:
+        """Status and body of the answer, which is read to its end, or as far as is wanted."""
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=300)
         try:
             connection.request(attack.method, attack.path, attack.body, dict(attack.headers))
             response = connection.getresponse()
-            left = attack.taken
+            body = bytearray()
             while data := response.read1(1 << 20):
-                left = None if left is None else left - len(data)
-                if left is not None and left <= 0:
+                body += data
+                if attack.taken is not None and len(body) >= attack.taken:
                     break
-            return response.status
+            return response.status, bytes(body)
         except ConnectionError:
-            return 0  # refused before all of it was sent
+            return 0, b""
         finally:
             connection.close()
 
@@ -143,6 +151,41 @@ def test_large_appends_that_arrive_together_do_not_add_up(watched: Watched, name
         assert watched.send(Attack("create", "PUT", path, headers, b"")) < 300
     lag = least_lag(watched, appends, 25.0)
     assert max(lag.worked, lag.held) <= 25.0, lag
+
+
+@pytest.mark.alone
+def test_work_of_a_subscription_with_many_streams_is_done_in_short_steps(watched: Watched) -> None:
+    """The bound, in milliseconds, is less than a claim took when it was one step."""
+    names = ["bytes", *(f"none/{number}" for number in range(9_990))]
+    body = {"type": "pull-wake", "streams": names, "wake_stream": "json"}
+    put = Attack("create", "PUT", SUBSCRIPTION, JSON, json.dumps(body).encode())
+    assert watched.send(put) == 201
+    found = []
+    for _ in range(TRIES):
+        assert watched.send(Attack("", "POST", "/v1/stream/bytes", BYTES, b"x")) == 204
+        watched.lag()
+        claim = Attack("claim", "POST", f"{SUBSCRIPTION}/claim", JSON, b'{"worker":"w"}')
+        status, answer = watched.exchange(claim)
+        assert status == 200, answer
+        work = json.loads(answer)
+        acks = [{"stream": s["path"], "offset": s["tail_offset"]} for s in work["streams"][:500]]
+        said = {"wake_id": work["wake_id"], "generation": work["generation"], "done": True}
+        token = JSON | {"authorization": f"Bearer {work['token']}"}
+        text = json.dumps(said | {"acks": acks}).encode()
+        assert watched.send(Attack("ack", "POST", f"{SUBSCRIPTION}/ack", token, text)) == 200
+        found.append(watched.lag())
+    assert min(lag.worked for lag in found) <= 20.0, found
+
+
+@pytest.mark.alone
+def test_listing_a_thousand_streams_is_done_in_short_steps(watched: Watched) -> None:
+    """The bound, in milliseconds, is less than it took when it was one step."""
+    bodies = (b'{"stream":"%d"}' % number for number in range(1_000))
+    creations = (Attack("create", "POST", "/v1/streams", S2_JSON, body) for body in bodies)
+    with ThreadPoolExecutor(16) as clients:
+        assert set(clients.map(watched.send, creations)) == {201}
+    lag = least_lag(watched, Attack("list", "GET", "/v1/streams?limit=1000", S2), 10.0)
+    assert lag.worked <= 10.0, lag
 
 
 def _append(name: str, number: int) -> Attack:

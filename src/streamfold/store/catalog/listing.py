@@ -15,6 +15,8 @@ from streamfold.store.rows import BasinRow, StreamRow, TokenRow
 
 #: Items on one page.
 LIST_MAX = 1000
+#: Rows that are read and decoded in one step: 1000 would hold the event loop for 20 ms.
+_FIRST_ROWS = 128
 
 Item = TypeVar("Item")
 
@@ -66,7 +68,7 @@ async def _read_page(
     """Up to `limit` items from `start` on, until one is None: the prefix ends there."""
     most = limit if 0 < limit <= LIST_MAX else LIST_MAX
     items: list[Item] = []
-    async with aclosing(engine.scan(start, end, first=most + 1)) as pages:
+    async with aclosing(engine.scan(start, end, first=min(most + 1, _FIRST_ROWS))) as pages:
         async for page in pages:
             for key, value in page:
                 found = item(key, value)

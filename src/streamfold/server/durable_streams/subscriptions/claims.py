@@ -42,7 +42,7 @@ class WakeClaims:
                 raise WakeClaimedError(wake.holder, draft.state.generation)
             if draft.pending is None:
                 raise NoPendingWorkError
-            return self._give(draft, worker)
+            return await self._give(draft, worker)
 
     async def acknowledge(
         self, entry: ActiveSubscription, kind: SubscriptionType, token: str, said: AckRequest
@@ -56,7 +56,9 @@ class WakeClaims:
             _require_good_owner(entry)
             draft.state = leases.expire(draft.state, draft.now)
             wake = leases.prove(draft.state, token, said.wake_id, said.generation)
-            draft.state = leases.acknowledge(draft.state, draft.links, said.acks, entry.tails)
+            draft.state = await leases.acknowledge(
+                draft.state, draft.links, said.acks, entry.tails, draft.time_slice
+            )
             draft.state = leases.hold(leases.succeed(draft.state), wake, draft.now)
             more = draft.finish() if said.done else False
         return AckView(more)
@@ -70,7 +72,7 @@ class WakeClaims:
             leases.prove(draft.state, token, said.wake_id, said.generation)
             draft.finish()
 
-    def _give(self, draft: Draft, worker: str) -> ClaimView:
+    async def _give(self, draft: Draft, worker: str) -> ClaimView:
         if draft.state.wake is None:
             draft.begin()  # claimed at once, hence not announced
         wake, token = draft.state.wake, draft.random_text()
@@ -79,7 +81,7 @@ class WakeClaims:
         draft.state = leases.hold(draft.state, taken, draft.now)
         state = draft.state
         return ClaimView(
-            wake.id, state.generation, token, draft.streams(), state.config.lease_ttl_ms
+            wake.id, state.generation, token, await draft.streams(), state.config.lease_ttl_ms
         )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from streamfold.server.durable_streams.subscriptions import leases
 from streamfold.server.durable_streams.subscriptions.state import Link, Subscription
 from streamfold.server.durable_streams.subscriptions.subscription import ActiveSubscription
+from streamfold.server.durable_streams.subscriptions.time_slices import TimeSlice
 from streamfold.wire.durable_streams.offsets import format_offset
 from streamfold.wire.durable_streams.subscriptions import LinkType, PendingView, SubscriptionType
 
@@ -21,6 +22,8 @@ class Draft:
     #: Milliseconds since the Unix epoch.
     now: int
     random_text: Callable[[], str]
+    #: For loops over many streams.
+    time_slice: TimeSlice
     #: The token of the wake that was begun, in the clear.
     token: str | None = None
 
@@ -48,15 +51,19 @@ class Draft:
             self.begin()
         return more
 
-    def streams(self) -> tuple[PendingView, ...]:
+    async def streams(self) -> tuple[PendingView, ...]:
         """The subscription's streams, as a worker gets them."""
-        return tuple(
-            PendingView(
-                self.entry.short_name(path),
-                LinkType.EXPLICIT if link.explicit else LinkType.GLOB,
-                format_offset(link.acked),
-                format_offset(self.entry.tails.get(path, 0)),
-                self.entry.tails.get(path, 0) > link.acked,
+        views = []
+        for path, link in self.links.items():
+            tail = self.entry.tails.get(path, 0)
+            views.append(
+                PendingView(
+                    self.entry.short_name(path),
+                    LinkType.EXPLICIT if link.explicit else LinkType.GLOB,
+                    format_offset(link.acked),
+                    format_offset(tail),
+                    tail > link.acked,
+                )
             )
-            for path, link in self.links.items()
-        )
+            await self.time_slice.step()
+        return tuple(views)

@@ -16,6 +16,7 @@ from streamfold.server.durable_streams.subscriptions.problems import (
     WakeTokenInvalidError,
 )
 from streamfold.server.durable_streams.subscriptions.state import Link, Subscription, Wake
+from streamfold.server.durable_streams.subscriptions.time_slices import TimeSlice
 from streamfold.wire.durable_streams.offsets import parse_offset
 from streamfold.wire.durable_streams.subscriptions import Ack
 
@@ -83,8 +84,12 @@ def prove(state: Subscription, token: str, wake_id: str, generation: int) -> Wak
     return wake
 
 
-def acknowledge(
-    state: Subscription, readable: Collection[str], acks: Sequence[Ack], tails: Tails
+async def acknowledge(
+    state: Subscription,
+    readable: Collection[str],
+    acks: Sequence[Ack],
+    tails: Tails,
+    time_slice: TimeSlice,
 ) -> Subscription:
     """Move links that are readable forward; all of `acks`, or AckOffsetError and none."""
     if not acks:
@@ -97,14 +102,16 @@ def acknowledge(
         if link is None:
             raise AckOffsetError(f"stream {name[:80]!r} is not one of this subscription's")
         links[path] = replace(link, acked=_acked(link, ack, tails.get(path, 0)))
+        await time_slice.step()
     return replace(state, links=links)
 
 
 def acknowledge_all(state: Subscription, notified: Tails) -> Subscription:
     """Everything that a receiver was notified of is processed; later acks stay."""
-    links: dict[str, Link] = {}
+    links = dict(state.links)
     for path, link in state.links.items():
-        links[path] = replace(link, acked=max(link.acked, notified.get(path, 0)))
+        if (tail := notified.get(path, 0)) > link.acked:
+            links[path] = replace(link, acked=tail)
     return replace(state, links=links)
 
 

@@ -131,7 +131,7 @@ class SubscriptionRegistry:
             taken, entry.noticed = entry.noticed, set()
             try:
                 state = await self.streams.refresh(entry, taken)
-                draft = Draft(entry, state, self._now(), self._random_text)
+                draft = Draft(entry, state, self._now(), self._random_text, self.time_slice())
                 yield draft
                 if draft.state is not entry.state:
                     await entry.write(draft.state)

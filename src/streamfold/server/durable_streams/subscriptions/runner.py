@@ -172,7 +172,7 @@ class Runner:
             untaken = _is_untaken(draft, wake_id) and draft.pending is not None
             if not untaken or entry.token is None:
                 return
-            call = _call(draft, entry.token[1], self._own_url or draft.state.base_url)
+            call = await _call(draft, entry.token[1], self._own_url or draft.state.base_url)
             notified = {path: entry.tails.get(path, 0) for path in draft.links}
         reply = await self._send(entry, found, msgspec.json.encode(call))
         async with self._registry.changing(entry) as draft:
@@ -259,13 +259,13 @@ def _is_untaken(draft: Draft, wake_id: str) -> bool:
     return wake is not None and wake.id == wake_id and wake.lease_until is None
 
 
-def _call(draft: Draft, token: str, base_url: str) -> WebhookCall:
+async def _call(draft: Draft, token: str, base_url: str) -> WebhookCall:
     state, id_ = draft.state, draft.entry.id
     return WebhookCall(
         id_,
         state.wake.id if state.wake else "",
         state.generation,
-        draft.streams(),
+        await draft.streams(),
         callback_url(base_url, id_),
         token,
     )
