@@ -97,7 +97,7 @@ def test_secrets_come_from_options_or_the_environment_and_show_nowhere(
     options = parse_sink({"basin": "some-basin", "stream": "s", "encryptionKey": "k-e-y"})
     headers = options.endpoint.headers()
     assert headers == {"authorization": "Bearer from-environment", "s2-encryption-key": "k-e-y"}
-    assert options.endpoint.host == "some-basin.b.example.com"
+    assert options.endpoint.url.host == "some-basin.b.example.com"
     assert Connection(options.endpoint).endpoint.origin == "https://some-basin.b.example.com"
     assert not any(secret in repr(options) for secret in ("from-environment", "k-e-y"))
     assert "given" in repr(parse_sink({**NEEDED, "accessToken": "given"}).endpoint.headers())

@@ -256,7 +256,7 @@ CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
         (answer(200, "x" * BODY_MAX), Reply(200, b"x" * BODY_MAX)),
         (answer(200, "x" * (BODY_MAX + 1)), Reply(200, b"")),
         (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * (BODY_MAX + 1), Reply(200, b"")),
-        (CHUNKED + b"%x\r\n" % (BODY_MAX + 1), Reply(200, b"")),
+        (CHUNKED + b"%x\r\n" % (BODY_MAX + 1) + b"x" * (BODY_MAX + 1), Reply(200, b"")),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999999999999\r\n\r\n", Reply(200, b"")),
     ],
 )

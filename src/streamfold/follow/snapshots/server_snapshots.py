@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import http.client
 import re
 from collections.abc import AsyncIterator, Mapping
-from contextlib import closing
 from typing import Final
 from urllib.parse import quote, urlsplit
 
+import httpx
 import msgspec
 
 from streamfold.errors import (
@@ -22,11 +20,12 @@ from streamfold.errors import (
     UnauthenticatedError,
 )
 from streamfold.follow.snapshots.snapshot_store import Placement, SnapshotInfo, SnapshotStore
+from streamfold.http_client import AsyncHttp, build_request, cause_of
 
 #: Bytes per piece of a snapshot that is loaded.
 _PIECE = 1 << 20
 #: Seconds without an answer after which the server counts as unreachable.
-_PATIENCE = 30.0
+_TIMEOUT = 30.0
 _TYPE = re.compile(r"application/vnd\.streamfold\.snapshot\+([a-z0-9_-]+)")
 
 
@@ -52,14 +51,15 @@ class ServerSnapshots(SnapshotStore):
         parts = urlsplit(endpoint)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InvalidError(f"endpoint {endpoint!r} must be http:// or https:// and a host")
-        self._parts = parts
+        self._origin = httpx.URL(scheme=parts.scheme, host=parts.hostname, port=parts.port)
+        self._http = AsyncHttp()
         self._path = f"{parts.path.rstrip('/')}/v1/streams/{quote(stream, safe='')}"
         self._headers = {"s2-basin": basin}
         if token:
             self._headers["authorization"] = f"Bearer {token}"
 
     async def list(self) -> list[SnapshotInfo]:
-        status, body = await asyncio.to_thread(self._call, "GET", "/snapshots", None, {})
+        status, body = await self._call("GET", "/snapshots")
         if status != 200:
             raise _error_from_response(status, body)
         found = []
@@ -73,24 +73,20 @@ class ServerSnapshots(SnapshotStore):
         return found
 
     async def load(self, info: SnapshotInfo) -> AsyncIterator[bytes]:
-        with closing(self._connection()) as connection:
-            path = f"{self._path}/snapshot/{info.cursor}"
-            try:
-                await asyncio.to_thread(connection.request, "GET", path, None, self._headers)
-                response = await asyncio.to_thread(connection.getresponse)
-                if response.status != 200:
-                    raise _error_from_response(
-                        response.status, await asyncio.to_thread(response.read)
-                    )
-                while piece := await asyncio.to_thread(response.read, _PIECE):
+        request = self._request("GET", f"/snapshot/{info.cursor}")
+        try:
+            async with self._http.send(request) as response:
+                if response.status_code != 200:
+                    raise _error_from_response(response.status_code, await _read(response))
+                async for piece in response.aiter_raw(_PIECE):
                     yield piece
-            except (OSError, http.client.HTTPException) as error:
-                raise BlobUnavailableError(f"snapshot {info.name} broke off: {error}") from error
+        except httpx.TransportError as error:
+            cause = cause_of(error)
+            raise BlobUnavailableError(f"snapshot {info.name} broke off: {cause}") from error
 
     async def save(self, cursor: int, codec: str, blob: bytes) -> bool:
         kind = {"content-type": f"application/vnd.streamfold.snapshot+{codec}"}
-        path = f"/snapshot/{cursor}"
-        status, body = await asyncio.to_thread(self._call, "PUT", path, blob, kind)
+        status, body = await self._call("PUT", f"/snapshot/{cursor}", blob, kind)
         if status == 204:
             return True
         # Refused: there is one at this cursor or a newer one, or the stream was trimmed beyond it.
@@ -107,29 +103,33 @@ class ServerSnapshots(SnapshotStore):
         newest = await self.newest()
         return newest is not None and newest.cursor >= cursor
 
-    def _call(
-        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
+    async def _call(
+        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
     ) -> tuple[int, bytes]:
-        with closing(self._connection()) as connection:
-            try:
-                connection.connect()
-            except OSError as error:
-                raise BlobUnavailableError(f"the server cannot be reached: {error}") from error
-            try:
-                connection.request(method, self._path + path, body, {**self._headers, **headers})
-                response = connection.getresponse()
-                return response.status, response.read()
-            except (OSError, http.client.HTTPException) as error:
-                if body is None:
-                    raise BlobUnavailableError(f"the server broke off: {error}") from error
-                raise BlobOutcomeUnknownError(
-                    f"the server broke off, the snapshot may or may not be saved: {error}"
-                ) from error
+        try:
+            async with self._http.send(self._request(method, path, body, headers)) as response:
+                return response.status_code, await _read(response)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise BlobUnavailableError(
+                f"the server cannot be reached: {cause_of(error)}"
+            ) from error
+        except httpx.TransportError as error:
+            if method == "GET":
+                raise BlobUnavailableError(f"the server broke off: {cause_of(error)}") from error
+            raise BlobOutcomeUnknownError(
+                f"the server broke off, the snapshot may or may not be saved: {cause_of(error)}"
+            ) from error
 
-    def _connection(self) -> http.client.HTTPConnection:
-        secure = self._parts.scheme == "https"
-        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        return kind(self._parts.hostname or "", self._parts.port, timeout=_PATIENCE)
+    def _request(
+        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+    ) -> httpx.Request:
+        sent = {**self._headers, **(headers or {})}
+        path = self._path + path
+        return build_request(method, self._origin, path, sent, body, timeout=_TIMEOUT)
+
+
+async def _read(response: httpx.Response) -> bytes:
+    return b"".join([piece async for piece in response.aiter_raw()])
 
 
 _REFUSALS: Final[dict[int, type[StreamfoldError]]] = {

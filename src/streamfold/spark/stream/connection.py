@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import random
 import ssl
@@ -12,8 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, quote, urlsplit
 
+import httpx
+
 from streamfold import errors
 from streamfold.errors import RetryLaterError, StreamfoldError
+from streamfold.http_client import build_request, cause_of, open_transport
 from streamfold.spark.errors import EndpointUnavailableError, OptionError
 
 _PLACEHOLDER = "{basin}"
@@ -41,16 +43,9 @@ class Endpoint:
             raise OptionError("endpoint", "must be an origin such as https://host:port, no path")
 
     @property
-    def secure(self) -> bool:
-        return self._parts().scheme == "https"
-
-    @property
-    def host(self) -> str:
-        return self._parts().hostname or ""
-
-    @property
-    def port(self) -> int | None:
-        return self._parts().port
+    def url(self) -> httpx.URL:
+        parts = self._parts()
+        return httpx.URL(scheme=parts.scheme, host=parts.hostname, port=parts.port)
 
     @property
     def origin(self) -> str:
@@ -140,7 +135,10 @@ class Connection:
     def __init__(self, endpoint: Endpoint, io_timeout: float = _IO_TIMEOUT) -> None:
         """`io_timeout`: seconds to connect and to wait for the next bytes."""
         self.endpoint = endpoint
-        self._http = _http(endpoint, io_timeout)
+        self._timeout = io_timeout
+        trusted = endpoint.trusted
+        tls = ssl.create_default_context(cadata=trusted) if trusted else None
+        self._http = open_transport(endpoint.url, tls)
 
     def __enter__(self) -> Connection:
         return self
@@ -165,34 +163,40 @@ class Connection:
     ) -> Answer:
         """Send once. After a `TransientError` the request may or may not have taken effect."""
         response = self.open(method, path, headers, body)
-        try:
-            content = response.read()
-        except (OSError, http.client.HTTPException) as error:
-            self.close()
-            raise TransientError(_words(error)) from error
-        answer = Answer(response.status, dict(response.headers.items()), content)
+        answer = Answer(response.status_code, response.headers, read_body(response))
         if is_transient(answer.status, answer.body):
             raise TransientError(f"status {answer.status}: {message_of(answer.body)}")
         return answer
 
     def open(
         self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b""
-    ) -> http.client.HTTPResponse:
-        """Send once, and return the response before its body is read."""
+    ) -> httpx.Response:
+        """Send once, and return the response before its body is read; close it."""
         sent = {**self.endpoint.headers(), **(headers or {})}
+        url = self.endpoint.url
         try:
-            self._http.request(method, path, body or None, sent)
-            return self._http.getresponse()
-        except ssl.SSLCertVerificationError as error:
-            self.close()
+            return self._http.handle_request(
+                build_request(method, url, path, sent, body, timeout=self._timeout)
+            )
+        except httpx.TransportError as error:
+            cause = cause_of(error)
+            if not isinstance(cause, ssl.SSLCertVerificationError):
+                raise TransientError(_words(cause)) from error
             raise OptionError(
                 "endpoint",
-                f"is {self.endpoint.origin}, whose certificate is not trusted ({error.verify_message}):"
+                f"is {self.endpoint.origin}, whose certificate is not trusted ({cause.verify_message}):"
                 " name its authority in the option caFile, or in the variable SSL_CERT_FILE",
             ) from error
-        except (OSError, http.client.HTTPException) as error:
-            self.close()
-            raise TransientError(_words(error)) from error
+
+
+def read_body(response: httpx.Response) -> bytes:
+    """Read a response to its end."""
+    try:
+        return b"".join(response.iter_raw())
+    except httpx.TransportError as error:
+        raise TransientError(_words(cause_of(error))) from error
+    finally:
+        response.close()
 
 
 def answer_timeout(endpoint: Endpoint) -> float:
@@ -202,16 +206,6 @@ def answer_timeout(endpoint: Endpoint) -> float:
     refuses connections.
     """
     return min(_IO_TIMEOUT, max(_ANSWER_TIMEOUT_MIN, endpoint.retry_timeout))
-
-
-def _http(endpoint: Endpoint, io_timeout: float) -> http.client.HTTPConnection:
-    if not endpoint.secure:
-        return http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=io_timeout)
-    context = ssl.create_default_context(cadata=endpoint.trusted or None)
-    context.set_alpn_protocols(["http/1.1"])
-    return http.client.HTTPSConnection(
-        endpoint.host, endpoint.port, timeout=io_timeout, context=context
-    )
 
 
 def is_transient(status: int, body: bytes) -> bool:
@@ -244,5 +238,5 @@ def _members(body: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _words(error: Exception) -> str:
+def _words(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

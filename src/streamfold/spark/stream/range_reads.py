@@ -6,15 +6,17 @@ sessions over HTTP/1.1 is read in pages, which all endpoints support.
 
 from __future__ import annotations
 
-import http.client
 import logging
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from urllib.parse import urlencode
 
+import httpx
 import numpy as np
 
 from streamfold.errors import StreamfoldError
+from streamfold.http_client import cause_of
 from streamfold.records.columns import BytesColumn, Columns, HeaderColumn, read_columns
 from streamfold.spark.errors import DataLossError
 from streamfold.spark.stream.client import PROTOBUF, Streams
@@ -25,6 +27,7 @@ from streamfold.spark.stream.connection import (
     TransientError,
     error_from_response,
     is_transient,
+    read_body,
     stream_path,
 )
 from streamfold.wire.s2.errors import BadFrameError
@@ -70,22 +73,19 @@ def _session(connection: Connection, stream: str, at: int, end: int) -> Iterator
     query = urlencode({"seq_num": at, "count": end - at})
     headers = {"content-type": _SESSION, "accept": PROTOBUF}
     response = connection.open("GET", f"{stream_path(stream, 'records')}?{query}", headers)
-    if response.status != 200 or _SESSION not in (response.headers.get("content-type") or ""):
-        _check_opening(response, stream)
-    else:
-        yield from _Frames(response, stream).pieces()
+    with closing(response):
+        if response.status_code != 200 or _SESSION not in response.headers.get("content-type", ""):
+            _check_opening(response.status_code, read_body(response), stream)
+        else:
+            yield from _Frames(response, stream).pieces()
 
 
-def _check_opening(response: http.client.HTTPResponse, stream: str) -> None:
+def _check_opening(status: int, body: bytes, stream: str) -> None:
     """Raise the error for a session that was not opened; return if there is nothing to read."""
-    try:
-        body = response.read()
-    except (OSError, http.client.HTTPException) as error:
-        raise TransientError(f"the answer broke off: {type(error).__name__}") from error
-    if response.status in _FINAL or is_transient(response.status, body):
-        _check_ending(response.status, body, stream)
-    elif response.status != _UNWRITTEN:
-        raise SessionRefusedError(f"status {response.status}")
+    if status in _FINAL or is_transient(status, body):
+        _check_ending(status, body, stream)
+    elif status != _UNWRITTEN:
+        raise SessionRefusedError(f"status {status}")
 
 
 def _check_ending(status: int, body: bytes, stream: str) -> None:
@@ -99,8 +99,10 @@ def _check_ending(status: int, body: bytes, stream: str) -> None:
 class _Frames:
     """Bodies of frames, received contiguously into one buffer, which is reused."""
 
-    def __init__(self, response: http.client.HTTPResponse, stream: str) -> None:
-        self._response = response
+    def __init__(self, response: httpx.Response, stream: str) -> None:
+        self._arriving = response.iter_raw()
+        #: What has arrived and is not received yet.
+        self._rest = memoryview(b"")
         self._stream = stream
         self._room = memoryview(bytearray(_PIECE + BODY_MAX))
         self._head = memoryview(bytearray(_HEAD))
@@ -159,10 +161,21 @@ class _Frames:
 
     def _receive(self, room: memoryview) -> int:
         """Fill `room`; returns less than its length only at the end of the session."""
+        filled = 0
+        while filled < len(room) and (self._rest or self._await_bytes()):
+            taken = self._rest[: len(room) - filled]
+            room[filled : filled + len(taken)] = taken
+            self._rest = self._rest[len(taken) :]
+            filled += len(taken)
+        return filled
+
+    def _await_bytes(self) -> bool:
+        """Wait for more of the session; returns False at its end."""
         try:
-            return self._response.readinto(room) if len(room) else 0
-        except (OSError, http.client.HTTPException) as error:
-            raise TransientError(f"the session broke: {type(error).__name__}") from error
+            self._rest = memoryview(next(self._arriving, b""))
+        except httpx.TransportError as error:
+            raise TransientError(f"the session broke: {type(cause_of(error)).__name__}") from error
+        return len(self._rest) > 0
 
 
 _log = logging.getLogger(__name__)

@@ -15,16 +15,14 @@ import asyncio
 import base64
 import hashlib
 import hmac
-import http.client
-import socket
 import ssl
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import SplitResult, urlsplit
 
+import httpx
 import msgspec
 
 from streamfold.archive.events.event import Event, encode_event
@@ -39,6 +37,7 @@ from streamfold.archive.events.sink import (
 from streamfold.archive.events.sinks.worker_thread import WorkerThread
 from streamfold.errors import InvalidError
 from streamfold.extensions import Options
+from streamfold.http_client import AsyncHttp, build_request, cause_of
 
 #: Seconds for everything, from the connection to the status of the answer.
 TIMEOUT = 15.0
@@ -94,9 +93,10 @@ class WebhookSink(EventSink):
         self._path = (self._url.path or "/") + (f"?{self._url.query}" if self._url.query else "")
         self._secret = secret
         self._timeout = timeout
-        self._tls = tls
+        self._http = AsyncHttp(tls)
         self._now = now
-        self._lane = WorkerThread(f"webhook {self._name}")
+        #: Reads the secret, which may be in a file.
+        self._thread = WorkerThread(f"webhook {self._name}")
         if secret is not None:
             secret.read_key()  # report a missing one now, not with the first event
 
@@ -111,38 +111,39 @@ class WebhookSink(EventSink):
     def _port(self) -> int:
         return self._url.port or (443 if self._url.scheme == "https" else 80)
 
+    @property
+    def _origin(self) -> httpx.URL:
+        return httpx.URL(scheme=self._url.scheme, host=self._url.hostname, port=self._port)
+
     async def send(self, event: Event) -> None:
-        request = _Request()
-        status: int | None = None
+        body = encode_event(event)
+        sent = False
+
+        async def trace(phase: str, _: object) -> None:
+            nonlocal sent
+            sent = sent or phase == "http11.send_request_headers.started"
+
         try:
             async with asyncio.timeout(self._timeout):
-                status = await self._lane.run(self._post, request, event)
-        except (OSError, http.client.HTTPException) as error:  # TimeoutError is an OSError
-            reason = type(error).__name__
-        finally:
-            # Also when cancelled: the thread must not wait for an answer that is not read.
-            request.break_off()
-        if status is None:
-            raise self._lost(reason, sent=request.sent)
+                headers = await self._thread.run(self._headers, event, body)
+                request = build_request(
+                    "POST",
+                    self._origin,
+                    self._path,
+                    headers,
+                    body,
+                    timeout=self._timeout,
+                    trace=trace,
+                )
+                async with self._http.send(request) as response:
+                    status = response.status_code
+        except (TimeoutError, httpx.TransportError) as error:
+            raise self._lost(type(cause_of(error)).__name__, sent=sent) from None
         if not 200 <= status < 300:
             raise self._judge(status)
 
     async def close(self) -> None:
-        await self._lane.close()
-
-    def _post(self, request: _Request, event: Event) -> int:
-        body = encode_event(event)
-        headers = self._headers(event, body)
-        return request.post(self._connection(), self._path, body, headers)
-
-    def _connection(self) -> http.client.HTTPConnection:
-        host = self._url.hostname or ""
-        if self._url.scheme == "https":
-            self._tls = self._tls or ssl.create_default_context()
-            return http.client.HTTPSConnection(
-                host, self._port, timeout=self._timeout, context=self._tls
-            )
-        return http.client.HTTPConnection(host, self._port, timeout=self._timeout)
+        await self._thread.close()
 
     def _headers(self, event: Event, body: bytes) -> dict[str, str]:
         moment = str(int(self._now()))
@@ -150,7 +151,6 @@ class WebhookSink(EventSink):
             "content-type": "application/json",
             "webhook-id": event.event_id,
             "webhook-timestamp": moment,
-            "connection": "close",
         }
         if self._secret is not None:
             try:
@@ -176,43 +176,6 @@ class WebhookSink(EventSink):
         return EventUnconfirmedError(
             f"webhook {self._name} did not answer ({reason}): the event may have been taken"
         )
-
-
-class _Request:
-    """One POST in a thread, which another thread may abort."""
-
-    def __init__(self) -> None:
-        self._connection: http.client.HTTPConnection | None = None
-        self._broken_off = False
-        #: Whether anything was sent that the receiver may act on.
-        self.sent = False
-
-    def post(
-        self,
-        connection: http.client.HTTPConnection,
-        path: str,
-        body: bytes,
-        headers: dict[str, str],
-    ) -> int:
-        """Return the status of the answer; its body is ignored."""
-        self._connection = connection
-        try:
-            connection.connect()
-            self.sent = True
-            if self._broken_off:  # before there was a socket to shut down: do not start
-                raise TimeoutError
-            connection.request("POST", path, body=body, headers=headers)
-            return connection.getresponse().status
-        finally:
-            connection.close()
-
-    def break_off(self) -> None:
-        """Make the thread give up; harmless after it has ended."""
-        self._broken_off = True
-        connected = self._connection.sock if self._connection else None
-        if connected is not None:
-            with suppress(OSError):  # it is closed already
-                connected.shutdown(socket.SHUT_RDWR)
 
 
 def sign(key: bytes, event_id: str, timestamp: str, body: bytes) -> str:
