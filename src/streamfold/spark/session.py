@@ -79,8 +79,6 @@ _CHECKPOINTS = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
 _SETTINGS = {
-    # Python workers over TCP wait 45 ms per batch for a delayed acknowledgement.
-    "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
     "spark.sql.shuffle.partitions": "16",
     # Three times faster than the default, and as safe on a local disk, where renames are atomic.
@@ -89,6 +87,8 @@ _SETTINGS = {
 }
 #: A local driver accepts no connections from other machines.
 _LOCAL_SETTINGS = {
+    # Executors of a cluster may lack the module, and print to files.
+    "spark.python.daemon.module": "streamfold.spark_worker_daemon",
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",

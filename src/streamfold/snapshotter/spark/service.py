@@ -21,6 +21,9 @@ from streamfold.snapshotter.status.table_status import State, TableStatus
 from streamfold.spark.session import open_session
 
 _DEFAULTS = {
+    # Over TCP, a task waits up to 45 ms for a delayed acknowledgement. Other sessions accept that:
+    # over a Unix socket, a Python process that planned a query prints a `BrokenPipeError` when it ends.
+    "spark.python.unix.domain.socket.enabled": "true",
     # A long fold of one table must not delay the diffs of others.
     "spark.scheduler.mode": "FAIR",
     # A task result is one row with many changes: batches of rows are bounded by their bytes.
