@@ -38,9 +38,8 @@ from streamfold.server.http.request_limits import RequestBudget
 from streamfold.server.http.response_limits import ResponseBudget
 from streamfold.server.http.router import Route, Router
 from streamfold.server.init_file import apply_spec, read_init_file
-from streamfold.server.metrics import AppendMetrics
+from streamfold.server.metrics import AppendMetrics, StoreMetrics
 from streamfold.server.ops.endpoints import OpsEndpoints, add_front_page
-from streamfold.server.ops.store_metrics import StoreMetrics
 from streamfold.server.s2.problems import write_problem
 from streamfold.server.s2.routes import add_s2
 from streamfold.server.tls import write_self_signed

@@ -13,8 +13,7 @@ from streamfold.archive import Archive, Manifest, TableSchema, Thresholds
 from streamfold.archive.formats.registry import format_of
 from streamfold.archive.manifest.positions import SEQ_NUM
 from streamfold.snapshotter.decoding import EnvelopeDecoder, parse_ddl
-from streamfold.snapshotter.spark.dead_letters import DeadLetterFolder
-from streamfold.snapshotter.spark.destinations import DestinationSpec
+from streamfold.snapshotter.spark.destinations import DeadLetterFolder, DestinationSpec
 from streamfold.snapshotter.spark.jobs import TableJob
 from tests.spark.server import Server
 from tests.spark.snapshotter.feeding import State, replayed

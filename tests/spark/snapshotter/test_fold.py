@@ -24,8 +24,7 @@ from streamfold.archive.write.artifacts import PartPlan, WrittenPart, write_part
 from streamfold.snapshotter.spark.destinations import DestinationSpec, open_mirrors
 from streamfold.snapshotter.spark.tasks.bucket_rows import FILES_AT_ONCE, BucketRows
 from streamfold.snapshotter.spark.tasks.fold import FoldStep, fold, written_parts
-from streamfold.snapshotter.spark.tasks.layers import Layer, Stack
-from streamfold.snapshotter.spark.tasks.open_files import OpenFiles
+from streamfold.snapshotter.spark.tasks.layers import Layer, OpenFiles, Stack
 from streamfold.snapshotter.spark.tasks.results import TaskResult, raise_task_errors
 from streamfold.spark.buckets import BUCKETING, SPLITMIX64, TRUNCATES, bucket_numbers
 from tests.archive.tables import SCHEMA, changes, open_writer, rows

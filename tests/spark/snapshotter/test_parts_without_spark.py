@@ -48,10 +48,11 @@ from streamfold.snapshotter.spark.errors_from_spark import (
     error_from_spark,
     is_retryable,
 )
-from streamfold.snapshotter.spark.lag import lag_of
-from streamfold.snapshotter.spark.snapshot_requests import Request, SnapshotRequests
-from streamfold.snapshotter.spark.table.commit_log import CommitLog
+from streamfold.snapshotter.spark.service import lag_of
+from streamfold.snapshotter.spark.table.progress import CommitLog
+from streamfold.snapshotter.spark.table.writer import Request, SnapshotRequests
 from streamfold.snapshotter.spark.tasks.decode import DecodeReport, DecodeStep, decode
+from streamfold.snapshotter.spark.tasks.net import fill_unsent, has_unsent
 from streamfold.snapshotter.spark.tasks.results import (
     REPORT,
     Batches,
@@ -60,7 +61,6 @@ from streamfold.snapshotter.spark.tasks.results import (
     task,
     task_results,
 )
-from streamfold.snapshotter.spark.tasks.unsent_columns import fill_unsent, has_unsent
 from streamfold.snapshotter.status import (
     ArtifactStatus,
     Counts,

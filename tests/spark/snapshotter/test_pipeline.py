@@ -125,17 +125,21 @@ def test_a_transaction_over_several_batches_is_published_whole(
         batch = pipeline.process(records(spark, server, stream, start, start + len(group)))
         start += len(group)
         assert batch is not None
-        seen.append((manifest_of(folder).head_position, pipeline.held_from, batch.records))
+        seen.append((manifest_of(folder).head_position, pipeline.intake.held_from, batch.records))
     assert seen == [("0", 1, 1), ("0", 1, 0), ("8", 9, 8), ("8", 9, 0)]
     assert [set(state_of(folder, position)) for position in ("0", "8")] == [{1}, {3, 4}]
     assert len(list((folder / "dead-letters").iterdir())) == 1  # though it was read twice
     # A process that begins anew finds the open transaction again, and can be told to wait no longer.
     again = open_pipeline(spark, loop, job)
     assert again.process(records(spark, server, stream, 9, 12))
-    assert (again.held_from, manifest_of(folder).head_position) == (9, "8")
+    assert (again.intake.held_from, manifest_of(folder).head_position) == (9, "8")
     released = again.release()
     assert released is not None
-    assert (released.cut, again.held_from, manifest_of(folder).head_position) == (True, None, "11")
+    assert (released.cut, again.intake.held_from, manifest_of(folder).head_position) == (
+        True,
+        None,
+        "11",
+    )
     assert set(state_of(folder)) == {3, 4, 5, 6}
 
 

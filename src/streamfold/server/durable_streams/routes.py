@@ -21,8 +21,7 @@ from streamfold.server.durable_streams.paths import (
     parse_bucket,
     parse_stream_path,
 )
-from streamfold.server.durable_streams.reads import BeyondTailError, Reads, parse_query
-from streamfold.server.durable_streams.sse_reads import Events
+from streamfold.server.durable_streams.reads import BeyondTailError, Events, Reads, parse_query
 from streamfold.server.durable_streams.streams import Streams, source_of
 from streamfold.server.durable_streams.subscriptions import Subscriptions
 from streamfold.server.http.bodies import JSON

@@ -1,19 +1,38 @@
-"""Appends on their way from a request to the store, measured."""
+"""Appends on their way from a request to the store, measured; and append sessions.
+
+Batches are submitted in the order in which they arrive and acknowledged in that order. The first
+that fails ends the session: the acknowledgements of all before it go out, then one terminal frame,
+and everything after it is ignored.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
 from time import perf_counter
+from typing import Final, TypeAlias
 
+from streamfold.errors import StoreClosingError
 from streamfold.records import AppendInput
 from streamfold.records.batch import RecordBatch
-from streamfold.server.auth.access import require_append
+from streamfold.server.auth.access import ActiveGrant, require_append
+from streamfold.server.http.drain import DrainGate
+from streamfold.server.http.errors import ClientHangupError
+from streamfold.server.http.offload import COPIED_BYTES, LIGHT_BYTES
+from streamfold.server.http.request import Request
+from streamfold.server.http.response_stream import ResponseStream
 from streamfold.server.metrics import AppendMetrics
+from streamfold.server.s2.problems import end_frames
 from streamfold.server.s2.stream_refs import StreamRequest
 from streamfold.store.log.shares import AppendAck
 from streamfold.store.store import StreamStore
 from streamfold.wire.durable_streams.content import check_message, is_json
+from streamfold.wire.s2.frames import FRAME_MAX, FrameDecoder, PackedFrame, encode_frame
+from streamfold.wire.s2.records_proto import (
+    decode_append_frame,
+    decode_light_frame,
+    encode_append_ack,
+)
 
 
 class Ticket:
@@ -78,3 +97,142 @@ def check_content(content_type: str, batch: RecordBatch) -> None:
     if is_json(content_type):
         for body in batch.bodies():
             check_message(body)
+
+
+#: Batches of one session that may wait for their acknowledgement before reading from the client pauses.
+#: The store's admission bounds their bytes; this bounds the number of small ones.
+OUTSTANDING_MAX: Final = 1024
+
+#: How a session ends: at the client's request, or with an error.
+_End: TypeAlias = Exception | None
+
+
+class AppendSession:
+    """One session, from the first frame to the end of the response."""
+
+    def __init__(
+        self,
+        request: Request,
+        stream_request: StreamRequest,
+        active_grant: ActiveGrant,
+        appends: Appends,
+        drain_gate: DrainGate,
+    ) -> None:
+        self._request = request
+        self._target = stream_request
+        self._standing = active_grant
+        self._appends = appends
+        self._gate = drain_gate
+        #: Acknowledgements to send, in order; the end of the session is the last.
+        self._steps: asyncio.Queue[Ticket | _End] = asyncio.Queue()
+        self._room = asyncio.Semaphore(OUTSTANDING_MAX)
+        self._outstanding = 0
+
+    async def run(self, stream: ResponseStream) -> None:
+        """Serve the session to its end; a client that hangs up gets no terminal frame."""
+        async with asyncio.TaskGroup() as group:
+            reader = group.create_task(self._read())
+            closer = group.create_task(self._close_when_draining(reader))
+            guard = group.create_task(self._close_when_unauthenticated(reader))
+            try:
+                end = await self._acknowledge(stream)
+            except ClientHangupError as error:
+                end = error
+            for task in (reader, closer, guard):
+                task.cancel()
+        if isinstance(end, ClientHangupError):
+            raise end
+        if end is None:
+            await stream.close()
+        else:
+            await end_frames(stream, end)
+
+    async def _read(self) -> None:
+        try:
+            await self._submit_frames()
+        except Exception as error:
+            self._steps.put_nowait(error)
+        else:
+            self._steps.put_nowait(None)
+
+    async def _submit_frames(self) -> None:
+        decoder = FrameDecoder()
+        # Between frames a client may pause for as long as it likes; a frame that it began must come.
+        async for chunk in self._request.chunks(FRAME_MAX, lambda: decoder.empty):
+            decoder.feed(chunk)
+            while (frame := decoder.next_packed()) is not None:
+                wanted = _decode_light(frame)
+                if wanted is None:
+                    wanted = await self._request.offload(_decode, frame)
+                await self._room.acquire()
+                await self._standing.require()
+                ticket = await self._appends.submit(self._target, wanted)
+                # In the same step as its acceptance: whatever is accepted is acknowledged.
+                self._steps.put_nowait(ticket)
+                self._outstanding += 1
+        decoder.finish()
+
+    async def _close_when_draining(self, reader: asyncio.Task[None]) -> None:
+        """End an idle session when the server drains, a busy one at the drain deadline.
+
+        Only an acknowledgement can carry the advice to reconnect. A client that got one stops sending,
+        and ends the session itself once it has the rest of its acknowledgements.
+        """
+        await self._gate.draining.wait()
+        if self._outstanding:
+            await self._gate.expired.wait()
+        if reader.cancel():
+            self._steps.put_nowait(StoreClosingError())
+
+    async def _close_when_unauthenticated(self, reader: asyncio.Task[None]) -> None:
+        """End the session when its token becomes invalid; accepted batches are still acknowledged."""
+        error = await self._standing.lost()
+        if reader.cancel():
+            self._steps.put_nowait(error)
+
+    async def _acknowledge(self, stream: ResponseStream) -> _End:
+        """Acknowledge batches in order until the session ends, several in one write where possible."""
+        frames: list[bytes] = []
+        while True:
+            if frames and self._steps.empty():
+                await _flush(frames, stream)
+            step = await self._steps.get()
+            if not (isinstance(step, Ticket) and step.done):
+                await _flush(frames, stream)
+            outcome = await _outcome(step)
+            if not isinstance(outcome, AppendAck):
+                await _flush(frames, stream)
+                return outcome
+            frames.append(self._ack_frame(outcome))
+            self._outstanding -= 1
+            self._room.release()
+
+    def _ack_frame(self, ack: AppendAck) -> bytes:
+        message = encode_append_ack(ack.start, ack.end, ack.tail)
+        return encode_frame(message, reconnect_advised=self._gate.draining.is_set())
+
+
+def _decode_light(frame: PackedFrame) -> AppendInput | None:
+    """The append in a frame, if that takes milliseconds at most; None if it is work for a thread."""
+    if len(frame.body) > (LIGHT_BYTES if frame.compressed else COPIED_BYTES):
+        return None
+    return decode_light_frame(frame.unpack())
+
+
+def _decode(frame: PackedFrame) -> AppendInput:
+    return decode_append_frame(frame.unpack())
+
+
+async def _outcome(step: Ticket | _End) -> AppendAck | _End:
+    if not isinstance(step, Ticket):
+        return step
+    try:
+        return await step.acknowledged()
+    except Exception as error:
+        return error
+
+
+async def _flush(frames: list[bytes], stream: ResponseStream) -> None:
+    if frames:
+        await stream.send(b"".join(frames))
+        frames.clear()

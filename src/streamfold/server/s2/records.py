@@ -15,12 +15,10 @@ from streamfold.server.http.drain import DrainGate
 from streamfold.server.http.memo import memoize_short
 from streamfold.server.http.offload import LIGHT_BYTES
 from streamfold.server.http.request import Request, text_of
-from streamfold.server.s2.append_session import AppendSession
-from streamfold.server.s2.appends import Appends, Ticket
-from streamfold.server.s2.frame_reads import FRAME_HEADERS, FrameEncoding
-from streamfold.server.s2.sse_reads import EventEncoding
+from streamfold.server.s2.appends import Appends, AppendSession, Ticket
+from streamfold.server.s2.read_encodings import FRAME_HEADERS, EventEncoding, FrameEncoding
+from streamfold.server.s2.resources import basin_of, stream_of
 from streamfold.server.s2.stream_refs import StreamRequest, ensure_stream, parse_stream_request
-from streamfold.server.s2.streams import basin_of, stream_of
 from streamfold.server.streams.arrival_order import ArrivalOrder
 from streamfold.server.streams.live_reads import OWN_BATCH, LiveEncoding, LiveReads
 from streamfold.server.streams.shared_encodings import SharedEncodings

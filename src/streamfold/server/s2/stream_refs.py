@@ -10,7 +10,7 @@ from streamfold.model.configs import StreamConfigLayer
 from streamfold.model.grants import Grant
 from streamfold.model.names import BasinName, StreamName
 from streamfold.server.http.request import Request, text_of
-from streamfold.server.s2.streams import basin_of, stream_of
+from streamfold.server.s2.resources import basin_of, stream_of
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.store import StreamStore
 from streamfold.wire.s2 import headers

@@ -1,7 +1,12 @@
-"""Read sessions: deliver what a stream holds and what is appended, until the client leaves."""
+"""Read sessions: deliver what a stream holds and what is appended, until the client leaves.
+
+A reader that never waits, because its records are in memory and its client takes them at once,
+would occupy the event loop until it reaches the tail.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Hashable
 from contextlib import AbstractAsyncContextManager
@@ -15,9 +20,30 @@ from streamfold.server.http.drain import DrainGate
 from streamfold.server.http.errors import ClientHangupError
 from streamfold.server.http.request import Headers, Request
 from streamfold.server.http.response_stream import SHARED_PIECE, ResponseStream
-from streamfold.server.streams.fairness import ReaderFairness
 from streamfold.store.read.reader import ReadSession
 from streamfold.store.read.requests import ReadBatch
+
+#: Records, and metered bytes, after which a reader yields: some milliseconds of work.
+YIELD_RECORDS: Final = 1_000
+YIELD_BYTES: Final = 1 << 20
+
+
+class ReaderFairness:
+    """Counts what one reader has received since it last yielded to others."""
+
+    __slots__ = ("_bytes", "_records")
+
+    def __init__(self) -> None:
+        self._records = self._bytes = 0
+
+    async def after(self, batch: ReadBatch) -> None:
+        """Call after each batch; returns at once, most of the time."""
+        self._records += batch.count
+        self._bytes += batch.metered
+        if self._records >= YIELD_RECORDS or self._bytes >= YIELD_BYTES:
+            self._records = self._bytes = 0
+            await asyncio.sleep(0)
+
 
 #: Seconds of silence before a heartbeat, drawn anew after each so that followers spread out;
 #: clients give up after 20.

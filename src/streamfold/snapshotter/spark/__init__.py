@@ -1,11 +1,11 @@
 """The snapshotter: publishes tables of change streams as archives, by Structured Streaming."""
 
-from streamfold.snapshotter.spark.dead_letters import (
+from streamfold.snapshotter.spark.destinations import (
     DeadLetterFolder,
     DeadLetters,
     DeadLetterStream,
+    DestinationSpec,
 )
-from streamfold.snapshotter.spark.destinations import DestinationSpec
 from streamfold.snapshotter.spark.errors_from_spark import QueryFailedError
 from streamfold.snapshotter.spark.jobs import TableJob, table_jobs
 from streamfold.snapshotter.spark.service import Snapshotter, snapshotter_session

@@ -1,16 +1,38 @@
-"""Picklable destinations, opened where they are used: on the driver and in every task."""
+"""Picklable destinations of tables and of dead letters, opened where they are used.
+
+They are written at least once: a repeated batch may write one again, under the same seq_num, so a
+repair must deduplicate by seq_num.
+
+A dead letter is an undecodable record with the reason, kept before later records are published.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any, Protocol
+
+import msgspec
+import pyarrow as pa
 
 from streamfold.archive.destinations.aws_credentials import AwsAccess, Profile, Profiles
 from streamfold.archive.destinations.destination import Destination
 from streamfold.archive.destinations.mirrors import Mirrors
 from streamfold.archive.manifest.positions import SEQ_NUM
-from streamfold.errors import InvalidError
+from streamfold.errors import InvalidError, OutcomeUnknownError
+from streamfold.model.records import (
+    BATCH_BYTES_MAX,
+    BATCH_RECORDS_MAX,
+    Header,
+    Record,
+    metered_size,
+)
+from streamfold.records.columns import encode_append
+from streamfold.spark.stream.client import Streams
+from streamfold.spark.stream.connection import Connection, Endpoint, RetryDeadline
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +75,94 @@ def _access(profile: Profile) -> AwsAccess:
 def open_mirrors(specs: Sequence[DestinationSpec]) -> Mirrors:
     """Open all destinations of a table, the primary first."""
     return Mirrors([spec.open() for spec in specs], SEQ_NUM)
+
+
+#: Most bytes of a reason in a header: it may quote the record.
+_REASON_BYTES = 1000
+#: The most metered bytes of a letter's headers: longer bodies are cut.
+_HEADER_RESERVE = 4096
+
+
+class DeadLetters(Protocol):
+    """Writes dead letters; pickled with tasks."""
+
+    def write(self, letters: pa.Table) -> None:
+        """Write the letters of one batch, `seq_num, reason, body`; durable when this returns."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterFolder:
+    """Writes a file of JSON lines per batch: table, stream, seq_num, reason, body in base64."""
+
+    place: DestinationSpec
+    table: str
+    stream: str
+    prefix: str = "dead-letters/"
+
+    def write(self, letters: pa.Table) -> None:
+        rows = letters.to_pylist()
+        name = f"{self.prefix}{rows[0]['seq_num']:020d}-{rows[-1]['seq_num']:020d}.jsonl"
+        content = b"".join(self._line(row) for row in rows)
+        asyncio.run(self._put(name, content))
+
+    def _line(self, row: dict[str, Any]) -> bytes:
+        body = base64.b64encode(row["body"]).decode()
+        origin = {"table": self.table, "stream": self.stream}
+        return msgspec.json.encode({**origin, **row, "body": body}) + b"\n"
+
+    async def _put(self, name: str, content: bytes) -> None:
+        async def pieces() -> AsyncIterator[bytes]:
+            yield content
+
+        await self.place.open().put(name, pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterStream:
+    """Appends the record as it was, with headers for its origin and the reason."""
+
+    endpoint: Endpoint = field(repr=False)
+    target: str
+    table: str
+    stream: str
+
+    def write(self, letters: pa.Table) -> None:
+        with Connection(self.endpoint) as connection:
+            for batch in _appends(self._record(row) for row in letters.to_pylist()):
+                self._append(connection, batch)
+
+    def _append(self, connection: Connection, batch: bytes) -> None:
+        deadline = RetryDeadline(self.endpoint.retry_timeout)
+        while True:
+            try:
+                Streams(connection).append(self.target, batch)
+                return
+            except OutcomeUnknownError as error:
+                deadline.wait(self.endpoint, error)
+
+    def _record(self, row: dict[str, Any]) -> Record:
+        headers = {
+            "table": self.table.encode(),
+            "stream": self.stream.encode(),
+            "seq_num": b"%d" % row["seq_num"],
+            "reason": row["reason"].encode()[:_REASON_BYTES],
+        }
+        # The letter must fit into an append with its headers; the source stream has the whole.
+        body = row["body"][: BATCH_BYTES_MAX - _HEADER_RESERVE]
+        return Record(body, tuple(Header(name.encode(), value) for name, value in headers.items()))
+
+
+def _appends(records: Iterator[Record]) -> Iterator[bytes]:
+    """Yield the records as inputs of appends, each as large as possible."""
+    held: list[bytes] = []
+    size = 0
+    for record in records:
+        metered = metered_size(record)
+        if held and (len(held) == BATCH_RECORDS_MAX or size + metered > BATCH_BYTES_MAX):
+            yield b"".join(held)
+            held, size = [], 0
+        held.append(encode_append(record))
+        size += metered
+    if held:
+        yield b"".join(held)

@@ -30,12 +30,12 @@ from streamfold.snapshotter.config import (
 )
 from streamfold.snapshotter.decoding.decoder import ChangeDecoder
 from streamfold.snapshotter.pipeline.transactions import TransactionLimits
-from streamfold.snapshotter.spark.dead_letters import (
+from streamfold.snapshotter.spark.destinations import (
     DeadLetterFolder,
     DeadLetters,
     DeadLetterStream,
+    DestinationSpec,
 )
-from streamfold.snapshotter.spark.destinations import DestinationSpec
 from streamfold.spark.buckets import BUCKET_BYTES
 from streamfold.spark.stream.connection import Endpoint
 from streamfold.spark.stream.options import parse_source

@@ -1,24 +1,65 @@
 """All tables of one process, and the Spark session that they share; no table stops another."""
 
+# mypy: disallow-subclassing-any=False
+# The base class of the listener is Spark's, which the checker does not follow.
+
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from streamfold.archive.events import Backoff
 from streamfold.errors import InvalidError, NotFoundError
 from streamfold.snapshotter.spark.driver_loop import DriverLoop
 from streamfold.snapshotter.spark.jobs import TableJob
-from streamfold.snapshotter.spark.lag import LagListener
-from streamfold.snapshotter.spark.snapshot_requests import Request
-from streamfold.snapshotter.spark.table.writer import TableWriter
+from streamfold.snapshotter.spark.table.writer import Request, TableWriter
 from streamfold.snapshotter.status.table_status import State, TableStatus
 from streamfold.spark.session import open_session
+
+
+class LagListener(StreamingQueryListener):
+    """Reports the lag to each table by the name of its query; called in one thread of Spark's."""
+
+    def __init__(self, tables: Mapping[str, Callable[[int], None]]) -> None:
+        self._tables = dict(tables)
+        self._names: dict[str, str] = {}
+
+    def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        self._names[str(event.runId)] = event.name or ""
+
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        tell = self._tables.get(event.progress.name or "")
+        if tell is None or not event.progress.sources:
+            return
+        source = event.progress.sources[0]
+        tell(lag_of(source.endOffset, source.latestOffset))
+
+    def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        tell = self._tables.get(self._names.get(str(event.runId), ""))
+        if tell is not None:
+            tell(0)
+
+    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        self._names.pop(str(event.runId), None)
+
+
+def lag_of(end: str | None, latest: str | None) -> int:
+    """Return the records between two offsets of a source; 0 while one of them is unknown."""
+    if not end or not latest:
+        return 0
+    ends, tails = json.loads(end), json.loads(latest)
+    if not isinstance(ends, dict) or not isinstance(tails, dict):
+        return 0
+    return sum(max(0, tail - ends.get(stream, tail)) for stream, tail in tails.items())
+
 
 _DEFAULTS = {
     # Over TCP, a task waits up to 45 ms for a delayed acknowledgement. Other sessions accept that:

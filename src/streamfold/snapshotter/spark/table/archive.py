@@ -1,17 +1,20 @@
-"""The archive of one table as the driver sees it: opened once, committed to from any thread.
+"""The archive and events of one table as the driver sees them: opened once, used from any thread.
 
-Opening fences out the previous writer, so it happens once in a run: a writer that was fenced out must
-not take the table back on its own.
+Opening fences out the previous writer, so it happens once in a run: a writer that was fenced out
+must not take the table back on its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 from uuid import uuid4
 
+from streamfold.archive.destinations.aws_credentials import Profiles
 from streamfold.archive.destinations.destination import Destination
+from streamfold.archive.events import EventDispatcher, open_sink
 from streamfold.archive.maintenance.garbage_collection import Collector
 from streamfold.archive.manifest.model import Artifact, FormatFiles, Manifest, Source
 from streamfold.archive.manifest.positions import SEQ_NUM
@@ -193,3 +196,41 @@ class TableArchive:
 def _fits(base: Artifact, form: str, compression: str) -> bool:
     files: FormatFiles | None = base.formats.get(form)
     return files is not None and files.compression == compression
+
+
+class TableEvents:
+    """A dispatcher if sinks are configured, otherwise nothing."""
+
+    def __init__(self, job: TableJob, loop: DriverLoop) -> None:
+        self._job = job
+        self._loop = loop
+        self._pump: EventDispatcher | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, destination: Destination) -> None:
+        """Send events for what the primary destination commits, from now on."""
+        if self._pump is None and self._job.events:
+            profiles = Profiles(self._job.credentials)
+            sinks = {
+                name: open_sink(dict(raw), profiles, path=f"events.{name}")
+                for name, raw in self._job.events.items()
+            }
+            self._pump = EventDispatcher(destination, sinks, order=SEQ_NUM)
+        if self._pump is not None and self._task is None:
+            self._task = self._loop.start(self._pump.run(), "events")
+
+    def wake(self) -> None:
+        """Wake the dispatcher after a commit."""
+        if self._pump is not None:
+            self._loop.soon(self._pump.wake)
+
+    def stop(self) -> None:
+        """Stop sending; the next run sends the rest."""
+        if self._pump is not None and self._task is not None:
+            self._loop.end(self._task)
+            self._task = None
+            self._loop.call(self._pump.close())
+
+    @property
+    def errors(self) -> Mapping[str, int]:
+        return self._pump.errors if self._pump is not None else dict.fromkeys(self._job.events, 0)

@@ -16,13 +16,10 @@ from pyspark.sql import DataFrame
 
 from streamfold.archive.schema import TableSchema
 from streamfold.errors import StreamfoldError
-from streamfold.snapshotter.spark.table.archive import TableArchive
-from streamfold.snapshotter.spark.table.commit_log import CommitLog
-from streamfold.snapshotter.spark.table.events import TableEvents
-from streamfold.snapshotter.spark.table.intake import Batch
+from streamfold.snapshotter.spark.table.archive import TableArchive, TableEvents
+from streamfold.snapshotter.spark.table.intake import Batch, TableStream
 from streamfold.snapshotter.spark.table.pipeline import FIRST, TablePipeline
-from streamfold.snapshotter.spark.table.progress import TableProgress
-from streamfold.snapshotter.spark.table.stream import TableStream
+from streamfold.snapshotter.spark.table.progress import CommitLog, TableProgress
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +96,7 @@ class ArchiveUpdates:
     def release_if_due(self) -> None:
         """Take in an open transaction whose wait is over, if no record follows it."""
         with self._turn:
-            if not (self._open and self._pipeline.is_held_enough()):
+            if not (self._open and self._pipeline.intake.is_held_enough()):
                 return
             if self._stream.tail() <= self._next():
                 self._count(self._pipeline.release)
@@ -121,7 +118,7 @@ class ArchiveUpdates:
         """Open the archive, and commit what an earlier attempt has written."""
         self._settled = False
         self._published.open()
-        self._pipeline.restart()
+        self._pipeline.intake.restart()
         self.failure, self.progressed = None, False
         self._count(self._pipeline.resume)
         self._settled = True
@@ -150,7 +147,7 @@ class ArchiveUpdates:
         self._log.committed(before, self._published.manifest, seconds)
         if batch is not None:
             self.progressed = True
-            self._watch.take(batch, seconds, self._pipeline.held_from)
+            self._watch.take(batch, seconds, self._pipeline.intake.held_from)
             self._log.took(batch.seen, batch.records / seconds if seconds > 0 else 0.0)
         if batch is not None or self._published.manifest is not before:
             self._watch.recover()
@@ -193,7 +190,7 @@ class ArchiveUpdates:
 
     def _next(self) -> int:
         """The first record that is not taken in yet."""
-        known = [at for at in (self._pipeline.seen, self._published.head) if at is not None]
+        known = [at for at in (self._pipeline.intake.seen, self._published.head) if at is not None]
         return max(known) + 1 if known else self._stream.start()
 
     def _epoch(self) -> int:

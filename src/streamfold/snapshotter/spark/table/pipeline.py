@@ -75,22 +75,9 @@ class TablePipeline:
         self._job = job
         self._published = published
         self._now = now
-        self._arrivals = TableIntake(spark, job)
+        #: What was read of the stream, and what waits for the end of its transaction.
+        self.intake = TableIntake(spark, job)
         self._uncommitted: Uncommitted | None = None
-
-    @property
-    def seen(self) -> int | None:
-        """The last record that was read: it may be in no artifact yet."""
-        return self._arrivals.seen
-
-    @property
-    def held_from(self) -> int | None:
-        """The first record of a transaction that waits for its end."""
-        return self._arrivals.held_from
-
-    def restart(self) -> None:
-        """Start again at the archive's head."""
-        self._arrivals.restart()
 
     def process(self, records: DataFrame, *, force: str | None = None) -> Batch | None:
         """Take a batch into the archive, up to the last complete transaction.
@@ -99,7 +86,7 @@ class TablePipeline:
         written whatever the thresholds say.
         """
         self._use_pool()
-        with self._arrivals.take(records, self._known()) as arrived:
+        with self.intake.take(records, self._known()) as arrived:
             return self._write(arrived, force)
 
     def resume(self) -> Batch | None:
@@ -116,14 +103,10 @@ class TablePipeline:
         self._commit(left)
         return left.batch
 
-    def is_held_enough(self) -> bool:
-        """Return whether a held transaction has waited long enough."""
-        return self._arrivals.is_held_enough()
-
     def release(self) -> Batch | None:
         """Take in what is held, although its end has not arrived."""
         self._use_pool()
-        with self._arrivals.release(self._known()) as arrived:
+        with self.intake.release(self._known()) as arrived:
             return self._write(arrived, None)
 
     def due(self) -> str | None:

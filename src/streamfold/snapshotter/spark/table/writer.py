@@ -1,7 +1,7 @@
 """Runs one table: a streaming query, and a thread that supervises it until it is stopped.
 
-After a transient failure it retries from what is committed; any other stops this table, and only this
-one.
+After a transient failure it retries from what is committed; any other stops this table, and only
+this one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
@@ -31,15 +32,67 @@ from streamfold.snapshotter.spark.errors_from_spark import (
     is_retryable,
 )
 from streamfold.snapshotter.spark.jobs import TableJob
-from streamfold.snapshotter.spark.snapshot_requests import Request, SnapshotRequests
-from streamfold.snapshotter.spark.table.archive import TableArchive
+from streamfold.snapshotter.spark.table.archive import TableArchive, TableEvents
 from streamfold.snapshotter.spark.table.archive_updates import ArchiveUpdates
-from streamfold.snapshotter.spark.table.events import TableEvents
+from streamfold.snapshotter.spark.table.intake import StreamEdges, TableStream
 from streamfold.snapshotter.spark.table.pipeline import TablePipeline
 from streamfold.snapshotter.spark.table.progress import TableProgress
-from streamfold.snapshotter.spark.table.stream import StreamEdges, TableStream
-from streamfold.snapshotter.status.table_status import State, TableStatus
+from streamfold.snapshotter.status.table_status import ArtifactStatus, State, TableStatus
 from streamfold.spark.errors import EndpointUnavailableError
+
+Request = Future[ArtifactStatus]
+
+
+class SnapshotRequests:
+    """The requests for one table; used from any thread.
+
+    Requests made before a base starts share it. A later one gets the next base: the current one may
+    lack what the stream held by then.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pending: list[Request] = []
+        #: How many of the pending requests the current base is for.
+        self._served = 0
+        self._refusal: StreamfoldError | None = None
+
+    def add(self) -> Request:
+        """Request a base; after `close`, raises the error that it got."""
+        with self._lock:
+            if self._refusal is not None:
+                raise self._refusal
+            if len(self._pending) == self._served:
+                self._pending.append(Future())
+            return self._pending[-1]
+
+    def begin(self) -> bool:
+        """Start a base for all requests so far; returns whether there are any."""
+        with self._lock:
+            self._served = len(self._pending)
+            return bool(self._pending)
+
+    def give_up(self) -> None:
+        """Leave the requests to the next attempt, because the base could not be written."""
+        with self._lock:
+            self._served = 0
+
+    def answer(self, base: ArtifactStatus) -> None:
+        """Answer the requests of the base, which is committed."""
+        with self._lock:
+            answered, self._pending = self._pending[: self._served], self._pending[self._served :]
+            self._served = 0
+        for request in answered:
+            request.set_result(base)
+
+    def close(self, refusal: StreamfoldError) -> None:
+        """Refuse all requests from now on, for the reason given."""
+        with self._lock:
+            self._refusal, pending = refusal, self._pending
+            self._pending, self._served = [], 0
+        for request in pending:
+            request.set_exception(refusal)
+
 
 logger = logging.getLogger(__name__)
 

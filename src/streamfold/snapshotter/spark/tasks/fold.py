@@ -19,8 +19,7 @@ from streamfold.archive.schema import TableSchema
 from streamfold.archive.write.artifacts import PartPlan, WrittenPart, write_part
 from streamfold.snapshotter.spark.destinations import DestinationSpec, open_mirrors
 from streamfold.snapshotter.spark.tasks.bucket_rows import BucketRows
-from streamfold.snapshotter.spark.tasks.layers import Stack
-from streamfold.snapshotter.spark.tasks.open_files import OpenFiles
+from streamfold.snapshotter.spark.tasks.layers import OpenFiles, Stack
 from streamfold.snapshotter.spark.tasks.results import Batches, TaskResult, task
 from streamfold.spark.buckets import BUCKETING, SPLITMIX64, bucket_numbers
 

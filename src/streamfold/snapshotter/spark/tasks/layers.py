@@ -2,18 +2,56 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import BinaryIO
 
 import msgspec
 
+from streamfold.archive.concurrency import finish_all
 from streamfold.archive.errors import ManifestInvalidError
 from streamfold.archive.formats.format import Format
 from streamfold.archive.manifest.model import Artifact, Manifest, Part
 from streamfold.archive.read.decoding import Decoding
+from streamfold.archive.read.part_files import PartFiles
 from streamfold.archive.schema import TableSchema
 from streamfold.archive.write.artifacts import PartPlan, WrittenPart
 from streamfold.spark.buckets import BUCKETING, SPLITMIX64, TRUNCATES
+
+
+class OpenFiles:
+    """Opens verified files, some at a time; entered on the loop, used in a thread beside it.
+
+    The loop closes what is still open at the end, however the thread ended.
+    """
+
+    def __init__(self, files: PartFiles) -> None:
+        self._files = files
+        self._held = AsyncExitStack()
+
+    async def __aenter__(self) -> OpenFiles:
+        self._loop = asyncio.get_running_loop()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._held.aclose()
+
+    def open(self, parts: Sequence[Part]) -> list[BinaryIO]:
+        """Open these concurrently, and close those of the last call; never called on the loop."""
+        return asyncio.run_coroutine_threadsafe(self._open(parts), self._loop).result()
+
+    async def _open(self, parts: Sequence[Part]) -> list[BinaryIO]:
+        await self._held.aclose()
+        self._held = held = AsyncExitStack()
+        return await finish_all(held.enter_async_context(self._files.open(part)) for part in parts)
 
 
 @dataclass(frozen=True, slots=True)

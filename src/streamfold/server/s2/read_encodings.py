@@ -1,4 +1,4 @@
-"""Read sessions as server-sent events, which a browser can resume where it left off."""
+"""Read sessions as s2s frames, and as server-sent events, which a browser can resume."""
 
 from __future__ import annotations
 
@@ -10,13 +10,56 @@ from streamfold.model.positions import STREAM_START
 from streamfold.server.http.offload import LIGHT_BYTES
 from streamfold.server.http.request import Headers, Request
 from streamfold.server.http.response_stream import ResponseStream
-from streamfold.server.s2.problems import end_events
+from streamfold.server.s2.problems import end_events, end_frames
 from streamfold.server.streams.shared_encodings import SharedEncodings
 from streamfold.store.read.requests import ReadBatch
 from streamfold.store.store import wall_clock
+from streamfold.wire.compression import Compression
 from streamfold.wire.s2 import sse
+from streamfold.wire.s2.frames import encode_frame
 from streamfold.wire.s2.records_json import RecordFormat, encode_read_batch
+from streamfold.wire.s2.records_proto import FRAME_PAYLOAD_MAX, encode_frame_batches
 from streamfold.wire.s2.sse import EventId
+
+#: Of every session of frames. Nothing on the way may hold back or change what is sent.
+FRAME_HEADERS: Final[Headers] = (
+    (b"content-type", b"s2s/proto"),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),
+)
+
+
+class FrameEncoding:
+    """Batches as frames, each compressed as the client asked for."""
+
+    headers = FRAME_HEADERS
+
+    def __init__(self, compression: Compression, shared: SharedEncodings) -> None:
+        self._compression = self.form = compression
+        self._shared = shared
+
+    def is_heavy(self, batch: ReadBatch) -> bool:
+        if self._compression is Compression.NONE:
+            return sum(map(len, batch.parts)) > FRAME_PAYLOAD_MAX  # it must be cut between records
+        return batch.metered > LIGHT_BYTES
+
+    def encode(self, batch: ReadBatch) -> tuple[bytes, ...]:
+        return (self._shared.get(batch, self._compression, self._frames),)
+
+    async def encode_heavy(self, request: Request, batch: ReadBatch) -> tuple[bytes, ...]:
+        work = partial(request.offload, self._frames, batch)
+        return (await self._shared.get_heavy(batch, self._compression, work),)
+
+    def _frames(self, batch: ReadBatch) -> bytes:
+        messages = encode_frame_batches(batch.payload(), batch.tail)
+        return b"".join([encode_frame(message, self._compression) for message in messages])
+
+    async def finish(self, stream: ResponseStream) -> None:
+        await stream.close()
+
+    async def fail(self, stream: ResponseStream, error: Exception) -> None:
+        await end_frames(stream, error)
+
 
 _HEADERS: Final[Headers] = (
     (b"content-type", b"text/event-stream"),
