@@ -84,7 +84,8 @@ class Registry(Generic[E]):
 
     def ids(self) -> tuple[str, ...]:
         """Return all ids, Streamfold's first; loads nothing."""
-        return (*dict.fromkeys((*self._builtin, *self._loaded, *sorted(self._entry_points()))),)
+        others = {*self._loaded, *self._entry_points()} - set(self._builtin)
+        return (*self._builtin, *sorted(others))
 
     def get(self, name: str) -> E:
         """Return the extension; InvalidError names those that exist, ExtensionBrokenError a repair."""

@@ -9,13 +9,17 @@ from typing import TypeVar
 
 import pytest
 
-from streamfold.archive import Profiles
+from streamfold.archive import Destination, Profiles
 from streamfold.archive.events import Event, SinkContext, SinkType, decode_event
 from streamfold.archive.formats import Compression, Format, FormatType
+from streamfold.blob import BlobStore, DestinationType
+from streamfold.errors import BlobUnavailableError
 from streamfold.extensions import Extension, Registry
 from streamfold.snapshotter.decoding import ChangeDecoder, DecoderType
 from streamfold.testing import (
+    BlobStoreConformance,
     ChangeDecoderConformance,
+    DestinationConformance,
     EventSinkConformance,
     FormatConformance,
     Sample,
@@ -78,6 +82,48 @@ class TestMaxwellDecoder(ChangeDecoderConformance):
         other = self.body(Sample("insert")).replace(b'"orders"', b'"customers"')
         decoded = decoder.decode(records([other, self.body(Sample("insert"))]), TABLE)
         assert (decoded.ignored, decoded.changes["seq_num"].to_pylist()) == (1, [1])
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    """A folder that looks like a mounted disk."""
+    mount = tmp_path / "disk"
+    mount.mkdir()
+    (mount / ".mounted").touch()
+    return mount
+
+
+def open_disk(mount: Path) -> Destination:
+    kind = found("streamfold.destinations", DestinationType, "disk")
+    url = kind.locate(kind.options(mount=str(mount)))
+    assert url == f"disk://{mount}/archives"
+    return Destination(kind.open(url, {}), url + "/")
+
+
+class TestDiskDestination(DestinationConformance):
+    @pytest.fixture
+    def destination(self, installed: Path, disk: Path) -> Destination:
+        return open_disk(disk)
+
+
+class TestDiskStore(BlobStoreConformance):
+    @pytest.fixture
+    def store(self, installed: Path, disk: Path) -> BlobStore:
+        return open_disk(disk).blobs
+
+
+def test_a_disk_that_is_not_mounted_is_refused(installed: Path, tmp_path: Path) -> None:
+    with pytest.raises(BlobUnavailableError, match="no disk is mounted for disk:///"):
+        open_disk(tmp_path / "absent")
+
+
+def test_urls_of_an_installed_destination_are_known_to_the_command_line(
+    installed: Path, disk: Path
+) -> None:
+    shown = Shell({})("archive", "show", f"disk://{disk}/archives/orders", "--json")
+    assert shown.error["code"] == "manifest_not_found"
+    unknown = Shell({})("archive", "show", "disc://somewhere", "--json")
+    assert unknown.error["message"].endswith("memory:, file:///, s3://, gs://, az://, disk://")
 
 
 class FileProbe(SinkProbe):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ from msgspec import inspect
 from streamfold.archive.events import SINKS
 from streamfold.archive.formats import FORMATS
 from streamfold.archive.formats.registry import format_names
+from streamfold.blob import DESTINATIONS
 from streamfold.extensions import Extension, Options, Registry
 from streamfold.snapshotter.decoding import DECODERS
 
@@ -37,18 +39,18 @@ def described(options: type[Options]) -> Iterator[tuple[str, str, str]]:
     for field in sorted(fields, key=lambda field: not field.required):
         kind = inspect.type_info(field.type)
         assert isinstance(kind, inspect.Metadata), f"{field.name} has no description"
-        default = "" if field.default is None else f"`{field.default}`"
+        default = f"`{field.default}`" if field.default else ""
         description = (kind.extra_json_schema or {})["description"]
         yield field.name, "required" if field.required else default, description
 
 
-def test_the_configuration_page_has_every_option_of_every_sink() -> None:
-    table = option_table("type", ((sink, sink.options) for sink in SINKS))
-    assert table in (DOCS / "reference" / "snapshotter-config.md").read_text(), table
-
-
-def test_the_configuration_page_has_every_option_of_every_decoder() -> None:
-    table = option_table("kind", ((decoder, decoder.options) for decoder in DECODERS))
+@pytest.mark.parametrize(
+    ("setting", "kinds"), [("type", SINKS), ("type", DESTINATIONS), ("kind", DECODERS)]
+)
+def test_the_configuration_page_has_every_option_of_every_extension(
+    setting: str, kinds: Iterable[Any]
+) -> None:
+    table = option_table(setting, ((kind, kind.options) for kind in kinds))
     assert table in (DOCS / "reference" / "snapshotter-config.md").read_text(), table
 
 

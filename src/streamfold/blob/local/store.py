@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Annotated, Any, ParamSpec, TypeVar
+from urllib.parse import unquote, urlsplit
+
+import msgspec
 
 from streamfold.blob.blob_store import (
     DEFAULT_CHUNK_SIZE,
@@ -23,6 +26,7 @@ from streamfold.blob.blob_store import (
     check_prefix,
     check_range,
 )
+from streamfold.blob.destination_types import DestinationType, refuse_options
 from streamfold.blob.local.durable_files import DRAFTS, DurableTree, Fsync
 from streamfold.blob.local.files import (
     etag_of,
@@ -40,6 +44,7 @@ from streamfold.errors import (
     BlobUnavailableError,
     InvalidError,
 )
+from streamfold.extensions import Options
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -233,3 +238,24 @@ async def _gathered(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytearray]:
 
 def _overlap(folder: str, prefix: str) -> bool:
     return folder.startswith(prefix) or prefix.startswith(folder)
+
+
+class FolderOptions(Options, frozen=True, kw_only=True):
+    path: Annotated[str, msgspec.Meta(description="folder, for all tables")]
+
+
+def _open(url: str, options: Mapping[str, Any]) -> LocalBlobStore:
+    refuse_options(url, options)
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+        raise InvalidError(f"blob store URL {url!r} must name an absolute folder: file:///folder")
+    return LocalBlobStore(Path(unquote(parts.path)))
+
+
+LOCAL = DestinationType(
+    id="local",
+    summary="a folder on local disk",
+    options=FolderOptions,
+    locate=lambda options: Path(options.path).expanduser().absolute().as_uri(),
+    open=_open,
+)

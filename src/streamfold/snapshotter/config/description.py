@@ -47,7 +47,7 @@ def _named(path: str, values: Mapping[str, object]) -> Iterator[tuple[str, str]]
     for name, value in values.items():
         if name == "raw" and isinstance(value, Mapping):  # a sink's options are beside its type
             yield from _named(path, {k: v for k, v in value.items() if k != "type"})
-        elif name == "options" and isinstance(value, msgspec.Struct):
+        elif name == "options":
             yield from _lines(path, value)
         else:
             written = _WRITTEN.get(name, name)

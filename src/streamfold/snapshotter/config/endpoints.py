@@ -6,12 +6,13 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 
 from streamfold.archive.destinations.aws_credentials import Profile, Profiles
 from streamfold.archive.events.sinks.registry import SINKS
+from streamfold.blob import DESTINATIONS
 from streamfold.errors import InvalidError
 from streamfold.model.names import parse_bucket_name, parse_stream_name
 from streamfold.snapshotter.config.model import (
@@ -23,9 +24,6 @@ from streamfold.snapshotter.config.model import (
 )
 from streamfold.snapshotter.config.options import read_extension, read_options
 from streamfold.snapshotter.config.section import Section
-
-_DESTINATIONS = ("local", "s3", "gcs", "azure")
-_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")
 
 
 def read_source(section: Section) -> SourceSettings:
@@ -84,37 +82,22 @@ def _start(text: str) -> str:
 
 
 def read_destination(section: Section) -> DestinationSettings | None:
-    kind = section.text("type")
-    if kind not in _DESTINATIONS:
-        rule = "is missing" if kind is None else f"{kind} must be one of"
-        section.problem("type", f"{rule}: {', '.join(_DESTINATIONS)}".replace("of:", "of"))
+    kind = read_extension(section, "type", DESTINATIONS)
+    options = read_options(section, kind.options) if kind else None
+    if kind is None or options is None:
         return None
-    url = _local_url(section) if kind == "local" else _bucket_url(section, kind)
-    settings = DestinationSettings(
-        kind,
+    try:
+        url = kind.locate(options)
+    except InvalidError as error:
+        section.problem("", error.message)
+        return None
+    given = {name: getattr(options, name) for name in kind.open_options}
+    return DestinationSettings(
+        kind.id,
         url,
-        region=section.text("region") if kind == "s3" else None,
-        endpoint=section.text("endpoint") if kind == "s3" else None,
-        credentials=section.text("credentials") if kind == "s3" else None,
+        {name: value for name, value in given.items() if value is not None},
+        options.credentials if kind.takes_credentials else None,
     )
-    section.close()
-    return settings
-
-
-def _local_url(section: Section) -> str:
-    path = section.required("path")
-    return Path(path).expanduser().absolute().as_uri() if path else ""
-
-
-def _bucket_url(section: Section, kind: str) -> str:
-    scheme, name = {"s3": ("s3", "bucket"), "gcs": ("gs", "bucket"), "azure": ("az", "container")}[
-        kind
-    ]
-    bucket = section.required(name)
-    if bucket and not _BUCKET.fullmatch(bucket):
-        section.problem(name, f"{bucket} must be a name of letters, digits, dots and hyphens")
-    prefix = quote((section.text("prefix") or "").strip("/"), safe="/=-_.~")
-    return f"{scheme}://{bucket}/{prefix}".rstrip("/")
 
 
 def read_event(section: Section) -> EventSettings | None:

@@ -63,8 +63,9 @@ class DestinationSettings:
 
     type: str
     url: str
-    region: str | None = None
-    endpoint: str | None = None
+    #: What `open_blob_store` gets besides the URL.
+    options: Mapping[str, str] = field(default_factory=dict)
+    #: The profile to use, if the storage is of AWS.
     credentials: str | None = None
 
     def folder(self, key_prefix: str) -> str:

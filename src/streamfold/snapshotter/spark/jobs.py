@@ -156,10 +156,9 @@ def _source(source: SourceSettings, environment: Mapping[str, str]) -> dict[str,
 def _destination_spec(
     place: DestinationSettings, key_prefix: str, profiles: Mapping[str, Profile]
 ) -> DestinationSpec:
-    options = {"region": place.region, "endpoint": place.endpoint}
     return DestinationSpec(
         place.folder(key_prefix),
-        {name: value for name, value in options.items() if value},
+        place.options,
         profiles[place.credentials] if place.credentials else None,
     )
 
