@@ -7,9 +7,16 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import pytest
+
 from streamfold.model.access_tokens import EVERYTHING, Operation
 from streamfold.model.grants import Grant
-from streamfold.server.durable_streams.subscriptions.host_lookups import LOOKUPS_PER_OWNER
+from streamfold.server.durable_streams.subscriptions import owner_slots, runner
+from streamfold.server.durable_streams.subscriptions.host_lookups import (
+    LOOKUPS_MAX,
+    LOOKUPS_PER_OWNER,
+    HostLookups,
+)
 from streamfold.server.durable_streams.subscriptions.webhook_addresses import WebhookAddress
 from streamfold.server.durable_streams.subscriptions.webhook_client import Reply, WebhookClient
 from streamfold.server.http.request import Request
@@ -89,3 +96,62 @@ async def test_lookups_that_hang_do_not_delay_the_webhooks_of_other_owners() -> 
                 assert names.hanging == LOOKUPS_PER_OWNER
             finally:
                 names.answer.set()
+
+
+async def test_lookups_of_many_owners_that_hang_leave_half_of_the_threads_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(owner_slots, "SLOW_AFTER", 0.0)
+    names = NameServer()
+    lookups = HostLookups(names)
+    owners = [f"bad{number}" for number in range(LOOKUPS_MAX // LOOKUPS_PER_OWNER)]
+
+    async def hang(expected: int, prefix: str) -> list[asyncio.Task[Sequence[str]]]:
+        before, tasks = names.hanging, []
+        for owner in owners:
+            hosts = (f"{prefix}{number}.example" for number in range(LOOKUPS_PER_OWNER))
+            tasks += [asyncio.create_task(lookups.addresses(owner, host, 443)) for host in hosts]
+        for _ in range(expected):
+            assert await asyncio.to_thread(names.asked.acquire, timeout=60)
+        assert names.hanging - before == expected
+        return tasks
+
+    first = await hang(LOOKUPS_MAX, "first")
+    names.answer.set()
+    await asyncio.gather(*first, return_exceptions=True)
+    names.answer.clear()
+    second = await hang(LOOKUPS_MAX // 2, "second")
+    try:
+        assert await lookups.addresses("good", "good.example", 443) == [PUBLIC]
+    finally:
+        names.answer.set()
+        await asyncio.gather(*second, return_exceptions=True)
+
+
+async def test_receivers_that_do_not_answer_leave_deliveries_to_other_owners(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runner, "DELIVERIES_MAX", 4)
+    monkeypatch.setattr(runner, "DELIVERIES_PER_OWNER", 2)
+    async with (
+        open_store("memory:") as store,
+        receiving() as silent,
+        receiving() as receiver,
+    ):
+        silent.answer = None
+        await store.create_basin(BASIN)
+        async with serving(store, Clock(), authorise, grant_of=grant_of) as bench:
+            await create(store, "a")
+            urls = {f"bad{number}": silent.url for number in range(8)} | {"good": receiver.url}
+            for id_, url in urls.items():
+                body = {"type": "webhook", "pattern": "*", "webhook": {"url": url}}
+                headers = {"authorization": id_.rstrip("0123456789")}
+                created = await bench.client.put(
+                    f"/subscriptions/{id_}", json=body, headers=headers
+                )
+                assert created.status_code == 201, created.text
+            await create(store, "b", 1)
+            for _ in range(2):
+                assert (await silent.hook()).body["subscription_id"].startswith("bad")
+            assert (await receiver.hook()).body["subscription_id"] == "good"
+            assert silent.hooks.empty()

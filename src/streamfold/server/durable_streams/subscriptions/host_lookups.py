@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import Final, TypeAlias
-from weakref import WeakValueDictionary
+
+from streamfold.server.durable_streams.subscriptions.owner_slots import OwnerSlots
 
 #: Lookups under way at once: each is a thread.
 LOOKUPS_MAX: Final = 16
@@ -57,9 +58,7 @@ class HostLookups:
 
     def __init__(self, look_up: Resolve = resolve) -> None:
         self._look_up = look_up
-        self._slots = asyncio.Semaphore(LOOKUPS_MAX)
-        #: Those of owners that hold a slot or wait for one.
-        self._owned: WeakValueDictionary[str | None, asyncio.Semaphore] = WeakValueDictionary()
+        self._slots = OwnerSlots(LOOKUPS_MAX, LOOKUPS_PER_OWNER, LOOKUPS_OF_ROOT)
         #: Until when, by the monotonic clock, an owner's host is not looked up again; oldest first.
         self._failures: dict[tuple[str | None, str], float] = {}
 
@@ -71,29 +70,12 @@ class HostLookups:
         if self._failures.get((owner, host), 0.0) > monotonic():
             raise OSError(f"{host[:80]!r} could not be resolved less than {FAILURE_KEPT:g} s ago")
         async with asyncio.timeout(LOOKUP_TIMEOUT):
-            release = await self._take_slot(owner)
+            release = await self._slots.take(owner)
             try:
                 return await self._start(host, port, release)
             except (OSError, asyncio.CancelledError):
                 self._remember_failure(owner, host)
                 raise
-
-    async def _take_slot(self, owner: str | None) -> Callable[[], None]:
-        """Wait for a slot; the result gives it back."""
-        most = LOOKUPS_OF_ROOT if owner is None else LOOKUPS_PER_OWNER
-        owned = self._owned.setdefault(owner, asyncio.Semaphore(most))
-        await owned.acquire()
-        try:
-            await self._slots.acquire()
-        except BaseException:
-            owned.release()
-            raise
-
-        def release() -> None:
-            self._slots.release()
-            owned.release()
-
-        return release
 
     def _start(
         self, host: str, port: int, release: Callable[[], None]

@@ -24,6 +24,7 @@ from streamfold.records.batch import RecordBatch
 from streamfold.server.durable_streams.subscriptions import leases
 from streamfold.server.durable_streams.subscriptions.drafts import Draft
 from streamfold.server.durable_streams.subscriptions.host_lookups import HostLookups
+from streamfold.server.durable_streams.subscriptions.owner_slots import OwnerSlots
 from streamfold.server.durable_streams.subscriptions.problems import (
     SubscriptionNotFoundError,
     WebhookUrlRejectedError,
@@ -55,6 +56,9 @@ logger = logging.getLogger(__name__)
 
 #: Webhooks under way at once, of all subscriptions: a slow receiver holds one for seconds.
 DELIVERIES_MAX: Final = 128
+#: Those of one access token, and of root.
+DELIVERIES_PER_OWNER: Final = 32
+DELIVERIES_OF_ROOT: Final = 96
 #: Seconds before the next try, when storage does not answer or an unexpected error occurs.
 _PAUSE: Final = 5.0
 #: Milliseconds between checks of whether an owner's revoked token is valid again.
@@ -93,7 +97,7 @@ class Runner:
         #: The root of the control paths; if it is not known, callbacks go to the one that was used
         #: when a subscription was created.
         self._own_url = own_url
-        self._slots = asyncio.Semaphore(DELIVERIES_MAX)
+        self._slots = OwnerSlots(DELIVERIES_MAX, DELIVERIES_PER_OWNER, DELIVERIES_OF_ROOT)
 
     async def run(self, entry: ActiveSubscription) -> None:
         """Do what is due, until the subscription is gone."""
@@ -130,8 +134,11 @@ class Runner:
         if state.config.type is SubscriptionType.WEBHOOK:
             # Before the slot: a name server that does not answer must not hold slots of other owners.
             found = await self._find_addresses(entry)
-            async with self._slots:
+            give_back = await self._slots.take(state.owner)
+            try:
                 await self._deliver(entry, wake.id, found)
+            finally:
+                give_back()
         elif entry.announced == wake.id:
             return None
         else:

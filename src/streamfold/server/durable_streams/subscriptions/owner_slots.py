@@ -1,0 +1,73 @@
+"""Slots for work that owners have done, so that slow work of some leaves slots for all others.
+
+An owner is an access token; None stands for root, and for all clients of a server without --auth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from time import monotonic
+from typing import Final
+from weakref import WeakValueDictionary
+
+#: Seconds from which holding a slot is slow, and for which an owner that did so counts as slow.
+SLOW_AFTER: Final = 2.0
+SLOW_KEPT: Final = 60.0
+#: Slow owners that are remembered.
+_SLOW_MAX: Final = 10_000
+
+
+class OwnerSlots:
+    """Gives each owner some of all slots, and all slow owners together half of them.
+
+    The share of one owner alone would not be enough: some owners together could hold all slots.
+    """
+
+    def __init__(self, total: int, per_owner: int, of_root: int) -> None:
+        self._per_owner = per_owner
+        self._of_root = of_root
+        self._all = asyncio.Semaphore(total)
+        self._for_slow = asyncio.Semaphore(total // 2)
+        #: Those of owners that hold a slot or wait for one.
+        self._owned: WeakValueDictionary[str | None, asyncio.Semaphore] = WeakValueDictionary()
+        #: Until when, by the monotonic clock, an owner counts as slow; oldest first.
+        self._slow_until: dict[str | None, float] = {}
+
+    async def take(self, owner: str | None) -> Callable[[], None]:
+        """Wait for a slot; the result gives it back."""
+        most = self._of_root if owner is None else self._per_owner
+        owned = self._owned.setdefault(owner, asyncio.Semaphore(most))
+        held: list[asyncio.Semaphore] = []
+        try:
+            held.append(await _acquired(owned))
+            if self._slow_until.get(owner, 0.0) > monotonic():
+                held.append(await _acquired(self._for_slow))
+            held.append(await _acquired(self._all))
+        except BaseException:
+            _release(held)
+            raise
+        since = monotonic()
+
+        def give_back() -> None:
+            if monotonic() - since > SLOW_AFTER:
+                self._remember_slow(owner)
+            _release(held)
+
+        return give_back
+
+    def _remember_slow(self, owner: str | None) -> None:
+        self._slow_until.pop(owner, None)
+        self._slow_until[owner] = monotonic() + SLOW_KEPT
+        if len(self._slow_until) > _SLOW_MAX:
+            del self._slow_until[next(iter(self._slow_until))]
+
+
+async def _acquired(semaphore: asyncio.Semaphore) -> asyncio.Semaphore:
+    await semaphore.acquire()
+    return semaphore
+
+
+def _release(held: list[asyncio.Semaphore]) -> None:
+    while held:
+        held.pop().release()
