@@ -75,6 +75,26 @@ async def test_records_are_there_after_a_stop_in_the_middle_of_a_session(tmp_pat
             assert json.loads(tail.body)["tail"]["seq_num"] == 1
 
 
+async def test_requests_that_clients_reset_are_not_logged(tmp_path: Path) -> None:
+    """Ten answers that their client does not take, and then resets."""
+    spec = {"basins": [{"name": "test-basin", "streams": [{"name": "orders"}]}]}
+    (tmp_path / "init.json").write_text(json.dumps(spec))
+    arguments = ("--init-file", str(tmp_path / "init.json"), "--json", "--no-access-log")
+    async with process("serve", "--host", "127.0.0.1", "--port", "0", *arguments) as running:
+        port = json.loads(await line_of(running))["port"]
+        async with h2_client(port) as h2:
+            for _ in range(10):
+                session = h2.open("GET", f"{PATH}?seq_num=0", SESSION, end=True)
+                await h2.head(session)
+                h2.reset(session)
+            sent = h2.open("POST", PATH, SESSION)
+            await h2.send(sent, append_frame(b"for the readers that have gone"), end=True)
+            await h2.whole(sent)
+        running.send_signal(signal.SIGTERM)
+        _, logged = await running.communicate()
+        assert logged == b""
+
+
 async def test_an_address_that_is_taken_is_refused_in_one_line() -> None:
     async with process("serve", "--host", "127.0.0.1", "--port", "0", "--json") as first:
         port = json.loads(await line_of(first))["port"]
