@@ -85,8 +85,12 @@ class ResponseBudget:
         self._sending: dict[PendingResponse, None] = {}
         self._shared: dict[Hashable, _Shared] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._random = random.Random()  # noqa: S311 - seeded by the system
-        self._until_sample = self._random.expovariate(1 / SAMPLE)
+        self.seed(random.Random())  # noqa: S311 - seeded by the system
+
+    def seed(self, chance: random.Random) -> None:
+        """Draw samples by `chance` from now on; tests give one with a fixed seed."""
+        self._random = chance
+        self._until_sample = chance.expovariate(1 / SAMPLE)
 
     def is_sample(self, size: int) -> bool:
         """Whether to watch this small answer for all that are not: every byte has the same chance."""
