@@ -437,7 +437,7 @@ class ServerBusyError(RetryLaterError):
 
     def __init__(self, most: int, where: str) -> None:
         super().__init__(
-            f"{most} requests are running, which is the most that one {where} takes at once: end "
+            f"{most} requests are running, which is the most that one {where} may have now: end "
             "sessions that are not needed, or try again later"
         )
 

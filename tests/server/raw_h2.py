@@ -183,9 +183,12 @@ async def h2_client(
     tls: ssl.SSLContext | None = None,
     give_credit: bool = True,
     window: int | None = None,
+    source: str = "127.0.0.1",
 ) -> AsyncIterator[H2Client]:
     """A connection; without credit it takes no more than its window of any answer."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", port, ssl=tls, local_addr=(source, 0)
+    )
     client = H2Client(reader, writer, give_credit=give_credit, window=window)
     running = asyncio.create_task(client.run())
     try:

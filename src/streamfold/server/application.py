@@ -34,6 +34,9 @@ _HUNG_UP: Final = 499
 #: Requests under way of one connection: twice those that HTTP/2 lets it have open, since one that the
 #: client resets is under way until the server notices.
 CONNECTION_REQUESTS_MAX: Final = 2 * STREAMS_MAX
+#: Requests that one address may have for each one that the server could still take: three quarters of
+#: all if it is alone, and any number of addresses leave some for the next.
+_CLIENT_SHARE: Final = 3
 #: Paths that are answered even while the server drains, because monitoring needs them.
 _ALWAYS_OPEN: Final = frozenset(("/health", "/ping", "/ready", "/metrics"))
 
@@ -95,10 +98,10 @@ class Application:
         if (malformed := _malformed(request)) is not None:
             return malformed
         path = request.raw_path
-        if request.siblings > CONNECTION_REQUESTS_MAX:
+        if request.running.on_connection > CONNECTION_REQUESTS_MAX:
             raise ServerBusyError(CONNECTION_REQUESTS_MAX, "connection")
-        if self._gate.inside > self._requests_max and path not in _ALWAYS_OPEN:
-            raise ServerBusyError(self._requests_max, "server")
+        if path not in _ALWAYS_OPEN:
+            self._require_room(request.running.of_client)
         match = self._router.match(path)
         draining = self._gate.draining.is_set()
         if match is None and self._durable.serves(path) and not draining:
@@ -113,6 +116,14 @@ class Application:
             what = f"{request.method[:20]} is not possible here, only {match.allowed}"
             return _refuse(request, 405, "method_not_allowed", what, allow)
         return handler(request, *match.segments)
+
+    def _require_room(self, of_client: int) -> None:
+        """Raise unless the server can take another request of a client that has so many, with it."""
+        free = self._requests_max - self._gate.inside
+        if free < 0:
+            raise ServerBusyError(self._requests_max, "server")
+        if of_client > _CLIENT_SHARE * (free + 1):
+            raise ServerBusyError(of_client - 1, "address")
 
 
 def _malformed(request: Request) -> Awaitable[None] | None:

@@ -22,15 +22,37 @@ async def test_requests_beyond_the_most_are_refused_until_others_end() -> None:
         await server.store.create_basin(BASIN)
         await server.store.create_stream(BASIN, STREAM)
         reader = await stack.enter_async_context(h2_client(server.port))
-        async with h2_client(server.port) as followers:
-            for _ in range(4):
-                session = followers.open("GET", f"{PATH}?seq_num=0", SESSION, end=True)
-                assert (await followers.head(session)).status == 200
+        async with AsyncExitStack() as followers:
+            for number in range(4):
+                source = f"127.0.0.{number + 2}"
+                follower = await followers.enter_async_context(
+                    h2_client(server.port, source=source)
+                )
+                session = follower.open("GET", f"{PATH}?seq_num=0", SESSION, end=True)
+                assert (await follower.head(session)).status == 200
             refused = await reader.exchange("GET", f"{PATH}/tail", TAIL)
             assert (refused.status, json.loads(refused.body)["code"]) == (503, "server_busy")
             assert (await reader.exchange("GET", "/health")).status == 200
         await until(lambda: server.gate.inside == 0)
         assert (await reader.exchange("GET", f"{PATH}/tail", TAIL)).status == 200
+
+
+async def test_one_address_leaves_requests_to_others_however_many_connections_it_has() -> None:
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(running_server(configuration(requests=16)))
+        await server.store.create_basin(BASIN)
+        await server.store.create_stream(BASIN, STREAM)
+        statuses = []
+        for _ in range(4):
+            busy = await stack.enter_async_context(h2_client(server.port))
+            for _ in range(8):
+                session = busy.open("GET", f"{PATH}?seq_num=0", SESSION, end=True)
+                statuses.append((await busy.head(session)).status)
+        assert (statuses.count(200), statuses.count(503)) == (12, 20)
+        for source in ("127.0.0.2", "127.0.0.3", "127.0.0.4"):
+            other = await stack.enter_async_context(h2_client(server.port, source=source))
+            session = other.open("GET", f"{PATH}?seq_num=0", SESSION, end=True)
+            assert (await other.head(session)).status == 200
 
 
 async def test_requests_of_one_connection_beyond_its_share_are_refused(

@@ -14,6 +14,8 @@ import socket
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
+from ipaddress import IPv6Network
 from threading import Lock
 from time import perf_counter
 from typing import Final, NamedTuple, TypeAlias
@@ -100,6 +102,13 @@ class _Usage:
     idle_since: float = 0.0
 
 
+class Running(NamedTuple):
+    """Requests under way when one more came, with it."""
+
+    on_connection: int
+    of_client: int
+
+
 class Connections:
     """Closes connections without a request: new ones soon, others later, both sooner if crowded.
 
@@ -119,21 +128,29 @@ class Connections:
         self._first_request = first_request
         self._idle = idle
         self._usage: dict[Peer, _Usage] = {}
+        #: Requests under way of each client that has any.
+        self._of_client: dict[str, int] = {}
         self._first_seen: dict[tuple[str, Peer], float] = {}
         self._to_cut: set[Peer] = set()
         self._wake = asyncio.Event()
         self._looking: asyncio.Task[None] | None = None
         self._cutter: _Cutter | None = None
 
-    def begin(self, peer: Peer) -> int:
-        """Count a request on the connection of `peer`; returns how many are running on it."""
+    def begin(self, peer: Peer) -> Running:
+        """Count a request on the connection of `peer`."""
         usage = self._usage.get(peer)
         if usage is None:
             usage = self._usage[peer] = _Usage()
         usage.requests += 1
-        return usage.requests
+        client = _client_of(peer[0])
+        of_client = self._of_client[client] = self._of_client.get(client, 0) + 1
+        return Running(usage.requests, of_client)
 
     def end(self, peer: Peer) -> None:
+        client = _client_of(peer[0])
+        self._of_client[client] -= 1
+        if not self._of_client[client]:
+            del self._of_client[client]
         usage = self._usage[peer]
         usage.requests -= 1
         if not usage.requests:
@@ -219,6 +236,12 @@ class Connections:
         ]
         for peer in gone:
             del self._usage[peer]
+
+
+@lru_cache(CONNECTIONS_MAX)
+def _client_of(address: str) -> str:
+    """What the addresses of one client have in common: all of IPv4, and the first half of IPv6."""
+    return address if ":" not in address else str(IPv6Network((address.split("%")[0], 64), False))
 
 
 def _now() -> float:

@@ -121,7 +121,7 @@ class Listener:
             client_limits.unread,
             self._workers,
         )
-        request.siblings = client_limits.connections.begin(request.connection)
+        request.running = client_limits.connections.begin(request.connection)
         request.task = self._loop.create_task(self._answer(request, watcher))
         watcher.taskref(request.task)
 

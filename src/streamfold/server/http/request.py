@@ -26,6 +26,7 @@ from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 from streamfold.model.positions import U64_MAX
+from streamfold.server.http.connections import Running
 from streamfold.server.http.errors import ClientHangupError
 from streamfold.server.http.offload import Arguments, OffloadPool, Result
 from streamfold.server.http.request_limits import RESERVED_FROM, RequestBudget, Upload
@@ -94,8 +95,8 @@ class Request:
         "public_url",
         "raw_path",
         "received",
+        "running",
         "sent",
-        "siblings",
         "status",
         "task",
     )
@@ -142,8 +143,8 @@ class Request:
         self.status = 0
         #: Whether a `WaitGuard` ends this request when its client hangs up.
         self.guarded = False
-        #: Requests under way on the same connection when this one came, with it.
-        self.siblings = 1
+        #: Requests of the same client that were under way when this one came.
+        self.running = Running(1, 1)
         #: Memory for the answer.
         self._reservation: Reservation | None = None
 
