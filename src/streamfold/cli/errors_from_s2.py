@@ -10,10 +10,14 @@ from s2_sdk import (
     S2ServerError,
     SeqNumMismatchError,
 )
-from s2_sdk._exceptions import AppendIndefiniteFailureError, ConnectError, TransportError
-from s2_sdk._retrier import has_no_side_effects
 
 from streamfold.cli.exit_status import ExitStatus, VerbFailedError
+from streamfold.follow.clients.s2_internals import (
+    AppendIndefiniteFailureError,
+    ConnectError,
+    TransportError,
+    has_no_side_effects,
+)
 
 
 def failure_from_s2(error: S2Error, *, changes: bool) -> VerbFailedError:

@@ -17,8 +17,12 @@ from streamfold.model.records import Record
 
 with needing_extra("client"):
     import s2_sdk
-    from s2_sdk._exceptions import AppendIndefiniteFailureError, TransportError
-    from s2_sdk._retrier import has_no_side_effects
+
+    from streamfold.follow.clients.s2_internals import (
+        AppendIndefiniteFailureError,
+        TransportError,
+        has_no_side_effects,
+    )
 
 #: By status; a status that is not here is the caller's mistake.
 _BY_STATUS: dict[int, type[StreamfoldError]] = {
