@@ -9,7 +9,7 @@ import pytest
 
 from streamfold.errors import InvalidError
 from streamfold.model.configs import BasinReconfiguration, Cipher, TimestampMode
-from streamfold.server.init_file import parse_duration, read_init_file
+from streamfold.server.init_file import read_init_file
 from streamfold.server.main import running_server
 from tests.server.conftest import configuration
 
@@ -95,17 +95,3 @@ def test_a_file_that_is_wrong_is_refused_with_the_reason(
 def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidError, match=r"nothing\.json cannot be read"):
         read_init_file(tmp_path / "nothing.json")
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("90s", 90), ("7d", 604_800), ("1w", 604_800), ("1h 30m", 5400), ("2hours5min", 7500)],
-)
-def test_durations_are_written_for_people(text: str, seconds: int) -> None:
-    assert parse_duration(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "7", "d", "7 fortnights", "-1d", "1.5h"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
-    with pytest.raises(InvalidError, match="not a duration"):
-        parse_duration(text)

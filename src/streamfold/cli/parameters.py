@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, datetime
 from typing import NamedTuple
 
 import click
 
-_SIZES = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30,
-          "kb": 10**3, "mb": 10**6, "gb": 10**9}  # fmt: skip
-#: Seconds.
-_SPANS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+from streamfold.model.units import parse_seconds, parse_size
+
 _SCHEME = "s2://"
 
 
@@ -23,12 +20,10 @@ class ByteSize(click.ParamType[int]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
-        if isinstance(value, int):
-            return value
-        match = re.fullmatch(r"([0-9]+)\s*([a-z]*)", str(value).strip().lower())
-        if match is None or match[2] not in _SIZES:
-            self.fail(f"{value!r} is not a size: write it like 64MiB", param, ctx)
-        return int(match[1]) * _SIZES[match[2]]
+        try:
+            return parse_size(str(value))
+        except ValueError as error:
+            self.fail(f"{value!r} is not a size: it {error}", param, ctx)
 
 
 class Duration(click.ParamType[int]):
@@ -42,11 +37,10 @@ class Duration(click.ParamType[int]):
         text = str(value).strip().lower()
         if text.isascii() and text.isdigit():
             return int(text)
-        if not re.fullmatch(r"([0-9]+[smhdw])+", text):
-            self.fail(f"{value!r} is not a duration: write it like 90s, 15m, 7d", param, ctx)
-        return sum(
-            int(number) * _SPANS[unit] for number, unit in re.findall(r"([0-9]+)([smhdw])", text)
-        )
+        try:
+            return parse_seconds(text)
+        except ValueError as error:
+            self.fail(f"{value!r} is not a duration: it {error}", param, ctx)
 
 
 class Retention(Duration):

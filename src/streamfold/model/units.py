@@ -1,4 +1,7 @@
-"""Durations and sizes in words: `30s`, `1h30m`, `250ms`; `32MiB`, `1GB`, `4096`."""
+"""Durations and sizes in words: `30s`, `1h30m`, `250ms`; `32MiB`, `1GB`, `4096`.
+
+The one parser and printer of both, for the command line, configurations and environment variables.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,21 @@ import re
 from datetime import timedelta
 from decimal import Decimal
 
-#: Microseconds of each unit of time.
+#: Nanoseconds of each unit of time.
 _TIME_UNITS = {
-    "us": 1, "ms": 1000, "s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6, "d": 86400 * 10**6,
-    "w": 7 * 86400 * 10**6,
+    "ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9,
+    "d": 86400 * 10**9, "w": 7 * 86400 * 10**9,
 }  # fmt: skip
 _TIME_WORDS = {
     "microsecond": "us", "millisecond": "ms", "second": "s", "sec": "s", "minute": "m", "min": "m",
-    "hour": "h", "day": "d", "week": "w",
+    "hour": "h", "hr": "h", "day": "d", "week": "w",
 }  # fmt: skip
 _SIZE_UNITS = {"b": 1} | {
     f"{letter}{suffix}": base**power
     for power, letter in enumerate("kmgt", 1)
     for suffix, base in (("b", 1000), ("ib", 1024))
 }
-_PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
+_PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-zµ]+)\s*")
 #: Ten years: a longer time is a mistake, and Python's own limit is far away.
 _LONGEST = timedelta(days=3653)
 #: Bytes: what 63 bits count.
@@ -29,9 +32,24 @@ _LARGEST = 2**63 - 1
 
 def parse_duration(text: str) -> timedelta:
     """The duration in `text`; ValueError with the rule that it breaks. 0 needs no unit."""
-    if text.strip() == "0":
-        return timedelta(0)
+    total = _nanoseconds(text) / 1000
+    if total != int(total) or total > _LONGEST / timedelta(microseconds=1):
+        raise ValueError("must be whole microseconds, and at most ten years")
+    return timedelta(microseconds=int(total))
+
+
+def parse_seconds(text: str) -> int:
+    """The duration in `text` of whole numbers, however long, in seconds; ValueError as above."""
+    total = _nanoseconds(text)
+    if "." in text or total % 10**9:
+        raise ValueError("must be whole seconds, such as 30s, 5m, 6h or 1d")
+    return int(total) // 10**9
+
+
+def _nanoseconds(text: str) -> Decimal:
     total, end = Decimal(0), 0
+    if text.strip() == "0":
+        return total
     for part in _PART.finditer(text):
         unit = _time_unit(part[2])
         if part.start() != end or unit is None:
@@ -39,9 +57,7 @@ def parse_duration(text: str) -> timedelta:
         total, end = total + Decimal(part[1]) * _TIME_UNITS[unit], part.end()
     if not end or end != len(text):
         raise ValueError("must be a time with a unit, such as 250ms, 30s, 5m, 6h or 1d")
-    if total != int(total) or total > _LONGEST / timedelta(microseconds=1):
-        raise ValueError("must be whole microseconds, and at most ten years")
-    return timedelta(microseconds=int(total))
+    return total
 
 
 def _time_unit(word: str) -> str | None:
@@ -67,11 +83,11 @@ def parse_size(text: str) -> int:
 
 def duration_text(value: timedelta) -> str:
     """The duration in the largest unit that is exact."""
-    micros = value // timedelta(microseconds=1)
-    if not micros:
+    nanos = value // timedelta(microseconds=1) * 1000
+    if not nanos:
         return "0"
-    unit = next(u for u in ("d", "h", "m", "s", "ms", "us") if micros % _TIME_UNITS[u] == 0)
-    return f"{micros // _TIME_UNITS[unit]}{unit}"
+    unit = next(u for u in ("d", "h", "m", "s", "ms", "us") if nanos % _TIME_UNITS[u] == 0)
+    return f"{nanos // _TIME_UNITS[unit]}{unit}"
 
 
 def size_text(value: int) -> str:
@@ -80,3 +96,13 @@ def size_text(value: int) -> str:
         if value and value % 1024**power == 0:
             return f"{value // 1024**power}{unit}"
     return str(value)
+
+
+def approximate_size(value: int) -> str:
+    """The size in the binary unit that shows it with one to four digits, rounded."""
+    number, units = float(value), iter(("KiB", "MiB", "GiB"))
+    shown = f"{value} B"
+    while number >= 1024 and (unit := next(units, "")):
+        number /= 1024
+        shown = f"{number:.1f} {unit}"
+    return shown

@@ -8,10 +8,8 @@ changed since then returns to what the file says. Durations are written for peop
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
 
 import msgspec
 from msgspec import Struct
@@ -20,18 +18,8 @@ from streamfold.errors import InvalidError
 from streamfold.model import configs as model
 from streamfold.model.configs import Cipher, Retention, StorageClass, TimestampMode
 from streamfold.model.names import parse_basin_name, parse_stream_name
+from streamfold.model.units import parse_seconds
 from streamfold.store.store import StreamStore
-
-#: Seconds.
-_UNITS: Final = {
-    "s": 1, "sec": 1, "secs": 1, "second": 1, "seconds": 1,
-    "m": 60, "min": 60, "mins": 60, "minute": 60, "minutes": 60,
-    "h": 3600, "hr": 3600, "hrs": 3600, "hour": 3600, "hours": 3600,
-    "d": 86_400, "day": 86_400, "days": 86_400,
-    "w": 604_800, "week": 604_800, "weeks": 604_800,
-}  # fmt: skip
-_DURATION: Final = re.compile(r"(?:\s*[0-9]{1,18}\s*[a-z]+)+\s*")
-_PART: Final = re.compile(r"([0-9]+)\s*([a-z]+)")
 
 
 class _Timestamping(Struct, forbid_unknown_fields=True):
@@ -58,7 +46,7 @@ class _StreamConfig(Struct, forbid_unknown_fields=True):
             retention=_retention(self.retention_policy),
             timestamp_mode=timestamping.mode,
             timestamp_uncapped=timestamping.uncapped,
-            delete_on_empty_secs=None if min_age is None else parse_duration(min_age),
+            delete_on_empty_secs=None if min_age is None else _seconds(min_age),
             trim_on_snapshot=self.trim_on_snapshot,
         )
 
@@ -119,14 +107,11 @@ async def apply_spec(store: StreamStore, spec: ResourceSpec) -> None:
             await store.ensure_stream(basin.name, stream.name, config)
 
 
-def parse_duration(text: str) -> int:
-    """Seconds, from "90s", "7d" or "1h 30m"."""
-    if not _DURATION.fullmatch(text):
-        raise _not_a_duration(text)
-    parts = _PART.findall(text)
-    if any(unit not in _UNITS for _, unit in parts):
-        raise _not_a_duration(text)
-    return sum(int(number) * _UNITS[unit] for number, unit in parts)
+def _seconds(text: str) -> int:
+    try:
+        return parse_seconds(text)
+    except ValueError as error:
+        raise InvalidError(f"{text[:80]!r} is not a duration: it {error}") from None
 
 
 def _check(spec: ResourceSpec) -> None:
@@ -150,8 +135,4 @@ def _check_unique(what: str, names: Iterable[str]) -> None:
 
 
 def _retention(text: str | None) -> Retention | None:
-    return text if text is None or text == model.INFINITE else parse_duration(text)  # type: ignore[return-value]
-
-
-def _not_a_duration(text: str) -> InvalidError:
-    return InvalidError(f'{text[:80]!r} is not a duration: write it like "90s", "7d" or "1h 30m"')
+    return text if text is None or text == model.INFINITE else _seconds(text)  # type: ignore[return-value]

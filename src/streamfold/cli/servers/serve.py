@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import click
 from streamfold.cli.parameters import ByteSize
 from streamfold.errors import InvalidError
 from streamfold.model.access_tokens import Secret
+from streamfold.model.units import parse_duration
 from streamfold.server.config import PORT, TLS_PORT, Configuration, store_location
 from streamfold.server.http.cors import is_loopback, parse_origin
 from streamfold.server.main import Server, TlsFiles, run
@@ -31,8 +31,6 @@ _OPTIONS = {
     "SL8_MAX_UNFLUSHED_BYTES": "--append-inflight-bytes",
     "SL8_OBJECT_STORE_MAX_RETRIES": "--commit-timeout",
 }
-#: Seconds.
-_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def flush_interval(environment: Mapping[str, str]) -> float | None:
@@ -40,15 +38,13 @@ def flush_interval(environment: Mapping[str, str]) -> float | None:
     text = environment.get(FLUSH_INTERVAL, "").strip()
     if not text:
         return None
-    parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)\s*([a-zµ]+)", text)
-    if "".join(number + unit for number, unit in parts) != re.sub(r"\s", "", text) or any(
-        unit not in _UNITS for _, unit in parts
-    ):
+    try:
+        return parse_duration(text).total_seconds()
+    except ValueError as error:
         raise InvalidError(
-            f"{FLUSH_INTERVAL} {text!r} is not a duration: write it like 10ms, or unset it and "
-            "give --commit-interval"
-        )
-    return sum(float(number) * _UNITS[unit] for number, unit in parts)
+            f"{FLUSH_INTERVAL} {text!r} is not a duration: it {error}; or unset it and give "
+            "--commit-interval"
+        ) from None
 
 
 def unused(environment: Mapping[str, str], options: Iterable[str]) -> Iterator[str]:

@@ -18,6 +18,7 @@ from streamfold.follow.errors import (
 )
 from streamfold.follow.snapshots.snapshot_store import AnySnapshots, Placement, SnapshotInfo
 from streamfold.model.records import RECORD_OVERHEAD, TRIM_COMMAND
+from streamfold.model.units import approximate_size
 
 #: Records that are read first; each further step reads twice as many.
 FIRST_STEP: Final = 1000
@@ -140,7 +141,7 @@ class RestorePlan:
     def __str__(self) -> str:
         lines = [f"restore {self.stream} up to {self.tail}"]
         if self.snapshot is not None:
-            size = "" if self.snapshot.size is None else f", {_human(self.snapshot.size)}"
+            size = "" if self.snapshot.size is None else f", {approximate_size(self.snapshot.size)}"
             lines.append(f"  load    {self.snapshot} (cursor {self.snapshot.cursor}{size})")
         elif self.searching:
             lines.append(
@@ -149,7 +150,7 @@ class RestorePlan:
         else:
             lines.append("  load    nothing: fold from the start")
         lines.append(f"  replay  {self.records:,} records from {self.read_from}")
-        lines.append(f"  read    about {_human(self.estimated_bytes)}")
+        lines.append(f"  read    about {approximate_size(self.estimated_bytes)}")
         lines += [f"  skipped {skipped.error}" for skipped in self.skipped]
         return "\n".join(lines)
 
@@ -255,12 +256,3 @@ def _mean_size(sample: Sequence[StreamRecord]) -> int:
     if not sample:
         return 0
     return sum(len(record.body) + RECORD_OVERHEAD for record in sample) // len(sample)
-
-
-def _human(size: int) -> str:
-    number = float(size)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if number < 1024 or unit == "GiB":
-            break
-        number /= 1024
-    return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
