@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
+from streamfold.backoff import pause_after
 from streamfold.blob import BlobStore
 from streamfold.errors import (
     DeviceFailedError,
@@ -189,10 +190,11 @@ class Supervisor:
 
     async def _reopen(self, former: Engine) -> MountedStore | None:
         """Reopen the storage as soon as it answers; None if another process has it now."""
-        pause = _REOPEN_FIRST
+        pause, failures = _REOPEN_FIRST, 1
         while True:
             await asyncio.sleep(pause)
-            pause = min(pause * 2, _REOPEN_LAST)
+            failures += 1
+            pause = pause_after(failures, _REOPEN_FIRST, _REOPEN_LAST)
             try:
                 await former.check()
                 return await self._open()

@@ -1,6 +1,5 @@
 """Events of archives: every committed artifact is announced at least once, in order."""
 
-from streamfold.archive.events.backoff import Backoff
 from streamfold.archive.events.cursor import CursorConflictError, CursorInvalidError
 from streamfold.archive.events.delivery import SinkStatus
 from streamfold.archive.events.dispatcher import EventDispatcher
@@ -21,6 +20,7 @@ from streamfold.archive.events.sinks.sns import SnsSink
 from streamfold.archive.events.sinks.sqs import SqsSink
 from streamfold.archive.events.sinks.webhook import WebhookSink
 from streamfold.archive.events.sinks.worker_thread import WorkerThread
+from streamfold.backoff import Backoff
 
 __all__ = [
     "EventDispatcher",

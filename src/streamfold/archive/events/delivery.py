@@ -10,11 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from streamfold.archive.destinations.destination import Destination
-from streamfold.archive.events.backoff import Backoff
 from streamfold.archive.events.cursor import CursorFile
 from streamfold.archive.events.outbox import events_of, find_due, position_of
 from streamfold.archive.events.sink import EventSink
 from streamfold.archive.manifest.positions import PositionOrder
+from streamfold.backoff import Backoff
 from streamfold.errors import StreamfoldError
 
 logger = logging.getLogger(__name__)

@@ -9,11 +9,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from streamfold.archive.destinations.destination import Destination
-from streamfold.archive.events.backoff import Backoff
 from streamfold.archive.events.cursor import CursorFile
 from streamfold.archive.events.delivery import Delivery, DeliveryTiming, SinkStatus
 from streamfold.archive.events.sink import EventSink
 from streamfold.archive.manifest.positions import PositionOrder
+from streamfold.backoff import Backoff
 
 #: Seconds between two reads of the manifest without `wake`: only they find commits of other
 #: processes.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import TypeVar
 
+from streamfold.backoff import pause_after
 from streamfold.blob.obstore.errors_from_obstore import (
     OBSTORE_ERRORS,
     FailedRequest,
@@ -31,7 +32,7 @@ class RequestLimits:
     request_timeout: float = 60.0
     #: How often one request is sent at most, including the first time.
     attempts: int = 4
-    #: Pause after the first failure; doubles up to `longest_pause`.
+    #: Pause after the first failure; doubles up to `longest_pause`, each up to half shorter.
     first_pause: float = 0.1
     longest_pause: float = 2.0
 
@@ -46,8 +47,8 @@ class RequestLimits:
 
     def pauses(self) -> Iterator[float]:
         """Yield the pause before each retry."""
-        for repetition in range(self.attempts - 1):
-            yield min(self.first_pause * 2**repetition, self.longest_pause)
+        for failures in range(1, self.attempts):
+            yield pause_after(failures, self.first_pause, self.longest_pause)
 
     @property
     def total(self) -> timedelta:

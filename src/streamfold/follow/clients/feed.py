@@ -10,6 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
+from streamfold.backoff import pause_after
 from streamfold.errors import InvalidError, PositionUnwrittenError, RetryLaterError
 from streamfold.follow.clients.client import StreamClient, StreamRecord
 from streamfold.follow.errors import SnapshotAheadError
@@ -45,9 +46,8 @@ class Backoff:
         """Wait after so many failures in a row, or raise the last one's error."""
         if self.attempts is not None and failures >= self.attempts:
             raise error
-        longest = min(self.longest, self.first * 2.0 ** min(failures - 1, 30))
         logger.warning("trying again after failure %d: %s", failures, error)
-        await self.sleep(longest * (0.5 + self.rng.random() / 2))
+        await self.sleep(pause_after(failures, self.first, self.longest, self.rng))
 
 
 async def retrying(backoff: Backoff, call: Callable[[], Awaitable[T]]) -> T:

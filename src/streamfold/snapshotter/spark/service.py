@@ -16,7 +16,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from streamfold.archive.events import Backoff
+from streamfold.backoff import Backoff
 from streamfold.errors import InvalidError, NotFoundError
 from streamfold.snapshotter.spark.driver_loop import DriverLoop
 from streamfold.snapshotter.spark.jobs import TableJob

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import ssl
 import time
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from urllib.parse import SplitResult, quote, urlsplit
 import httpx
 
 from streamfold import errors
+from streamfold.backoff import pause_after
 from streamfold.errors import RetryLaterError, StreamfoldError
 from streamfold.http_client import build_request, cause_of, open_transport
 from streamfold.spark.errors import EndpointUnavailableError, OptionError
@@ -108,7 +108,7 @@ class RetryDeadline:
 
     seconds: float
     _since: float | None = None
-    _wait: float = _WAIT_MIN
+    _failures: int = 0
 
     @classmethod
     def from_now(cls, seconds: float) -> RetryDeadline:
@@ -116,7 +116,7 @@ class RetryDeadline:
         return cls(seconds, time.monotonic())
 
     def reset(self) -> None:
-        self._since, self._wait = None, _WAIT_MIN
+        self._since, self._failures = None, 0
 
     def wait(self, endpoint: Endpoint, error: StreamfoldError) -> None:
         """Wait before the next attempt, or raise after the deadline."""
@@ -124,9 +124,8 @@ class RetryDeadline:
         self._since = self._since if self._since is not None else now
         if now - self._since >= self.seconds:
             raise EndpointUnavailableError(endpoint.origin, self.seconds, error.message) from error
-        # With jitter, so that tasks that failed together do not retry together.
-        time.sleep(self._wait * random.uniform(0.5, 1.0))  # noqa: S311
-        self._wait = min(self._wait * 2, _WAIT_MAX)
+        self._failures += 1
+        time.sleep(pause_after(self._failures, _WAIT_MIN, _WAIT_MAX))
 
 
 class Connection:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Collection, Mapping, Sequence
 from hmac import compare_digest
 from typing import Final
 
 from msgspec.structs import replace
 
+from streamfold.backoff import pause_after
 from streamfold.errors import InvalidError
 from streamfold.server.durable_streams.subscriptions.problems import (
     AckOffsetError,
@@ -25,8 +27,8 @@ RETIRED_KEPT: Final = 16
 #: Milliseconds before the second attempt, doubled for each further one.
 RETRY_FIRST: Final = 1_000
 RETRY_MAX: Final = 60_000
-#: Jitter of a delay, up or down, so that attempts that failed together spread out.
-RETRY_JITTER: Final = 0.2
+#: Shares of a delay, of which one is chosen at random: the protocol says 20 % up or down.
+RETRY_SPREAD: Final = (0.8, 1.2)
 
 #: The tail of each stream that exists.
 Tails = Mapping[str, int]
@@ -120,11 +122,11 @@ def succeed(state: Subscription) -> Subscription:
     return replace(state, failures=0, next_attempt_at=0) if state.failures else state
 
 
-def fail(state: Subscription, now: int, draw: float) -> Subscription:
-    """Try again later; `draw`, 0 to 1, is where in the range of delays."""
-    delay = min(RETRY_FIRST << min(state.failures, 10), RETRY_MAX)
-    delay = round(delay * (1 + RETRY_JITTER * (2 * draw - 1)))
-    return replace(state, failures=state.failures + 1, next_attempt_at=now + delay)
+def fail(state: Subscription, now: int, rng: random.Random) -> Subscription:
+    """Try again later."""
+    failures = state.failures + 1
+    delay = round(pause_after(failures, RETRY_FIRST, RETRY_MAX, rng, RETRY_SPREAD))
+    return replace(state, failures=failures, next_attempt_at=now + delay)
 
 
 def hash_token(token: str) -> bytes:

@@ -165,7 +165,7 @@ class Runner:
             logger.warning("subscription %r cannot write its wake: %s", entry.id, error)
             async with self._registry.changing(entry) as draft:
                 if _is_untaken(draft, wake_id):
-                    draft.state = leases.fail(draft.state, draft.now, self._chance.random())
+                    draft.state = leases.fail(draft.state, draft.now, self._chance)
             return
         entry.announced = wake_id
         async with self._registry.changing(entry) as draft:
@@ -194,7 +194,7 @@ class Runner:
                 elif wake.lease_until is None:
                     draft.state = leases.hold(draft.state, wake, draft.now)
             elif wake.lease_until is None:
-                draft.state = leases.fail(draft.state, draft.now, self._chance.random())
+                draft.state = leases.fail(draft.state, draft.now, self._chance)
 
     async def _find_addresses(self, entry: ActiveSubscription) -> _Receiver | None:
         """The webhook's address, resolved and checked anew; None if it is unknown or not allowed."""

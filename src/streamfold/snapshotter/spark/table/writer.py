@@ -23,7 +23,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from streamfold.archive.events import Backoff
+from streamfold.backoff import Backoff
 from streamfold.errors import ConflictError, StreamfoldError, WriterFencedError
 from streamfold.snapshotter.spark.driver_loop import DriverLoop
 from streamfold.snapshotter.spark.errors_from_spark import (

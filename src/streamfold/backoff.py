@@ -1,0 +1,44 @@
+"""Pauses between attempts, for everything that retries."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from streamfold.errors import InvalidError
+
+_RNG = random.Random()  # noqa: S311 - only for pauses
+
+
+def pause_after(
+    failures: int,
+    first: float,
+    longest: float,
+    rng: random.Random = _RNG,
+    spread: tuple[float, float] = (0.5, 1.0),
+) -> float:
+    """Return how long to wait after so many failures in a row, in the unit of `first`.
+
+    It doubles from `first` to `longest`, times a random factor from `spread`: callers that lost one
+    service do not return to it all at once.
+    """
+    # 2**64 of anything is beyond `longest`; a larger exponent would only overflow.
+    return min(longest, first * 2.0 ** min(failures - 1, 64)) * rng.uniform(*spread)
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Pauses that double from `first` to `longest`, in seconds, each up to half shorter at random."""
+
+    first: float = 0.5
+    longest: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.first <= self.longest:
+            raise InvalidError(
+                f"pauses from {self.first} to {self.longest} seconds: give 0 < first <= longest"
+            )
+
+    def pause(self, failures: int, rng: random.Random) -> float:
+        """Return how long to wait after so many failures in a row."""
+        return pause_after(failures, self.first, self.longest, rng)
