@@ -7,10 +7,11 @@ from typing import Any
 
 from streamfold.model.names import StreamName
 from streamfold.model.records import CONTINUED, Record
+from streamfold.model.resources import StreamStatus
 from streamfold.model.traits import OCTETS, Claim, Producer
 from streamfold.records.batch import RecordBatch
 from streamfold.store.catalog.creation import Content, prepared
-from streamfold.store.durable_streams import Appended, ForkSpec, StreamSpec, StreamStatus
+from streamfold.store.durable_streams import Appended, ForkSpec, StreamSpec
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.store import StreamStore
 from tests.store.conftest import BASIN
@@ -70,7 +71,7 @@ async def read(
     """Bodies of all records from `start` on."""
     found: list[bytes] = []
     async with store.durable.reading(BASIN, stream, start, key) as reading:
-        while batch := await reading.next():
+        while batch := await reading.read():
             found += [record.body for record in batch.records()]
     return found
 
@@ -78,6 +79,6 @@ async def read(
 async def stamps(store: StreamStore, stream: str) -> Sequence[int]:
     found: list[int] = []
     async with store.durable.reading(BASIN, stream, 0) as reading:
-        while batch := await reading.next():
+        while batch := await reading.read():
             found += [int(record.timestamp) for record in batch.records()]
     return found

@@ -33,7 +33,7 @@ from streamfold.errors import (
     StreamSeqError,
 )
 from streamfold.model.records import trim_record
-from streamfold.store.durable_streams import StreamStatus
+from streamfold.model.resources import StreamStatus
 from streamfold.store.engine.location import open_location
 from streamfold.store.engine.slatedb import SlateEngine
 from streamfold.store.settings import StoreSettings

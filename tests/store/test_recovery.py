@@ -20,11 +20,13 @@ from streamfold.errors import (
     StreamfoldError,
     WriterFencedError,
 )
+from streamfold.model.names import StreamRef
 from streamfold.model.records import Record
 from streamfold.records.batch import RecordBatch
 from streamfold.store.engine.local_disk import LocalDisk, sync_path
 from streamfold.store.engine.location import open_location
 from streamfold.store.engine.slatedb import SlateEngine
+from streamfold.store.log.append_request import AppendRequest
 from streamfold.store.read.requests import ReadRequest, from_seq_num
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore, open_store
@@ -233,9 +235,11 @@ async def test_work_that_comes_after_a_session_was_given_up_is_refused_not_left_
     mounted = store._supervisor.current
     assert mounted is not None
     mount = mounted.mount
-    log = await mount.open_log(BASIN, STREAM)
+    ref = StreamRef.parse(BASIN, STREAM)
+    log = (await mount.lease(ref)).log
     mount.committer.fail(StoreClosingError())
-    ack = log.accept(RecordBatch.of(bodies("late")), None, None, None, 0)
+    ack = log.accept(AppendRequest(ref, (RecordBatch.of(bodies("late")),)), 0)
+    assert isinstance(ack, asyncio.Future)
     mount.committer.touch(log)
     async with asyncio.timeout(60):
         with pytest.raises(StoreClosingError):

@@ -15,9 +15,8 @@ import click
 
 from streamfold.cli.exit_status import ExitStatus, VerbFailedError
 from streamfold.cli.output import Output
-from streamfold.cli.parameters import StreamRef
 from streamfold.extras import needing_extra
-from streamfold.model.names import is_bucket_name
+from streamfold.model.names import StreamRef, is_bucket_name
 
 if TYPE_CHECKING:
     from s2_sdk import S2, Endpoints, S2Basin, S2Stream

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import NamedTuple
 
 import click
 
+from streamfold.model.names import BasinName, StreamName, StreamRef
 from streamfold.model.units import parse_seconds, parse_size
 
 _SCHEME = "s2://"
@@ -80,16 +80,6 @@ class Moment(click.ParamType[int]):
         return round(moment.timestamp() * 1000)
 
 
-class StreamRef(NamedTuple):
-    """A stream in a basin."""
-
-    basin: str
-    stream: str
-
-    def __str__(self) -> str:
-        return f"{_SCHEME}{self.basin}/{self.stream}"
-
-
 class StreamRefType(click.ParamType[StreamRef]):
     """A stream, written s2://basin/stream or basin/stream."""
 
@@ -103,7 +93,7 @@ class StreamRefType(click.ParamType[StreamRef]):
         basin, slash, stream = str(value).removeprefix(_SCHEME).partition("/")
         if not (basin and slash and stream):
             self.fail(f"{value!r} names no stream: write s2://basin/stream", param, ctx)
-        return StreamRef(basin, stream)
+        return StreamRef(BasinName(basin), StreamName(stream))  # the server knows the rules
 
 
 class BasinType(click.ParamType[str]):

@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import re
-from typing import NewType
+from typing import NamedTuple, NewType
 
 from streamfold.errors import InvalidError
 
 BasinName = NewType("BasinName", str)
 StreamName = NewType("StreamName", str)
+
+
+class StreamRef(NamedTuple):
+    """A stream, named together with its basin."""
+
+    basin: BasinName
+    stream: StreamName
+
+    def __str__(self) -> str:
+        return f"s2://{self.basin}/{self.stream}"
+
+    @classmethod
+    def parse(cls, basin: str, stream: str) -> StreamRef:
+        """Check both names, and raise InvalidError with the rule that one of them breaks."""
+        return cls(parse_bucket_name(basin), parse_stream_name(stream))
+
 
 #: Bytes; the bounds that S2 gives basin names, so that its clients' own checks agree with ours.
 BASIN_NAME_MIN, BASIN_NAME_MAX = 8, 48

@@ -6,8 +6,11 @@ import enum
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+import msgspec
+
 from streamfold.model.configs import Cipher
 from streamfold.model.names import BasinName, StreamName
+from streamfold.model.traits import StreamTraits
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,17 @@ class StreamInfo:
     created_at: int
     deleted_at: int | None
     cipher: Cipher | None
+
+
+class StreamStatus(msgspec.Struct, frozen=True):
+    """The durable state of a stream."""
+
+    id: int
+    traits: StreamTraits
+    #: The first record kept, and the seq_num of the next one.
+    first: int
+    tail: int
+    closed: bool
 
 
 class Provision(enum.StrEnum):

@@ -2,7 +2,7 @@
 
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.log.shares import AppendAck
-from streamfold.store.read.reader import ReadSession
+from streamfold.store.read.reader import Reader
 from streamfold.store.read.requests import (
     ReadBatch,
     ReadRequest,
@@ -17,7 +17,7 @@ __all__ = [
     "AppendAck",
     "ReadBatch",
     "ReadRequest",
-    "ReadSession",
+    "Reader",
     "SealingKey",
     "StoreSettings",
     "StreamStore",

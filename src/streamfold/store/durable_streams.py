@@ -5,7 +5,7 @@ producers that may repeat themselves.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,27 +13,25 @@ from functools import partial
 import msgspec
 
 from streamfold.errors import (
-    BasinNotFoundError,
-    ConditionFailedError,
     PositionTrimmedError,
-    StreamDeletingError,
+    StreamfoldError,
     StreamForkedError,
     StreamNotFoundError,
-    TermsError,
     TooLargeError,
 )
 from streamfold.model import names
 from streamfold.model.configs import BasinConfig
-from streamfold.model.names import BasinName, StreamName
-from streamfold.model.traits import Claim, StreamTraits
+from streamfold.model.names import StreamRef
+from streamfold.model.resources import StreamStatus
+from streamfold.model.traits import Claim
+from streamfold.store.appends import Appends, settle_refusal
 from streamfold.store.catalog.creation import Content, Creator, ForkSpec, StreamSpec, prepared
 from streamfold.store.catalog.snapshots import Publication, Snapshot
-from streamfold.store.log.admission import Admission
+from streamfold.store.log.append_request import AppendRequest, Unrecorded
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.log.shares import AppendAck
 from streamfold.store.log.stream_log import StreamLog
-from streamfold.store.read.cursor import Cursor
-from streamfold.store.read.requests import Allowance, ReadBatch
+from streamfold.store.read.reader import Reader
 from streamfold.store.read.seek import apply_retention
 from streamfold.store.rows import ProducerRow
 from streamfold.store.supervisor import MountedStore, Supervisor
@@ -41,21 +39,7 @@ from streamfold.store.supervisor import MountedStore, Supervisor
 #: Metered bytes of one append; less than `inflight_bytes`.
 APPEND_BYTES_MAX = 32 << 20
 
-__all__ = [
-    "Appended", "Content", "DurableStreams", "ForkSpec", "Reading", "StreamStatus", "StreamSpec",
-    "prepared",
-]  # fmt: skip
-
-
-class StreamStatus(msgspec.Struct, frozen=True):
-    """The durable state of a stream."""
-
-    id: int
-    traits: StreamTraits
-    #: The first record kept, and the seq_num of the next one.
-    first: int
-    tail: int
-    closed: bool
+__all__ = ["Appended", "Content", "DurableStreams", "ForkSpec", "StreamSpec", "prepared"]
 
 
 class Appended(msgspec.Struct, frozen=True):
@@ -74,11 +58,8 @@ class DurableStreams:
     """Operations on streams with traits; a stream without has the default ones."""
 
     supervisor: Supervisor
+    appends: Appends
     now: Callable[[], int]
-
-    @property
-    def _admission(self) -> Admission:
-        return self.supervisor.admission
 
     async def ensure_basin(self, basin: str) -> None:
         """Create the basin unless it exists; an existing one keeps its configuration."""
@@ -93,25 +74,24 @@ class DurableStreams:
 
     async def create(self, basin: str, stream: str, spec: StreamSpec) -> tuple[StreamStatus, bool]:
         """The stream, and whether this created it; AlreadyExistsError if a different one exists."""
-        ref = _parse_names(basin, stream)
+        ref = StreamRef.parse(basin, stream)
         self.supervisor.space.check()
         mounted = await self.supervisor.mounted()
-        log, created = await _creator(mounted).create(*ref, spec)
-        begins = log.row.lineage[-1].end if log.row.lineage else 0
-        if created and log.durable.seq_num > begins:
-            self.supervisor.notify_listeners(basin, stream, begins, int(log.durable.seq_num))
-        return _status(log), created
+        status, begins_at, created = await _creator(mounted).create(ref, spec)
+        if created and status.tail > begins_at:
+            self.supervisor.notify_listeners(basin, stream, begins_at, status.tail)
+        return status, created
 
     async def status(self, basin: str, stream: str) -> StreamStatus:
         """The stream's state; this does not count as use."""
         async with self._using(basin, stream) as (mounted, log):
             await apply_retention(mounted.mount, log)
-            return _status(log)
+            return log.status
 
     async def delete(self, basin: str, stream: str) -> None:
         """Delete the stream; records that forks need stay until the forks are deleted."""
         async with self._using(basin, stream) as (mounted, log):
-            await mounted.catalog.delete_stream(BasinName(log.basin), StreamName(log.name))
+            await mounted.catalog.delete_stream(log.ref)
             mounted.upkeep.request_pass()
 
     async def append(
@@ -127,48 +107,42 @@ class DurableStreams:
         It is durable when this returns. Terms are checked before `content` is called.
         """
         async with self._using(basin, stream) as (mounted, log):
-            try:
-                repeated, ack = await self._accept(log, claim, content, key)
-            except (ConditionFailedError, TermsError):
-                await mounted.mount.settle(log)
-                raise
-            except StreamDeletingError:
-                await mounted.catalog.deletion(log.basin, log.name)
-                raise
+            ack = await self._accept(mounted, log, claim, content, key)
             # Read now: what others append meanwhile may not be durable when this is.
             producer = log.terms.producer(claim.producer.id) if claim.producer else None
+            if not isinstance(ack, Unrecorded):
+                return Appended(False, int((await ack).end.seq_num), claim.close, producer)
             log.renew(self.now())
             mounted.mount.committer.touch(log)
-            if ack is not None:
-                return Appended(False, int((await ack).end.seq_num), claim.close, producer)
             # Only the terms changed, or nothing did: the state behind that may not be durable yet.
             await mounted.mount.committer.write([])
-            return Appended(repeated, *_tail(log), producer)
+            repeated = ack is Unrecorded.REPEATED
+            return Appended(repeated, int(log.durable.seq_num), log.durable_closed, producer)
 
     async def _accept(
-        self, log: StreamLog, claim: Claim, content: Content, key: SealingKey | None
-    ) -> tuple[bool, asyncio.Future[AppendAck] | None]:
-        """Whether this repeats an append; if not, the future of its ack if it has records."""
-        if log.repeats(claim, key, self.now()):
-            return True, None
-        batches = await content(log.terms.content_type)
-        if not all(batch.only_trims for batch in batches):
-            self.supervisor.space.check()
-        metered = sum(batch.metered for batch in batches)
-        if metered > APPEND_BYTES_MAX:
-            raise TooLargeError(
-                f"an append of {metered} bytes is too large: send at most {APPEND_BYTES_MAX}"
-            )
-        await self._admission.acquire(metered)
+        self,
+        mounted: MountedStore,
+        log: StreamLog,
+        claim: Claim,
+        content: Content,
+        key: SealingKey | None,
+    ) -> asyncio.Future[AppendAck] | Unrecorded:
         try:
-            # Check again: others may have come first while this was parsed and waited for room.
             if log.repeats(claim, key, self.now()):
-                self._admission.release(metered)
-                return True, None
-            return False, log.accept_claimed(batches, claim, key, self.now())
-        except BaseException:
-            self._admission.release(metered)
+                return Unrecorded.REPEATED
+        except StreamfoldError as error:
+            await settle_refusal(error, mounted, log)
             raise
+        batches = await content(log.terms.content_type)
+        request = AppendRequest(log.ref, tuple(batches), claim=claim, key=key)
+        if not request.only_trims:
+            self.supervisor.space.check()
+        if request.metered > APPEND_BYTES_MAX:
+            raise TooLargeError(
+                f"an append of {request.metered} bytes is too large: send at most "
+                f"{APPEND_BYTES_MAX}"
+            )
+        return await self.appends.accept(mounted, log, request)
 
     # Snapshots
 
@@ -213,7 +187,7 @@ class DurableStreams:
     @asynccontextmanager
     async def reading(
         self, basin: str, stream: str, seq_num: int | None, key: SealingKey | None = None
-    ) -> AsyncIterator[Reading]:
+    ) -> AsyncIterator[Reader]:
         """A reader that starts at record `seq_num`, or at the tail."""
         async with self._using(basin, stream) as (mounted, log):
             log.check_key(key)
@@ -224,12 +198,10 @@ class DurableStreams:
             await apply_retention(mounted.mount, log)
             if start < log.readable_from:
                 raise PositionTrimmedError(start, log.retained_from)
-            cursor = Cursor(mounted.mount, log, start, Allowance(None, None, None), key)
-            delivered = partial(self.supervisor.usage.record_delivery, basin)
-            try:
-                yield Reading(log, cursor, delivered)
-            finally:
-                await cursor.close()
+            reader = Reader.at(mounted.mount, log, start, key)
+            reader.on_delivered = partial(self.supervisor.usage.record_delivery, basin)
+            async with aclosing(reader):
+                yield reader
 
     @asynccontextmanager
     async def _using(
@@ -237,98 +209,19 @@ class DurableStreams:
     ) -> AsyncIterator[tuple[MountedStore, StreamLog]]:
         """The log of a stream that is neither deleted nor expired."""
         mounted = self.supervisor.current or await self.supervisor.mounted()
-        log = mounted.mount.cached_log(basin, stream)
-        if log is None:
-            log = await _load(mounted, *_parse_names(basin, stream))
-        with log.in_use():
-            if log.failure is None and log.over:
+        with await mounted.catalog.lease(StreamRef.parse(basin, stream)) as log:
+            if log.failure is not None:
+                raise log.failure
+            if log.over:
                 await self._refuse(mounted, log)
             yield mounted, log
 
     async def _refuse(self, mounted: MountedStore, log: StreamLog) -> None:
-        await mounted.catalog.deletion(log.basin, log.name)
+        await mounted.catalog.deletion(log.ref)
         if await _creator(mounted).forked(log.id):
-            raise StreamForkedError(log.basin, log.name)
-        raise StreamNotFoundError(log.basin, log.name)
-
-
-class Reading:
-    """Reads forward from a position in a stream; not from two tasks at once."""
-
-    def __init__(self, log: StreamLog, cursor: Cursor, delivered: Callable[[int], None]) -> None:
-        self._log = log
-        self._cursor = cursor
-        self._delivered = delivered
-        #: Awaited before a batch is read for this reader alone.
-        self.before_own_batch: Callable[[], Awaitable[None]] | None = None
-
-    @property
-    def status(self) -> StreamStatus:
-        return _status(self._log)
-
-    @property
-    def seq_num(self) -> int:
-        """The seq_num of the next record."""
-        return max(self._cursor.seq_num, 0)
-
-    @property
-    def at_tail(self) -> bool:
-        return self._cursor.at_tail
-
-    @property
-    def closed(self) -> bool:
-        """Whether everything was read, and the stream is closed."""
-        return self._log.durable_closed and self.at_tail
-
-    @property
-    def resting(self) -> bool:
-        """Whether everything was read, and nothing is held for this reader."""
-        return self._cursor.resting
-
-    async def next(self) -> ReadBatch | None:
-        """The next batch, about 1 MiB at most; None at the tail.
-
-        PositionTrimmedError if the next record was trimmed meanwhile: the read would have a gap.
-        """
-        seq_num = self._cursor.seq_num
-        batch = self._cursor.live()
-        if batch is None:
-            if self.before_own_batch is not None and not self._cursor.resting:
-                await self.before_own_batch()
-            batch = await self._cursor.next(fill=False)
-        reached = self._cursor.seq_num if batch is None else batch.first_seq_num
-        if reached > seq_num:
-            raise PositionTrimmedError(seq_num, self._log.retained_from)
-        if batch is not None:
-            self._delivered(batch.metered)
-        return batch
-
-    async def wait(self, seconds: float) -> bool:
-        """Wait for more to read, or for the stream's close; False when neither came in time."""
-        return await self._cursor.advanced(seconds)
-
-
-async def _load(mounted: MountedStore, basin: BasinName, stream: StreamName) -> StreamLog:
-    try:
-        return await mounted.mount.open_log(basin, stream)
-    except StreamNotFoundError:
-        if await mounted.mount.basin(basin) is None:
-            raise BasinNotFoundError(basin) from None
-        raise
+            raise StreamForkedError(*log.ref)
+        raise StreamNotFoundError(*log.ref)
 
 
 def _creator(mounted: MountedStore) -> Creator:
     return Creator(mounted.mount, mounted.catalog)
-
-
-def _status(log: StreamLog) -> StreamStatus:
-    first, (tail, closed) = log.retained_from, _tail(log)
-    return StreamStatus(log.id, log.row.traits or StreamTraits(), first, tail, closed)
-
-
-def _tail(log: StreamLog) -> tuple[int, bool]:
-    return int(log.durable.seq_num), log.durable_closed
-
-
-def _parse_names(basin: str, stream: str) -> tuple[BasinName, StreamName]:
-    return names.parse_bucket_name(basin), names.parse_stream_name(stream)

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
 
 from streamfold.errors import StoreClosingError, StreamfoldError, StreamNotFoundError
+from streamfold.model.names import StreamRef
 from streamfold.store import keys, rows
-from streamfold.store.engine.engine import Engine, first_row
+from streamfold.store.engine.engine import Engine, Op, first_row
 from streamfold.store.log import chunks
 from streamfold.store.log.admission import Admission
 from streamfold.store.log.committer import Committer
 from streamfold.store.log.recent_chunks import RecentChunks
 from streamfold.store.log.shares import Share
-from streamfold.store.log.stream_log import StreamLog
+from streamfold.store.log.stream_log import LogLease, StreamLog
 from streamfold.store.read.open_scans import OpenScans
 from streamfold.store.rows import (
     BasinRow,
@@ -32,10 +34,18 @@ from streamfold.store.rows import (
 from streamfold.store.settings import StoreSettings
 from streamfold.store.upkeep.live_bytes import LiveBytes
 
-#: Seconds for which a loaded log is kept for its callers: far longer than the hand-over takes.
-_HAND_OVER_SECONDS = 1.0
 #: Logs in memory that are checked when another is loaded: several, so that their number can shrink.
 _CHECKED_PER_LOAD = 32
+
+
+@dataclass(slots=True)
+class _Load:
+    """A log that is being read from storage, and the callers that wait for it."""
+
+    waiters: list[asyncio.Future[LogLease]] = field(default_factory=list)
+    #: Whether the stream's row was replaced since it was read.
+    outdated: bool = False
+    task: asyncio.Task[None] | None = None
 
 
 class Mount:
@@ -60,15 +70,15 @@ class Mount:
         #: its records can be deleted.
         self.on_trimmed: Callable[[StreamLog, int], None] = lambda log, at: None
         #: Called when a stream was configured to be deleted when empty.
-        self.on_delete_on_empty: Callable[[str, str, int], None] = lambda basin, stream, at: None
+        self.on_delete_on_empty: Callable[[StreamRef, int], None] = lambda ref, at: None
         #: Called when records have become durable, before acks resolve and followers wake.
         self.on_appended: Callable[[Sequence[Share]], None] = lambda shares: None
         self._settings = settings
         #: Milliseconds.
         self._trim_grace = round(settings.trim_grace * 1000)
         self._next_stream_id = next_stream_id
-        self._logs: OrderedDict[tuple[str, str], StreamLog] = OrderedDict()
-        self._loading: dict[tuple[str, str], asyncio.Task[StreamLog]] = {}
+        self._logs: OrderedDict[StreamRef, StreamLog] = OrderedDict()
+        self._loads: dict[StreamRef, _Load] = {}
 
     @classmethod
     async def start(
@@ -99,33 +109,58 @@ class Mount:
         value = await self.engine.get(keys.basin(name))
         return rows.decode(value, BasinRow) if value else None
 
-    async def stream(self, basin: str, name: str) -> StreamRow | None:
-        value = await self.engine.get(keys.stream(basin, name))
+    async def stream(self, ref: StreamRef) -> StreamRow | None:
+        value = await self.engine.get(keys.stream(*ref))
         return rows.decode(value, StreamRow) if value else None
 
-    async def open_log(self, basin: str, name: str) -> StreamLog:
-        """The stream's log; StreamNotFoundError if there is no such stream."""
-        return self.cached_log(basin, name) or await self._load(basin, name)
+    async def put_stream(
+        self, ref: StreamRef, row: StreamRow | None, *ops: Op, content: Share | None = None
+    ) -> None:
+        """Commit the stream's row, or its removal, with `ops` and `content`; the caller holds its lock.
 
-    @asynccontextmanager
-    async def log(self, basin: str, name: str) -> AsyncIterator[StreamLog]:
-        """The stream's log, which stays in memory while it is used."""
-        log = await self.open_log(basin, name)
-        with log.in_use():
-            yield log
+        The log in memory follows. If the name is now another stream's, or free, the log is dropped and
+        everything that still uses it fails.
+        """
+        value = None if row is None else rows.encode(row)
+        await self.committer.write([(keys.stream(*ref), value), *ops], content)
+        if load := self._loads.get(ref):
+            load.outdated = True
+        log = self._logs.get(ref)
+        if log is None:
+            return
+        if row is not None and row.id == log.id:
+            log.replace_row(row)
+            return
+        del self._logs[ref]
+        self.recent.forget(log.id)
+        log.failure = StreamNotFoundError(*ref)
 
-    def cached_log(self, basin: str, name: str) -> StreamLog | None:
-        ref = (basin, name)
+    async def lease(self, ref: StreamRef) -> LogLease:
+        """A lease of the stream's log; StreamNotFoundError if there is no such stream.
+
+        A stream never has two logs: callers get the one in memory, or wait together until it is read.
+        """
+        if log := self.log_in_memory(ref):
+            return LogLease(log)
+        load = self._loads.get(ref)
+        if load is None:
+            load = self._loads[ref] = _Load()
+            load.task = asyncio.create_task(self._load(ref, load))
+        waiter: asyncio.Future[LogLease] = asyncio.get_running_loop().create_future()
+        load.waiters.append(waiter)
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                waiter.result().release()  # it came together with the cancellation
+            raise
+
+    def log_in_memory(self, ref: StreamRef) -> StreamLog | None:
+        """The stream's log if it is in memory: without a lease, use it before the next `await`."""
         log = self._logs.get(ref)
         if log is not None:
             self._logs.move_to_end(ref)
         return log
-
-    def forget(self, log: StreamLog) -> None:
-        """Drop the log of a stream that was deleted from storage."""
-        self._logs.pop((log.basin, log.name), None)
-        self.recent.forget(log.id)
-        log.failure = StreamNotFoundError(log.basin, log.name)
 
     async def settle(self, log: StreamLog) -> None:
         """Return once the state that a refusal depends on is durable: clients may rely on it then."""
@@ -146,20 +181,35 @@ class Mount:
             if log.failure is None:
                 log.fail((), cause, cause)
 
-    async def _load(self, basin: str, name: str) -> StreamLog:
-        """Read the stream's state once, however many callers need it at the same time."""
-        ref = (basin, name)
-        task = self._loading.get(ref)
-        if task is None:
-            task = asyncio.create_task(self._read_log(basin, name))
-            self._loading[ref] = task
-            task.add_done_callback(lambda _: self._loading.pop(ref, None))
-        return await asyncio.shield(task)
+    async def _load(self, ref: StreamRef, load: _Load) -> None:
+        """Read the stream's log, and give each waiter a lease of it."""
+        while True:
+            load.outdated = False
+            found = await self._try_read_log(ref)
+            if not load.outdated:
+                break
+        del self._loads[ref]
+        if isinstance(found, StreamLog):
+            self._logs[ref] = found
+        for waiter in load.waiters:
+            if waiter.done():
+                continue
+            if isinstance(found, StreamLog):
+                waiter.set_result(LogLease(found))
+            else:
+                waiter.set_exception(found)
+        self._shrink()
 
-    async def _read_log(self, basin: str, name: str) -> StreamLog:
-        row = await self.stream(basin, name)
+    async def _try_read_log(self, ref: StreamRef) -> StreamLog | Exception:
+        try:
+            return await self._read_log(ref)
+        except Exception as error:
+            return error
+
+    async def _read_log(self, ref: StreamRef) -> StreamLog:
+        row = await self.stream(ref)
         if row is None:
-            raise StreamNotFoundError(basin, name)
+            raise StreamNotFoundError(*ref)
         value = await self.engine.get(keys.state(row.id))
         state = rows.decode(value, StateRow) if value else StateRow()
         tail = state.bare_tail
@@ -170,15 +220,7 @@ class Mount:
             tail, arrived_at = last.end, last.arrived_at
         producers = await self._producers(row.id) if state.producers else None
         grace = self._trim_grace
-        log = StreamLog(basin, name, row, state, tail, arrived_at, self.now, producers, grace)
-        # One stream must never have two logs. The callers take hold of this one some turns of the
-        # event loop later: until then it must not be dropped.
-        hold = log.in_use()
-        hold.__enter__()
-        asyncio.get_running_loop().call_later(_HAND_OVER_SECONDS, hold.__exit__, None, None, None)
-        self._logs[(basin, name)] = log
-        self._shrink()
-        return log
+        return StreamLog(ref, row, state, tail, arrived_at, self.now, producers, grace)
 
     async def _producers(self, stream_id: int) -> dict[str, ProducerRow]:
         found = {}

@@ -12,33 +12,28 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
-from typing import TypeAlias
 
 from streamfold.errors import (
-    BasinDeletingError,
     BasinNotFoundError,
-    ConditionFailedError,
     InvalidError,
     StreamDeletingError,
     StreamfoldError,
     StreamNotFoundError,
-    TermsError,
 )
 from streamfold.model import names
 from streamfold.model.configs import (
     BasinConfig,
     BasinReconfiguration,
-    Cipher,
     StreamConfig,
     StreamConfigLayer,
     StreamReconfiguration,
 )
-from streamfold.model.names import BasinName, StreamName
+from streamfold.model.names import StreamRef
 from streamfold.model.positions import StreamPosition
 from streamfold.model.records import Record
 from streamfold.model.resources import BasinInfo, Page, Provision, StreamInfo
 from streamfold.records.batch import RecordBatch
+from streamfold.store.appends import Appends, settle_refusal
 from streamfold.store.catalog import listing
 from streamfold.store.catalog.account import Account
 from streamfold.store.catalog.documents import Documents
@@ -49,21 +44,19 @@ from streamfold.store.engine.local_disk import LocalDisk
 from streamfold.store.engine.location import Location, choose_location, open_location
 from streamfold.store.engine.slatedb import SlateEngine
 from streamfold.store.log.admission import Admission
+from streamfold.store.log.append_request import AppendRequest
 from streamfold.store.log.committer import CommitReport
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.log.shares import AppendAck
-from streamfold.store.log.stream_log import StreamLog
-from streamfold.store.mount import Mount
-from streamfold.store.read import reader
+from streamfold.store.open_stream import OpenStream
+from streamfold.store.read.reader import Reader
 from streamfold.store.read.requests import ReadBatch, ReadRequest
 from streamfold.store.settings import StoreSettings
-from streamfold.store.supervisor import MountedStore, Supervisor
+from streamfold.store.supervisor import Supervisor
 from streamfold.store.upkeep.reclaim import StorageUse
 
 _NO_LAYER = StreamConfigLayer()
 _NOTHING_TO_DELETE = "there is nothing to delete; check the name"
-#: Takes the content type of a stream and a batch for it; raises if they disagree.
-ContentCheck: TypeAlias = Callable[[str, RecordBatch], None]
 
 
 def wall_clock() -> int:
@@ -87,7 +80,9 @@ class StreamStore:
         self.space = supervisor.space
         self._now = now
         self.account = Account(supervisor, now)
-        self.durable = DurableStreams(supervisor, now)
+        #: Where the faces submit appends.
+        self.appends = Appends(supervisor, now)
+        self.durable = DurableStreams(supervisor, self.appends, now)
         self.documents = Documents(supervisor)
         #: Counts the use of the store; the caller records each operation here.
         self.usage = supervisor.usage
@@ -160,36 +155,36 @@ class StreamStore:
         request_token: str | None = None,
     ) -> tuple[StreamInfo, Provision]:
         """Create a stream; a repetition with the same token and configuration succeeds as NOOP."""
-        ref, token = _parse_names(basin, stream), _request_token(request_token)
+        ref, token = StreamRef.parse(basin, stream), _request_token(request_token)
         mounted = await self._supervisor.mounted()
-        return await mounted.catalog.create_stream(*ref, config, token)
+        return await mounted.catalog.create_stream(ref, config, token)
 
     async def ensure_stream(
         self, basin: str, stream: str, config: StreamConfigLayer = _NO_LAYER
     ) -> tuple[StreamInfo, Provision]:
         """Create the stream, or replace its configuration; members not given get their default."""
-        ref = _parse_names(basin, stream)
-        return await (await self._supervisor.mounted()).catalog.ensure_stream(*ref, config)
+        ref = StreamRef.parse(basin, stream)
+        return await (await self._supervisor.mounted()).catalog.ensure_stream(ref, config)
 
     async def stream_config(self, basin: str, stream: str) -> StreamConfig:
-        ref = _parse_names(basin, stream)
-        return await (await self._supervisor.mounted()).catalog.stream_config(*ref)
+        ref = StreamRef.parse(basin, stream)
+        return await (await self._supervisor.mounted()).catalog.stream_config(ref)
 
     async def reconfigure_stream(
         self, basin: str, stream: str, change: StreamReconfiguration
     ) -> StreamConfig:
         """Change a stream's configuration; it applies to appends that follow this call."""
-        ref = _parse_names(basin, stream)
-        return await (await self._supervisor.mounted()).catalog.reconfigure_stream(*ref, change)
+        ref = StreamRef.parse(basin, stream)
+        return await (await self._supervisor.mounted()).catalog.reconfigure_stream(ref, change)
 
     async def delete_stream(self, basin: str, stream: str) -> None:
         """Stop the stream at once and start deleting it; safe to repeat."""
-        ref = _parse_names(basin, stream)
+        ref = StreamRef.parse(basin, stream)
         mounted = await self._supervisor.mounted()
         try:
-            await mounted.catalog.delete_stream(*ref)
+            await mounted.catalog.delete_stream(ref)
         except BasinNotFoundError:
-            raise BasinNotFoundError(ref[0], _NOTHING_TO_DELETE) from None
+            raise BasinNotFoundError(ref.basin, _NOTHING_TO_DELETE) from None
         except StreamNotFoundError:
             raise StreamNotFoundError(*ref, _NOTHING_TO_DELETE) from None
         mounted.upkeep.request_pass()
@@ -246,109 +241,53 @@ class StreamStore:
         fencing_token: str | None = None,
         create_with: StreamConfigLayer = _NO_LAYER,
         key: SealingKey | None = None,
-        check: ContentCheck | None = None,
     ) -> asyncio.Future[AppendAck]:
         """Give a batch its slot in the stream, and return a future for its ack.
 
         Batches that one caller submits one after the other are appended in that order. This waits
         for room if too much is unacknowledged, and raises if the batch is refused. `create_with` is
         the configuration of the stream if this call creates it; `key` seals the records of a stream
-        that has a cipher; `check` raises if the batch is not of the stream's content type.
+        that has a cipher.
         """
         batch = records if isinstance(records, RecordBatch) else RecordBatch.of(records)
         if fencing_token is not None:
             names.parse_token(fencing_token, "fencing token")
-        if not batch.only_trims:
-            self.space.check()
-        mounted = self._supervisor.current or await self._supervisor.mounted()
-        log = mounted.mount.cached_log(basin, stream) or await self._log_for(
-            mounted.mount, _parse_names(basin, stream), create_with, on_append=True
+        request = AppendRequest(
+            StreamRef.parse(basin, stream),
+            (batch,),
+            match_seq_num,
+            fencing_token,
+            key=key,
+            create_with=create_with,
         )
-        if check is not None and log.row.traits is not None:
-            check(log.terms.content_type, batch)
-        if not self._admission.acquire_at_once(batch.metered):
-            with log.in_use():
-                await self._admission.acquire(batch.metered)
-        now = self._now()
-        try:
-            ack = log.accept(batch, match_seq_num, fencing_token, key, now)
-        except BaseException as error:
-            self._admission.release(batch.metered)
-            with log.in_use():
-                await _settle_refusal(error, log, mounted)
-            raise
-        log.renew(now)
-        mounted.mount.committer.touch(log)
-        return ack
+        return self.appends.try_submit(request) or await self.appends.submit(request)
 
-    def submit_at_once(
-        self,
-        basin: str,
-        stream: str,
-        batch: RecordBatch,
-        *,
-        match_seq_num: int | None = None,
-        fencing_token: str | None = None,
-        key: SealingKey | None = None,
-    ) -> asyncio.Future[AppendAck] | None:
-        """`submit` for the usual case, without waiting.
-
-        Returns None and does nothing if the stream must be opened or created or has a content type, if
-        memory or disk has no room, or if the batch would be refused: call `submit` then.
-        """
-        if fencing_token is not None:
-            names.parse_token(fencing_token, "fencing token")
-        mounted = self._supervisor.current
-        if mounted is None or self.space.full:
-            return None
-        log = mounted.mount.cached_log(basin, stream)
-        if log is None or log.row.traits is not None:
-            return None
-        if not self._admission.acquire_at_once(batch.metered):
-            return None
-        try:
-            ack = log.accept(batch, match_seq_num, fencing_token, key, self._now())
-        except StreamfoldError:
-            self._admission.release(batch.metered)
-            return None
-        except BaseException:
-            self._admission.release(batch.metered)
-            raise
-        mounted.mount.committer.touch(log)
-        return ack
-
-    async def open_stream(
+    @asynccontextmanager
+    async def opened(
         self,
         basin: str,
         stream: str,
         *,
-        on_append: bool,
         create_with: StreamConfigLayer = _NO_LAYER,
-    ) -> Cipher | None:
-        """Return the stream's cipher; creates a missing stream if its basin is configured so.
-
-        Append and read sessions call this first; `append`, `read` and `follow` need no such call.
-        """
+        on_append: bool = False,
+    ) -> AsyncIterator[OpenStream]:
+        """The stream, open while the context lasts; creates it if its basin is configured so."""
         mounted = self._supervisor.current or await self._supervisor.mounted()
-        log = mounted.mount.cached_log(basin, stream) or await self._log_for(
-            mounted.mount, _parse_names(basin, stream), create_with, on_append=on_append
-        )
-        try:
-            log.check_alive()
-        except StreamDeletingError as error:
-            await _settle_refusal(error, log, mounted)
-            raise
-        return log.row.cipher
+        ref = StreamRef.parse(basin, stream)
+        with await mounted.catalog.lease(ref, create_with, on_append=on_append) as log:
+            try:
+                log.check_alive()
+            except StreamDeletingError as error:
+                await settle_refusal(error, mounted, log)
+                raise
+            yield OpenStream(mounted.mount, log, self.usage)
 
     async def check_tail(
         self, basin: str, stream: str, *, create_with: StreamConfigLayer = _NO_LAYER
     ) -> StreamPosition:
         """The position after the last durable record."""
-        ref = _parse_names(basin, stream)
-        mount = (await self._supervisor.mounted()).mount
-        log = await self._log_for(mount, ref, create_with, on_append=False)
-        log.check_alive()
-        return log.durable
+        async with self.opened(basin, stream, create_with=create_with) as found:
+            return found.tail
 
     async def read(
         self,
@@ -360,13 +299,8 @@ class StreamStore:
         key: SealingKey | None = None,
     ) -> ReadBatch:
         """One batch of at most 1000 records and 1 MiB; PositionUnwrittenError at the tail."""
-        ref = _parse_names(basin, stream)
-        mount = (await self._supervisor.mounted()).mount
-        log = await self._log_for(mount, ref, create_with, on_append=False)
-        with log.in_use():
-            batch = await reader.read_once(mount, log, request, key)
-        self.usage.record_read(basin, batch.metered)
-        return batch
+        async with self.opened(basin, stream, create_with=create_with) as found:
+            return await found.read(request, key)
 
     @asynccontextmanager
     async def follow(
@@ -377,19 +311,13 @@ class StreamStore:
         *,
         create_with: StreamConfigLayer = _NO_LAYER,
         key: SealingKey | None = None,
-    ) -> AsyncIterator[reader.ReadSession]:
+    ) -> AsyncIterator[Reader]:
         """A reader of the stored records and then of new ones, within the limits of `request`."""
-        ref = _parse_names(basin, stream)
-        mount = (await self._supervisor.mounted()).mount
-        log = await self._log_for(mount, ref, create_with, on_append=False)
-        with log.in_use():
-            reading = await reader.ReadSession.open(mount, log, request, key)
-            self.usage.record_read_session(basin)
-            reading.on_delivered = partial(self.usage.record_delivery, basin)
-            try:
-                yield reading
-            finally:
-                await reading.close()
+        async with (
+            self.opened(basin, stream, create_with=create_with) as found,
+            found.follow(request, key) as reader,
+        ):
+            yield reader
 
     def on_append(self, listener: Callable[[str, str, int, int], None]) -> None:
         """Call `listener(basin, stream, first, next)` whenever records have become durable.
@@ -424,30 +352,6 @@ class StreamStore:
         """Run one pass of the background work now."""
         await (await self._supervisor.mounted()).upkeep.run_once()
 
-    async def _log_for(
-        self,
-        mount: Mount,
-        ref: tuple[BasinName, StreamName],
-        create_with: StreamConfigLayer,
-        *,
-        on_append: bool,
-    ) -> StreamLog:
-        """The stream's log; creates a missing stream if its basin is configured so."""
-        try:
-            return await mount.open_log(*ref)
-        except StreamNotFoundError:
-            basin = await mount.basin(ref[0])
-            if basin is None:
-                raise BasinNotFoundError(ref[0]) from None
-            config = basin.config
-            if not (config.create_stream_on_append if on_append else config.create_stream_on_read):
-                raise
-            if basin.deleted_at is not None:
-                raise BasinDeletingError(ref[0]) from None
-        catalog = (await self._supervisor.mounted()).catalog
-        await catalog.open_stream(*ref, create_with)
-        return await mount.open_log(*ref)
-
 
 @asynccontextmanager
 async def open_store(
@@ -480,18 +384,6 @@ async def open_store(
     finally:
         if location is not url:
             await asyncio.to_thread(location.close)
-
-
-async def _settle_refusal(error: BaseException, log: StreamLog, mounted: MountedStore) -> None:
-    """Wait until the state that a refusal depends on is durable: clients may rely on it then."""
-    if isinstance(error, ConditionFailedError | TermsError):
-        await mounted.mount.settle(log)
-    elif isinstance(error, StreamDeletingError):
-        await mounted.catalog.deletion(log.basin, log.name)
-
-
-def _parse_names(basin: str, stream: str) -> tuple[BasinName, StreamName]:
-    return names.parse_bucket_name(basin), names.parse_stream_name(stream)
 
 
 def _request_token(token: str | None) -> str | None:

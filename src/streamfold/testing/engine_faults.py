@@ -23,11 +23,21 @@ class CommitFault(enum.Enum):
     FULL = "full"
 
 
+class HeldRead:
+    """An answer of the engine that a test holds back, so that the world can change meanwhile."""
+
+    def __init__(self) -> None:
+        #: Set once `inner` has answered.
+        self.answered = asyncio.Event()
+        #: Set by the test to pass the answer on.
+        self.release = asyncio.Event()
+
+
 class FaultyEngine:
     """Passes everything on to `inner`, except the commits that a test makes fail.
 
     `hold()` stops commits before they reach `inner` until `resume()`, so that a test can look at what
-    is not durable yet.
+    is not durable yet. `hold_read()` does the same with one answer.
     """
 
     def __init__(self, inner: Engine) -> None:
@@ -37,6 +47,7 @@ class FaultyEngine:
         self._open = asyncio.Event()
         self._open.set()
         self._order = asyncio.Lock()
+        self._held_reads: dict[bytes, HeldRead] = {}
 
     def fail_next(self, fault: CommitFault) -> None:
         self._faults.append(fault)
@@ -50,6 +61,10 @@ class FaultyEngine:
 
     def resume(self) -> None:
         self._open.set()
+
+    def hold_read(self, key: bytes) -> HeldRead:
+        """Hold back the answer to the next read of `key`."""
+        return self._held_reads.setdefault(key, HeldRead())
 
     async def commit(self, ops: Sequence[Op]) -> None:
         async with self._order:  # later commits do not overtake a held or failing one
@@ -67,7 +82,11 @@ class FaultyEngine:
                 raise StorageError("injected: failed after the write")
 
     async def get(self, key: bytes) -> bytes | None:
-        return await self.inner.get(key)
+        value = await self.inner.get(key)
+        if held := self._held_reads.pop(key, None):
+            held.answered.set()
+            await held.release.wait()
+        return value
 
     def scan(
         self,

@@ -242,7 +242,7 @@ async def messages(store: StreamStore, stream: str) -> list[dict[str, Any]]:
     """Everything that is in a stream."""
     async with store.durable.reading(BASIN, stream, 0) as reading:
         found: list[dict[str, Any]] = []
-        while (batch := await reading.next()) is not None:
+        while (batch := await reading.read()) is not None:
             found += [json.loads(record.body) for record in batch.records()]
     return found
 
@@ -250,7 +250,7 @@ async def messages(store: StreamStore, stream: str) -> list[dict[str, Any]]:
 async def next_message(store: StreamStore, stream: str, place: int) -> dict[str, Any]:
     """The message at a place in a stream, as soon as it is there."""
     async with asyncio.timeout(60), store.durable.reading(BASIN, stream, place) as reading:
-        while (batch := await reading.next()) is None:
+        while (batch := await reading.read()) is None:
             await reading.wait(60)
     first: dict[str, Any] = json.loads(next(iter(batch.records())).body)
     return first

@@ -14,10 +14,12 @@ import pytest
 from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 
 from streamfold.errors import InvalidError, OutcomeUnknownError, StorageFullError
+from streamfold.model.names import StreamRef
 from streamfold.model.records import Record, fence_record, trim_record
 from streamfold.model.traits import Claim
 from streamfold.records.batch import RecordBatch
 from streamfold.store.engine.disk_space import RESERVE_BYTES, DiskSpace, DiskUsage, is_disk_full
+from streamfold.store.log.append_request import AppendRequest
 from streamfold.store.read.requests import ReadRequest, from_seq_num
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore, open_store
@@ -66,7 +68,8 @@ async def test_appends_to_a_full_disk_are_refused_and_nothing_happened(
         with pytest.raises(StorageFullError, match=r"255\.0 MiB free, and 256\.0 MiB") as caught:
             await store.append(BASIN, STREAM, records)
         assert (caught.value.code, caught.value.definite) == ("storage_full", True)
-    assert store.submit_at_once(BASIN, STREAM, RecordBatch.of(bodies("c"))) is None
+    request = AppendRequest(StreamRef.parse(BASIN, STREAM), (RecordBatch.of(bodies("c")),))
+    assert store.appends.try_submit(request) is None
     assert (await store.check_tail(BASIN, STREAM)).seq_num == 2
 
 

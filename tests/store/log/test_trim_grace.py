@@ -13,7 +13,7 @@ from streamfold.errors import PositionTrimmedError
 from streamfold.model.configs import StreamConfigLayer
 from streamfold.model.records import Record, trim_record
 from streamfold.store import ReadRequest, StoreSettings, from_seq_num, from_tail
-from streamfold.store.read.reader import ReadSession
+from streamfold.store.read.reader import Reader
 from streamfold.store.store import StreamStore
 from tests.store.catalog.test_snapshots import publication
 from tests.store.conftest import BASIN, STREAM, Bench, Clock, bodies
@@ -34,7 +34,7 @@ async def store(bench: Bench, request: pytest.FixtureRequest) -> AsyncIterator[S
         yield opened
 
 
-async def next_seq_nums(session: ReadSession, count: int) -> list[int]:
+async def next_seq_nums(session: Reader, count: int) -> list[int]:
     got: list[int] = []
     async with asyncio.timeout(60):
         while len(got) < count:

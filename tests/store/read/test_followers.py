@@ -12,7 +12,7 @@ from streamfold.errors import DecryptionFailedError
 from streamfold.model.configs import BasinConfig, Cipher, StreamConfigLayer
 from streamfold.model.records import BATCH_RECORDS_MAX, RECORD_OVERHEAD, Record, trim_record
 from streamfold.store import ReadRequest, SealingKey, StoreSettings, from_seq_num
-from streamfold.store.read.reader import ReadSession
+from streamfold.store.read.reader import Reader
 from streamfold.store.read.requests import ReadBatch
 from streamfold.store.store import StreamStore
 from tests.store.conftest import BASIN, STREAM, Bench, bodies
@@ -91,13 +91,13 @@ async def test_every_follower_of_a_crowd_gets_what_it_asked_for_whatever_others_
             assert read.result() == list(wish.expected(total)), (SEED, wish)
 
 
-async def live(session: ReadSession) -> None:
+async def live(session: Reader) -> None:
     """Bring a session to the tail."""
     while (batch := await session.next()) is not None and batch.count:
         pass
 
 
-async def following(*sessions: ReadSession) -> list[asyncio.Task[ReadBatch | None]]:
+async def following(*sessions: Reader) -> list[asyncio.Task[ReadBatch | None]]:
     """The next batch of each session, all of which wait for it."""
     tasks = [asyncio.create_task(session.next()) for session in sessions]
     await asyncio.sleep(0)

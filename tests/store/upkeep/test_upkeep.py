@@ -174,7 +174,8 @@ async def test_opening_a_stream_costs_the_same_however_many_are_in_memory(bench:
             for first in (0, *range(idle_streams, idle_streams + 3 * opened, opened)):
                 begun = time.thread_time()
                 for number in range(first, first + opened if first else idle_streams):
-                    await store.open_stream(BASIN, f"s{number}", on_append=True)
+                    async with store.opened(BASIN, f"s{number}", on_append=True):
+                        pass
                 costs.append(time.thread_time() - begun)
         return min(costs[1:])
 

@@ -21,7 +21,8 @@ from streamfold.cli import json_output
 from streamfold.cli.connection import condition_options, encryption_option, open_stream, verb
 from streamfold.cli.exit_status import VerbFailedError
 from streamfold.cli.output import Output
-from streamfold.cli.parameters import StreamRef, stream_argument
+from streamfold.cli.parameters import stream_argument
+from streamfold.model.names import StreamRef
 
 if TYPE_CHECKING:
     from s2_sdk import S2, AppendAck, AppendInput, AppendSession, BatchSubmitTicket, Record

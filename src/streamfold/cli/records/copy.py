@@ -17,7 +17,7 @@ from streamfold.cli.connection import (
 )
 from streamfold.cli.exit_status import ExitStatus, VerbFailedError
 from streamfold.cli.output import Output
-from streamfold.cli.parameters import StreamRef
+from streamfold.model.names import BasinName, StreamName, StreamRef
 
 if TYPE_CHECKING:
     from s2_sdk import S2
@@ -120,8 +120,8 @@ class _Copier:
             await open_basin(origin, source.basin).get_stream_config(source.stream)
         await self._ensure_basin(origin, source.basin, target.basin)
         if source.stream is not None:
-            ref = StreamRef(target.basin, target.stream or source.stream)
-            await self._copy_stream(origin, StreamRef(source.basin, source.stream), ref)
+            ref = _ref(target.basin, target.stream or source.stream)
+            await self._copy_stream(origin, _ref(source.basin, source.stream), ref)
             return
         streams = open_basin(origin, source.basin).list_all_streams(prefix=prefix)
         names = [info.name async for info in streams]
@@ -132,9 +132,7 @@ class _Copier:
                 ExitStatus.NOTHING_DONE,
             )
         for name in names:
-            await self._copy_stream(
-                origin, StreamRef(source.basin, name), StreamRef(target.basin, name)
-            )
+            await self._copy_stream(origin, _ref(source.basin, name), _ref(target.basin, name))
 
     async def _ensure_basin(self, origin: S2, source: str, target: str) -> None:
         """Create the target's basin with the source's configuration, unless it exists."""
@@ -183,3 +181,7 @@ class _Copier:
         if copied.verified is not None:
             text += f", {copied.verified} compared, BLAKE3 {copied.digest}"
         self._output.show(shape, text)
+
+
+def _ref(basin: str, stream: str) -> StreamRef:
+    return StreamRef(BasinName(basin), StreamName(stream))

@@ -18,7 +18,8 @@ from streamfold.cli.connection import (
 )
 from streamfold.cli.json_output import rfc3339
 from streamfold.cli.output import Output, confirm, yes_option
-from streamfold.cli.parameters import StreamRef, stream_argument
+from streamfold.cli.parameters import stream_argument
+from streamfold.model.names import StreamRef
 
 if TYPE_CHECKING:
     from s2_sdk import S2, AppendAck, Record, S2Stream

@@ -13,7 +13,8 @@ from streamfold.cli import json_output
 from streamfold.cli.connection import encryption_option, open_stream, verb
 from streamfold.cli.exit_status import OutputClosedError
 from streamfold.cli.output import Output, output_closed
-from streamfold.cli.parameters import ByteSize, Duration, Moment, StreamRef, stream_argument
+from streamfold.cli.parameters import ByteSize, Duration, Moment, stream_argument
+from streamfold.model.names import StreamRef
 
 if TYPE_CHECKING:
     from s2_sdk import S2, ReadSession, SeqNum, SequencedRecord, TailOffset, Timestamp

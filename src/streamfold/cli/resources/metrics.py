@@ -13,7 +13,8 @@ from streamfold.cli import json_output
 from streamfold.cli.connection import verb
 from streamfold.cli.json_output import rfc3339
 from streamfold.cli.output import Output
-from streamfold.cli.parameters import Moment, StreamRef, basin_argument, stream_argument
+from streamfold.cli.parameters import Moment, basin_argument, stream_argument
+from streamfold.model.names import StreamRef
 
 if TYPE_CHECKING:
     from s2_sdk import S2, Accumulation, Gauge, Label, Scalar

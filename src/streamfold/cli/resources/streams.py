@@ -9,9 +9,10 @@ import click
 from streamfold.cli import json_output
 from streamfold.cli.connection import open_basin, verb
 from streamfold.cli.output import Output, confirm, yes_option
-from streamfold.cli.parameters import StreamRef, basin_argument, stream_argument
+from streamfold.cli.parameters import basin_argument, stream_argument
 from streamfold.cli.resources import config_options
 from streamfold.cli.resources.listings import config_text, show_basins, show_streams, stream_text
+from streamfold.model.names import StreamRef
 
 if TYPE_CHECKING:
     from s2_sdk import S2

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from streamfold.cli.connection import current_token
-from streamfold.cli.parameters import Duration, StreamRef
+from streamfold.cli.parameters import Duration
+from streamfold.model.names import StreamRef
 
 if TYPE_CHECKING:
     from streamfold.follow import RetentionRules, Snapshots, SnapshotStore

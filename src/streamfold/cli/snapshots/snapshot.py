@@ -18,7 +18,7 @@ from streamfold.cli.exit_status import ExitStatus, VerbFailedError
 from streamfold.cli.json_output import Shape
 from streamfold.cli.menu import VerbGroup
 from streamfold.cli.output import Output
-from streamfold.cli.parameters import ByteSize, Duration, StreamRef, stream_argument
+from streamfold.cli.parameters import ByteSize, Duration, stream_argument
 from streamfold.cli.snapshots.options import (
     fold_of,
     folding_options,
@@ -34,6 +34,7 @@ from streamfold.errors import (
     OutcomeUnknownError,
     StreamfoldError,
 )
+from streamfold.model.names import StreamRef
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 from streamfold.errors import StreamfoldError, UnauthenticatedError
 from streamfold.model.access_tokens import Operation, Secret
 from streamfold.model.grants import ROOT, Grant
+from streamfold.model.names import StreamRef
 from streamfold.records.batch import Fence, RecordBatch
 from streamfold.server.http.request import Request
 from streamfold.store.catalog.account import Account
@@ -21,7 +22,8 @@ from streamfold.store.catalog.account import Account
 logger = logging.getLogger(__name__)
 
 _SCHEME: Final = "bearer "
-
+#: What the records and commands of an append need.
+_APPENDING: Final = frozenset((Operation.APPEND, Operation.FENCE, Operation.TRIM))
 
 #: Seconds between checks of whether the token of a quiet session is still valid.
 _LOOK_INTERVAL: Final = 1.0
@@ -174,23 +176,28 @@ class _Lapse:
     sessions: int = 0
 
 
-def require_append(grant: Grant, basin: str, stream: str, batch: RecordBatch) -> None:
-    """Raise unless the caller may append this: records, and each kind of command among them."""
-    if grant is ROOT:
-        return
-    if len(batch.commands) < batch.count:
-        grant.require(Operation.APPEND, basin, stream)
-    for command in batch.commands:
-        needed = Operation.FENCE if isinstance(command, Fence) else Operation.TRIM
-        grant.require(needed, basin, stream)
+class AppendRights:
+    """What of an append a caller may do to one stream, looked up once per request."""
 
+    def __init__(self, grant: Grant, ref: StreamRef) -> None:
+        """Raise if the caller may append nothing at all: call this before reading a body."""
+        self._grant = grant
+        self._ref = ref
+        self._allowed = _APPENDING
+        if grant is not ROOT:
+            self._allowed = frozenset(op for op in _APPENDING if grant.allows(op, *ref))
+            if not self._allowed:
+                grant.require(Operation.APPEND, *ref)
 
-def require_append_session(grant: Grant, basin: str, stream: str) -> None:
-    """Raise unless the caller may append something; each batch is checked on its own."""
-    if grant is ROOT:
-        return
-    if not any(
-        grant.allows(operation, basin, stream)
-        for operation in (Operation.APPEND, Operation.FENCE, Operation.TRIM)
-    ):
-        grant.require(Operation.APPEND, basin, stream)
+    def check(self, batch: RecordBatch) -> None:
+        """Raise unless the caller may append this: records, and each kind of command among them."""
+        if self._allowed is _APPENDING:
+            return
+        if len(batch.commands) < batch.count:
+            self._require(Operation.APPEND)
+        for command in batch.commands:
+            self._require(Operation.FENCE if isinstance(command, Fence) else Operation.TRIM)
+
+    def _require(self, operation: Operation) -> None:
+        if operation not in self._allowed:
+            self._grant.require(operation, *self._ref)

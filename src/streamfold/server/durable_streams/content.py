@@ -16,6 +16,7 @@ from streamfold.model.records import (
     SequencedRecord,
     is_command,
 )
+from streamfold.model.resources import StreamStatus
 from streamfold.records.append_input import parse_append_input
 from streamfold.records.batch import RecordBatch
 from streamfold.records.plain import encode_rest
@@ -24,7 +25,7 @@ from streamfold.server.http.bodies import check_end
 from streamfold.server.http.offload import COPIED_BYTES
 from streamfold.server.http.request import Request
 from streamfold.server.streams.snapshots import UpdateParts
-from streamfold.store.durable_streams import APPEND_BYTES_MAX, StreamStatus
+from streamfold.store.durable_streams import APPEND_BYTES_MAX
 from streamfold.store.read.requests import ReadBatch
 from streamfold.wire.durable_streams.content import (
     PLAIN_BYTES,

@@ -18,6 +18,7 @@ from streamfold.errors import (
     UnauthenticatedError,
 )
 from streamfold.model.positions import SeqNum
+from streamfold.model.resources import StreamStatus
 from streamfold.server.auth.access import ActiveGrant
 from streamfold.server.durable_streams import problems
 from streamfold.server.durable_streams.content import bodies, join
@@ -30,8 +31,8 @@ from streamfold.server.http.request import Request
 from streamfold.server.http.response_stream import SHARED_PIECE, ResponseStream
 from streamfold.server.streams.live_reads import OWN_BATCH, ReaderFairness
 from streamfold.server.streams.shared_encodings import SharedEncodings
-from streamfold.store.durable_streams import Reading, StreamStatus
 from streamfold.store.log.sealing import SealingKey
+from streamfold.store.read.reader import Reader
 from streamfold.store.read.requests import ReadBatch
 from streamfold.store.store import StreamStore, wall_clock
 from streamfold.wire.durable_streams import responses
@@ -103,10 +104,10 @@ class Page(NamedTuple):
     closed: bool
 
 
-async def read_page(request: Request, reading: Reading, content_type: str) -> Page:
+async def read_page(request: Request, reading: Reader, content_type: str) -> Page:
     """What can be read now, up to a page."""
     start, size, count, batches, pace = reading.seq_num, 0, 0, list[ReadBatch](), ReaderFairness()
-    while size < PAGE_BYTES and count < PAGE_RECORDS and (batch := await reading.next()):
+    while size < PAGE_BYTES and count < PAGE_RECORDS and (batch := await reading.read()):
         batches.append(batch)
         size += batch.metered
         count += batch.count
@@ -206,7 +207,7 @@ class Reads:
         )
 
 
-def check_start(reading: Reading, start: int | None) -> None:
+def check_start(reading: Reader, start: int | None) -> None:
     """Raise if the read starts beyond the tail."""
     tail = reading.status.tail
     if start is not None and start > tail:
@@ -288,7 +289,7 @@ class _Connection:
     def __init__(
         self,
         request: Request,
-        reading: Reading,
+        reading: Reader,
         stream: ResponseStream,
         content_type: str,
         cursor: str | None,
@@ -308,7 +309,7 @@ class _Connection:
         ends = loop.time() + LIFETIME
         while True:
             watch.interruptible = False
-            while batch := await self._reading.next():
+            while batch := await self._reading.read():
                 await active_grant.require()
                 await self._send_data(batch)
                 await pace.after(batch)

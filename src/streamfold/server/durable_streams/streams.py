@@ -8,6 +8,7 @@ from functools import partial
 
 from streamfold.errors import InvalidError, StreamClosedError, StreamNotFoundError
 from streamfold.model.names import BasinName, StreamName
+from streamfold.model.resources import StreamStatus
 from streamfold.model.traits import OCTETS, Claim, Producer, media_type
 from streamfold.records.batch import RecordBatch
 from streamfold.server.durable_streams import problems
@@ -21,7 +22,6 @@ from streamfold.store.durable_streams import (
     Content,
     ForkSpec,
     StreamSpec,
-    StreamStatus,
     prepared,
 )
 from streamfold.store.log.sealing import SealingKey

@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 from streamfold.errors import StoreClosingError
 from streamfold.records import AppendInput
 from streamfold.records.batch import RecordBatch
-from streamfold.server.auth.access import ActiveGrant, require_append
+from streamfold.server.auth.access import ActiveGrant, AppendRights
 from streamfold.server.http.drain import DrainGate
 from streamfold.server.http.errors import ClientHangupError
 from streamfold.server.http.offload import COPIED_BYTES, LIGHT_BYTES
@@ -24,6 +24,7 @@ from streamfold.server.http.response_stream import ResponseStream
 from streamfold.server.metrics import AppendMetrics
 from streamfold.server.s2.problems import end_frames
 from streamfold.server.s2.stream_refs import StreamRequest
+from streamfold.store.log.append_request import AppendRequest
 from streamfold.store.log.shares import AppendAck
 from streamfold.store.store import StreamStore
 from streamfold.wire.durable_streams.content import check_message, is_json
@@ -63,30 +64,24 @@ class Appends:
         self._store = store
         self._instruments = instruments
 
-    async def submit(self, stream_request: StreamRequest, wanted: AppendInput) -> Ticket:
+    async def submit(
+        self, stream_request: StreamRequest, rights: AppendRights, wanted: AppendInput
+    ) -> Ticket:
         """Take a slot for a batch; a refusal raises and has no effect."""
         batch = wanted.batch
-        require_append(stream_request.grant, stream_request.basin, stream_request.stream, batch)
+        rights.check(batch)
         started = perf_counter()
-        ack = self._store.submit_at_once(
-            stream_request.basin,
-            stream_request.stream,
-            batch,
-            match_seq_num=wanted.match_seq_num,
-            fencing_token=wanted.fencing_token,
+        append = AppendRequest(
+            stream_request.ref,
+            (batch,),
+            wanted.match_seq_num,
+            wanted.fencing_token,
             key=stream_request.sealing_key,
+            create_with=stream_request.create_with,
+            check=check_content,
         )
-        if ack is None:
-            ack = await self._store.submit(
-                stream_request.basin,
-                stream_request.stream,
-                batch,
-                match_seq_num=wanted.match_seq_num,
-                fencing_token=wanted.fencing_token,
-                create_with=stream_request.create_with,
-                key=stream_request.sealing_key,
-                check=check_content,
-            )
+        appends = self._store.appends
+        ack = appends.try_submit(append) or await appends.submit(append)
         placed = perf_counter()
         self._instruments.sequenced(placed - started, batch.count, batch.metered)
         return Ticket(ack, self._instruments, placed)
@@ -114,13 +109,15 @@ class AppendSession:
         self,
         request: Request,
         stream_request: StreamRequest,
+        rights: AppendRights,
         active_grant: ActiveGrant,
         appends: Appends,
         drain_gate: DrainGate,
     ) -> None:
         self._request = request
-        self._target = stream_request
-        self._standing = active_grant
+        self._stream_request = stream_request
+        self._rights = rights
+        self._active_grant = active_grant
         self._appends = appends
         self._gate = drain_gate
         #: Acknowledgements to send, in order; the end of the session is the last.
@@ -165,8 +162,8 @@ class AppendSession:
                 if wanted is None:
                     wanted = await self._request.offload(_decode, frame)
                 await self._room.acquire()
-                await self._standing.require()
-                ticket = await self._appends.submit(self._target, wanted)
+                await self._active_grant.require()
+                ticket = await self._appends.submit(self._stream_request, self._rights, wanted)
                 # In the same step as its acceptance: whatever is accepted is acknowledged.
                 self._steps.put_nowait(ticket)
                 self._outstanding += 1
@@ -186,7 +183,7 @@ class AppendSession:
 
     async def _close_when_unauthenticated(self, reader: asyncio.Task[None]) -> None:
         """End the session when its token becomes invalid; accepted batches are still acknowledged."""
-        error = await self._standing.lost()
+        error = await self._active_grant.lost()
         if reader.cancel():
             self._steps.put_nowait(error)
 

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from streamfold.model.access_tokens import Operation
 from streamfold.model.grants import ROOT
 from streamfold.records import AppendInput
-from streamfold.server.auth.access import Access, require_append_session
+from streamfold.server.auth.access import Access, AppendRights
 from streamfold.server.http.bodies import JSON, PROTO, Body, answer, read_body
 from streamfold.server.http.deadlines import WaitGuard
 from streamfold.server.http.drain import DrainGate
@@ -18,10 +18,11 @@ from streamfold.server.http.request import Request, text_of
 from streamfold.server.s2.appends import Appends, AppendSession, Ticket
 from streamfold.server.s2.read_encodings import FRAME_HEADERS, EventEncoding, FrameEncoding
 from streamfold.server.s2.resources import basin_of, stream_of
-from streamfold.server.s2.stream_refs import StreamRequest, ensure_stream, parse_stream_request
+from streamfold.server.s2.stream_refs import StreamRequest, open_stream, parse_stream_request
 from streamfold.server.streams.arrival_order import ArrivalOrder
 from streamfold.server.streams.live_reads import OWN_BATCH, LiveEncoding, LiveReads
 from streamfold.server.streams.shared_encodings import SharedEncodings
+from streamfold.store.open_stream import OpenStream
 from streamfold.store.read.requests import ReadBatch, ReadRequest, ReadStart, StartKind
 from streamfold.store.store import StreamStore
 from streamfold.wire.s2 import headers, records_json, records_proto
@@ -58,12 +59,12 @@ class Records:
         negotiated = _negotiate_append(given.get(b"content-type", b""), given.get(b"accept", b""))
         grant = ROOT if self._access.open else await self._access.grant(request)
         stream_request = parse_stream_request(request, segment, grant)
-        require_append_session(grant, stream_request.basin, stream_request.stream)
+        rights = AppendRights(grant, stream_request.ref)
         if negotiated.session:
-            await self._open_append_session(request, stream_request)
+            await self._open_append_session(request, stream_request, rights)
             return
         unparsed = await _read_append(request, negotiated.request)
-        ticket = await self._submit(request, stream_request, unparsed)
+        ticket = await self._submit(request, stream_request, rights, unparsed)
         ack = await ticket.acknowledged()
         if negotiated.response is Encoding.PROTO:
             body = records_proto.encode_append_ack(ack.start, ack.end, ack.tail)
@@ -73,30 +74,37 @@ class Records:
             await request.respond(200, _JSON_HEAD, body)
 
     async def _submit(
-        self, request: Request, stream_request: StreamRequest, unparsed: _Unparsed
+        self,
+        request: Request,
+        stream_request: StreamRequest,
+        rights: AppendRights,
+        unparsed: _Unparsed,
     ) -> Ticket:
         """Submit an append in the order of arrival: a later one never overtakes a large one."""
-        arrival = (request.connection, stream_request.basin, stream_request.stream)
+        arrival = (request.connection, *stream_request.ref)
         wanted = unparsed.parse_light()
         if wanted is not None:
             await self._order.reached(arrival)
-            return await self._appends.submit(stream_request, wanted)
+            return await self._appends.submit(stream_request, rights, wanted)
         async with self._order.turn(arrival):
             wanted = await request.offload(unparsed.parse)
-            return await self._appends.submit(stream_request, wanted)
+            return await self._appends.submit(stream_request, rights, wanted)
 
-    async def _open_append_session(self, request: Request, stream_request: StreamRequest) -> None:
-        await ensure_stream(self._store, stream_request, on_append=True)
+    async def _open_append_session(
+        self, request: Request, stream_request: StreamRequest, rights: AppendRights
+    ) -> None:
+        async with open_stream(self._store, stream_request, on_append=True):
+            pass  # the stream exists, and the key fits
         async with self._access.active_grant(request, stream_request.grant) as active_grant:
             session = AppendSession(
-                request, stream_request, active_grant, self._appends, self._gate
+                request, stream_request, rights, active_grant, self._appends, self._gate
             )
             await session.run(await request.open(200, FRAME_HEADERS))
 
     async def read(self, request: Request, segment: str) -> None:
         negotiated = negotiate_read(request.header("content-type"), request.header("accept"))
         stream_request = parse_stream_request(request, segment, await self._access.grant(request))
-        stream_request.grant.require(Operation.READ, stream_request.basin, stream_request.stream)
+        stream_request.grant.require(Operation.READ, *stream_request.ref)
         query = parse_read_query(request.query)
         match negotiated.response:
             case Encoding.S2S:
@@ -119,13 +127,14 @@ class Records:
         self, request: Request, stream_request: StreamRequest, query: ReadQuery, response: Encoding
     ) -> None:
         record_format = headers.parse_format(request.header(headers.FORMAT))
-        await ensure_stream(self._store, stream_request, on_append=False)
-        read = partial(self._wait_for_batch, request, stream_request, query.unary())
-        if query.wait:
-            batch = await read()
-            await request.reserve_answer(_answer_size(batch))
-        else:
-            batch = await request.make_answer(OWN_BATCH, read, _answer_size)
+        wanted = _wanted(query.unary())
+        async with open_stream(self._store, stream_request, on_append=False) as stream:
+            if wanted.wait:
+                batch = await self._wait_for_batch(request, stream_request, stream, wanted)
+                await request.reserve_answer(_answer_size(batch))
+            else:
+                read = partial(stream.read, wanted, stream_request.sealing_key)
+                batch = await request.make_answer(OWN_BATCH, read, _answer_size)
         if response is Encoding.PROTO:
             body = records_proto.encode_read_batch(batch.payload(), batch.tail)
             await answer(request, body, headers=(PROTO,))
@@ -137,21 +146,17 @@ class Records:
             await answer(request, await request.offload(encode) if heavy else encode())
 
     async def _wait_for_batch(
-        self, request: Request, stream_request: StreamRequest, query: ReadQuery
+        self,
+        request: Request,
+        stream_request: StreamRequest,
+        stream: OpenStream,
+        wanted: ReadRequest,
     ) -> ReadBatch:
-        reading = self._store.read(
-            stream_request.basin,
-            stream_request.stream,
-            _wanted(query),
-            create_with=stream_request.create_with,
-            key=stream_request.sealing_key,
-        )
-        if not query.wait:
-            return await reading
         async with (
             self._access.active_grant(request, stream_request.grant) as active_grant,
             WaitGuard(request, self._gate),
         ):
+            reading = stream.read(wanted, stream_request.sealing_key)
             batch = await active_grant.during(reading)
             await active_grant.require()
             return batch
@@ -174,15 +179,11 @@ class Records:
         query: ReadQuery,
         presentation: LiveEncoding,
     ) -> None:
-        await ensure_stream(self._store, stream_request, on_append=False)
-        async with self._access.active_grant(request, stream_request.grant) as active_grant:
-            opening = self._store.follow(
-                stream_request.basin,
-                stream_request.stream,
-                _wanted(query),
-                create_with=stream_request.create_with,
-                key=stream_request.sealing_key,
-            )
+        async with (
+            open_stream(self._store, stream_request, on_append=False) as stream,
+            self._access.active_grant(request, stream_request.grant) as active_grant,
+        ):
+            opening = stream.follow(_wanted(query), stream_request.sealing_key)
             await self._followers.serve(request, opening, active_grant, presentation)
 
 

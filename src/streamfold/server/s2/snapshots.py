@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from streamfold.model.access_tokens import Operation
+from streamfold.model.resources import StreamStatus
 from streamfold.server.auth.access import Access
 from streamfold.server.http.request import Request
 from streamfold.server.http.router import Handler, Router
 from streamfold.server.s2.stream_refs import parse_stream_request
 from streamfold.server.streams.snapshots import SnapshotRequest, Snapshots, UpdateParts
-from streamfold.store.durable_streams import StreamStatus
 from streamfold.store.read.requests import ReadBatch
 from streamfold.store.store import StreamStore
 from streamfold.wire.durable_streams.headers import parse_trim_on_snapshot
@@ -46,14 +46,11 @@ class StreamSnapshots:
             stream_request = parse_stream_request(
                 request, segment, await self._access.grant(request)
             )
-            stream_request.grant.require(operation, stream_request.basin, stream_request.stream)
+            stream_request.grant.require(operation, *stream_request.ref)
             if handler == self._snapshots.publish and parse_trim_on_snapshot(request.header):
-                stream_request.grant.require(
-                    Operation.TRIM, stream_request.basin, stream_request.stream
-                )
+                stream_request.grant.require(Operation.TRIM, *stream_request.ref)
             wanted = SnapshotRequest(
-                stream_request.basin,
-                stream_request.stream,
+                *stream_request.ref,
                 f"/v1/streams/{segment}",
                 position,
                 stream_request.sealing_key,

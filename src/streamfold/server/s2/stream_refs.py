@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 
 import msgspec
 
 from streamfold.model.configs import StreamConfigLayer
 from streamfold.model.grants import Grant
-from streamfold.model.names import BasinName, StreamName
+from streamfold.model.names import StreamRef
 from streamfold.server.http.request import Request, text_of
 from streamfold.server.s2.resources import basin_of, stream_of
 from streamfold.store.log.sealing import SealingKey
+from streamfold.store.open_stream import OpenStream
 from streamfold.store.store import StreamStore
 from streamfold.wire.s2 import headers
 from streamfold.wire.s2.headers import EncryptionKey
@@ -24,8 +27,7 @@ _KEY: Final = headers.ENCRYPTION_KEY.encode()
 class StreamRequest(msgspec.Struct, frozen=True, gc=False):
     """A stream, the caller's grant, the configuration to create it with, and the key to its records."""
 
-    basin: BasinName
-    stream: StreamName
+    ref: StreamRef
     grant: Grant
     create_with: StreamConfigLayer
     key: EncryptionKey | None
@@ -43,23 +45,21 @@ def parse_stream_request(request: Request, segment: str, grant: Grant) -> Stream
     config = request.headers.get(_CONFIG)
     key = request.headers.get(_KEY)
     return StreamRequest(
-        basin,
-        stream,
+        StreamRef(basin, stream),
         grant,
         _NO_LAYER if config is None else headers.parse_stream_config(text_of(config)),
         None if key is None else headers.parse_encryption_key(text_of(key)),
     )
 
 
-async def ensure_stream(
+@asynccontextmanager
+async def open_stream(
     store: StreamStore, stream_request: StreamRequest, *, on_append: bool
-) -> None:
-    """Make sure that the stream exists, creating it if its basin allows that, and that the key fits."""
-    cipher = await store.open_stream(
-        stream_request.basin,
-        stream_request.stream,
-        on_append=on_append,
-        create_with=stream_request.create_with,
-    )
-    if cipher is not None:
-        headers.require_encryption_key(stream_request.key, cipher)
+) -> AsyncIterator[OpenStream]:
+    """The stream of a request, created if its basin allows that; raises unless the key fits."""
+    async with store.opened(
+        *stream_request.ref, create_with=stream_request.create_with, on_append=on_append
+    ) as stream:
+        if stream.cipher is not None:
+            headers.require_encryption_key(stream_request.key, stream.cipher)
+        yield stream

@@ -20,7 +20,7 @@ from streamfold.server.http.drain import DrainGate
 from streamfold.server.http.errors import ClientHangupError
 from streamfold.server.http.request import Headers, Request
 from streamfold.server.http.response_stream import SHARED_PIECE, ResponseStream
-from streamfold.store.read.reader import ReadSession
+from streamfold.store.read.reader import Reader
 from streamfold.store.read.requests import ReadBatch
 
 #: Records, and metered bytes, after which a reader yields: some milliseconds of work.
@@ -88,7 +88,7 @@ class LiveReads:
     async def serve(
         self,
         request: Request,
-        opening: AbstractAsyncContextManager[ReadSession],
+        opening: AbstractAsyncContextManager[Reader],
         active_grant: ActiveGrant,
         encoding: LiveEncoding,
     ) -> None:
@@ -109,7 +109,7 @@ class LiveReads:
     async def _deliver(
         self,
         request: Request,
-        reading: ReadSession,
+        reading: Reader,
         stream: ResponseStream,
         watch: WaitGuard,
         active_grant: ActiveGrant,

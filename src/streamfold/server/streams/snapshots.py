@@ -11,6 +11,7 @@ import msgspec
 
 from streamfold.errors import InvalidError, SnapshotConflictError, SnapshotNotFoundError
 from streamfold.model.names import BasinName, StreamName
+from streamfold.model.resources import StreamStatus
 from streamfold.model.traits import OCTETS
 from streamfold.server.http.bodies import JSON, NO_STORE, limited_chunks
 from streamfold.server.http.offload import LIGHT_BYTES
@@ -18,7 +19,7 @@ from streamfold.server.http.request import LIST_ROOM, Headers, Request
 from streamfold.server.http.response_stream import PIECE
 from streamfold.server.streams.live_reads import ReaderFairness
 from streamfold.store.catalog.snapshots import READ_PIECE, Publication, Snapshot
-from streamfold.store.durable_streams import APPEND_BYTES_MAX, StreamStatus
+from streamfold.store.durable_streams import APPEND_BYTES_MAX
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.read.requests import ReadBatch
 from streamfold.store.store import StreamStore
@@ -249,7 +250,7 @@ class Snapshots:
         async with self._store.durable.reading(
             wanted.basin, wanted.stream, start, wanted.key
         ) as reading:
-            while batch := await reading.next():
+            while batch := await reading.read():
                 batches.append(batch)
                 fresh.append(batch)
                 size += batch.metered

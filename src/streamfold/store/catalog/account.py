@@ -23,6 +23,7 @@ from streamfold.model.metrics import (
     StreamMetrics,
     parse_span,
 )
+from streamfold.model.names import StreamRef
 from streamfold.model.resources import Page
 from streamfold.store.catalog.access_tokens import new_secret
 from streamfold.store.catalog.listing import LIST_MAX
@@ -117,14 +118,14 @@ class Account:
         interval: Interval | None = None,
     ) -> tuple[Metric, ...]:
         """Usage of a stream; storage is recorded by the minute only."""
-        ref = names.parse_bucket_name(basin), names.parse_stream_name(stream)
+        ref = StreamRef.parse(basin, stream)
         _choose(StreamMetrics, metric_set)
         _check_interval("stream", interval, Interval.MINUTE)
         span = parse_span(start, end, self._seconds())
         mount = (await self._supervisor.mounted()).mount
-        if (row := await mount.stream(*ref)) is None:
-            if await mount.basin(ref[0]) is None:
-                raise BasinNotFoundError(ref[0])
+        if (row := await mount.stream(ref)) is None:
+            if await mount.basin(ref.basin) is None:
+                raise BasinNotFoundError(ref.basin)
             raise StreamNotFoundError(*ref)
         return await (await self._report()).stream_storage(row, span)
 

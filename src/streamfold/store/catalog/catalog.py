@@ -32,13 +32,13 @@ from streamfold.model.configs import (
     reconfigure_stream,
     resolve,
 )
-from streamfold.model.names import BasinName, StreamName
+from streamfold.model.names import BasinName, StreamName, StreamRef
 from streamfold.model.resources import BasinInfo, Provision, StreamInfo
 from streamfold.store import keys, rows
 from streamfold.store.catalog.locks import NamedLocks
 from streamfold.store.engine.engine import Op
 from streamfold.store.log.shares import Share
-from streamfold.store.log.stream_log import StreamLog
+from streamfold.store.log.stream_log import LogLease, StreamLog
 from streamfold.store.mount import Mount
 from streamfold.store.rows import BasinRow, CleanupRow, CounterRow, StreamRow
 
@@ -147,99 +147,112 @@ class Catalog:
 
     @_finished
     async def create_stream(
-        self, basin: BasinName, name: StreamName, config: StreamConfigLayer, token: str | None
+        self, ref: StreamRef, config: StreamConfigLayer, token: str | None
     ) -> tuple[StreamInfo, Provision]:
         creation = _creation_hash(token, config)
-        async with self.locks.hold(basin, name):
-            row = await self.mount.stream(basin, name)
+        async with self.locks.hold(*ref):
+            row = await self.mount.stream(ref)
             if row is None:
-                row = await self._insert_stream(basin, name, config, creation)
-                return stream_info(name, row), Provision.CREATED
-            _check_stream_active(basin, name, row)
+                row = await self._insert_stream(ref, config, creation)
+                return stream_info(ref.stream, row), Provision.CREATED
+            _check_stream_active(ref, row)
             if creation is None or creation != row.creation:
-                raise AlreadyExistsError("stream", name)
-            return stream_info(name, row), Provision.NOOP
+                raise AlreadyExistsError("stream", ref.stream)
+            return stream_info(ref.stream, row), Provision.NOOP
 
     @_finished
     async def ensure_stream(
-        self, basin: BasinName, name: StreamName, config: StreamConfigLayer
+        self, ref: StreamRef, config: StreamConfigLayer
     ) -> tuple[StreamInfo, Provision]:
         """Create the stream, or give it exactly this configuration over the basin's defaults."""
-        async with self.locks.hold(basin, name):
-            row = await self.mount.stream(basin, name)
+        async with self.locks.hold(*ref):
+            row = await self.mount.stream(ref)
             if row is None:
-                row = await self._insert_stream(basin, name, config, None)
-                return stream_info(name, row), Provision.CREATED
-            _check_stream_active(basin, name, row)
-            defaults = (await self._basin_row(basin)).config.default_stream_config
+                row = await self._insert_stream(ref, config, None)
+                return stream_info(ref.stream, row), Provision.CREATED
+            _check_stream_active(ref, row)
+            defaults = (await self._basin_row(ref.basin)).config.default_stream_config
             resolved = resolve(config, defaults)
             if resolved == row.config:
-                return stream_info(name, row), Provision.NOOP
-            await self.replace_stream(basin, name, msgspec.structs.replace(row, config=resolved))
-            return stream_info(name, row), Provision.UPDATED
+                return stream_info(ref.stream, row), Provision.NOOP
+            await self.replace_stream(ref, msgspec.structs.replace(row, config=resolved))
+            return stream_info(ref.stream, row), Provision.UPDATED
 
     @_finished
-    async def open_stream(
-        self, basin: BasinName, name: StreamName, config: StreamConfigLayer
-    ) -> None:
+    async def open_stream(self, ref: StreamRef, config: StreamConfigLayer) -> None:
         """Create the stream unless another call just did."""
-        async with self.locks.hold(basin, name):
-            if await self.mount.stream(basin, name) is None:
-                await self._insert_stream(basin, name, config, None)
+        async with self.locks.hold(*ref):
+            if await self.mount.stream(ref) is None:
+                await self._insert_stream(ref, config, None)
 
-    async def stream_config(self, basin: BasinName, name: StreamName) -> StreamConfig:
-        row = await self._stream_row(basin, name)
-        _check_stream_active(basin, name, row)
-        return row.config
+    async def lease(
+        self,
+        ref: StreamRef,
+        create_with: StreamConfigLayer | None = None,
+        *,
+        on_append: bool = False,
+    ) -> LogLease:
+        """A lease of the stream's log; BasinNotFoundError or StreamNotFoundError without one.
+
+        With `create_with`, a missing stream is created if its basin is configured so.
+        """
+        try:
+            return await self.mount.lease(ref)
+        except StreamNotFoundError:
+            basin = await self.mount.basin(ref.basin)
+            if basin is None:
+                raise BasinNotFoundError(ref.basin) from None
+            config = basin.config
+            allowed = config.create_stream_on_append if on_append else config.create_stream_on_read
+            if create_with is None or not allowed:
+                raise
+            _check_basin_active(ref.basin, basin)
+        await self.open_stream(ref, create_with)
+        return await self.mount.lease(ref)
+
+    async def stream_config(self, ref: StreamRef) -> StreamConfig:
+        return (await self._active_stream(ref)).config
 
     @_finished
     async def reconfigure_stream(
-        self, basin: BasinName, name: StreamName, change: StreamReconfiguration
+        self, ref: StreamRef, change: StreamReconfiguration
     ) -> StreamConfig:
-        async with self.locks.hold(basin, name):
-            defaults = (await self._basin_row(basin)).config.default_stream_config
-            row = await self._stream_row(basin, name)
-            _check_stream_active(basin, name, row)
+        async with self.locks.hold(*ref):
+            defaults = (await self._basin_row(ref.basin)).config.default_stream_config
+            row = await self._active_stream(ref)
             config = reconfigure_stream(row.config, change, defaults)
-            await self.replace_stream(basin, name, msgspec.structs.replace(row, config=config))
+            await self.replace_stream(ref, msgspec.structs.replace(row, config=config))
             return config
 
     @_finished
     async def delete_stream(
-        self,
-        basin: BasinName,
-        name: StreamName,
-        *,
-        when: Callable[[StreamLog], bool] = lambda log: True,
+        self, ref: StreamRef, *, when: Callable[[StreamLog], bool] = lambda log: True
     ) -> None:
         """Stop the stream now; the background removes its records and then frees the name.
 
         `when` is checked in the same step: by then the name may be another stream's, or not empty.
         """
-        async with self.locks.hold(basin, name), self.mount.log(basin, name) as log:
-            if log.row.deleted_at is not None or not when(log):
-                return
-            row = msgspec.structs.replace(log.row, deleted_at=self.now())
-            log.deleting = True  # from here on the log refuses appends
-            await log.settled()  # acknowledge what it accepted before
-            purge = CleanupRow(basin, name, purge=True, ancestors=row.ancestors)
-            await self._write(
-                (keys.stream(basin, name), rows.encode(row)),
-                (keys.cleanup(row.id), rows.encode(purge)),
-            )
-            log.row = row
-            log.dismiss(StreamDeletingError(basin, name))
+        async with self.locks.hold(*ref):
+            with await self.mount.lease(ref) as log:
+                if log.row.deleted_at is not None or not when(log):
+                    return
+                row = msgspec.structs.replace(log.row, deleted_at=self.now())
+                log.deleting = True  # from here on the log refuses appends
+                await log.settled()  # acknowledge what it accepted before
+                purge = CleanupRow(*ref, purge=True, ancestors=row.ancestors)
+                await self.mount.put_stream(ref, row, (keys.cleanup(row.id), rows.encode(purge)))
+                log.dismiss(StreamDeletingError(*ref))
 
-    async def deletion(self, basin: str, name: str) -> None:
+    async def deletion(self, ref: StreamRef) -> None:
         """Return once a running deletion of the stream is durable."""
-        async with self.locks.hold(basin, name):
+        async with self.locks.hold(*ref):
             pass
 
     async def _insert_stream(
-        self, basin: BasinName, name: StreamName, config: StreamConfigLayer, creation: bytes | None
+        self, ref: StreamRef, config: StreamConfigLayer, creation: bytes | None
     ) -> StreamRow:
-        parent = await self._basin_row(basin)
-        _check_basin_active(basin, parent)
+        parent = await self._basin_row(ref.basin)
+        _check_basin_active(ref.basin, parent)
         row = StreamRow(
             id=self.mount.new_stream_id(),
             created_at=self.now(),
@@ -247,36 +260,26 @@ class Catalog:
             cipher=parent.config.stream_cipher,
             creation=creation,
         )
-        await self.insert(basin, name, row)
+        await self.insert(ref, row)
         return row
 
     async def insert(
-        self,
-        basin: BasinName,
-        name: StreamName,
-        row: StreamRow,
-        *ops: Op,
-        content: Share | None = None,
+        self, ref: StreamRef, row: StreamRow, *ops: Op, content: Share | None = None
     ) -> None:
         """Commit a stream with a new id, its first content and `ops`; the caller holds its lock.
 
         Call it in the same step in which the id is assigned: the counter must never go back.
         """
-        created = (
-            (keys.stream(basin, name), rows.encode(row)),
-            (keys.STREAM_IDS, rows.encode(CounterRow(row.id + 1))),
-        )
-        await self.mount.committer.write([*created, *ops], content)
+        counter = keys.STREAM_IDS, rows.encode(CounterRow(row.id + 1))
+        await self.mount.put_stream(ref, row, counter, *ops, content=content)
         if min_age := row.config.delete_on_empty_secs:
-            self.mount.on_delete_on_empty(basin, name, row.created_at + min_age * 1000)
+            self.mount.on_delete_on_empty(ref, row.created_at + min_age * 1000)
 
-    async def replace_stream(self, basin: BasinName, name: StreamName, row: StreamRow) -> None:
+    async def replace_stream(self, ref: StreamRef, row: StreamRow) -> None:
         """Commit a changed row; the caller holds the stream's lock."""
-        await self._write((keys.stream(basin, name), rows.encode(row)))
-        if log := self.mount.cached_log(basin, name):
-            log.replace_row(row)
+        await self.mount.put_stream(ref, row)
         if row.config.delete_on_empty_secs:
-            self.mount.on_delete_on_empty(basin, name, self.now())
+            self.mount.on_delete_on_empty(ref, self.now())
 
     async def _basin_row(self, name: str) -> BasinRow:
         row = await self.mount.basin(name)
@@ -284,10 +287,11 @@ class Catalog:
             raise BasinNotFoundError(name)
         return row
 
-    async def _stream_row(self, basin: str, name: str) -> StreamRow:
-        row = await self.mount.stream(basin, name)
+    async def _active_stream(self, ref: StreamRef) -> StreamRow:
+        row = await self.mount.stream(ref)
         if row is None:
-            raise StreamNotFoundError(basin, name)
+            raise StreamNotFoundError(*ref)
+        _check_stream_active(ref, row)
         return row
 
     async def _write(self, *ops: Op) -> None:
@@ -307,9 +311,9 @@ def _check_basin_active(name: str, row: BasinRow) -> None:
         raise BasinDeletingError(name)
 
 
-def _check_stream_active(basin: str, name: str, row: StreamRow) -> None:
+def _check_stream_active(ref: StreamRef, row: StreamRow) -> None:
     if row.deleted_at is not None:
-        raise StreamDeletingError(basin, name)
+        raise StreamDeletingError(*ref)
 
 
 def _mentioned(config: BasinConfig | StreamConfigLayer) -> dict[str, object]:

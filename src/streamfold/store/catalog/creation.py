@@ -20,15 +20,17 @@ from streamfold.errors import (
     StreamNotFoundError,
 )
 from streamfold.model.configs import INFINITE, StreamConfigLayer, resolve
-from streamfold.model.names import BasinName, StreamName
+from streamfold.model.names import StreamName, StreamRef
 from streamfold.model.positions import SeqNum, StreamPosition, Timestamp
 from streamfold.model.records import CONTINUED, Record, SequencedRecord, is_command
+from streamfold.model.resources import StreamStatus
 from streamfold.model.traits import OCTETS, Claim, Origin, StreamTraits, media_type
 from streamfold.records import payload as payloads
 from streamfold.records.batch import RecordBatch
 from streamfold.store import keys, rows
 from streamfold.store.catalog.catalog import Catalog
 from streamfold.store.engine.engine import Op, first_row
+from streamfold.store.log.append_request import AppendRequest
 from streamfold.store.log.lifetime import Lifetime
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.log.shares import Share
@@ -38,7 +40,7 @@ from streamfold.store.read import lineage
 from streamfold.store.read.cursor import Cursor
 from streamfold.store.read.requests import Allowance
 from streamfold.store.read.seek import apply_retention, chunk_from
-from streamfold.store.rows import CleanupRow, ForkRow, StateRow, StreamRow
+from streamfold.store.rows import BasinRow, CleanupRow, ForkRow, StateRow, StreamRow
 
 
 class ForkPoint(NamedTuple):
@@ -164,6 +166,16 @@ class StreamSpec:
     key: SealingKey | None
 
 
+class Creation(NamedTuple):
+    """What a creation found or made."""
+
+    status: StreamStatus
+    #: The seq_num of the first record that the stream does not inherit.
+    begins_at: int
+    #: Whether this made the stream.
+    created: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Creator:
     """Creates the streams of one mount."""
@@ -171,47 +183,50 @@ class Creator:
     mount: Mount
     catalog: Catalog
 
-    async def create(
-        self, basin: BasinName, name: StreamName, spec: StreamSpec
-    ) -> tuple[StreamLog, bool]:
-        """The stream, and whether this created it; raises if a different one exists."""
-        created = await self.catalog.finish(self._create(basin, name, spec))
-        log = await self.mount.open_log(basin, name)
-        if created:
-            log.lifetime.renew(self.mount.now())  # a loaded log has the deadline of its lease
-        return log, created
+    async def create(self, ref: StreamRef, spec: StreamSpec) -> Creation:
+        """Create the stream unless it exists; raises if a different one does."""
+        return await self.catalog.finish(self._create(ref, spec))
 
     async def forked(self, stream_id: int) -> bool:
         """Whether forks need records of the stream."""
         return await first_row(self.mount.engine, *keys.forks_span(stream_id)) is not None
 
-    async def _create(self, basin: BasinName, name: StreamName, spec: StreamSpec) -> bool:
-        async with self._locks(basin, name, spec.fork.source if spec.fork else name):
-            if await self.mount.stream(basin, name) is None:
-                await self._insert(basin, name, spec, None)
-                return True
-            # Keep the log of a replaced stream in memory until then: no caller can load it again
-            # meanwhile and take it for the new stream's.
-            async with self.mount.log(basin, name) as log:
-                if not log.over:
-                    await self._match(log, spec)
-                    return False
-                if await self.forked(log.id):
-                    raise StreamForkedError(basin, name)
-                await log.settled()
-                await self._insert(basin, name, spec, log.row)
-                self.mount.forget(log)
-                return True
+    async def _create(self, ref: StreamRef, spec: StreamSpec) -> Creation:
+        async with self._locks(ref, spec.fork.source if spec.fork else ref.stream):
+            created = await self._insert_or_match(ref, spec)
+            with await self.mount.lease(ref) as log:
+                if created:
+                    log.lifetime.renew(
+                        self.mount.now()
+                    )  # a loaded log has the deadline of its lease
+                return Creation(
+                    log.status, log.row.lineage[-1].end if log.row.lineage else 0, created
+                )
+
+    async def _insert_or_match(self, ref: StreamRef, spec: StreamSpec) -> bool:
+        """Whether this created the stream."""
+        if await self.mount.stream(ref) is None:
+            await self._insert(ref, spec, None)
+            return True
+        with await self.mount.lease(ref) as log:
+            if not log.over:
+                await self._match(log, spec)
+                return False
+            if await self.forked(log.id):
+                raise StreamForkedError(*ref)
+            await log.settled()
+            await self._insert(ref, spec, log.row)
+            return True
 
     @asynccontextmanager
-    async def _locks(self, basin: BasinName, *names: StreamName) -> AsyncIterator[None]:
-        """Hold the locks of one or two streams, always in the same order."""
-        first, last = min(names), max(names)
-        async with self.catalog.locks.hold(basin, first):
+    async def _locks(self, ref: StreamRef, source: StreamName) -> AsyncIterator[None]:
+        """Hold the locks of the stream and its source, always in the same order."""
+        first, last = min(ref.stream, source), max(ref.stream, source)
+        async with self.catalog.locks.hold(ref.basin, first):
             if first == last:
                 yield
                 return
-            async with self.catalog.locks.hold(basin, last):
+            async with self.catalog.locks.hold(ref.basin, last):
                 yield
 
     async def _match(self, log: StreamLog, spec: StreamSpec) -> None:
@@ -220,22 +235,34 @@ class Creator:
             traits = _traits(spec, None, log.row.created_at)
             if traits.ttl is None and traits.expires_at is None and not spec.closed:
                 row = msgspec.structs.replace(log.row, traits=traits)
-                await self.catalog.replace_stream(BasinName(log.basin), StreamName(log.name), row)
+                await self.catalog.replace_stream(log.ref, row)
                 log.terms.content_type = media_type(traits.content_type)
                 return
         if not _agrees(log.row.traits or StreamTraits(), log.terms.closed, spec):
             raise AlreadyExistsError("stream", log.name)
 
-    async def _insert(
-        self, basin: BasinName, name: StreamName, spec: StreamSpec, former: StreamRow | None
+    async def _insert(self, ref: StreamRef, spec: StreamSpec, former: StreamRow | None) -> None:
+        parent = await self.mount.basin(ref.basin)
+        if parent is None:
+            raise BasinNotFoundError(ref.basin)
+        if parent.deleted_at is not None:
+            raise BasinDeletingError(ref.basin)
+        if spec.fork is None:
+            await self._insert_from(ref, spec, former, parent, None)
+            return
+        with await self.mount.lease(StreamRef(ref.basin, spec.fork.source)) as source:
+            await self._check_source(source, spec.content_type)
+            await self._insert_from(ref, spec, former, parent, source)
+
+    async def _insert_from(
+        self,
+        ref: StreamRef,
+        spec: StreamSpec,
+        former: StreamRow | None,
+        parent: BasinRow,
+        source: StreamLog | None,
     ) -> None:
         now = self.mount.now()
-        parent = await self.mount.basin(basin)
-        if parent is None:
-            raise BasinNotFoundError(basin)
-        if parent.deleted_at is not None:
-            raise BasinDeletingError(basin)
-        source = await self._source(basin, spec.fork, spec.content_type) if spec.fork else None
         traits = _traits(spec, source, now)
         point = ForkPoint(StreamPosition(SeqNum(0), Timestamp(0)), 0, None)
         if source is not None and spec.fork is not None:
@@ -255,25 +282,22 @@ class Creator:
             lineage=lineage.fork_at(source.row, point.end.seq_num) if source else (),
             forked_from=source.id if source else None,
         )
-        first = self._seed(basin, name, row, source, point, content, spec)
-        fork = rows.encode(ForkRow(basin, name))
+        first = self._seed(ref, row, source, point, content, spec)
+        fork = rows.encode(ForkRow(*ref))
         ops: list[Op] = [(keys.fork(ancestor, row.id), fork) for ancestor in row.ancestors]
         if former is not None:
-            purge = CleanupRow(basin, name, purge=True, ancestors=former.ancestors)
+            purge = CleanupRow(*ref, purge=True, ancestors=former.ancestors)
             ops.append((keys.cleanup(former.id), rows.encode(purge)))
-        await self.catalog.insert(basin, name, row, *ops, content=first)
+        await self.catalog.insert(ref, row, *ops, content=first)
 
-    async def _source(
-        self, basin: BasinName, fork: ForkSpec, content_type: str | None
-    ) -> StreamLog:
-        log = await self.mount.open_log(basin, fork.source)
-        if log.over:
-            if await self.forked(log.id):
-                raise StreamForkedError(basin, fork.source)
-            raise StreamNotFoundError(basin, fork.source)
-        if content_type is not None and media_type(content_type) != log.terms.content_type:
-            raise ContentTypeMismatchError(content_type, log.terms.content_type)
-        return log
+    async def _check_source(self, source: StreamLog, content_type: str | None) -> None:
+        """Raise unless a stream of that type may be forked from `source`."""
+        if source.over:
+            if await self.forked(source.id):
+                raise StreamForkedError(*source.ref)
+            raise StreamNotFoundError(*source.ref)
+        if content_type is not None and media_type(content_type) != source.terms.content_type:
+            raise ContentTypeMismatchError(content_type, source.terms.content_type)
 
     async def _fork_point(
         self, source: StreamLog, fork: ForkSpec, content_type: str, key: SealingKey | None
@@ -294,8 +318,7 @@ class Creator:
 
     def _seed(
         self,
-        basin: BasinName,
-        name: StreamName,
+        ref: StreamRef,
         row: StreamRow,
         source: StreamLog | None,
         point: ForkPoint,
@@ -313,9 +336,10 @@ class Creator:
         )
         if point.part is not None:
             content.insert(0, RecordBatch.of([Record(point.part)]))
-        draft = StreamLog(basin, name, row, state, point.end, now, self.mount.now)
+        draft = StreamLog(ref, row, state, point.end, now, self.mount.now)
         draft.check_key(spec.key)
-        draft.accept_claimed(content, Claim(close=spec.closed), spec.key, now)
+        claim = Claim(close=spec.closed)
+        draft.apply(AppendRequest(ref, tuple(content), claim=claim, key=spec.key), now)
         draft.write_state()
         return draft.take()
 

@@ -198,7 +198,7 @@ class StreamSnapshots:
         self, log: StreamLog, seq_num: int, *, whole_appends: bool, key: SealingKey | None
     ) -> None:
         """Trim the records before `seq_num`, which a snapshot must cover."""
-        async with self.catalog.locks.hold(log.basin, log.name):
+        async with self.catalog.locks.hold(*log.ref):
             if seq_num < log.retained_from:
                 raise SnapshotConflictError(
                     f"position {seq_num} is trimmed already: give {log.retained_from} or a later one"
@@ -249,7 +249,7 @@ class StreamSnapshots:
         await self.blobs.delete(blob for blob in idle if blob not in kept)
 
     async def _commit(self, log: StreamLog, new: Publication, row: SnapshotRow) -> Snapshot:
-        async with self.catalog.locks.hold(log.basin, log.name):
+        async with self.catalog.locks.hold(*log.ref):
             # Check again under the lock: much may have happened during the upload.
             log.check_alive()
             await self._check(log, new)

@@ -20,12 +20,15 @@ from streamfold.errors import (
     StreamNotFoundError,
 )
 from streamfold.model.configs import Cipher
+from streamfold.model.names import StreamRef
 from streamfold.model.positions import U64_MAX, StreamPosition
-from streamfold.model.traits import Claim
+from streamfold.model.resources import StreamStatus
+from streamfold.model.traits import Claim, StreamTraits
 from streamfold.records.batch import Fence, RecordBatch
 from streamfold.records.sequencing import Slot
 from streamfold.store import keys, rows
 from streamfold.store.engine.engine import Op
+from streamfold.store.log.append_request import AppendRequest, Unrecorded
 from streamfold.store.log.chunks import Chunk
 from streamfold.store.log.lifetime import Lifetime
 from streamfold.store.log.retention import Expiry, age_limit
@@ -42,8 +45,7 @@ class StreamLog:
 
     def __init__(
         self,
-        basin: str,
-        name: str,
+        ref: StreamRef,
         row: StreamRow,
         state: StateRow,
         tail: StreamPosition,
@@ -52,8 +54,8 @@ class StreamLog:
         producers: dict[str, ProducerRow] | None = None,
         trim_grace: int = 0,
     ) -> None:
-        self.basin = basin
-        self.name = name
+        self.ref = ref
+        self.basin, self.name = ref
         self.id = row.id
         self.row = row
         self._seq_num_max = GCM_SEQ_NUM_MAX if row.cipher is Cipher.AES_256_GCM else U64_MAX
@@ -72,11 +74,11 @@ class StreamLog:
         self.deleting = row.deleted_at is not None
         #: Whether the close is durable, so that readers may learn of it.
         self.durable_closed = state.closed
-        self.terms = Terms(name, row.traits, state, producers or {})
+        self.terms = Terms(self.name, row.traits, state, producers or {})
         self.lifetime = Lifetime(row.traits, state.lease_until)
         self._now = now
-        #: Calls that use this object, which stays in memory meanwhile.
-        self.users = 0
+        #: Leases that keep this object in memory.
+        self.leases = 0
         #: Set once this object no longer represents the stream.
         self.failure: StreamfoldError | None = None
         self._next_seq_num = int(tail.seq_num)
@@ -100,7 +102,7 @@ class StreamLog:
     @property
     def idle(self) -> bool:
         """Whether this object can be dropped and read from storage again without effect."""
-        busy = self.users or self._unsettled or self._state_changed or len(self._tail_waiters)
+        busy = self.leases or self._unsettled or self._state_changed or len(self._tail_waiters)
         return not busy and self.trims.due_at is None
 
     @property
@@ -127,6 +129,7 @@ class StreamLog:
     def replace_row(self, row: StreamRow) -> None:
         """Apply a changed row, which is durable."""
         self.row = row
+        self.deleting = row.deleted_at is not None
         self.age_limit = age_limit(row.config)
         self._apply_expiry()
 
@@ -146,58 +149,48 @@ class StreamLog:
         self._expiry_holds_until = self._expiry.holds_until(self.age_limit)
         self._expired = self._expiry.seq_num if self._expiry.limit == self.age_limit else 0
 
-    def in_use(self) -> _Hold:
-        """Keep this object in memory: one stream must never have two."""
-        return _Hold(self)
+    def accept(self, request: AppendRequest, now: int) -> asyncio.Future[AppendAck] | Unrecorded:
+        """Give the batches of `request` their slots in the stream, or raise and change nothing.
 
-    def accept(
-        self,
-        batch: RecordBatch,
-        match_seq_num: int | None,
-        fencing_token: str | None,
-        key: SealingKey | None,
-        now: int,
-    ) -> asyncio.Future[AppendAck]:
-        """Give `batch` its slot in the stream, or raise and change nothing.
-
-        The future resolves when the batch is durable. A refusal may depend on state that is not durable
+        The future resolves when they are durable. A refusal may depend on state that is not durable
         yet: wait for `settled` before passing it on.
         """
         self.check_alive()
         if self.row.cipher is not None:
-            self.check_key(key)
-        if self.terms.closed:
+            self.check_key(request.key)
+        if request.claim is not None:
+            if self.terms.repeats(request.claim, now):
+                return Unrecorded.REPEATED
+        elif self.terms.closed:
             self.terms.check_open()
-        if fencing_token is not None and fencing_token != self._fencing_token:
-            raise FencingTokenMismatchError(fencing_token, self._fencing_token)
-        first = self._next_seq_num
-        if match_seq_num is not None and match_seq_num != first:
-            raise SeqNumMismatchError(match_seq_num, first)
-        self._check_numbers_left(batch.count)
-        return self._sequence(batch, key, now)
+        token, expected = request.fencing_token, request.match_seq_num
+        if token is not None and token != self._fencing_token:
+            raise FencingTokenMismatchError(token, self._fencing_token)
+        if expected is not None and expected != self._next_seq_num:
+            raise SeqNumMismatchError(expected, self._next_seq_num)
+        return self.apply(request, now)
 
     def repeats(self, claim: Claim, key: SealingKey | None, now: int) -> bool:
-        """Whether an append with this `claim` was accepted before; raises if it may not be."""
+        """Whether an append with this `claim` was accepted before; raises if it would be refused."""
         self.check_alive()
         self.check_key(key)
         return self.terms.repeats(claim, now)
 
-    def accept_claimed(
-        self, batches: Sequence[RecordBatch], claim: Claim, key: SealingKey | None, now: int
-    ) -> asyncio.Future[AppendAck] | None:
-        """Give `batches` their slots, as one append that `repeats` checked in the same step.
-
-        They become durable together. Without batches, only the terms change, with the next commit.
-        """
-        self._check_numbers_left(sum(batch.count for batch in batches))
+    def apply(self, request: AppendRequest, now: int) -> asyncio.Future[AppendAck] | Unrecorded:
+        """What `accept` does when nothing speaks against it."""
+        self._check_numbers_left(request.count)
         ack = None
-        for batch in batches:
-            ack = self._sequence(batch, key, now)
+        for batch in request.batches:
+            ack = self._sequence(batch, request.key, now)
+        if request.claim is not None:
+            self._apply_claim(request.claim, now)
+        return Unrecorded.TERMS if ack is None else ack
+
+    def _apply_claim(self, claim: Claim, now: int) -> None:
         first_producer = claim.producer is not None and not self.terms.has_producers
         if claim.close or claim.stream_seq is not None or first_producer:
             self._state_changed = True
         self.terms.apply(claim, now)
-        return ack
 
     def write_state(self) -> None:
         """Have the next commit write the state row, whether or not it changed."""
@@ -270,6 +263,12 @@ class StreamLog:
     def clean_up_done(self) -> None:
         """Have the next commit remove the clean-up row, unless it carries another trim."""
         self._cleaned_up = True
+
+    @property
+    def status(self) -> StreamStatus:
+        """What is durable of the stream."""
+        traits, tail = self.row.traits or StreamTraits(), int(self.durable.seq_num)
+        return StreamStatus(self.id, traits, self.retained_from, tail, self.durable_closed)
 
     @property
     def over(self) -> bool:
@@ -398,19 +397,24 @@ class StreamLog:
         self._tail_waiters.fail_all(error)
 
 
-class _Hold:
-    """Counts as a user of a log while the context lasts."""
+class LogLease:
+    """Keeps a log in memory until it is released: one stream must never have two."""
 
-    __slots__ = ("_log",)
+    __slots__ = ("log",)
 
     def __init__(self, log: StreamLog) -> None:
-        self._log = log
+        self.log = log
+        log.leases += 1
 
-    def __enter__(self) -> None:
-        self._log.users += 1
+    def release(self) -> None:
+        """Give the lease back; call this once, or use the lease as a context."""
+        self.log.leases -= 1
+
+    def __enter__(self) -> StreamLog:
+        return self.log
 
     def __exit__(self, *_: object) -> None:
-        self._log.users -= 1
+        self.release()
 
 
 def _resolve(waiters: list[asyncio.Future[None]]) -> None:

@@ -1,4 +1,4 @@
-"""Single reads and read sessions: where they start, when they wait, when they end."""
+"""Reads: where they start, when they wait, when they end."""
 
 from __future__ import annotations
 
@@ -8,14 +8,22 @@ from dataclasses import replace
 
 import msgspec
 
-from streamfold.errors import PositionUnwrittenError
+from streamfold.errors import PositionTrimmedError, PositionUnwrittenError
 from streamfold.model.positions import StreamPosition
 from streamfold.model.records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
+from streamfold.model.resources import StreamStatus
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.log.stream_log import StreamLog
 from streamfold.store.mount import Mount
 from streamfold.store.read.cursor import Cursor
-from streamfold.store.read.requests import WAIT_MAX, Allowance, ReadBatch, ReadRequest, StartKind
+from streamfold.store.read.requests import (
+    WAIT_MAX,
+    Allowance,
+    ReadBatch,
+    ReadRequest,
+    StartKind,
+    from_seq_num,
+)
 from streamfold.store.read.seek import apply_retention, seek_timestamp
 
 
@@ -45,16 +53,20 @@ async def read_once(
         await cursor.close()
 
 
-class ReadSession:
-    """Batches from a start on: first the stored records, then new ones.
+class Reader:
+    """Reads forward from a position in a stream; not from two tasks at once.
 
-    Use `next` in a loop, or iterate; not from two tasks at once.
+    `read` returns what is durable and never waits at the tail. `next` does, as the request says:
+    first come the stored records, then new ones.
     """
 
-    def __init__(self, log: StreamLog, cursor: Cursor, request: ReadRequest) -> None:
+    def __init__(
+        self, log: StreamLog, cursor: Cursor, request: ReadRequest, *, skip_trimmed: bool = True
+    ) -> None:
         self._log = log
         self._cursor = cursor
         self._request = request
+        self._skip_trimmed = skip_trimmed
         #: Called with the metered bytes of every batch that is returned.
         self.on_delivered: Callable[[int], None] = lambda metered: None
         #: Awaited before a batch is read for this reader alone.
@@ -66,9 +78,63 @@ class ReadSession:
     @classmethod
     async def open(
         cls, mount: Mount, log: StreamLog, request: ReadRequest, key: SealingKey | None
-    ) -> ReadSession:
+    ) -> Reader:
         """Find the start; raises PositionUnwrittenError if the read cannot return anything from it."""
         return cls(log, await _open(mount, log, request, key), request)
+
+    @classmethod
+    def at(cls, mount: Mount, log: StreamLog, seq_num: int, key: SealingKey | None) -> Reader:
+        """A reader without limits from `seq_num` on, which raises instead of leaving records out."""
+        request = ReadRequest(from_seq_num(seq_num))
+        cursor = Cursor(mount, log, seq_num, Allowance(None, None, None), key)
+        return cls(log, cursor, request, skip_trimmed=False)
+
+    @property
+    def status(self) -> StreamStatus:
+        return self._log.status
+
+    @property
+    def seq_num(self) -> int:
+        """The seq_num of the next record."""
+        return max(self._cursor.seq_num, 0)
+
+    @property
+    def at_tail(self) -> bool:
+        return self._cursor.at_tail
+
+    @property
+    def closed(self) -> bool:
+        """Whether everything was read, and the stream is closed."""
+        return self._log.durable_closed and self.at_tail
+
+    @property
+    def resting(self) -> bool:
+        """Whether everything was read, and nothing is held for this reader."""
+        return self._cursor.resting
+
+    async def read(self) -> ReadBatch | None:
+        """The next batch, about 1 MiB at most; None at the tail or at the end of the read.
+
+        PositionTrimmedError if the next record was trimmed and this reader may not leave it out.
+        """
+        cursor = self._cursor
+        seq_num = cursor.seq_num
+        batch = cursor.live()
+        if batch is None:
+            if self.before_own_batch is not None and not cursor.resting:
+                await self.before_own_batch()
+            batch = await cursor.next(fill=False)
+        if not self._skip_trimmed:
+            reached = cursor.seq_num if batch is None else batch.first_seq_num
+            if reached > seq_num:
+                raise PositionTrimmedError(seq_num, self._log.retained_from)
+        if batch is not None:
+            self.on_delivered(batch.metered)
+        return batch
+
+    async def wait(self, seconds: float) -> bool:
+        """Wait for more to read, or for the stream's close; False when neither came in time."""
+        return await self._cursor.advanced(seconds)
 
     async def next(self, heartbeat: float | None = None) -> ReadBatch | None:
         """The next batch, or None at the end of the read.
@@ -77,15 +143,9 @@ class ReadSession:
         there, and then after every `heartbeat` seconds without records.
         """
         while True:
-            cursor = self._cursor
-            batch = cursor.live()
-            if batch is None and not cursor.resting:
-                if self.before_own_batch is not None:
-                    await self.before_own_batch()
-                batch = await cursor.next(fill=False)
+            batch = await self.read()
             if batch is not None:
                 self._deadline = None
-                self.on_delivered(batch.metered)
                 at_tail = self._cursor.at_tail
                 self._live = self._live and at_tail
                 tail = self._log.durable if at_tail else None
@@ -107,17 +167,12 @@ class ReadSession:
             if quiet and max_wait == heartbeat:
                 return _empty(self._cursor.seq_num, self._log.durable)
 
-    @property
-    def resting(self) -> bool:
-        """Whether everything was read, and nothing is held for this reader."""
-        return self._cursor.resting
-
     async def __aiter__(self) -> AsyncIterator[ReadBatch]:
         while (batch := await self.next()) is not None:
             if batch.count:
                 yield batch
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         await self._cursor.close()
 
 

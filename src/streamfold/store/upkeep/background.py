@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 from streamfold.errors import (
@@ -19,7 +19,7 @@ from streamfold.errors import (
     StorageFullError,
     StreamNotFoundError,
 )
-from streamfold.model.names import BasinName, StreamName
+from streamfold.model.names import BasinName, StreamName, StreamRef
 from streamfold.store import keys, rows
 from streamfold.store.catalog.access_tokens import AccessTokens
 from streamfold.store.catalog.catalog import Catalog
@@ -70,33 +70,33 @@ class Upkeep:
         if at <= self.now():
             self.request_pass()
         else:
-            self._look_at(log.basin, log.name, at)
+            self._schedule_check(log.ref, at)
 
-    def on_delete_on_empty(self, basin: str, stream: str, at: int) -> None:
+    def on_delete_on_empty(self, ref: StreamRef, at: int) -> None:
         """Schedule a check, at `at`, of a new or reconfigured stream that is deleted when empty."""
-        self._look_at(basin, stream, at)
+        self._schedule_check(ref, at)
 
-    def _look_at(self, basin: str, stream: str, at: int) -> None:
+    def _schedule_check(self, ref: StreamRef, at: int) -> None:
         """Check the stream at `at`, unless the next pass comes first and checks it anyway."""
         if at - self.now() <= self.interval * 1000:
-            self._due.add(at, basin, stream)
+            self._due.add(at, ref)
 
     async def run(self) -> None:
         """Work until cancelled: everything every `interval` seconds, each stream when it is due."""
         try:
-            with _going_on():
+            with _continuing():
                 await self.snapshots.sweep()
-            with _going_on():
+            with _continuing():
                 await self._pass()  # without usage, which is written once per interval
             while True:
                 deadline = asyncio.get_running_loop().time() + self.interval
                 while await self._requested_before(deadline):
                     async with self._busy:
-                        with _going_on():
+                        with _continuing():
                             await self._sweep_due()
                             await self._delete_basins()
                             await self._clean_up()
-                with _going_on():
+                with _continuing():
                     await self.run_once()
         finally:
             self._due.close()
@@ -142,8 +142,7 @@ class Upkeep:
             async for page in pages:
                 for key, _ in page:
                     left += 1
-                    stream = StreamName(keys.stream_names(key)[1])
-                    await self._delete_stream(basin, stream)
+                    await self._delete_stream(_ref(*keys.stream_names(key)))
         if not left:
             async with self.catalog.locks.hold(basin):
                 usage = await self.usage.forget_basin(basin)
@@ -152,13 +151,10 @@ class Upkeep:
             self.request_pass()  # to delete the basin after its streams
 
     async def _delete_stream(
-        self,
-        basin: BasinName,
-        stream: StreamName,
-        when: Callable[[StreamLog], bool] = lambda log: True,
+        self, ref: StreamRef, when: Callable[[StreamLog], bool] = lambda log: True
     ) -> None:
-        with _skipping(basin, stream):
-            await self.catalog.delete_stream(basin, stream, when=when)
+        with _skipping(ref):
+            await self.catalog.delete_stream(ref, when=when)
             self.request_pass()
 
     async def _sweep_streams(self) -> None:
@@ -169,35 +165,42 @@ class Upkeep:
             async for page in pages:
                 for key, value in page:
                     row = rows.decode(value, StreamRow)
-                    basin, stream = keys.stream_names(key)
-                    with _skipping(basin, stream):
+                    ref = _ref(*keys.stream_names(key))
+                    with _skipping(ref):
                         if row.deleted_at is None:
-                            await self._sweep(BasinName(basin), StreamName(stream), row)
-                        await self.usage.visit(basin, row.id)
+                            await self._sweep(ref, row)
+                        await self.usage.visit(ref.basin, row.id)
         self.usage.end_round()
 
     async def _sweep_due(self) -> None:
         """Apply retention and delete-on-empty to the streams that are due."""
-        for basin, stream in self._due.take():
-            row = await self.mount.stream(basin, stream)
+        for ref in self._due.take():
+            row = await self.mount.stream(ref)
             if row is not None and row.deleted_at is None:
-                with _skipping(basin, stream):
-                    await self._sweep(BasinName(basin), StreamName(stream), row)
+                with _skipping(ref):
+                    await self._sweep(ref, row)
 
-    async def _sweep(self, basin: BasinName, stream: StreamName, row: StreamRow) -> None:
+    async def _sweep(self, ref: StreamRef, row: StreamRow) -> None:
         config = row.config
         traits = row.traits
         if traits is not None and (traits.ttl is not None or traits.expires_at is not None):
-            await self._delete_if_over(basin, stream)
+            await self._delete_if_over(ref)
         limit = age_limit(config)
         if limit is not None and self._oldest.get(row.id, 0) < self.now() - limit:
-            await self._expire(basin, stream)
+            await self._expire(ref)
         if config.delete_on_empty_secs:
-            await self._delete_if_empty(basin, stream)
+            await self._delete_if_empty(ref)
 
-    async def _expire(self, basin: BasinName, stream: StreamName) -> None:
-        """Trim the records of `stream` that are too old."""
-        async with self.catalog.locks.hold(basin, stream), self.mount.log(basin, stream) as log:
+    @asynccontextmanager
+    async def _exclusive(self, ref: StreamRef) -> AsyncIterator[StreamLog]:
+        """The stream's log, while nothing else changes or deletes the stream."""
+        async with self.catalog.locks.hold(*ref):
+            with await self.mount.lease(ref) as log:
+                yield log
+
+    async def _expire(self, ref: StreamRef) -> None:
+        """Trim the records of the stream that are too old."""
+        async with self._exclusive(ref) as log:
             if log.deleting:
                 return
             await apply_retention(self.mount, log)
@@ -208,20 +211,20 @@ class Upkeep:
                 log.trim(log.readable_from)
                 await self._commit(log)
 
-    async def _delete_if_empty(self, basin: BasinName, stream: StreamName) -> None:
-        async with self.mount.log(basin, stream) as log:
+    async def _delete_if_empty(self, ref: StreamRef) -> None:
+        with await self.mount.lease(ref) as log:
             empty = self._has_been_empty(log)
             if not empty:
-                self._look_when_empty(log)
+                self._schedule_empty_check(log)
         if empty:
-            await self._delete_stream(basin, stream, self._has_been_empty)
+            await self._delete_stream(ref, self._has_been_empty)
 
     def _has_been_empty(self, log: StreamLog) -> bool:
         """Whether the stream is empty, and its last record came long enough ago."""
         min_age = log.row.config.delete_on_empty_secs * 1000
         return bool(min_age) and log.empty and log.arrived_at + min_age <= self.now()
 
-    def _look_when_empty(self, log: StreamLog) -> None:
+    def _schedule_empty_check(self, log: StreamLog) -> None:
         """Schedule a check for when the stream may be deleted as empty, if that time is known."""
         min_age = log.row.config.delete_on_empty_secs * 1000
         limit, due_at = log.age_limit, log.trims.due_at
@@ -232,13 +235,13 @@ class Upkeep:
             emptied = [due_at] if due_at else []
             emptied += [log.arrived_at + limit + 1] if limit else []
             at = max(at, min(emptied))
-        self._look_at(log.basin, log.name, at)
+        self._schedule_check(log.ref, at)
 
-    async def _delete_if_over(self, basin: BasinName, stream: StreamName) -> None:
-        async with self.mount.log(basin, stream) as log:
+    async def _delete_if_over(self, ref: StreamRef) -> None:
+        with await self.mount.lease(ref) as log:
             over = log.over
         if over:
-            await self._delete_stream(basin, stream, lambda log: log.over)
+            await self._delete_stream(ref, lambda log: log.over)
 
     async def _clean_up(self) -> None:
         """Delete trimmed chunks and purge deleted streams, as the clean-up rows say."""
@@ -247,37 +250,33 @@ class Upkeep:
             async for page in pages:
                 for key, value in page:
                     row = rows.decode(value, CleanupRow)
-                    with _skipping(row.basin, row.stream):
+                    ref = _ref(row.basin, row.stream)
+                    with _skipping(ref):
                         if row.purge:
-                            await self._purge(keys.cleanup_stream_id(key), row)
+                            await self._purge(ref, keys.cleanup_stream_id(key), row.ancestors)
                         else:
-                            await self._delete_trimmed(row.basin, row.stream)
+                            await self._delete_trimmed(ref)
 
-    async def _purge(self, stream_id: int, cleanup: CleanupRow) -> None:
+    async def _purge(self, ref: StreamRef, stream_id: int, ancestors: Sequence[int]) -> None:
         """Remove the rest of a deleted stream, its name last; wait while forks need it."""
-        basin, stream = cleanup.basin, cleanup.stream
         if await first_row(self.mount.engine, *keys.forks_span(stream_id)) is not None:
             return
-        await self._delete_chunks(basin, stream_id, keys.chunks_end(stream_id))
+        await self._delete_chunks(ref.basin, stream_id, keys.chunks_end(stream_id))
         await self.snapshots.forget(stream_id)
-        async with self.catalog.locks.hold(basin, stream):
-            # Another stream may have the name by now.
-            row = await self.mount.stream(basin, stream)
-            named = row is not None and row.id == stream_id
-            await self.mount.committer.write(
-                [
-                    (keys.state(stream_id), None),
-                    (keys.cleanup(stream_id), None),
-                    *([(keys.stream(basin, stream), None)] if named else []),
-                    *[(keys.fork(ancestor, stream_id), None) for ancestor in cleanup.ancestors],
-                    *await self._producers_of(stream_id),
-                    *await self.usage.forget_stream(stream_id),
-                ]
-            )
-            log = self.mount.cached_log(basin, stream)
-            if log is not None and log.id == stream_id:
-                self.mount.forget(log)
-        if cleanup.ancestors:
+        async with self.catalog.locks.hold(*ref):
+            row = await self.mount.stream(ref)
+            ops: list[Op] = [
+                (keys.state(stream_id), None),
+                (keys.cleanup(stream_id), None),
+                *[(keys.fork(ancestor, stream_id), None) for ancestor in ancestors],
+                *await self._producers_of(stream_id),
+                *await self.usage.forget_stream(stream_id),
+            ]
+            if row is not None and row.id == stream_id:
+                await self.mount.put_stream(ref, None, *ops)
+            else:  # another stream has the name by now
+                await self.mount.committer.write(ops)
+        if ancestors:
             self.request_pass()  # its ancestors may be removable now
 
     async def _producers_of(self, stream_id: int) -> list[Op]:
@@ -299,27 +298,27 @@ class Upkeep:
                     trim_point = min(trim_point, state.trim_point)
         return trim_point
 
-    async def _delete_trimmed(self, basin: str, stream: str) -> None:
+    async def _delete_trimmed(self, ref: StreamRef) -> None:
         """Delete the chunks wholly below the trim point, after storing the tail."""
-        async with self.catalog.locks.hold(basin, stream), self.mount.log(basin, stream) as log:
+        async with self._exclusive(ref) as log:
             if log.deleting:
                 return  # a purge has replaced this row
             trims = log.trims
             effective, due_at = trims.effective, trims.due_at
             if due_at is not None:  # readers still get the records of later trims
-                self._look_at(basin, stream, due_at)
+                self._schedule_check(ref, due_at)
                 if effective <= trims.collected:
                     return
             needed = await self._needed_from(log.id, effective)
             log.remember_tail()
             await self._commit(log)
-            await self._delete_chunks(basin, log.id, keys.chunk(log.id, needed))
+            await self._delete_chunks(ref.basin, log.id, keys.chunk(log.id, needed))
             await self.snapshots.prune(log)
             trims.collected = effective
             if needed == trims.accepted:
                 log.clean_up_done()
                 await self._commit(log)
-            self._look_when_empty(log)
+            self._schedule_empty_check(log)
 
     async def _delete_chunks(self, basin: str, stream_id: int, end: bytes) -> None:
         await self.usage.held.settle(basin, stream_id)
@@ -335,7 +334,7 @@ class Upkeep:
 
 
 @contextmanager
-def _going_on() -> Iterator[None]:
+def _continuing() -> Iterator[None]:
     """Log a storage failure: the next pass retries, and appends need not stop for it."""
     try:
         yield
@@ -346,11 +345,16 @@ def _going_on() -> Iterator[None]:
 
 
 @contextmanager
-def _skipping(basin: str, stream: str) -> Iterator[None]:
+def _skipping(ref: StreamRef) -> Iterator[None]:
     """Skip a stream that was deleted meanwhile or cannot be read, and continue with the next."""
     try:
         yield
     except StreamNotFoundError:
-        logger.debug("stream %r in basin %r was deleted meanwhile", stream, basin)
+        logger.debug("stream %r in basin %r was deleted meanwhile", ref.stream, ref.basin)
     except DataCorruptError as error:
-        logger.error("upkeep skips stream %r in basin %r: %s", stream, basin, error)
+        logger.error("upkeep skips stream %r in basin %r: %s", ref.stream, ref.basin, error)
+
+
+def _ref(basin: str, stream: str) -> StreamRef:
+    """A stream whose names come from storage, so that they need no check."""
+    return StreamRef(BasinName(basin), StreamName(stream))

@@ -7,11 +7,11 @@ import heapq
 from collections.abc import Callable
 from typing import Final
 
+from streamfold.model.names import StreamRef
+
 #: Milliseconds to which times are rounded up, so that streams that are due at nearly the same time are
 #: checked together.
 _ROUND: Final = 500
-
-StreamRef = tuple[str, str]
 
 
 class DueTimes:
@@ -28,9 +28,9 @@ class DueTimes:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
 
-    def add(self, at: int, basin: str, stream: str) -> None:
+    def add(self, at: int, ref: StreamRef) -> None:
         """Schedule a check of the stream at `at`."""
-        at, ref = -(-at // _ROUND) * _ROUND, (basin, stream)
+        at = -(-at // _ROUND) * _ROUND
         known = self._earliest.get(ref)
         if known is not None and known <= at:
             return

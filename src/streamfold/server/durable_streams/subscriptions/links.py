@@ -22,6 +22,7 @@ from streamfold.errors import (
     StreamForkedError,
     StreamNotFoundError,
 )
+from streamfold.model.resources import StreamStatus
 from streamfold.server.durable_streams.subscriptions import leases
 from streamfold.server.durable_streams.subscriptions.state import (
     LINKS_MAX,
@@ -34,7 +35,6 @@ from streamfold.server.durable_streams.subscriptions.state import (
 )
 from streamfold.server.durable_streams.subscriptions.subscription import ActiveSubscription
 from streamfold.server.durable_streams.subscriptions.time_slices import TimeSlice
-from streamfold.store.durable_streams import StreamStatus
 from streamfold.store.store import StreamStore
 from streamfold.wire.durable_streams.subscriptions import Pattern
 

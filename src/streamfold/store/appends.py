@@ -1,0 +1,98 @@
+"""Appends: one attempt that never waits, and a slower way for what the attempt cannot do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from streamfold.errors import (
+    ConditionFailedError,
+    StreamDeletingError,
+    StreamfoldError,
+    TermsError,
+)
+from streamfold.store.log.append_request import AppendRequest, Unrecorded
+from streamfold.store.log.shares import AppendAck
+from streamfold.store.log.stream_log import StreamLog
+from streamfold.store.supervisor import MountedStore, Supervisor
+
+
+@dataclass(frozen=True, slots=True)
+class Appends:
+    """Accepts appends in the order of the calls."""
+
+    supervisor: Supervisor
+    now: Callable[[], int]
+
+    def try_submit(self, request: AppendRequest) -> asyncio.Future[AppendAck] | None:
+        """`submit` for the usual case, without waiting.
+
+        Returns None and does nothing if the stream must be opened or created or has a content type, if
+        memory or disk has no room, or if the append would be refused: call `submit` then.
+        """
+        mounted = self.supervisor.current
+        if mounted is None or self.supervisor.space.full:
+            return None
+        log = mounted.mount.log_in_memory(request.ref)
+        if log is None or log.row.traits is not None:
+            return None
+        metered = request.metered
+        if not self.supervisor.admission.acquire_at_once(metered):
+            return None
+        try:
+            ack = log.accept(request, self.now())
+        except StreamfoldError:
+            self.supervisor.admission.release(metered)
+            return None
+        except BaseException:
+            self.supervisor.admission.release(metered)
+            raise
+        mounted.mount.committer.touch(log)
+        return None if isinstance(ack, Unrecorded) else ack
+
+    async def submit(self, request: AppendRequest) -> asyncio.Future[AppendAck]:
+        """Give the batches their slots in the stream, and return a future for their ack.
+
+        Batches that one caller submits one after the other are appended in that order. This waits
+        for room if too much is unacknowledged, and raises if the append is refused.
+        """
+        if not request.only_trims:
+            self.supervisor.space.check()
+        mounted = self.supervisor.current or await self.supervisor.mounted()
+        lease = await mounted.catalog.lease(request.ref, request.create_with, on_append=True)
+        with lease as log:
+            if request.check is not None and log.row.traits is not None:
+                for batch in request.batches:
+                    request.check(log.terms.content_type, batch)
+            ack = await self.accept(mounted, log, request)
+        if isinstance(ack, Unrecorded):
+            raise AssertionError("an append without a claim has records")
+        return ack
+
+    async def accept(
+        self, mounted: MountedStore, log: StreamLog, request: AppendRequest
+    ) -> asyncio.Future[AppendAck] | Unrecorded:
+        """Wait for room, then accept the append; the caller has a lease of `log`."""
+        admission, metered = self.supervisor.admission, request.metered
+        await admission.acquire(metered)
+        now = self.now()
+        try:
+            ack = log.accept(request, now)
+        except BaseException as error:
+            admission.release(metered)
+            await settle_refusal(error, mounted, log)
+            raise
+        if isinstance(ack, Unrecorded):
+            admission.release(metered)
+        log.renew(now)
+        mounted.mount.committer.touch(log)
+        return ack
+
+
+async def settle_refusal(error: BaseException, mounted: MountedStore, log: StreamLog) -> None:
+    """Wait until the state that a refusal depends on is durable: clients may rely on it then."""
+    if isinstance(error, ConditionFailedError | TermsError):
+        await mounted.mount.settle(log)
+    elif isinstance(error, StreamDeletingError):
+        await mounted.catalog.deletion(log.ref)
