@@ -220,7 +220,7 @@ class DurableMachine(RuleBasedStateMachine):
         fault: CommitFault | None,
     ) -> None:
         if fault is not None:
-            self.engine.fail_next(fault)
+            self.engine.fail_next(fault, with_records=True)
         given = {"producer": producer, "seq": seq, "close": close}
         outcome = self.outcome(append(self.store, name, *bodies, **given))  # type: ignore[arg-type]
         self.engine.forget_faults()

@@ -100,6 +100,10 @@ def chunk(stream_id: int, last_seq_num: int) -> bytes:
     return _CHUNK_KEY.pack(_CHUNK, stream_id, last_seq_num)
 
 
+def is_chunk(key: bytes) -> bool:
+    return key.startswith(_CHUNK)
+
+
 def chunks_start(stream_id: int) -> bytes:
     return chunk(stream_id, 0)
 

@@ -7,6 +7,7 @@ import enum
 from collections.abc import AsyncGenerator, Sequence
 
 from streamfold.errors import StorageError, StorageFullError
+from streamfold.store import keys
 from streamfold.store.engine.engine import DiskUse, Engine, Op, Row, Tables
 
 
@@ -43,14 +44,16 @@ class FaultyEngine:
     def __init__(self, inner: Engine) -> None:
         self.inner = inner
         self.commits: list[list[Op]] = []
-        self._faults: list[CommitFault] = []
+        #: The next fault first, and whether only a commit with records gets it.
+        self._faults: list[tuple[CommitFault, bool]] = []
         self._open = asyncio.Event()
         self._open.set()
         self._order = asyncio.Lock()
         self._held_reads: dict[bytes, HeldRead] = {}
 
-    def fail_next(self, fault: CommitFault) -> None:
-        self._faults.append(fault)
+    def fail_next(self, fault: CommitFault, *, with_records: bool = False) -> None:
+        """Make the next commit fail, or the next one `with_records`: the background commits, too."""
+        self._faults.append((fault, with_records))
 
     def forget_faults(self) -> None:
         """Let commits succeed that have not failed yet."""
@@ -69,7 +72,7 @@ class FaultyEngine:
     async def commit(self, ops: Sequence[Op]) -> None:
         async with self._order:  # later commits do not overtake a held or failing one
             await self._open.wait()
-            fault = self._faults.pop(0) if self._faults else None
+            fault = self._take_fault(ops)
             if fault is CommitFault.BEFORE:
                 raise StorageError("injected: failed before the write")
             if fault is CommitFault.FULL:
@@ -80,6 +83,14 @@ class FaultyEngine:
             self.commits.append(list(ops))
             if fault is CommitFault.AFTER:
                 raise StorageError("injected: failed after the write")
+
+    def _take_fault(self, ops: Sequence[Op]) -> CommitFault | None:
+        if not self._faults:
+            return None
+        with_records = self._faults[0][1]
+        if with_records and not any(keys.is_chunk(key) and value for key, value in ops):
+            return None
+        return self._faults.pop(0)[0]
 
     async def get(self, key: bytes) -> bytes | None:
         value = await self.inner.get(key)
