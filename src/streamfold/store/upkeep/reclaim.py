@@ -67,7 +67,8 @@ _LOG_REST = 1 << 20
 _TICK, _READ_BYTES, _READ_SECONDS = 2.0, 8 << 20, 30.0
 #: Bytes or seconds after which files are collected, and seconds between two collections at least.
 _COLLECT_BYTES, _COLLECT_SECONDS, _COLLECT_PAUSE = 64 << 20, 60.0, 3.0
-#: Collections that deleted nothing after which the pauses double, and the longest pause in seconds.
+#: Collections that deleted nothing after which the pauses double, and a table is written each time as
+#: many have passed; and the longest pause in seconds.
 _COLLECT_RETRIES, _COLLECT_LONGEST_PAUSE = 5, 600.0
 #: Bytes by which the live bytes change before they are stored.
 _NOTE_BYTES = 16 << 20
@@ -215,9 +216,11 @@ class Reclaimer:
                 await self.collect()
             progress = written or self._disk is None or self._disk.replaced != before
             retries = 0 if progress else retries + 1
-            if retries == _COLLECT_RETRIES:
-                # The files may be newer than the newest young table: write a newer one.
+            if retries and retries % _COLLECT_RETRIES == 0:
+                # The files may be newer than the newest young table: write a newer one, with a row in
+                # it, because a flush of nothing writes no table.
                 with _retried_later():
+                    await self._note(always=True)
                     await self.engine.flush()
 
     async def collect(self) -> None:
