@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from streamfold.model.records import Record
+from streamfold.server.durable_streams import reads
 from streamfold.server.http.response_limits import ANSWER_COST, PACE_MIN
 from streamfold.server.main import Server, running_server
 from tests.server.attacked import LARGE, MIB, Attacked, attacked, get, steady
@@ -230,6 +232,25 @@ async def test_what_a_client_over_http2_does_not_take_is_counted_to_the_last_byt
             await asyncio.wait_for(h2.closed.wait(), 60)
         assert server.traffic.unread.cut_off == 1
         await until(lambda: server.traffic.unread.room.used == 0)
+
+
+async def test_a_large_read_gets_its_turn_before_many_clients_that_take_nothing_time_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Pages of which the kernel takes the most part at once: about 20 fit the memory."""
+    monkeypatch.setattr(reads, "PAGE_BYTES", 4 * MIB)
+    monkeypatch.setattr(reads, "PAGE_ROOM", 16 * MIB)
+    async with (
+        running_server(configuration(unread_bytes=128 * MIB)) as running,
+        AsyncExitStack() as stack,
+    ):
+        server = Attacked(psutil.Process(), running.port)
+        await fill_pages(server, 5)
+        for _ in range(80):
+            stack.enter_context(server.connect(get(PAGE)))
+        await until(lambda: running.traffic.unread.room.waiting >= 50)
+        async with server.client() as client:  # it waits for 60 s, which is the write deadline
+            assert len((await client.get(PAGE)).content) >= 4 * MIB - 1000
 
 
 async def test_a_connection_with_many_waiting_reads_does_not_delay_others() -> None:

@@ -5,7 +5,7 @@
   shows whether they were taken; so a random sample of them is watched instead, and each stands for
   `SAMPLE` bytes. A client cannot know which ones are, so the sum is right whatever it does.
 - While connections wait for memory, clients must take their answers at a pace that rises with the
-  time for which a first answer waits. The slowest are cut off first.
+  time for which they wait. The slowest are cut off first.
 - A client that takes nothing at all is cut off in any case after the write deadline.
 """
 
@@ -26,11 +26,15 @@ UNREAD_BYTES_MAX: Final = 256 << 20
 #: Seconds after which a client that takes nothing is cut off.
 WRITE_DEADLINE: Final = 60.0
 #: While answers wait for memory: seconds that a client gets, and bytes per second that it must take
-#: after them. Each second for which a first answer waits halves the former and doubles the latter,
-#: six times at most: to 30 ms and 8 MiB/s.
+#: after them. Each second for which a first answer waits, and each four for which the next one in turn
+#: does, halves the former and doubles the latter, six times at most: to 30 ms and 8 MiB/s.
 GRACE: Final = 2.0
 PACE_MIN: Final = 128 << 10
 _DOUBLINGS_MAX: Final = 6
+_FIRST_DOUBLES_AFTER: Final = 1.0
+#: The kernel takes some MiB of an answer at once, whether its client reads or not: at a constant pace
+#: those would count for half a minute, and some rounds of silent clients could come before a reader.
+_NEXT_DOUBLES_AFTER: Final = 4.0
 #: Bytes of small answers for one that is watched: rare enough to cost nothing that can be measured, and
 #: a five-hundredth of the budget, so that the sum is right within a few percent when it matters.
 SAMPLE: Final = 512 << 10
@@ -170,9 +174,7 @@ class ResponseBudget:
     def _relieve(self, now: float) -> None:
         """Cut off the slowest clients until what is wanted fits."""
         room, missing = self.room, self.room.missing
-        waits_since = room.first_waits_since
-        waited = 0.0 if waits_since is None else now - waits_since
-        haste = 2.0 ** min(waited, _DOUBLINGS_MAX)
+        haste = self._haste(now)
         late = [
             (lateness, answer)
             for answer in self._sending
@@ -187,6 +189,17 @@ class ResponseBudget:
                 cut.add(answer.connection)
                 missing -= room.held_by(answer.connection)
                 self._cut(answer)
+
+    def _haste(self, now: float) -> float:
+        """By how much answers that wait shorten the time of those that are sent."""
+        doublings = 0.0
+        for since, seconds in (
+            (self.room.first_waits_since, _FIRST_DOUBLES_AFTER),
+            (self.room.next_waits_since, _NEXT_DOUBLES_AFTER),
+        ):
+            if since is not None:
+                doublings = max(doublings, (now - since) / seconds)
+        return float(2.0 ** min(doublings, _DOUBLINGS_MAX))
 
     def _cut(self, answer: PendingResponse) -> None:
         self.cut_off += 1

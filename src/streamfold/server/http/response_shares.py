@@ -96,6 +96,12 @@ class Room:
         return self._common + wanted - self.largest
 
     @property
+    def next_waits_since(self) -> float | None:
+        """When the answer whose turn is next began to wait."""
+        owner = next(iter(self._turns), None)
+        return None if owner is None else self._accounts[owner].waiting[0].since
+
+    @property
     def first_waits_since(self) -> float | None:
         """When the connection that has waited longest for a first answer began to wait."""
         owner = self._next_first()
