@@ -16,7 +16,9 @@ from moto.server import ThreadedMotoServer
 
 
 class OneAtATime(DomainDispatcherApplication):  # type: ignore[misc]  # moto has no types
-    """moto looks at the condition of a write, and then writes: in threads, that is no swap."""
+    """moto checks the condition of a write, and then writes: without this, threads come in between
+    (upstream defect 13).
+    """
 
     _lock = Lock()
 

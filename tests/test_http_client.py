@@ -69,6 +69,7 @@ async def test_a_request_goes_to_its_url_whatever_the_environment_says(
         assert answers == [gzip.compress(target.encode(), mtime=0)] * 2
 
 
+# Upstream defect 16.
 async def test_a_url_with_a_secret_is_not_logged(
     origin: httpx.URL, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,7 +2,7 @@
 
 A request goes where its URL says: neither redirects nor proxies of the environment change that. Answers
 are not decompressed, so a small one never becomes large. httpx's transports are used without its
-client, which logs whole URLs: some hold secrets.
+client, which logs whole URLs (upstream defect 16): some hold secrets.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """PySpark's daemon, which forks Python workers, without a traceback per worker that Spark drops.
 
 Spark closes the connection of a worker whose remaining rows it does not need, as `show` and `limit` do,
-or that was idle for a minute. PySpark's daemon then prints a `BrokenPipeError`. A failure of the
-user's code is not affected: the worker reports it to Spark.
+or that was idle for a minute. PySpark's daemon then prints a `BrokenPipeError` (upstream defect 11). A
+failure of the user's code is not affected: the worker reports it to Spark.
 
 Outside `streamfold.spark`, because a process that forks must not import what starts threads.
 """

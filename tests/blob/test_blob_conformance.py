@@ -22,6 +22,7 @@ class TestLocal(BlobStoreConformance):
         return open_blob_store((tmp_path / "new" / "root").as_uri())
 
 
+# Upstream defect 13.
 class TestS3(BlobStoreConformance):
     @pytest.fixture
     def store(self, s3_server: S3Server, s3_url: str) -> BlobStore:

@@ -43,6 +43,7 @@ async def test_s3_takes_endpoint_and_credentials_from_the_environment(
     assert await store.get("blob") == b"x"
 
 
+# Upstream defect 14.
 def test_an_endpoint_that_the_environment_would_override_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

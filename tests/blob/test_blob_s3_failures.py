@@ -245,6 +245,7 @@ async def test_a_missing_bucket_is_not_a_missing_blob(s3_server: S3Server) -> No
             await CALLS[call](store, "blob")
 
 
+# Upstream defect 15.
 async def test_messages_and_tracebacks_hold_no_secrets() -> None:
     seen: list[str] = []
 

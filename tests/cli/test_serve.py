@@ -75,6 +75,7 @@ async def test_records_are_there_after_a_stop_in_the_middle_of_a_session(tmp_pat
             assert json.loads(tail.body)["tail"]["seq_num"] == 1
 
 
+# Upstream defect 7.
 async def test_requests_that_clients_reset_are_not_logged(tmp_path: Path) -> None:
     """Ten answers that their client does not take, and then resets."""
     spec = {"basins": [{"name": "test-basin", "streams": [{"name": "orders"}]}]}

@@ -23,6 +23,7 @@ records.select("seq_num", "body").show(1)
 """
 
 
+# Upstream defect 11.
 def test_python_workers_that_spark_no_longer_needs_end_without_a_traceback(
     server: Server, fresh: Callable[[], str]
 ) -> None:

@@ -219,6 +219,7 @@ async def test_dead_bytes_are_known_after_a_restart(tmp_path: Path) -> None:
         assert await run.after(RECLAIM_AFTER) < TABLE_BYTES
 
 
+# Upstream defect 6.
 async def test_a_merge_that_slatedb_refused_does_not_count_as_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

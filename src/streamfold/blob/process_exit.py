@@ -5,7 +5,7 @@ obstore finishes a request in a thread of its Rust runtime, which calls the even
 thread may meanwhile take the result, end the program and shut the interpreter down. Up to Python
 3.13 the native thread, when it asks for the interpreter's lock again, is then ended by
 `pthread_exit`, which cannot unwind the frames of Rust below it: SIGABRT, status 134, after the
-program has done all its work. SlateDB's callbacks do the same.
+program has done all its work. SlateDB's callbacks do the same (upstream defect 1).
 
 Importing this module registers one step at exit, just before that point: it waits until no thread
 that Python did not start is running Python code. After an answer, the request's thread never enters

@@ -1,8 +1,8 @@
 """Carries our errors out of Spark's Python processes, whole.
 
-Spark passes on an exception of these processes as the text of its traceback. So the methods that Spark
-calls there add a note to our errors, a line of JSON, which a traceback prints after the message; the
-driver finds that line and decodes it.
+Spark passes on an exception of these processes as the text of its traceback (upstream defect 12). So
+the methods that Spark calls there add a note to our errors, a line of JSON, which a traceback prints
+after the message; the driver finds that line and decodes it.
 """
 
 from __future__ import annotations

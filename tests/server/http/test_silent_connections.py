@@ -27,6 +27,7 @@ APPEND = '{"records":[{"body":"x"}]}'
 JSON = {"content-type": "application/json"}
 
 
+# Upstream defect 9.
 @pytest.mark.parametrize(
     "start",
     [b"", b"PRI * HT", b"GET /ping HTTP/1.1\r\nhost: loc", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"],

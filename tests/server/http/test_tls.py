@@ -77,6 +77,7 @@ async def test_open_handshakes_leave_descriptors_for_storage_and_connections_for
             assert (await known.get("/ping")).status_code == 200
 
 
+# Upstream defect 8.
 async def test_connections_are_accepted_again_after_handshakes_took_all_descriptors(
     tmp_path: Path,
 ) -> None:

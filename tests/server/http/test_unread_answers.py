@@ -202,6 +202,7 @@ async def test_small_answers_over_http2_that_are_not_taken_are_counted(size: int
         await until(lambda: room.used > sent / 3)
 
 
+# Upstream defect 10.
 @pytest.mark.parametrize("size", [60_000, 250_000])
 @pytest.mark.parametrize(
     ("path", "header"),

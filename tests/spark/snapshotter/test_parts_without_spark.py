@@ -110,6 +110,7 @@ class _Reader(CarriesErrors):
         self.plan()
 
 
+# Upstream defect 12.
 @pytest.mark.parametrize("call", [_Reader.plan, lambda reader: list(reader.read())])
 def test_an_error_that_spark_made_text_of_is_found_again_with_its_fields(
     call: Callable[[_Reader], object],

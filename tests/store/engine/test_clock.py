@@ -48,6 +48,7 @@ def location(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
     return open_location("memory:" if request.param == "memory" else tmp_path.as_uri())
 
 
+# Upstream defect 2.
 async def test_appends_continue_after_a_restart_with_the_clock_300_s_behind(
     location: Location,
 ) -> None:

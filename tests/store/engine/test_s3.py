@@ -198,6 +198,7 @@ async def test_a_store_cannot_be_opened_while_its_endpoint_is_away(
 SILENCE = StoreSettings(commit_timeout=3600, recovery_timeout=60)
 
 
+# Upstream defect 3.
 async def test_a_write_that_storage_denies_is_answered_before_the_timeout_for_silence(
     far: Location, proxy: FlakyProxy
 ) -> None:

@@ -5,8 +5,8 @@ internals. An S3 server that refuses a signature answers with the signed headers
 included, so none of that text is passed on: a `FailedRequest` keeps a status, an error code and a
 phrase of ours. Nor is the exception chained, because every traceback would show it.
 
-Only the text distinguishes a refused connection from a lost answer. Where a pattern
-below does not match, the failure counts as `DOUBTFUL`, which is always safe to say.
+Only the text distinguishes a refused connection from a lost answer (upstream defect 15). Where a
+pattern below does not match, the failure counts as `DOUBTFUL`, which is always safe to say.
 """
 
 from __future__ import annotations

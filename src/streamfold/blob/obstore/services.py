@@ -109,8 +109,8 @@ def _s3_config(options: Mapping[str, Any], environment: Mapping[str, str]) -> di
     config: dict[str, Any] = {"disable_bulk_delete": True, **options}
     found = [environment[name] for name in _ENDPOINT_VARIABLES if environment.get(name)]
     endpoint = options.get("endpoint") or (found[0] if found else None)
-    # obstore prefers this variable even to an explicit option, and has no key to override it:
-    # refuse, or blobs would quietly go to the wrong place.
+    # obstore prefers this variable even to an explicit option, and has no key to override it
+    # (upstream defect 14): refuse, or blobs would go elsewhere without notice.
     overriding = environment.get("AWS_ENDPOINT_URL_S3")
     if overriding and overriding != endpoint:
         raise InvalidError(

@@ -280,7 +280,7 @@ def serve(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     logging.getLogger("botocore").setLevel(logging.WARNING)  # it logs a line for each file it reads
-    # granian's: a line for each request that a client resets, so one client could fill the log.
+    # A line for each request that a client resets: one client could fill the log (upstream defect 7).
     logging.getLogger("_granian").setLevel(logging.WARNING)
     run(configuration, lambda server: _announce(server, configuration, as_json))
 

@@ -1,7 +1,7 @@
 """The parts of the S2 SDK that it does not promise to keep, and that its public names do not offer.
 
-Only this module imports them: how a request ended, as far as the SDK knows. `pyproject.toml` bounds the
-version of the SDK for their sake.
+Only this module imports them: how a request ended, as far as the SDK knows (upstream defect 17).
+`pyproject.toml` bounds the version of the SDK for their sake.
 """
 
 from streamfold.extras import needing_extra

@@ -1,9 +1,9 @@
 """Bounds the connections of a TLS listener, from the moment that they are accepted.
 
-granian counts a connection only after its TLS handshake. Handshakes that never end could therefore
-take all descriptors, and once none is left, granian neither ends them nor accepts others. So the kernel
-stops first: while too many descriptors are open, a filter on the listening socket drops all packets.
-Clients send theirs again after a second, and connect once the filter is gone.
+granian counts a connection only after its TLS handshake (upstream defect 8). Handshakes that never end
+could therefore take all descriptors, and once none is left, granian neither ends them nor accepts
+others. So the kernel stops first: while too many descriptors are open, a filter on the listening socket
+drops all packets. Clients send theirs again after a second, and connect once the filter is gone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Bounds the number of connections, and how long one may stay without a request.
 
-granian does not report its connections, so on Linux the process scans its own sockets in
-`/proc/self/fd`. On other systems the number is capped as well, but silent connections stay.
+granian does not report its connections (upstream defect 9), so on Linux the process scans its own
+sockets in `/proc/self/fd`. On other systems the number is capped as well, but silent connections stay.
 """
 
 from __future__ import annotations

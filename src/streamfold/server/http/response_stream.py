@@ -1,9 +1,9 @@
 """A response that is being written: hands it to granian as the client takes it.
 
-granian does not report when a client has taken something, only when it takes the next message itself.
-So the last bytes of what must be known to have arrived are sent as messages of one byte. Events are
-not: some clients parse an event before all of it has arrived. So the end of a stream of events, at most
-`MESSAGES_BELOW` small messages, is not counted.
+granian does not report when a client has taken something (upstream defect 10), only when it takes the
+next message itself. So the last bytes of what must be known to have arrived are sent as messages of one
+byte. Events are not: some clients parse an event before all of it has arrived. So the end of a stream
+of events, at most `MESSAGES_BELOW` small messages, is not counted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Makes SlateDB's files on local disk survive a power cut.
 
-SlateDB writes files and renames them, but never syncs them: after a power cut any file written in the
-last half minute may be whole, cut short, full of zeros or gone, independently of files before and
-after it. Therefore:
+SlateDB writes files and renames them, but never syncs them (upstream defect 4): after a power cut any
+file written in the last half minute may be whole, cut short, full of zeros or gone, independently of
+files before and after it. Therefore:
 
 1. Before a commit is acknowledged, its WAL file, all before it and the WAL folder are synced.
 2. Tables and manifests are written in the background, and may be lost: that is harmless as long as an

@@ -165,8 +165,8 @@ class SlateEngine:
             raise _translated(error) from error
 
     async def _cause(self, error: Any) -> Any:
-        """Storage's answer when a commit failed. SlateDB 0.17 at first reports, once or several times,
-        only that its WAL failed, and gives the answer in a later call.
+        """Storage's answer when a commit failed. SlateDB at first reports, once or several times, only
+        that its WAL failed, and gives the answer in a later call (upstream defect 3).
         """
         try:
             async with asyncio.timeout(_CAUSE_TIMEOUT):

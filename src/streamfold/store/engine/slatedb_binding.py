@@ -7,7 +7,8 @@ without building an object per field. `read_manifest` builds a large manifest in
 60 us per table, and a store of 100 GiB has 1600 tables.
 
 This module checks what it replaces. If the binding has changed, it warns, and the store uses the
-binding's own, slower methods. It can be removed once the binding is regenerated with bulk copies.
+binding's own, slower methods. It can be removed once the binding is regenerated with bulk copies
+(upstream defect 5).
 """
 
 from __future__ import annotations

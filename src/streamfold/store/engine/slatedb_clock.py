@@ -4,7 +4,7 @@ SlateDB stamps each write and names each table by its clock, and refuses all wri
 is behind the newest time in storage (`invalid clock tick`). It reads the system clock once, when it is
 opened, and then counts by the monotonic clock: a system clock that jumps while the database is open
 does no harm, but one that is behind at the next opening does. So each opening reads the newest time in
-storage, and starts SlateDB's clock there if the system clock is behind.
+storage, and starts SlateDB's clock there if the system clock is behind (upstream defect 2).
 """
 
 from __future__ import annotations

@@ -106,7 +106,8 @@ class SlateTables:
             merge = await self._admin.read_compaction(merge.id, None)
         if merge is not None:
             return bool(merge.status is binding.CompactionStatus.COMPLETED)
-        # It ended, and others after it, and SlateDB keeps no result: a merge replaces its sources.
+        # It ended, and others after it, and SlateDB keeps no result (upstream defect 6): a merge
+        # replaces its sources.
         merged = list(manifest.l0) if young else []
         merged += [view for run in manifest.compacted if run.id in runs for view in run.sst_views]
         return not _files_of(merged) & _files_of(_views(await self._newest_manifest()))
