@@ -14,7 +14,7 @@ import streamfold.archive
 from streamfold.archive import Destination
 from streamfold.archive.events import decode_event
 from streamfold.archive.events.event import describe, encode_event
-from streamfold.archive.formats.protobuf.published_messages import DiffChange, SnapshotRow
+from streamfold.archive.formats.protobuf.published import DiffChange, SnapshotRow
 from streamfold.records.protobuf import varint
 from streamfold.snapshotter.config import Configuration, load_configuration
 

@@ -24,8 +24,7 @@ from streamfold.errors import (
 )
 from streamfold.store import keys, rows
 from streamfold.store.catalog.access_tokens import AccessTokens
-from streamfold.store.catalog.catalog import Catalog
-from streamfold.store.catalog.locks import NamedLocks
+from streamfold.store.catalog.catalog import Catalog, NamedLocks
 from streamfold.store.catalog.snapshots import SnapshotBlobs, StreamSnapshots
 from streamfold.store.engine.disk_space import DiskSpace
 from streamfold.store.engine.engine import Engine, EngineOpener

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, ClassVar, cast
 
 from streamfold.archive.errors import ArtifactCorruptError
 from streamfold.archive.formats import Format
-from streamfold.archive.formats.nesting import as_list, list_lengths
+from streamfold.archive.formats.conforming import as_list, list_lengths
 from streamfold.archive.schema import TableSchema
 from streamfold.errors import InvalidError
 from streamfold.extras import needing_extra

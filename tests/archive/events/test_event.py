@@ -5,8 +5,8 @@ import pytest
 
 from streamfold.archive.destinations.destination import Destination
 from streamfold.archive.events import Event, decode_event, encode_event
+from streamfold.archive.events.cursor import find_due, position_of
 from streamfold.archive.events.event import describe
-from streamfold.archive.events.outbox import find_due, position_of
 from streamfold.archive.manifest.model import Artifact, FormatFiles, Manifest, Part
 from streamfold.errors import MalformedError
 from tests.archive.events.feeds import Table

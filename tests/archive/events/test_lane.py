@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from streamfold.archive.events.sinks.worker_thread import WorkerThread
+from streamfold.archive.events.sink import WorkerThread
 
 
 async def test_a_call_begins_only_when_a_cancelled_one_has_ended() -> None:

@@ -19,7 +19,7 @@ from streamfold.archive.formats import (
     ProtobufFormat,
     TypedProtobufFormat,
 )
-from streamfold.archive.formats.protobuf.published_messages import DiffChange, SnapshotRow
+from streamfold.archive.formats.protobuf.published import DiffChange, SnapshotRow
 from streamfold.archive.schema import TableSchema
 from streamfold.errors import InvalidError
 from streamfold.records.protobuf import varint

@@ -28,7 +28,7 @@ from streamfold.archive.formats import (
     ProtobufFormat,
     TypedProtobufFormat,
 )
-from streamfold.archive.formats.protobuf.published_messages import DiffChange, SnapshotRow
+from streamfold.archive.formats.protobuf.published import DiffChange, SnapshotRow
 from streamfold.archive.schema import TableSchema
 from streamfold.testing.format_samples import ORDERS, changes_of, orders
 

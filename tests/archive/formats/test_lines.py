@@ -6,7 +6,7 @@ from streamfold.archive.errors import ArtifactCorruptError
 from streamfold.archive.formats import JsonlFormat
 from streamfold.archive.formats.conforming import has_map
 from streamfold.archive.formats.jsonl.json_values import columns_of, restored_batch
-from streamfold.archive.formats.jsonl.lines import LineDecoder, decode_objects, whole_lines
+from streamfold.archive.formats.jsonl.jsonl import LineDecoder, decode_objects, whole_lines
 from streamfold.testing.format_kit import assert_same, write
 from streamfold.testing.format_samples import EVERY_TYPE, ORDERS, orders, table_of
 

@@ -12,10 +12,10 @@ import pytest
 
 from streamfold.archive.errors import ArtifactCorruptError
 from streamfold.archive.formats import ProtobufFormat
-from streamfold.archive.formats.batching import Limits
-from streamfold.archive.formats.protobuf.message_blocks import read_blocks
-from streamfold.archive.formats.protobuf.published_messages import SnapshotRow, read_row
-from streamfold.archive.formats.protobuf.struct_columns import IrregularError, read_in_step
+from streamfold.archive.formats.admission import Limits
+from streamfold.archive.formats.protobuf.frames import read_blocks
+from streamfold.archive.formats.protobuf.published import SnapshotRow, read_row
+from streamfold.archive.formats.protobuf.structs import IrregularError, read_in_step
 from streamfold.archive.schema import TableSchema
 from streamfold.records.protobuf import varint
 

@@ -1,4 +1,4 @@
-"""The seam to the services that carry events: what every sink guarantees.
+"""The seam to the services that carry events: what every sink guarantees, and what it is made of.
 
 A sink of your own subclasses `EventSink`, declares itself by a `SinkType` and runs
 `streamfold.testing.EventSinkConformance`; see docs/contributing/extending.md.
@@ -11,17 +11,69 @@ A sink of your own subclasses `EventSink`, declares itself by a `SinkType` and r
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import binascii
 import hashlib
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from pathlib import Path
+from typing import Generic, ParamSpec, TypeVar
 
 from streamfold.archive.destinations.aws_credentials import Profiles
 from streamfold.archive.events.event import Event
-from streamfold.errors import OutcomeUnknownError, RetryLaterError
+from streamfold.errors import InvalidError, OutcomeUnknownError, RetryLaterError
 from streamfold.extensions import Extension, Options
+
+#: What marks a secret as base64 in the published webhook convention.
+PREFIX = "whsec_"
+#: Bytes of key below which an HMAC can be guessed.
+SHORTEST_KEY = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SecretReference:
+    """Where a signing secret is; it is read again each time, so it may be changed at any time."""
+
+    variable: str | None = None
+    file: Path | None = None
+
+    def __post_init__(self) -> None:
+        if (self.variable is None) == (self.file is None):
+            raise InvalidError("a secret is in a variable or in a file: name exactly one")
+
+    def read_key(self) -> bytes:
+        """Return the key: `whsec_…` is decoded as base64, other text is used as is."""
+        text = self._read().strip()
+        try:
+            if text.startswith(PREFIX):
+                key = base64.b64decode(text.removeprefix(PREFIX), validate=True)
+            else:
+                key = text.encode()
+        except (binascii.Error, ValueError):
+            key = b""
+        if len(key) < SHORTEST_KEY:
+            raise InvalidError(
+                f"the secret in {self._name()} is not a usable key: it must have at least "
+                f"{SHORTEST_KEY} bytes, as text or as {PREFIX} and base64"
+            )
+        return key
+
+    def _read(self) -> str:
+        if self.variable is not None:
+            return os.environ.get(self.variable, "")
+        try:
+            return Path(str(self.file)).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            failure = type(error).__name__
+        raise InvalidError(f"the secret in {self._name()} cannot be read ({failure})")
+
+    def _name(self) -> str:
+        return f"variable {self.variable!r}" if self.variable else f"file {str(self.file)!r}"
 
 
 class EventRefusedError(RetryLaterError):
@@ -87,3 +139,32 @@ def group_of(table: str, longest: int = 128) -> str:
     if re.fullmatch(rf"[!-~]{{1,{longest}}}", table):
         return table
     return hashlib.sha256(table.encode()).hexdigest()
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class WorkerThread:
+    """Runs calls one after another: a cancelled call ends before the next begins.
+
+    The default thread pool would not do: a few sinks that hang would stop the others. `name` is the
+    sink's, for messages.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"events-{name}")
+        self._closed = False
+
+    async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what the call returns; EventRefusedError after `close`."""
+        if self._closed:
+            raise EventRefusedError(f"{self._name}: the sink is closed")
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, lambda: call(*args, **kwargs))
+
+    async def close(self) -> None:
+        """Wait for the running call; no call starts afterwards."""
+        self._closed = True
+        await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)

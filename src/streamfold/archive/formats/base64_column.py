@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamfold.archive.formats.nesting import Lengths, offsets_of
+from streamfold.archive.formats.conforming import Lengths, offsets_of
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -12,11 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamfold.archive.errors import ArtifactCorruptError
-from streamfold.archive.formats.admission import check_changes
-from streamfold.archive.formats.batching import bounded
-from streamfold.archive.formats.conforming import conform
+from streamfold.archive.formats.admission import bounded, check_changes
+from streamfold.archive.formats.conforming import build_struct, conform, struct_children
 from streamfold.archive.formats.jsonl.json_values import restored
-from streamfold.archive.formats.nesting import build_struct, struct_children
 from streamfold.archive.schema import TableSchema
 from streamfold.errors import InvalidError
 

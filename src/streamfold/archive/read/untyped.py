@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamfold.archive.errors import ArtifactCorruptError, KeyFieldsUnknownError
-from streamfold.archive.formats.nesting import build_struct, nulls_of, struct_children
+from streamfold.archive.formats.conforming import build_struct, nulls_of, struct_children
 from streamfold.archive.manifest.model import Manifest
 from streamfold.archive.read.folding import Delta, columns_of, fitted
 from streamfold.archive.schema import is_decimal

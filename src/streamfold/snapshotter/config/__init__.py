@@ -1,6 +1,5 @@
 """One configuration model for file, environment and flags."""
 
-from streamfold.snapshotter.config.description import describe
 from streamfold.snapshotter.config.files import load_configuration, read_file
 from streamfold.snapshotter.config.model import (
     Configuration,
@@ -12,6 +11,7 @@ from streamfold.snapshotter.config.model import (
     HttpSettings,
     SourceSettings,
     TableSettings,
+    describe,
 )
 from streamfold.snapshotter.config.tables import read_configuration
 

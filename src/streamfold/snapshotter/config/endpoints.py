@@ -22,8 +22,7 @@ from streamfold.snapshotter.config.model import (
     EventSettings,
     SourceSettings,
 )
-from streamfold.snapshotter.config.options import read_extension, read_options
-from streamfold.snapshotter.config.section import Section
+from streamfold.snapshotter.config.section import Section, read_extension, read_options
 
 
 def read_source(section: Section) -> SourceSettings:

@@ -32,8 +32,7 @@ from streamfold.snapshotter.config.model import (
     HttpSettings,
     TableSettings,
 )
-from streamfold.snapshotter.config.options import read_extension, read_options
-from streamfold.snapshotter.config.section import Section
+from streamfold.snapshotter.config.section import Section, read_extension, read_options
 from streamfold.snapshotter.decoding import DECODERS, EnvelopeDecoder, parse_ddl
 from streamfold.snapshotter.errors import ConfigurationError
 from streamfold.snapshotter.pipeline.transactions import MAX_HELD, TransactionLimits

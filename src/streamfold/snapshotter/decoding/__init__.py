@@ -15,8 +15,7 @@ from streamfold.snapshotter.decoding.decoder import (
     under_schema,
 )
 from streamfold.snapshotter.decoding.envelope import EnvelopeDecoder
-from streamfold.snapshotter.decoding.raw_changes import RawChanges
-from streamfold.snapshotter.decoding.records import RecordIntake
+from streamfold.snapshotter.decoding.records import RawChanges, RecordIntake
 from streamfold.snapshotter.decoding.registry import DECODERS
 from streamfold.snapshotter.decoding.upserts import UpsertDecoder
 

@@ -33,8 +33,7 @@ from streamfold.archive.schema import TableSchema
 from streamfold.snapshotter.decoding.arrow_rows import ABSENT, RowReading
 from streamfold.snapshotter.decoding.assembly import STOP, Assembly
 from streamfold.snapshotter.decoding.decoder import Decoded, DecoderOptions, DecoderType
-from streamfold.snapshotter.decoding.raw_changes import RawChanges
-from streamfold.snapshotter.decoding.records import RecordIntake
+from streamfold.snapshotter.decoding.records import RawChanges, RecordIntake
 from streamfold.snapshotter.pipeline.transactions import OUTSIDE, Membership, tail_of
 
 OP_OF_LETTER = {"c": "insert", "u": "update", "d": "delete", "t": "truncate", "r": "read"}

@@ -18,8 +18,7 @@ from streamfold.archive.schema import TableSchema
 from streamfold.snapshotter.decoding.arrow_rows import ABSENT, RowReading
 from streamfold.snapshotter.decoding.assembly import STOP, Assembly
 from streamfold.snapshotter.decoding.decoder import Decoded, DecoderOptions, DecoderType
-from streamfold.snapshotter.decoding.raw_changes import RawChanges
-from streamfold.snapshotter.decoding.records import UNREADABLE, RecordIntake
+from streamfold.snapshotter.decoding.records import UNREADABLE, RawChanges, RecordIntake
 
 _decode = msgspec.json.Decoder(msgspec.Raw).decode
 _decode_row = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode

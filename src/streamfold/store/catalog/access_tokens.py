@@ -25,7 +25,7 @@ from streamfold.model.grants import NOBODY, ROOT, Grant
 from streamfold.model.resources import Page
 from streamfold.store import keys, rows
 from streamfold.store.catalog import listing
-from streamfold.store.catalog.locks import NamedLocks
+from streamfold.store.catalog.catalog import NamedLocks
 from streamfold.store.engine.engine import Op
 from streamfold.store.mount import Mount
 from streamfold.store.rows import TokenRow

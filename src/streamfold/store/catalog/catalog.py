@@ -1,7 +1,7 @@
 """Basins and streams: what exists, and with which configuration.
 
-Every answer depends on durable rows only: a change holds the name's lock until its commit is durable,
-even if its caller is cancelled.
+Every answer depends on durable rows only: a change holds the name's lock until its commit is
+durable, even if its caller is cancelled.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -35,12 +36,33 @@ from streamfold.model.configs import (
 from streamfold.model.names import BasinName, StreamName, StreamRef
 from streamfold.model.resources import BasinInfo, Provision, StreamInfo
 from streamfold.store import keys, rows
-from streamfold.store.catalog.locks import NamedLocks
 from streamfold.store.engine.engine import Op
 from streamfold.store.log.shares import Share
 from streamfold.store.log.stream_log import LogLease, StreamLog
 from streamfold.store.mount import Mount
 from streamfold.store.rows import BasinRow, CleanupRow, CounterRow, StreamRow
+
+
+class NamedLocks:
+    """A lock for every name, kept only while it is held or awaited."""
+
+    def __init__(self) -> None:
+        self._locks: dict[tuple[str, ...], tuple[asyncio.Lock, int]] = {}
+
+    @asynccontextmanager
+    async def hold(self, *name: str) -> AsyncIterator[None]:
+        lock, users = self._locks.get(name, (asyncio.Lock(), 0))
+        self._locks[name] = lock, users + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, users = self._locks[name]
+            if users == 1:
+                del self._locks[name]
+            else:
+                self._locks[name] = lock, users - 1
+
 
 P = ParamSpec("P")
 R = TypeVar("R")

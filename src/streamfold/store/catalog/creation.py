@@ -31,7 +31,7 @@ from streamfold.store import keys, rows
 from streamfold.store.catalog.catalog import Catalog
 from streamfold.store.engine.engine import Op, first_row
 from streamfold.store.log.append_request import AppendRequest
-from streamfold.store.log.lifetime import Lifetime
+from streamfold.store.log.retention import Lifetime
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.log.shares import Share
 from streamfold.store.log.stream_log import StreamLog

@@ -1,20 +1,63 @@
-"""Where a store lives: `memory:`, `file:///folder`, `s3://bucket/prefix`."""
+"""Where a store lives: `memory:`, `file:///folder`, `s3://bucket/prefix`.
+
+A store keeps its database in the folder `db` of its location. s2-lite, which also uses SlateDB,
+keeps its database in the location itself: a store opened there would find nothing, start empty, and
+look as if all data were lost.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 
 from streamfold.blob import BlobStore, LocalBlobStore, open_blob_store
-from streamfold.errors import BlobUnavailableError, InvalidError, StorageError
-from streamfold.store.engine import foreign_data
+from streamfold.errors import (
+    BlobUnavailableError,
+    FormatUnsupportedError,
+    InvalidError,
+    StorageError,
+)
 from streamfold.store.engine.s3_access import S3Access, find_access
+
+#: Where SlateDB keeps its manifests, below its own folder, and their file names.
+MANIFESTS: Final = "manifest"
+_MANIFEST: Final = re.compile(r"[0-9]{20}\.manifest")
+
+
+def check_folder(url: str, folder: Path) -> None:
+    """Raise if `folder` itself is a SlateDB database."""
+    manifests = folder / MANIFESTS
+    if manifests.is_dir():
+        _check(url, (path.name for path in manifests.iterdir()))
+
+
+async def check_blobs(url: str, manifests: BlobStore) -> None:
+    """Raise if the location on object storage is one; `manifests` holds the blobs below MANIFESTS."""
+    async for meta in manifests.list():
+        _check(url, [meta.key.rpartition("/")[2]])
+
+
+def _check(url: str, names: Iterable[str]) -> None:
+    if not any(map(_MANIFEST.fullmatch, names)):
+        return
+    above = url.rstrip("/").removesuffix("/db")
+    if above != url.rstrip("/"):
+        hint = f" (if it is the folder db of a Streamfold store, give {above})"
+    else:
+        hint = ""
+    raise FormatUnsupportedError(
+        f"{url} holds a database of another program, most likely of s2-lite{hint}: choose another "
+        "location, run s2-lite on this one, and copy each basin with `streamfold copy s2://basin "
+        "s2://basin --from-endpoint URL-OF-S2-LITE`"
+    )
+
 
 #: Folders below the location in which SlateDB keeps its files, and the store its snapshots.
 DATABASE, SNAPSHOTS = "db", "snapshots"
@@ -56,7 +99,7 @@ class Location:
             async for _ in self.probe.list():
                 return
             if self.others is not None:
-                await foreign_data.check_blobs(self.url, self.others)
+                await check_blobs(self.url, self.others)
         except BlobUnavailableError as error:
             raise StorageError(f"cannot open the store at {self.url}: {error}") from None
 
@@ -96,7 +139,7 @@ def choose_location(asked: str | None, only: str) -> str:
 def _local(url: str, folder: Path) -> Location:
     if not folder.is_absolute():
         raise InvalidError(f"store location {url!r} must name an absolute folder: file:///folder")
-    foreign_data.check_folder(url, folder)
+    check_folder(url, folder)
     try:
         for private in (folder, folder / DATABASE, folder / SNAPSHOTS):
             private.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
@@ -124,7 +167,5 @@ def _s3(url: str, bucket: str, prefix: str, environment: Mapping[str, str]) -> L
         access.open_blobs(f"s3://{bucket}/{path}"),
         access,
         access.open_probe(f"s3://{bucket}/{path}"),
-        access.open_probe(
-            "/".join(filter(None, (f"s3://{bucket}", prefix, foreign_data.MANIFESTS)))
-        ),
+        access.open_probe("/".join(filter(None, (f"s3://{bucket}", prefix, MANIFESTS)))),
     )

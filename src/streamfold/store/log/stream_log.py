@@ -30,13 +30,11 @@ from streamfold.store import keys, rows
 from streamfold.store.engine.engine import Op
 from streamfold.store.log.append_request import AppendRequest, Unrecorded
 from streamfold.store.log.chunks import Chunk
-from streamfold.store.log.lifetime import Lifetime
-from streamfold.store.log.retention import Expiry, age_limit
+from streamfold.store.log.retention import Expiry, Lifetime, TrimPoints, age_limit
 from streamfold.store.log.sealing import GCM_SEQ_NUM_MAX, SealingKey
 from streamfold.store.log.shares import Accepted, AppendAck, Share
 from streamfold.store.log.tail_waiters import TailWaiters, Waiter
 from streamfold.store.log.terms import Terms
-from streamfold.store.log.trim_points import TrimPoints
 from streamfold.store.rows import CleanupRow, ProducerRow, StateRow, StreamRow
 
 

@@ -14,8 +14,8 @@ from streamfold.archive.events.sink import (
     EventSink,
     EventUnconfirmedError,
     SinkContext,
+    WorkerThread,
 )
-from streamfold.archive.events.sinks.worker_thread import WorkerThread
 from streamfold.errors import InvalidError, RetryLaterError, StreamfoldError
 from streamfold.extensions import Options
 

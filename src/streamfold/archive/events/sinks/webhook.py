@@ -26,15 +26,15 @@ import httpx
 import msgspec
 
 from streamfold.archive.events.event import Event, encode_event
-from streamfold.archive.events.secret_references import SecretReference
 from streamfold.archive.events.sink import (
     EventRefusedError,
     EventSink,
     EventUnconfirmedError,
+    SecretReference,
     SinkContext,
     SinkType,
+    WorkerThread,
 )
-from streamfold.archive.events.sinks.worker_thread import WorkerThread
 from streamfold.errors import InvalidError
 from streamfold.extensions import Options
 from streamfold.http_client import AsyncHttp, build_request, cause_of

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamfold.archive.formats import base64_column
-from streamfold.archive.formats.nesting import (
+from streamfold.archive.formats.conforming import (
     as_list,
     build_list,
     build_struct,

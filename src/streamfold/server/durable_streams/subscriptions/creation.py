@@ -26,7 +26,7 @@ from streamfold.server.durable_streams.subscriptions.webhook_addresses import (
     parse_webhook_url,
     require_allowed,
 )
-from streamfold.store.catalog.locks import NamedLocks
+from streamfold.store.catalog.catalog import NamedLocks
 from streamfold.wire.durable_streams.subscriptions import (
     Pattern,
     SubscriptionRequest,
