@@ -34,8 +34,10 @@ from streamfold.store.rows import (
 from streamfold.store.settings import StoreSettings
 from streamfold.store.upkeep.live_bytes import LiveBytes
 
-#: Logs in memory that are checked when another is loaded: several, so that their number can shrink.
-_CHECKED_PER_LOAD = 32
+#: Producers of all logs in memory: each takes some 500 bytes, and a stream may have 4096.
+_PRODUCERS_MAX = 250_000
+#: Logs in memory that are checked at a time: several, so that their number can shrink.
+_CHECKED_AT_ONCE = 32
 
 
 @dataclass(slots=True)
@@ -79,6 +81,9 @@ class Mount:
         self._next_stream_id = next_stream_id
         self._logs: OrderedDict[StreamRef, StreamLog] = OrderedDict()
         self._loads: dict[StreamRef, _Load] = {}
+        #: Producers of the logs in memory that have any, by stream id, and of all of them.
+        self._producer_counts: dict[int, int] = {}
+        self._producer_total = 0
 
     @classmethod
     async def start(
@@ -131,8 +136,7 @@ class Mount:
         if row is not None and row.id == log.id:
             log.replace_row(row)
             return
-        del self._logs[ref]
-        self.recent.forget(log.id)
+        self._drop(log)
         log.failure = StreamNotFoundError(*ref)
 
     async def lease(self, ref: StreamRef) -> LogLease:
@@ -191,6 +195,7 @@ class Mount:
         del self._loads[ref]
         if isinstance(found, StreamLog):
             self._logs[ref] = found
+            self._count_producers(found)
         for waiter in load.waiters:
             if waiter.done():
                 continue
@@ -235,14 +240,25 @@ class Mount:
 
         Checks a few per call: with 10,000 in memory, checking all would take 10 ms for each log loaded.
         """
-        for _ in range(_CHECKED_PER_LOAD):
-            if len(self._logs) <= self._settings.idle_streams:
+        for _ in range(min(_CHECKED_AT_ONCE, len(self._logs))):
+            few = len(self._logs) <= self._settings.idle_streams
+            if few and self._producer_total <= _PRODUCERS_MAX:
                 return
             ref, log = next(iter(self._logs.items()))
             if log.idle:
-                self.recent.forget(self._logs.pop(ref).id)
+                self._drop(log)
             else:
                 self._logs.move_to_end(ref)
+
+    def _drop(self, log: StreamLog) -> None:
+        del self._logs[log.ref]
+        self.recent.forget(log.id)
+        self._producer_total -= self._producer_counts.pop(log.id, 0)
+
+    def _count_producers(self, log: StreamLog) -> None:
+        count = log.terms.producer_count
+        self._producer_total += count - self._producer_counts.get(log.id, 0)
+        self._producer_counts[log.id] = count
 
     def _on_durable(self, shares: Sequence[Share]) -> None:
         self.live.commits += 1
@@ -250,7 +266,11 @@ class Mount:
             for chunk in share.chunks:
                 self.recent.add(share.log.id, chunk)
                 self.live.add(len(chunk.payload))
+            if share.log.terms.has_producers and self._logs.get(share.log.ref) is share.log:
+                self._count_producers(share.log)
             if share.trimmed:
                 at_once = share.trim_point_at_once > share.log.trims.effective
                 self.on_trimmed(share.log, self.now() + (0 if at_once else self._trim_grace))
         self.on_appended(shares)
+        if self._producer_total > _PRODUCERS_MAX:
+            self._shrink()

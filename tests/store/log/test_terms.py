@@ -20,6 +20,7 @@ from streamfold.errors import (
 from streamfold.model.records import Record
 from streamfold.model.traits import OCTETS, Claim, Producer
 from streamfold.records.batch import RecordBatch
+from streamfold.store import mount
 from streamfold.store.durable_streams import prepared
 from streamfold.store.log.terms import PRODUCER_IDLE, PRODUCERS_MAX, Terms
 from streamfold.store.rows import StateRow
@@ -48,6 +49,23 @@ async def test_everything_that_an_append_changes_survives_a_restart(bench: Bench
             with pytest.raises(StreamClosedError):
                 await append(store, "s", b"2", producer=producer)
         assert await read(store, "s") == [b"0", b"1"]
+
+
+async def test_producers_of_idle_streams_leave_memory_and_are_recognised_again(
+    store: StreamStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mount, "_PRODUCERS_MAX", 50)
+    mounted = store._supervisor.current
+    assert mounted is not None
+    for stream in range(20):
+        await create(store, f"s{stream}")
+        for producer in range(10):
+            await append(store, f"s{stream}", b"x", producer=(f"p{producer}", 0, 0))
+    logs = mounted.mount._logs.values()
+    assert sum(log.terms.producer_count for log in logs) <= 60  # and those of the last append
+    for stream in range(20):
+        again = await append(store, f"s{stream}", b"x", producer=("p9", 0, 0))
+        assert again.repeated
 
 
 async def test_sequences_and_producers_survive_a_restart(bench: Bench) -> None:

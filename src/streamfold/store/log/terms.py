@@ -52,6 +52,10 @@ class Terms:
     def has_producers(self) -> bool:
         return bool(self._producers)
 
+    @property
+    def producer_count(self) -> int:
+        return len(self._producers)
+
     def producer(self, producer_id: str) -> ProducerRow | None:
         """The newest epoch of a producer, and its last sequence number."""
         return self._producers.get(producer_id)
