@@ -27,8 +27,7 @@ from bench.serving import serving
 from bench.store import BASIN, percentile, plain_python, processor_times, stolen_share
 from streamfold.model.records import Record
 from streamfold.records.columns import encode_append
-from streamfold.spark.stream.client import Streams
-from streamfold.spark.stream.connection import Connection, Endpoint
+from streamfold.spark.stream.client import Connection, Endpoint, Streams
 
 TABLE, STREAM = "items", "changes"
 INTERVAL = 1.0

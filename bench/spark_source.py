@@ -31,8 +31,7 @@ from bench.store import BASIN, plain_python, processor_times, stolen_share
 from streamfold.model.records import Record
 from streamfold.records.columns import encode_append
 from streamfold.spark import local_session
-from streamfold.spark.stream.client import Streams
-from streamfold.spark.stream.connection import Connection, Endpoint
+from streamfold.spark.stream.client import Connection, Endpoint, Streams
 
 STREAM, LOOP = "records", "loop with the S2 client"
 #: Bytes of a body, and records of one append.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streamfold.spark.errors import EndpointUnavailableError
-from streamfold.spark.stream.connection import Connection, answer_timeout
+from streamfold.spark.stream.client import Connection, answer_timeout
 from streamfold.spark.stream.options import parse_source
 
 from .unreachable import address, connections, dropping_server, silent_server

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streamfold.spark import OptionError
-from streamfold.spark.stream.connection import Connection
+from streamfold.spark.stream.client import Connection
 from streamfold.spark.stream.options import COLUMNS, Selection, parse_sink, parse_source
 from streamfold.spark.stream.source import StreamReader
 

@@ -22,7 +22,7 @@ from streamfold.spark import (
     OptionError,
     StreamGoneError,
 )
-from streamfold.spark.stream.connection import Connection
+from streamfold.spark.stream.client import Connection
 from streamfold.spark.stream.options import SourceOptions, parse_source
 from streamfold.spark.stream.positions import StreamPositions
 from streamfold.spark.stream.range_reads import Range, Wanted, read_range

@@ -11,7 +11,7 @@ import s2_sdk
 
 from streamfold.errors import InvalidError
 from streamfold.spark import ReplayChangedError
-from streamfold.spark.stream.connection import Connection
+from streamfold.spark.stream.client import Connection
 from streamfold.spark.stream.exactly_once import MARKER, MARKER_RESERVE, Marker, Transaction
 from streamfold.spark.stream.options import SinkOptions, parse_sink
 from streamfold.spark.stream.rows import by_stream, cut_batches, stage

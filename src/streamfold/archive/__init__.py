@@ -40,8 +40,7 @@ with needing_extra("archive"):
         Writer,
     )
     from streamfold.archive.manifest.positions import LSN, SEQ_NUM, PositionOrder
-    from streamfold.archive.read.change_feed import Changes
-    from streamfold.archive.read.follower import Rows
+    from streamfold.archive.read.change_feed import Changes, Rows
     from streamfold.archive.read.part_files import Cache, PartGoneError
     from streamfold.archive.read.plan import ChangesPlan, TablePlan
     from streamfold.archive.read.reader import Archive

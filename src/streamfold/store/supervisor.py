@@ -36,8 +36,7 @@ from streamfold.store.rows import FormatRow
 from streamfold.store.settings import StoreSettings
 from streamfold.store.upkeep.background import Upkeep
 from streamfold.store.upkeep.reclaim import Reclaimer
-from streamfold.store.usage.recorder import UsageRecorder
-from streamfold.store.usage.storage import UsageKeeper
+from streamfold.store.usage.recorder import UsageKeeper, UsageRecorder
 
 logger = logging.getLogger(__name__)
 

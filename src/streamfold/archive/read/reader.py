@@ -25,9 +25,8 @@ from streamfold.archive.maintenance.verification import Checked, Verification, V
 from streamfold.archive.manifest.encoding import read_manifest
 from streamfold.archive.manifest.model import MANIFEST_KEY, Manifest, order_of
 from streamfold.archive.manifest.positions import PositionOrder
-from streamfold.archive.read.change_feed import ChangeFeed, Changes
+from streamfold.archive.read.change_feed import ChangeFeed, Changes, Followed, Follower, Wake
 from streamfold.archive.read.decoding import Decoding
-from streamfold.archive.read.follower import Followed, Follower, Wake
 from streamfold.archive.read.part_files import Cache, PartFiles, PartGoneError
 from streamfold.archive.read.plan import ChangesPlan, TablePlan, plan_changes, plan_table
 from streamfold.archive.read.rebuild import Rebuild, batches_of

@@ -41,7 +41,14 @@ if TYPE_CHECKING:
 
     from s2_sdk import S2
 
-    from streamfold.follow import RestorePlan, SnapshotInfo, Snapshots, SnapshotStore, Taken
+    from streamfold.follow import (
+        RestorePlan,
+        SnapshotInfo,
+        Snapshots,
+        SnapshotStore,
+        SnapshotTaker,
+        Taken,
+    )
     from streamfold.follow.clients.s2 import S2Client
 
 Work = Callable[..., Coroutine[Any, Any, None]]
@@ -86,6 +93,22 @@ def snapshot() -> None:
         sys.path.insert(0, here)  # for folds as module:function
 
 
+def _taker(s2: S2, ref: StreamRef, given: dict[str, Any], **more: Any) -> SnapshotTaker[Any]:
+    """Make the taker that the options describe."""
+    from streamfold.follow import SnapshotTaker
+
+    folding = fold_of(given)
+    return SnapshotTaker(
+        _client(s2, ref),
+        fold=folding.fold,
+        initial=folding.initial,
+        fold_name=folding.name,
+        snapshots=snapshots_of(given, ref),
+        keeping=retention_of(given),
+        **more,
+    )
+
+
 @verb("take", changes=True)
 @stream_argument
 @where_options
@@ -98,19 +121,10 @@ async def take(s2: S2, output: Output, ref: StreamRef, **given: Any) -> None:
     Exits with status 6, and says why, if it took none: no record arrived since the last one, or
     another process has just taken one.
     """
-    from streamfold.follow import Backoff, Outcome, SnapshotTaker
+    from streamfold.follow import Backoff, Outcome
 
-    folding = fold_of(given)
-    async with SnapshotTaker(
-        _client(s2, ref),
-        fold=folding.fold,
-        initial=folding.initial,
-        fold_name=folding.name,
-        snapshots=snapshots_of(given, ref),
-        keeping=retention_of(given),
-        backoff=Backoff(attempts=_ATTEMPTS),
-    ) as snapshotter:
-        taken = await snapshotter.take()
+    async with _taker(s2, ref, given, backoff=Backoff(attempts=_ATTEMPTS)) as taker:
+        taken = await taker.take()
     if taken.outcome is not Outcome.TAKEN:
         raise VerbFailedError(
             taken.outcome.replace("-", "_"),
@@ -141,23 +155,17 @@ async def run(
     **given: Any,
 ) -> None:
     """Keep taking snapshots, until interrupted; without limits, every 10,000 records."""
-    from streamfold.follow import Policy, SnapshotTaker
+    from streamfold.follow import Policy
 
     limits = (records, size, age, replay)
     policy = Policy(records, size, age, replay) if any(limits) else Policy()
-    folding = fold_of(given)
-    async with SnapshotTaker(
-        _client(s2, ref),
-        fold=folding.fold,
-        initial=folding.initial,
-        fold_name=folding.name,
-        snapshots=snapshots_of(given, ref),
-        policy=policy,
-        keeping=retention_of(given),
-        on_taken=lambda taken: _show_taken(output, taken),
-    ) as snapshotter:
-        output.note(f"follows {ref} from {snapshotter.state.cursor}")
-        await snapshotter.run()
+
+    def show(taken: Taken) -> None:
+        _show_taken(output, taken)
+
+    async with _taker(s2, ref, given, policy=policy, on_taken=show) as taker:
+        output.note(f"follows {ref} from {taker.state.cursor}")
+        await taker.run()
 
 
 @verb("restore")

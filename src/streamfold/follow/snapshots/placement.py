@@ -11,13 +11,16 @@ from streamfold.blob import BlobMeta, BlobStore, open_blob_store
 from streamfold.errors import BlobExistsError, InvalidError
 from streamfold.follow.encoding.codecs import Codec, JsonCodec
 from streamfold.follow.encoding.record_forms import form_named
-from streamfold.follow.snapshots.naming import CONTAINER, NAMINGS, Naming, find_naming
 from streamfold.follow.snapshots.snapshot_store import (
+    CONTAINER,
+    NAMINGS,
+    Naming,
     Placement,
     SnapshotInfo,
     Snapshots,
     SnapshotStore,
     Writing,
+    find_naming,
 )
 
 logger = logging.getLogger(__name__)

@@ -31,8 +31,7 @@ from streamfold.model.records import (
     metered_size,
 )
 from streamfold.records.columns import encode_append
-from streamfold.spark.stream.client import Streams
-from streamfold.spark.stream.connection import Connection, Endpoint, RetryDeadline
+from streamfold.spark.stream.client import Connection, Endpoint, RetryDeadline, Streams
 
 
 @dataclass(frozen=True, slots=True)

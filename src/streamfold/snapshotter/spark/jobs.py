@@ -37,7 +37,7 @@ from streamfold.snapshotter.spark.destinations import (
     DestinationSpec,
 )
 from streamfold.spark.buckets import BUCKET_BYTES
-from streamfold.spark.stream.connection import Endpoint
+from streamfold.spark.stream.client import Endpoint
 from streamfold.spark.stream.options import parse_source
 
 #: The most records in one diff: some hundred megabytes of changes, and seconds of work.

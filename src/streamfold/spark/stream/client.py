@@ -1,21 +1,248 @@
-"""The connector's calls to an S2 endpoint: names, tails, first records, positions, appends."""
+"""The connector's calls to an S2 endpoint, over one connection that retries transient failures."""
 
 from __future__ import annotations
 
-from urllib.parse import urlencode
+import json
+import ssl
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from urllib.parse import SplitResult, quote, urlencode, urlsplit
+
+import httpx
 
 from streamfold import errors
+from streamfold.backoff import pause_after
+from streamfold.errors import RetryLaterError, StreamfoldError
+from streamfold.http_client import build_request, cause_of, open_transport
 from streamfold.model.positions import StreamPosition
 from streamfold.model.records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
 from streamfold.records.columns import read_columns
-from streamfold.spark.stream.connection import (
-    Answer,
-    Connection,
-    TransientError,
-    code_of,
-    error_from_response,
-    stream_path,
-)
+from streamfold.spark.errors import EndpointUnavailableError, OptionError
+
+_PLACEHOLDER = "{basin}"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A basin at an S2 endpoint. Pickled with a plan for its tasks, so it holds no connection."""
+
+    #: Origin of the server; `{basin}` in it is replaced by the basin's name.
+    template: str
+    basin: str
+    token: str = field(default="", repr=False)
+    encryption_key: str = field(default="", repr=False)
+    #: Seconds for which a failed request is retried.
+    retry_timeout: float = 60.0
+    #: Certificates (PEM) to trust instead of the system's.
+    trusted: str = field(default="", repr=False)
+
+    def __post_init__(self) -> None:
+        parts = self._parts()
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
+            raise OptionError("endpoint", "must be an origin such as https://host:port, alone")
+        if parts.path not in ("", "/", "/v1") or parts.query:
+            raise OptionError("endpoint", "must be an origin such as https://host:port, no path")
+
+    @property
+    def url(self) -> httpx.URL:
+        parts = self._parts()
+        return httpx.URL(scheme=parts.scheme, host=parts.hostname, port=parts.port)
+
+    @property
+    def origin(self) -> str:
+        """For messages."""
+        return self.template.replace(_PLACEHOLDER, self.basin)
+
+    def headers(self) -> dict[str, str]:
+        """Headers of every request."""
+        found = {}
+        if _PLACEHOLDER not in self.template:
+            found["s2-basin"] = self.basin
+        if self.token:
+            found["authorization"] = f"Bearer {self.token}"
+        if self.encryption_key:
+            found["s2-encryption-key"] = self.encryption_key
+        return found
+
+    def _parts(self) -> SplitResult:
+        return urlsplit(self.origin)
+
+
+def stream_path(stream: str, *rest: str) -> str:
+    return "/".join(("/v1/streams", quote(stream, safe=""), *rest))
+
+
+#: Seconds to connect and to wait for the next bytes: above the 15 between two heartbeats.
+_IO_TIMEOUT = 20.0
+#: The least seconds to wait for the answer to a short request: servers pause for less.
+_ANSWER_TIMEOUT_MIN = 3.0
+#: Seconds before the second attempt, and the most between later ones.
+_WAIT_MIN, _WAIT_MAX = 0.05, 2.0
+#: Statuses of transient failures; 409 is one only with this code.
+_PASSING, _PASSING_CONFLICT = frozenset({408, 429, 500, 502, 503, 504}), "transaction_conflict"
+_BY_STATUS: dict[int, type[StreamfoldError]] = {
+    401: errors.UnauthenticatedError,
+    403: errors.PermissionDeniedError,
+    404: errors.NotFoundError,
+    409: errors.ConflictError,
+}
+
+
+class Answer(NamedTuple):
+    """A response, read to its end."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class TransientError(RetryLaterError):
+    """Worth another attempt."""
+
+
+@dataclass(slots=True)
+class RetryDeadline:
+    """When to stop retrying: after this many seconds without progress."""
+
+    seconds: float
+    _since: float | None = None
+    _failures: int = 0
+
+    @classmethod
+    def from_now(cls, seconds: float) -> RetryDeadline:
+        """Start the clock now: the first attempt may spend its time waiting for a silent server."""
+        return cls(seconds, time.monotonic())
+
+    def reset(self) -> None:
+        self._since, self._failures = None, 0
+
+    def wait(self, endpoint: Endpoint, error: StreamfoldError) -> None:
+        """Wait before the next attempt, or raise after the deadline."""
+        now = time.monotonic()
+        self._since = self._since if self._since is not None else now
+        if now - self._since >= self.seconds:
+            raise EndpointUnavailableError(endpoint.origin, self.seconds, error.message) from error
+        self._failures += 1
+        time.sleep(pause_after(self._failures, _WAIT_MIN, _WAIT_MAX))
+
+
+class Connection:
+    """Requests to one endpoint, one after the other. Close it, or use it as a context manager."""
+
+    def __init__(self, endpoint: Endpoint, io_timeout: float = _IO_TIMEOUT) -> None:
+        """`io_timeout`: seconds to connect and to wait for the next bytes."""
+        self.endpoint = endpoint
+        self._timeout = io_timeout
+        trusted = endpoint.trusted
+        tls = ssl.create_default_context(cadata=trusted) if trusted else None
+        self._http = open_transport(endpoint.url, tls)
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    def get(self, path: str, headers: Mapping[str, str] | None = None) -> Answer:
+        """Retry until the answer is not a transient failure."""
+        deadline = RetryDeadline.from_now(self.endpoint.retry_timeout)
+        while True:
+            try:
+                return self.attempt("GET", path, headers)
+            except TransientError as error:
+                deadline.wait(self.endpoint, error)
+
+    def attempt(
+        self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b""
+    ) -> Answer:
+        """Send once. After a `TransientError` the request may or may not have taken effect."""
+        response = self.open(method, path, headers, body)
+        answer = Answer(response.status_code, response.headers, read_body(response))
+        if is_transient(answer.status, answer.body):
+            raise TransientError(f"status {answer.status}: {message_of(answer.body)}")
+        return answer
+
+    def open(
+        self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b""
+    ) -> httpx.Response:
+        """Send once, and return the response before its body is read; close it."""
+        sent = {**self.endpoint.headers(), **(headers or {})}
+        url = self.endpoint.url
+        try:
+            return self._http.handle_request(
+                build_request(method, url, path, sent, body, timeout=self._timeout)
+            )
+        except httpx.TransportError as error:
+            cause = cause_of(error)
+            if not isinstance(cause, ssl.SSLCertVerificationError):
+                raise TransientError(_words(cause)) from error
+            raise OptionError(
+                "endpoint",
+                f"is {self.endpoint.origin}, whose certificate is not trusted ({cause.verify_message}):"
+                " name its authority in the option caFile, or in the variable SSL_CERT_FILE",
+            ) from error
+
+
+def read_body(response: httpx.Response) -> bytes:
+    """Read a response to its end."""
+    try:
+        return b"".join(response.iter_raw())
+    except httpx.TransportError as error:
+        raise TransientError(_words(cause_of(error))) from error
+    finally:
+        response.close()
+
+
+def answer_timeout(endpoint: Endpoint) -> float:
+    """Return the seconds to wait for the answer to a short request.
+
+    At most the time for retries, so that a server that drops packets is reported as soon as one that
+    refuses connections.
+    """
+    return min(_IO_TIMEOUT, max(_ANSWER_TIMEOUT_MIN, endpoint.retry_timeout))
+
+
+def is_transient(status: int, body: bytes) -> bool:
+    return status in _PASSING or (status == 409 and code_of(body) == _PASSING_CONFLICT)
+
+
+def error_from_response(what: str, status: int, body: bytes) -> StreamfoldError:
+    """Make the error for an answer that a retry would not change."""
+    kind = _BY_STATUS.get(status, errors.InvalidError)
+    return kind(f"{what} was refused with status {status}: {message_of(body)}")
+
+
+def code_of(body: bytes) -> str:
+    return str(_members(body).get("code", ""))
+
+
+def message_of(body: bytes) -> str:
+    """Return the message of an error's body, cut to fit a log line."""
+    members = _members(body)
+    if "message" in members:
+        return f"{members.get('code', '')}: {members['message']}"[:500]
+    return body[:200].decode(errors="replace")
+
+
+def _members(body: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(body)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
 
 PROTOBUF = "application/protobuf"
 _UNWRITTEN, _CONDITION_FAILED, _REDIRECT = 416, 412, 307

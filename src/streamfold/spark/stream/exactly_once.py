@@ -22,8 +22,7 @@ from streamfold.records.columns import Columns, encode_append, warm_up_columns
 from streamfold.records.plain import parse_record
 from streamfold.records.protobuf import fields, varint
 from streamfold.spark.errors import ReplayChangedError
-from streamfold.spark.stream.client import Streams
-from streamfold.spark.stream.connection import Connection, RetryDeadline
+from streamfold.spark.stream.client import Connection, RetryDeadline, Streams
 from streamfold.spark.stream.range_reads import Range, Wanted, read_range
 from streamfold.spark.stream.rows import arrow_schema, record_batch
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from streamfold.spark.errors import OptionError
-from streamfold.spark.stream.connection import Endpoint
+from streamfold.spark.stream.client import Endpoint
 
 #: Where a query starts or ends in each stream: a word for all, or a number for each.
 Positions: TypeAlias = str | Mapping[str, int]

@@ -11,8 +11,7 @@ from typing import TypeAlias
 from streamfold.errors import NotFoundError
 from streamfold.records.columns import read_columns
 from streamfold.spark.errors import DataLossError, OptionError, StreamGoneError
-from streamfold.spark.stream.client import Streams
-from streamfold.spark.stream.connection import Connection
+from streamfold.spark.stream.client import Connection, Streams
 from streamfold.spark.stream.options import (
     EARLIEST,
     EARLIEST_NUMBER,

@@ -19,11 +19,12 @@ from streamfold.errors import StreamfoldError
 from streamfold.http_client import cause_of
 from streamfold.records.columns import BytesColumn, Columns, HeaderColumn, read_columns
 from streamfold.spark.errors import DataLossError
-from streamfold.spark.stream.client import PROTOBUF, Streams
-from streamfold.spark.stream.connection import (
+from streamfold.spark.stream.client import (
+    PROTOBUF,
     Connection,
     Endpoint,
     RetryDeadline,
+    Streams,
     TransientError,
     error_from_response,
     is_transient,

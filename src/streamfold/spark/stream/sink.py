@@ -27,8 +27,7 @@ from streamfold.errors import InvalidError, OutcomeUnknownError, TooLargeError
 from streamfold.records.columns import warm_up_columns
 from streamfold.spark.carried_errors import CarriesErrors
 from streamfold.spark.errors import OptionError
-from streamfold.spark.stream.client import Streams
-from streamfold.spark.stream.connection import Connection, RetryDeadline
+from streamfold.spark.stream.client import Connection, RetryDeadline, Streams
 from streamfold.spark.stream.exactly_once import MARKER_RESERVE, Transaction
 from streamfold.spark.stream.options import SinkOptions
 from streamfold.spark.stream.rows import by_stream, check_columns, cut_batches, stage

@@ -35,7 +35,7 @@ from pyspark.sql.types import StructType
 
 from streamfold.records.columns import warm_up_columns
 from streamfold.spark.carried_errors import CarriesErrors
-from streamfold.spark.stream.connection import Connection, answer_timeout
+from streamfold.spark.stream.client import Connection, answer_timeout
 from streamfold.spark.stream.options import (
     EARLIEST,
     LATEST,

@@ -31,7 +31,7 @@ from streamfold.store.mount import Mount
 from streamfold.store.read.seek import apply_retention
 from streamfold.store.rows import BasinRow, CleanupRow, StateRow, StreamRow
 from streamfold.store.upkeep.due_times import DueTimes
-from streamfold.store.usage.storage import UsageKeeper
+from streamfold.store.usage.recorder import UsageKeeper
 
 logger = logging.getLogger(__name__)
 

@@ -27,8 +27,7 @@ from streamfold.store.engine.engine import first_row
 from streamfold.store.mount import Mount
 from streamfold.store.rows import LevelRow, StreamRow
 from streamfold.store.usage.held_bytes import LEVEL_HOURS
-from streamfold.store.usage.recorder import ACCOUNT, Hour
-from streamfold.store.usage.storage import USAGE_HOURS, UsageKeeper
+from streamfold.store.usage.recorder import ACCOUNT, USAGE_HOURS, Hour, UsageKeeper
 
 _HOUR, _MINUTE = 3600, 60
 

@@ -31,11 +31,6 @@ from streamfold.wire.text import SHOWN, decode_segment, parse_unsigned
 Name = TypeVar("Name", bound=str)
 
 
-def split_path(raw_path: str) -> tuple[str, ...]:
-    """The segments of a path that is still percent-encoded: names may contain slashes."""
-    return tuple(raw_path.removeprefix("/").split("/"))
-
-
 def parse_basin(segment: str) -> BasinName:
     """A basin that may exist: any that Durable Streams could have made."""
     return _parse_segment(segment, partial(parse_bucket_name, what="basin name"))

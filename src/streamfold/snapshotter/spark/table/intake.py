@@ -30,8 +30,7 @@ from streamfold.snapshotter.spark.jobs import TableJob
 from streamfold.snapshotter.spark.tasks.decode import DecodeReport, DecodeStep, decode
 from streamfold.snapshotter.spark.tasks.results import REPORT, TASK_RESULTS, raise_task_errors
 from streamfold.spark.errors import EndpointUnavailableError
-from streamfold.spark.stream.client import Streams
-from streamfold.spark.stream.connection import Connection, answer_timeout
+from streamfold.spark.stream.client import Connection, Streams, answer_timeout
 from streamfold.spark.stream.options import EARLIEST, LATEST, parse_source
 
 #: Seconds for which a short request is retried; a server that is silent for longer gets one.
