@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -15,10 +15,12 @@ from streamfold.archive.formats import Compression, Format, FormatType
 from streamfold.blob import BlobStore, DestinationType
 from streamfold.errors import BlobUnavailableError
 from streamfold.extensions import Extension, Registry
+from streamfold.follow import Codec, CodecType
 from streamfold.snapshotter.decoding import ChangeDecoder, DecoderType
 from streamfold.testing import (
     BlobStoreConformance,
     ChangeDecoderConformance,
+    CodecConformance,
     DestinationConformance,
     EventSinkConformance,
     FormatConformance,
@@ -124,6 +126,12 @@ def test_urls_of_an_installed_destination_are_known_to_the_command_line(
     assert shown.error["code"] == "manifest_not_found"
     unknown = Shell({})("archive", "show", "disc://somewhere", "--json")
     assert unknown.error["message"].endswith("memory:, file:///, s3://, gs://, az://, disk://")
+
+
+class TestZlibCodec(CodecConformance):
+    @pytest.fixture
+    def codec(self, installed: Path) -> Codec[Any]:
+        return found("streamfold.codecs", CodecType, "json-zlib").open()
 
 
 class FileProbe(SinkProbe):

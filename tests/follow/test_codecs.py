@@ -7,13 +7,14 @@ import pyarrow as pa
 import pytest
 
 from streamfold.blob import open_blob_store
-from streamfold.follow import BytesCodec, Codec, JsonCodec, MsgpackCodec
+from streamfold.follow import CODECS, BytesCodec, Codec, JsonCodec, MsgpackCodec
 from streamfold.follow.encoding.arrow_codec import ArrowCodec
 from streamfold.follow.encoding.container import Description, pack, unpack
 from streamfold.follow.encoding.stream_writer import regroup
 from streamfold.follow.errors import SnapshotCorruptError
 from streamfold.follow.snapshots.placement import BlobSnapshots
 from streamfold.follow.snapshots.policy import prune
+from streamfold.testing import CodecConformance
 
 
 class Stock(msgspec.Struct):
@@ -33,6 +34,42 @@ STATES: list[tuple[Codec[Any], Any]] = [
     (ArrowCodec(rows_per_batch=1000), TABLE),
     (ArrowCodec(), TABLE.slice(0, 0)),
 ]
+
+
+class TestJson(CodecConformance):
+    @pytest.fixture
+    def codec(self) -> Codec[Any]:
+        return CODECS.get("json").open()
+
+
+class TestMsgpack(CodecConformance):
+    @pytest.fixture
+    def codec(self) -> Codec[Any]:
+        return CODECS.get("msgpack").open()
+
+
+class TestBytes(CodecConformance):
+    notices_cuts = False
+
+    @pytest.fixture
+    def codec(self) -> Codec[Any]:
+        return CODECS.get("bin").open()
+
+    def states(self) -> list[Any]:
+        return [b"", bytes(range(256)) * 20_000]
+
+
+class TestArrow(CodecConformance):
+    @pytest.fixture
+    def codec(self) -> Codec[Any]:
+        return CODECS.get("arrow").open()
+
+    def states(self) -> list[Any]:
+        return [TABLE, TABLE.slice(0, 0)]
+
+
+def test_a_codec_has_the_name_that_it_is_registered_under() -> None:
+    assert [codec.open().name for codec in CODECS] == list(CODECS.ids())
 
 
 @pytest.mark.parametrize(("codec", "state"), STATES)

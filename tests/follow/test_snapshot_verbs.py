@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from s2_sdk import S2, AppendInput, Endpoints, Record
 
+from tests.distributions import install_example
 from tests.interop.serving import serving
 
 BASIN = "verbs-basin"
@@ -75,6 +76,22 @@ class Verbs:
 @pytest.fixture
 def verbs(variables: dict[str, str], tmp_path: Path, request: pytest.FixtureRequest) -> Verbs:
     return Verbs(variables, request.node.name, tmp_path)
+
+
+async def test_a_codec_of_an_installed_package_is_offered_and_used(
+    verbs: Verbs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(install_example(tmp_path / "site-packages")))
+    assert "--codec [json|msgpack|json-zlib]" in verbs.ok("take", "--help")
+    where = ["--snapshots", f"file://{tmp_path}/snapshots", "--codec", "json-zlib"]
+    fold = ["--fold", "last-value", "--key-field", "id"]
+    await verbs.append('{"id":"a","n":1}')
+    verbs.ok("take", *where, *fold)
+    assert [file.suffix for file in (tmp_path / "snapshots").glob("*.*")] == [".json-zlib"]
+    assert json.loads(verbs.ok("restore", *where, *fold)) == {"a": {"id": "a", "n": 1}}
+    status, _, err = verbs.run("restore", *where[:2], "--codec", "json-zlip", *fold)
+    assert status == 2
+    assert "'json-zlip' must be one of json, msgpack, json-zlib; did you mean json-zlib?" in err
 
 
 async def test_external_snapshots_from_take_to_prune(verbs: Verbs, tmp_path: Path) -> None:

@@ -6,7 +6,14 @@ from streamfold.extras import lazy_exports
 from streamfold.follow.clients.client import Appended, StreamClient, StreamRecord
 from streamfold.follow.clients.feed import Backoff
 from streamfold.follow.clients.memory import MemoryStream
-from streamfold.follow.encoding.codecs import BytesCodec, Codec, JsonCodec, MsgpackCodec
+from streamfold.follow.encoding.codecs import (
+    CODECS,
+    BytesCodec,
+    Codec,
+    CodecType,
+    JsonCodec,
+    MsgpackCodec,
+)
 from streamfold.follow.errors import (
     HistoryTrimmedError,
     SnapshotAheadError,
@@ -56,6 +63,8 @@ __all__ = [
     "ServerSnapshots",
     "Placement",
     "Codec",
+    "CodecType",
+    "CODECS",
     "JsonCodec",
     "MsgpackCodec",
     "BytesCodec",

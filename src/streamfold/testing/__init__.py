@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     )
     from streamfold.testing.blob_kit import BlobStoreConformance
     from streamfold.testing.change_decoder_kit import ChangeDecoderConformance, Sample
+    from streamfold.testing.codec_kit import CodecConformance
     from streamfold.testing.destination_kit import DestinationConformance
     from streamfold.testing.engine_faults import CommitFault, FaultyEngine
     from streamfold.testing.event_faults import (
@@ -49,6 +50,7 @@ else:
             "BlobStoreConformance": "blob_kit",
             "ChangeDecoderConformance": "change_decoder_kit",
             "Sample": "change_decoder_kit",
+            "CodecConformance": "codec_kit",
             "DestinationConformance": "destination_kit",
             "EventSinkConformance": "event_sink_kit",
             "SinkProbe": "event_sink_kit",
@@ -84,6 +86,7 @@ __all__ = [
     "BlobStoreConformance",
     "ChangeDecoderConformance",
     "Sample",
+    "CodecConformance",
     "DestinationConformance",
     "EventSinkConformance",
     "SinkProbe",

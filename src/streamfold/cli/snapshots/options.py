@@ -9,6 +9,7 @@ import click
 
 from streamfold.cli.connection import current_token
 from streamfold.cli.parameters import Duration
+from streamfold.extensions import must_be_one_of
 from streamfold.model.names import StreamRef
 
 if TYPE_CHECKING:
@@ -16,6 +17,27 @@ if TYPE_CHECKING:
     from streamfold.follow.restore.replay import FoldSpec
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class CodecName(click.ParamType[str]):
+    """The id of a codec for states that are JSON; codecs are loaded for help and errors alone."""
+
+    name = "codec"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return f"[{'|'.join(self._ids())}]"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from streamfold.follow import CODECS
+
+        if value in CODECS and CODECS.get(value).takes_json:
+            return value
+        raise self.fail(f"{value!r} {must_be_one_of(self._ids(), value)}.", param, ctx)
+
+    def _ids(self) -> list[str]:
+        from streamfold.follow import CODECS
+
+        return [codec.id for codec in CODECS if codec.takes_json]
 
 
 def _options(*options: Callable[[F], F]) -> Callable[[F], F]:
@@ -53,7 +75,7 @@ where_options = _options(
     ),
     click.option(
         "--codec",
-        type=click.Choice(["json", "msgpack"]),
+        type=CodecName(),
         default="json",
         show_default=True,
         help="How states are written.",
@@ -104,10 +126,10 @@ def retention_of(given: dict[str, Any]) -> RetentionRules:
 
 def snapshots_of(given: dict[str, Any], ref: StreamRef) -> Snapshots[Any]:
     """Build the snapshots of the stream `ref` from `where_options`."""
-    from streamfold.follow import JsonCodec, MsgpackCodec, auto, external, in_stream
+    from streamfold.follow import CODECS, auto, external, in_stream
 
     where, shape, trim = given["where"], given["shape"], not given["no_trim"]
-    codec = JsonCodec[Any]() if given["codec"] == "json" else MsgpackCodec[Any]()
+    codec = CODECS.get(given["codec"]).open()
     if where == "in-stream":
         return in_stream(codec=codec, shape=shape, trim=trim)
     if where == "auto":

@@ -7,11 +7,13 @@ large state must not be held twice.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
+from streamfold.extensions import Extension, Registry
 from streamfold.follow.errors import (
     SnapshotCorruptError,
     SnapshotFoldError,
@@ -41,6 +43,16 @@ class Codec(Protocol[S]):
     def decode(self, pieces: Iterator[bytes]) -> S:
         """Build the state; the caller keeps no piece, so that each can be freed after use."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecType(Extension):
+    """Declares a codec, whose name is the id: `--codec <id>` selects it."""
+
+    open: Callable[[], Codec[Any]]
+    #: Whether it takes whatever JSON can say: objects, lists, text, numbers. Folds of the command
+    #: line have such states.
+    takes_json: bool = True
 
 
 class JsonCodec(Generic[S]):
@@ -118,3 +130,32 @@ def check_fold(name: str, made_with: str | None, fold: str | None) -> None:
     """Raise SnapshotFoldError if another fold made the snapshot `name`; unnamed folds fit all."""
     if made_with is not None and fold is not None and made_with != fold:
         raise SnapshotFoldError(name, made_with, fold)
+
+
+def _open_arrow() -> Codec[Any]:
+    from streamfold.follow.encoding.arrow_codec import ArrowCodec  # loads pyarrow
+
+    return ArrowCodec()
+
+
+JSON = CodecType(id="json", summary="JSON", open=JsonCodec)
+MSGPACK = CodecType(id="msgpack", summary="msgpack: smaller, and takes bytes", open=MsgpackCodec)
+BYTES = CodecType(
+    id="bin", summary="states that are bytes already", open=BytesCodec, takes_json=False
+)
+ARROW = CodecType(
+    id="arrow", summary="Arrow tables, as an IPC stream", open=_open_arrow, takes_json=False
+)
+
+#: Every codec that can be named.
+CODECS = Registry(
+    "streamfold.codecs",
+    "codec",
+    CodecType,
+    {
+        "json": f"{__name__}:JSON",
+        "msgpack": f"{__name__}:MSGPACK",
+        "bin": f"{__name__}:BYTES",
+        "arrow": f"{__name__}:ARROW",
+    },
+)
