@@ -25,11 +25,11 @@ from streamfold.errors import InvalidError, RetryLaterError
 if TYPE_CHECKING:  # exists only in obstore's stubs
     from obstore.store import S3Credential
 
-#: For how long credentials may be kept before they are asked for again: botocore renews ten minutes
-#: before the end at the latest, so what it hands out is good for this long.
+#: How long credentials may be cached: botocore renews them at the latest ten minutes before they
+#: expire, so what it returns is valid for this long.
 LIFETIME: Final = timedelta(minutes=10)
 #: Limits of a request to a service that gives credentials, STS or a sign-in portal: botocore's own are
-#: minutes, and who waits may be a person at a terminal. In seconds; one lost packet is no error.
+#: minutes, and a person at a terminal may be waiting. In seconds; one lost packet is not an error.
 _REQUEST_LIMITS: Final = {
     "connect_timeout": 3,
     "read_timeout": 10,

@@ -144,15 +144,16 @@ class BlobStore(ABC):
         """Replace the blob durably only if its etag is `etag`, and return the new one; of any
         number of racing callers with one etag, in one process or many, at most one succeeds.
 
-        Raises `BlobChangedError` when the blob is another one by now, `BlobNotFoundError` when
-        there is none. An etag may depend on the bytes alone, so bytes that never repeat are the
-        caller's business, and so is to write such a blob by conditional calls only.
+        Raises `BlobChangedError` when the blob was replaced meanwhile, `BlobNotFoundError` when
+        there is none. An etag may depend on the bytes alone, so the caller must never repeat bytes,
+        and must write such a blob by conditional calls only.
         """
 
     @abstractmethod
     async def get_with_etag(self, key: str) -> tuple[bytes, str]:
-        """Return the whole blob, durable by now, and the etag of just these bytes for
-        `put_if_match`: whoever builds on them does not build on what a power cut may undo.
+        """Return the whole blob, and the etag of just these bytes for `put_if_match`.
+
+        The blob is durable when this returns, so a power cut cannot undo what the caller builds on.
         """
 
     @abstractmethod
@@ -167,8 +168,8 @@ class BlobStore(ABC):
     def stream(self, key: str, chunk_size: int = DEFAULT_CHUNK_SIZE) -> AsyncIterator[bytes]:
         """Yield the blob in pieces of `chunk_size` bytes, the last one shorter.
 
-        All pieces are of one version: a blob replaced meanwhile goes on as it was, or breaks off
-        with `BlobUnavailableError`.
+        All pieces are of one version: if the blob is replaced meanwhile, the old one continues, or
+        the stream ends with `BlobUnavailableError`.
         """
 
     @abstractmethod

@@ -65,8 +65,8 @@ class DurableTree:
         Raises `FileExistsError` if the name is taken and `replace` is not set, once that name is
         itself on disk; `BlobOutcomeUnknownError` if the name is given but may not be on disk.
         """
-        # The kernel's own stamp is coarse: two files that follow each other within a tick, the
-        # second in the first one's inode, could not be told apart.
+        # The kernel's own timestamps are coarse: two files written within one tick, the second in
+        # the first one's inode, would look the same.
         stamp = time.time_ns()
         os.utime(draft.descriptor, ns=(stamp, stamp))
         self._fsync(draft.descriptor)

@@ -6,7 +6,7 @@ included, so none of that text is passed on: a `FailedRequest` keeps a status, a
 phrase of ours. Nor is the exception chained, because every traceback would show it.
 
 Only the text distinguishes a refused connection from a lost answer (upstream defect 15). Where a
-pattern below does not match, the failure counts as `DOUBTFUL`, which is always safe to say.
+pattern below does not match, the failure counts as `OUTCOME_UNKNOWN`, which is always safe to say.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class FailureKind(enum.Enum):
     NOT_SENT = "not sent"
     REFUSED = "refused"
     BEYOND_END = "beyond end"
-    OUTCOME_UNKNOWN = "doubtful"
+    OUTCOME_UNKNOWN = "outcome unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +100,11 @@ def read_error(store: str, key: str, failure: FailedRequest) -> StreamfoldError:
     return BlobUnavailableError(f"cannot read {what}: {failure.reason}")
 
 
-def write_error(store: str, key: str, failure: FailedRequest, *, doubtful: bool) -> StreamfoldError:
-    """Return the error for a write that was given up, `doubtful` if any attempt may have worked."""
-    if doubtful:
+def write_error(
+    store: str, key: str, failure: FailedRequest, *, outcome_unknown: bool
+) -> StreamfoldError:
+    """Return the error for a write that was given up; set `outcome_unknown` if one may have worked."""
+    if outcome_unknown:
         return BlobOutcomeUnknownError(
             f"blob {key!r} in {store} may or may not have been written: {failure.reason}; "
             "read it back before repeating"

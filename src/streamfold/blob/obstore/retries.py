@@ -85,13 +85,13 @@ class WriteRetries:
 
         `attempt` sends one request; its argument says whether an earlier one may have worked.
         """
-        doubtful = False
+        outcome_unknown = False
         pauses = self._limits.pauses()
-        while isinstance(result := await attempt(doubtful), FailedRequest):
-            doubtful = doubtful or result.kind is FailureKind.OUTCOME_UNKNOWN
+        while isinstance(result := await attempt(outcome_unknown), FailedRequest):
+            outcome_unknown = outcome_unknown or result.kind is FailureKind.OUTCOME_UNKNOWN
             pause = next(pauses, None)
             if pause is None or not result.is_retryable:
-                raise write_error(self._name, key, result, doubtful=doubtful)
+                raise write_error(self._name, key, result, outcome_unknown=outcome_unknown)
             await self._sleep(pause)
         return result
 

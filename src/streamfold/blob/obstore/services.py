@@ -121,7 +121,7 @@ def _s3_config(options: Mapping[str, Any], environment: Mapping[str, str]) -> di
 
 
 def _allows_http(config: Mapping[str, Any]) -> bool:
-    """Whether requests may go out in the clear: asked for, or told by the endpoint."""
+    """Whether requests may be sent without TLS: by the option, or by the scheme of the endpoint."""
     asked = str(config.get(_ALLOW_HTTP, "")).lower() == "true"
     return asked or str(config.get("endpoint", "")).startswith("http://")
 

@@ -168,18 +168,18 @@ class ConditionalWriter:
         """Write `data` unless a blob exists that this call did not write."""
         write_id = self._new_write_id()
         return await self._attempts.repeat(
-            key, lambda doubtful: self._create(key, data, write_id, doubtful)
+            key, lambda outcome_unknown: self._create(key, data, write_id, outcome_unknown)
         )
 
     async def put_if_match(self, key: str, data: bytes, etag: str) -> str:
         """Write `data` over the blob with `etag`, or over one that this call wrote."""
         write_id = self._new_write_id()
         return await self._attempts.repeat(
-            key, lambda doubtful: self._swap(key, data, etag, write_id, doubtful)
+            key, lambda outcome_unknown: self._swap(key, data, etag, write_id, outcome_unknown)
         )
 
     async def _create(
-        self, key: str, data: bytes, write_id: str, doubtful: bool
+        self, key: str, data: bytes, write_id: str, outcome_unknown: bool
     ) -> str | FailedRequest:
         request = self._single.put_async(key, data, mode="create", attributes={WRITE_ID: write_id})
         result = await send(request)
@@ -189,17 +189,17 @@ class ConditionalWriter:
             return result
         # S3 sends 409 while another conditional write runs, which may yet fail, and Azure for
         # "exists"; any other refusal is final unless the outcome of an earlier attempt is unknown.
-        if not doubtful and result.status != 409:
+        if not outcome_unknown and result.status != 409:
             raise self._exists(key)
         found = await self._find(key)
         if found is None:
-            return self._unless_outcome_unknown(key, result, doubtful)
+            return self._unless_outcome_unknown(key, result, outcome_unknown)
         if found[0] != write_id:
             raise self._exists(key)
         return found[1]
 
     async def _swap(
-        self, key: str, data: bytes, etag: str, write_id: str, doubtful: bool
+        self, key: str, data: bytes, etag: str, write_id: str, outcome_unknown: bool
     ) -> str | FailedRequest:
         condition: UpdateVersion = (
             {"e_tag": etag} if self._swap_field == "e_tag" else {"version": etag}
@@ -212,20 +212,20 @@ class ConditionalWriter:
             return result
         if result.kind is not FailureKind.CHANGED:
             return result
-        return await self._settle_swap(key, write_id, result, doubtful)
+        return await self._settle_swap(key, write_id, result, outcome_unknown)
 
     async def _settle_swap(
-        self, key: str, write_id: str, failure: FailedRequest, doubtful: bool
+        self, key: str, write_id: str, failure: FailedRequest, outcome_unknown: bool
     ) -> str | FailedRequest:
         """Return the new etag if the stored blob is ours; raise why if it is not."""
-        if failure.status == 404 and not doubtful:
+        if failure.status == 404 and not outcome_unknown:
             raise self._gone(key)
-        if failure.status == 412 and not doubtful:
+        if failure.status == 412 and not outcome_unknown:
             raise self._changed(key)
         found = await self._find(key)
-        if found is None and not doubtful:
+        if found is None and not outcome_unknown:
             raise self._gone(key)
-        if found is None or (doubtful and found[0] != write_id):
+        if found is None or (outcome_unknown and found[0] != write_id):
             raise BlobOutcomeUnknownError(
                 f"blob {key!r} in {self._name} was replaced, by this call or by another one: "
                 "read it back before repeating"
@@ -244,9 +244,9 @@ class ConditionalWriter:
         return None if etag is None else (found.attributes.get(WRITE_ID), etag)
 
     def _unless_outcome_unknown(
-        self, key: str, failure: FailedRequest, doubtful: bool
+        self, key: str, failure: FailedRequest, outcome_unknown: bool
     ) -> FailedRequest:
-        if doubtful:
+        if outcome_unknown:
             raise BlobOutcomeUnknownError(
                 f"blob {key!r} in {self._name} exists after a repeated attempt and cannot be read "
                 "back: it may or may not be from this call; read it before repeating"
@@ -346,4 +346,4 @@ class ObjectWriter:
             failure = classify_error(error)
         # Nothing is visible before the request that completes the upload; obstore retried that
         # one, so any answer to it, even "no such upload", may hide a success.
-        raise write_error(self._name, key, failure, doubtful=not failure.before_completion)
+        raise write_error(self._name, key, failure, outcome_unknown=not failure.before_completion)
