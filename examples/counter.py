@@ -50,7 +50,7 @@ async def run(stream: S2Stream) -> None:
     def tell(taken: Taken) -> None:
         if taken.outcome is Outcome.TAKEN:
             saved.set()
-            print(f"  snapshot of everything before {taken.cursor}, as one {taken.place}")
+            print(f"  snapshot of everything before {taken.cursor}, as one {taken.placement}")
 
     async with (
         SnapshotTaker(

@@ -64,7 +64,7 @@ async def test_snapshots_in_the_stream_and_readers_before_and_after_the_trim(siz
             async with ledger.follow() as early:
                 async with ledger.snapshotter(in_stream(), sizes=sizes) as snapshotter:
                     taken = await snapshotter.take()
-                assert taken.place is (Placement.RECORD if sizes is None else Placement.FRAMED)
+                assert taken.placement is (Placement.RECORD if sizes is None else Placement.FRAMED)
                 await until_trimmed(client, taken.cursor)
                 await ledger.add(10)
                 assert await ledger.restored() == ledger.expected

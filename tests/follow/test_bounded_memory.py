@@ -33,7 +33,7 @@ async def main():
         async with SnapshotTaker(
             stream, fold=grow, initial=empty, snapshots=in_stream(codec=codec)
         ) as snapshotter:
-            print((await snapshotter.take()).place)
+            print((await snapshotter.take()).placement)
 
 asyncio.run(main())
 """

@@ -57,7 +57,11 @@ async def test_an_external_snapshot_is_loaded_and_read_on_from(
     snapshots = external(blobs, prefix="orders")
     async with ledger.snapshotter(snapshots) as snapshotter:
         taken = await snapshotter.take()
-    assert (taken.outcome, taken.cursor, taken.place) == (Outcome.TAKEN, 100, Placement.EXTERNAL)
+    assert (taken.outcome, taken.cursor, taken.placement) == (
+        Outcome.TAKEN,
+        100,
+        Placement.EXTERNAL,
+    )
     assert [meta.key async for meta in blobs.list()] == ["orders/00000000000000000100.json"]
     await ledger.add(5)
     async with ledger.follow(snapshots) as state:
@@ -70,7 +74,7 @@ async def test_an_external_snapshot_is_loaded_and_read_on_from(
 async def test_a_single_record_snapshot_becomes_the_head(ledger: Ledger) -> None:
     await ledger.add(10)
     async with ledger.snapshotter(in_stream()) as snapshotter:
-        assert (await snapshotter.take()).place is Placement.RECORD
+        assert (await snapshotter.take()).placement is Placement.RECORD
     assert [record.seq_num for record in await ledger.stream.peek(0, 10)] == [11]
     await ledger.add(2)
     async with ledger.follow() as state:
@@ -91,7 +95,7 @@ async def test_a_framed_snapshot_restores_with_the_deltas_between_its_frames() -
 
     watched.before = interleave
     async with ledger.snapshotter(in_stream(), watched, sizes=SMALL) as snapshotter:
-        assert (await snapshotter.take()).place is Placement.FRAMED
+        assert (await snapshotter.take()).placement is Placement.FRAMED
     head = (await ledger.stream.peek(0, 1))[0]
     assert head.seq_num == 30
     assert len(ledger.expected) > 36

@@ -89,7 +89,7 @@ async def test_a_stream_that_never_rests_does_not_outrun_the_snapshot(
     watched.before = lambda number: ledger.add(1)
     async with ledger.snapshotter(in_stream(), watched, sizes=sizes) as snapshotter:
         taken = await snapshotter.take()
-        assert (taken.outcome, taken.place) == (Outcome.TAKEN, Placement.FRAMED)
+        assert (taken.outcome, taken.placement) == (Outcome.TAKEN, Placement.FRAMED)
         head = (await ledger.stream.peek(0, 1))[0]
         assert head.seq_num == taken.cursor > 20
         await snapshotter.state.catch_up()
@@ -117,7 +117,7 @@ async def test_a_large_state_claims_its_cursor_before_it_is_encoded(ledger: Ledg
         await asyncio.gather(*others)
         second = await snapshotter.take()
     await asyncio.gather(*others)
-    assert (first.place, second.place) == (Placement.FRAMED, Placement.FRAMED)
+    assert (first.placement, second.placement) == (Placement.FRAMED, Placement.FRAMED)
     frames = [
         r for r in await ledger.stream.peek(0, 1000) if b"streamfold-index" in dict(r.headers)
     ]
@@ -165,7 +165,7 @@ async def test_framed_snapshots_without_trimming_are_found_from_the_tail(ledger:
     untrimmed = in_stream(trim=False)
     async with ledger.snapshotter(untrimmed, sizes=Sizes(record=64, frame=2000)) as snapshotter:
         await ledger.add(2500)
-        assert (await snapshotter.take()).place is Placement.FRAMED
+        assert (await snapshotter.take()).placement is Placement.FRAMED
         await ledger.add(1200)
     async with ledger.follow(untrimmed) as state:
         assert state.value["seen"] == ledger.expected
@@ -182,7 +182,7 @@ async def test_a_trim_that_has_not_taken_effect_does_not_make_a_restore_replay_e
     await ledger.add(records)
     sizes = Sizes(record=64, frame=10 * records) if placement is Placement.FRAMED else Sizes()
     async with ledger.snapshotter(in_stream(), sizes=sizes) as snapshotter:
-        assert (await snapshotter.take()).place is placement
+        assert (await snapshotter.take()).placement is placement
     await ledger.add(2)
     async with ledger.follow() as state:
         assert state.plan.first == 0
@@ -288,7 +288,7 @@ async def test_a_state_that_outgrows_one_record_moves_to_frames_by_itself(ledger
             body = str(len(ledger.expected)) * 450_000
             await ledger.stream.append([Record(body[:450_000].encode())])
             ledger.expected.append(body[:450_000])
-            assert (await snapshotter.take()).place is expected
+            assert (await snapshotter.take()).placement is expected
             assert await ledger.restored() == ledger.expected
 
 
@@ -297,9 +297,9 @@ async def test_auto_moves_outside_when_the_state_outgrows_one_record(
 ) -> None:
     async with ledger.snapshotter(auto(blobs), sizes=SMALL) as snapshotter:
         await ledger.add(3)
-        assert (await snapshotter.take()).place is Placement.RECORD
+        assert (await snapshotter.take()).placement is Placement.RECORD
         await ledger.add(30)
-        assert (await snapshotter.take()).place is Placement.EXTERNAL
+        assert (await snapshotter.take()).placement is Placement.EXTERNAL
     assert await ledger.restored(auto(blobs)) == ledger.expected
 
 

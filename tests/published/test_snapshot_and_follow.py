@@ -110,7 +110,7 @@ async def test_e16_a_snapshot_in_one_plain_record_is_restored_from(stream: Strea
 async def test_e16_a_snapshot_is_written_as_one_plain_record(stream: Stream) -> None:
     async with SnapshotTaker(stream, **options(in_stream(shape="plain"))) as snapshotter:
         taken = await snapshotter.take()
-    assert (taken.outcome, taken.cursor, taken.place) == (Outcome.TAKEN, 1000, "record")
+    assert (taken.outcome, taken.cursor, taken.placement) == (Outcome.TAKEN, 1000, "record")
     (record,) = (await stream.read(start=SeqNum(1001))).records
     assert not record.headers
     assert json.loads(record.body) == {
@@ -138,7 +138,7 @@ async def test_e17_a_framed_snapshot_interleaves_with_changes(stream: Stream) ->
     busy: dict[str, Any] = {"fold": padded, "initial": dict, "progress": lambda _: None}
     async with SnapshotTaker(stream, **busy, snapshots=in_stream()) as snapshotter:
         taken = await snapshotter.take()
-        assert (taken.outcome, taken.cursor, taken.place) == (Outcome.TAKEN, 1000, "framed")
+        assert (taken.outcome, taken.cursor, taken.placement) == (Outcome.TAKEN, 1000, "framed")
         await stream.append(AppendInput([change(1000)]))
     first = (await stream.read(start=SeqNum(1000))).records[0]
     assert dict(first.headers)[b"streamfold-covers-before"] == b"1000"

@@ -57,8 +57,8 @@ class Follower(Generic[S]):
     ) -> None:
         self._client = client
         self._backoff = backoff or Backoff()
-        self._intake = Replay(folding, snapshots.codec, buffer_bytes=buffer_bytes)
-        self._restorer = Restorer(client, snapshots, self._intake, progress or TerminalBar())
+        self._replay = Replay(folding, snapshots.codec, buffer_bytes=buffer_bytes)
+        self._restorer = Restorer(client, snapshots, self._replay, progress or TerminalBar())
         self._ready: deque[StreamRecord] = deque()
         self._jumped = False
         self._feed: Feed | None = None
@@ -67,12 +67,12 @@ class Follower(Generic[S]):
     @property
     def value(self) -> S:
         """The state, with everything before `cursor`."""
-        return self._intake.value
+        return self._replay.value
 
     @property
     def cursor(self) -> int:
         """First seq_num that the state does not have."""
-        return self._ready[0].seq_num if self._ready else self._intake.position
+        return self._ready[0].seq_num if self._ready else self._replay.position
 
     @property
     def plan(self) -> RestorePlan:
@@ -82,9 +82,9 @@ class Follower(Generic[S]):
         return self._plan
 
     @property
-    def intake(self) -> Replay[S]:
-        """What is known about the state and the snapshots of it; for snapshotters."""
-        return self._intake
+    def replay(self) -> Replay[S]:
+        """The state and what is known of its snapshots; for snapshot takers."""
+        return self._replay
 
     @property
     def speed(self) -> float | None:
@@ -119,7 +119,7 @@ class Follower(Generic[S]):
                 return Change(self.cursor, 0, (), b"", restored=True)
             if self._ready:
                 record = self._ready[0]
-                self._intake.apply_one(record)
+                self._replay.apply_one(record)
                 self._ready.popleft()
                 return Change(record.seq_num, record.timestamp, record.headers, record.body)
             await self._fill()
@@ -130,7 +130,7 @@ class Follower(Generic[S]):
             return False
         deltas = list(self._ready)
         self._ready.clear()
-        self._intake.apply(deltas)
+        self._replay.apply(deltas)
         return True
 
     async def catch_up(self) -> None:
@@ -145,12 +145,12 @@ class Follower(Generic[S]):
         That record is at `at_most` or before. None if it can no longer be reached: the stream was
         trimmed, and the state restored from another snapshot.
         """
-        while (parts := self._intake.frames.open.get(snapshot)) is None:
-            if self._jumped or self._intake.position > at_most:
+        while (parts := self._replay.frames.open.get(snapshot)) is None:
+            if self._jumped or self._replay.position > at_most:
                 return None
             await self._fill()
         while self._ready and self._ready[0].seq_num < parts.began_at:
-            self._intake.apply_one(self._ready.popleft())
+            self._replay.apply_one(self._ready.popleft())
         return parts
 
     async def pause(self) -> None:
@@ -160,7 +160,7 @@ class Follower(Generic[S]):
         acknowledgements of the same client wait behind them.
         """
         if self._feed is not None:
-            await self._feed.seek(self._intake.position)
+            await self._feed.seek(self._replay.position)
 
     async def _fill(self, max_wait: float | None = None) -> bool:
         if self._feed is None:
@@ -168,13 +168,13 @@ class Follower(Generic[S]):
         batch = await self._feed.next(max_wait)
         if batch is None:
             return False
-        if self._intake.is_gap(batch):
+        if self._replay.is_gap(batch):
             await self._feed.close()
             self._feed = None
             self._plan, self._feed = await self._restorer.restore(self._backoff)
             self._jumped = True
         else:
-            self._ready.extend(self._intake.sift(batch))
+            self._ready.extend(self._replay.sift(batch))
         return True
 
 

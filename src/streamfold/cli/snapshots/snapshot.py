@@ -279,10 +279,10 @@ def _show_taken(output: Output, taken: Taken) -> None:
     shape: Shape = {
         "outcome": taken.outcome,
         "cursor": taken.cursor,
-        "place": taken.place,
+        "place": taken.placement,
         "reason": taken.reason,
     }
-    where = f"  {taken.place}" if taken.place else ""
+    where = f"  {taken.placement}" if taken.placement else ""
     output.show(shape, f"{taken.outcome}  {taken.cursor}{where}")
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 #: Seconds of a restore before a bar appears: a short one shows nothing.
-_PATIENCE = 1.0
+_DELAY = 1.0
 #: Seconds between two updates of the bar.
 _INTERVAL = 0.1
 _WIDTH = 30
@@ -44,7 +44,7 @@ class TerminalBar:
         now = self._clock()
         if progress.phase == "done":
             self._clear()
-        elif now - self._began > _PATIENCE and now - self._drawn_at > _INTERVAL:
+        elif now - self._began > _DELAY and now - self._drawn_at > _INTERVAL:
             self._drawn_at = now
             self._draw(progress)
 

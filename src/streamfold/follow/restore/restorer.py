@@ -49,7 +49,7 @@ class Restorer(Generic[S]):
     ) -> None:
         self._client = client
         self._snapshots = snapshots
-        self._intake = replay
+        self._replay = replay
         self._backoff = Backoff()
         self._report = report
         self._skipped: list[Skipped] = []
@@ -65,7 +65,7 @@ class Restorer(Generic[S]):
             plan = await make_plan(self._client, self._snapshots, self._backoff, self._skipped)
             first = plan.first
             if await self._prepare(plan):
-                feed = await self._replay(plan)
+                feed = await self._replay_records(plan)
                 if feed is not None:
                     self._report(Progress("done", plan.records, plan.records))
                     return plan, feed
@@ -75,9 +75,9 @@ class Restorer(Generic[S]):
         """Start the replay as planned; False when the snapshot proved unusable."""
         info, store = plan.snapshot, self._snapshots.store
         if plan.searching:
-            self._intake.search_from(plan.read_from)
+            self._replay.search_from(plan.read_from)
         elif info is None or store is None:
-            self._intake.start_at(self._intake.fresh(), 0)
+            self._replay.start_at(self._replay.fresh(), 0)
         else:
             return await self._load(store, info)
         return True
@@ -89,12 +89,12 @@ class Restorer(Generic[S]):
                 raise SnapshotCorruptError(
                     info.name, f"it says that its cursor is {unpacked.description.cursor}"
                 )
-            check_fold(info.name, unpacked.description.fold, self._intake.fold_name)
+            check_fold(info.name, unpacked.description.fold, self._replay.fold_name)
             value = unpacked.decode(self._snapshots.codec)
         except (SnapshotCorruptError, SnapshotUnsupportedError, BlobNotFoundError) as error:
             self._skip(info.name, error)
             return False
-        self._intake.start_at(value, info.cursor, unpacked.description.created_at)
+        self._replay.start_at(value, info.cursor, unpacked.description.created_at)
         return True
 
     async def _fetch(self, store: SnapshotStore, info: SnapshotInfo) -> Unpacked:
@@ -102,9 +102,9 @@ class Restorer(Generic[S]):
             info, lambda size: self._report(Progress("load", size, info.size))
         )
 
-    async def _replay(self, plan: RestorePlan) -> Feed | None:
+    async def _replay_records(self, plan: RestorePlan) -> Feed | None:
         """A feed at the tail; None when the stream was trimmed under it, or holds no snapshot."""
-        feed = Feed(self._client, self._intake.position, self._backoff)
+        feed = Feed(self._client, self._replay.position, self._backoff)
         try:
             if await self._run(feed, plan):
                 return feed
@@ -115,7 +115,7 @@ class Restorer(Generic[S]):
         return None
 
     async def _run(self, feed: Feed, plan: RestorePlan) -> bool:
-        replay, began = self._intake, time.perf_counter()
+        replay, began = self._replay, time.perf_counter()
         while not replay.known or replay.position < plan.tail:
             if replay.position >= plan.tail:
                 self._give_up(plan)
@@ -135,11 +135,11 @@ class Restorer(Generic[S]):
 
     def _give_up(self, plan: RestorePlan) -> None:
         """Skip the snapshot that the search did not find; fail if it looked for any snapshot."""
-        for problem in self._intake.problems:
+        for problem in self._replay.problems:
             self._skipped.append(Skipped("in the stream", problem))
         info = plan.snapshot
         if info is not None and info.placement is not Placement.EXTERNAL:
-            error = self._intake.problems[-1] if self._intake.problems else None
+            error = self._replay.problems[-1] if self._replay.problems else None
             self._skip(info.name, error or SnapshotCorruptError(info.name, "it has no end"))
             return
         if self._skipped:

@@ -100,7 +100,7 @@ S = TypeVar("S")
 
 @overload
 def external(
-    place: str | BlobStore | SnapshotStore,
+    location: str | BlobStore | SnapshotStore,
     *,
     codec: None = ...,
     prefix: str = ...,
@@ -109,7 +109,7 @@ def external(
 ) -> Snapshots[Any]: ...
 @overload
 def external(
-    place: str | BlobStore | SnapshotStore,
+    location: str | BlobStore | SnapshotStore,
     *,
     codec: Codec[S],
     prefix: str = ...,
@@ -117,7 +117,7 @@ def external(
     **options: str,
 ) -> Snapshots[S]: ...
 def external(
-    place: str | BlobStore | SnapshotStore,
+    location: str | BlobStore | SnapshotStore,
     *,
     codec: Codec[Any] | None = None,
     prefix: str = "",
@@ -129,7 +129,7 @@ def external(
     `naming="plain"` writes `1000.json` with nothing but the state in it; both namings are always
     read. `options` go to `open_blob_store`. Give each stream a folder or prefix of its own.
     """
-    return Snapshots(_codec(codec), _store(place, prefix, options, naming), Writing.EXTERNAL)
+    return Snapshots(_codec(codec), _store(location, prefix, options, naming), Writing.EXTERNAL)
 
 
 @overload
@@ -151,7 +151,7 @@ def in_stream(
 
 @overload
 def auto(
-    place: str | BlobStore | SnapshotStore | None = ...,
+    location: str | BlobStore | SnapshotStore | None = ...,
     *,
     codec: None = ...,
     prefix: str = ...,
@@ -162,7 +162,7 @@ def auto(
 ) -> Snapshots[Any]: ...
 @overload
 def auto(
-    place: str | BlobStore | SnapshotStore | None = ...,
+    location: str | BlobStore | SnapshotStore | None = ...,
     *,
     codec: Codec[S],
     prefix: str = ...,
@@ -172,7 +172,7 @@ def auto(
     **options: str,
 ) -> Snapshots[S]: ...
 def auto(
-    place: str | BlobStore | SnapshotStore | None = None,
+    location: str | BlobStore | SnapshotStore | None = None,
     *,
     codec: Codec[Any] | None = None,
     prefix: str = "",
@@ -182,7 +182,7 @@ def auto(
     **options: str,
 ) -> Snapshots[Any]:
     """Snapshots in the stream while they fit one record, and then outside if a store is given."""
-    store = None if place is None else _store(place, prefix, options, naming)
+    store = None if location is None else _store(location, prefix, options, naming)
     return Snapshots(_codec(codec), store, Writing.AUTO, form_named(shape), trim)
 
 
@@ -191,15 +191,15 @@ def _codec(codec: Codec[Any] | None) -> Codec[Any]:
 
 
 def _store(
-    place: str | BlobStore | SnapshotStore,
+    location: str | BlobStore | SnapshotStore,
     prefix: str,
     options: dict[str, str],
     naming: str = "streamfold",
 ) -> SnapshotStore:
     chosen = find_naming(naming)
-    if isinstance(place, SnapshotStore):
-        if chosen is not place.naming:
+    if isinstance(location, SnapshotStore):
+        if chosen is not location.naming:
             raise InvalidError(f"a store of snapshots has its own naming: leave out {naming!r}")
-        return place
-    blobs = open_blob_store(place, **options) if isinstance(place, str) else place
+        return location
+    blobs = open_blob_store(location, **options) if isinstance(location, str) else location
     return BlobSnapshots(blobs, prefix, chosen)

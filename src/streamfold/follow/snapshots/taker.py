@@ -48,9 +48,9 @@ class Outcome(enum.StrEnum):
     """What became of a snapshot."""
 
     TAKEN = "taken"
-    #: There is one already that covers everything, ours or another's.
+    #: A snapshot, ours or another's, covers everything already.
     NOTHING_NEW = "nothing-new"
-    #: Another snapshotter has just saved one at this cursor, or is about to.
+    #: Another snapshot taker has just saved one at this cursor, or is about to.
     ANOTHERS = "anothers"
 
 
@@ -60,11 +60,11 @@ class Taken:
 
     outcome: Outcome
     cursor: int
-    place: Placement | None = None
+    placement: Placement | None = None
 
     @property
     def reason(self) -> str:
-        """Why there is a snapshot now, or why there is none, in a sentence."""
+        """Why a snapshot was taken, or why not, in a sentence."""
         match self.outcome:
             case Outcome.TAKEN:
                 return f"the state before {self.cursor} is saved"
@@ -197,7 +197,7 @@ class SnapshotTaker(Generic[S]):
 
     def since(self) -> SinceSnapshot:
         """What has come since the newest known snapshot."""
-        replay = self._follower.intake
+        replay = self._follower.replay
         mark = replay.mark
         if self._saved is not None and self._saved.cursor > mark.cursor:
             mark = self._saved
@@ -284,7 +284,7 @@ class SnapshotTaker(Generic[S]):
 
     def _attempt(self, cursor: int) -> Attempt:
         self._last_id = self._new_id()
-        fold = self._follower.intake.fold_name
+        fold = self._follower.replay.fold_name
         return Attempt(self._last_id, cursor, self._snapshots.codec.name, fold)
 
     def _encoded(self) -> Iterable[Piece]:
@@ -327,7 +327,7 @@ class SnapshotTaker(Generic[S]):
 
     async def _look_outside(self) -> None:
         """Know of a newer snapshot that another saved outside; what came since is estimated."""
-        store, replay = self._snapshots.store, self._follower.intake
+        store, replay = self._snapshots.store, self._follower.replay
         newest = await retrying(self._backoff, store.newest) if store else None
         known = self._saved.cursor if self._saved else replay.mark.cursor
         if newest is None or newest.cursor <= known or newest.cursor > replay.position:
@@ -342,7 +342,7 @@ class SnapshotTaker(Generic[S]):
         )
 
     def _remember(self, cursor: int) -> None:
-        replay = self._follower.intake
+        replay = self._follower.replay
         self._saved = KnownSnapshot(cursor, replay.records, replay.bytes, self._now())
 
     def _should_leave_to_another(self) -> bool:
@@ -350,5 +350,5 @@ class SnapshotTaker(Generic[S]):
         now = self._now()
         return any(
             parts.snapshot != self._last_id and 0 <= now - parts.timestamp < _ABANDONED * 1000
-            for parts in self._follower.intake.frames.open.values()
+            for parts in self._follower.replay.frames.open.values()
         )
