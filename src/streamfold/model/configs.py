@@ -69,7 +69,7 @@ SYSTEM_DEFAULTS: Final = StreamConfig()
 
 @dataclass(frozen=True, slots=True)
 class StreamConfigLayer:
-    """A configuration as somebody asked for it: None leaves a member to the layer below."""
+    """A configuration as requested: None leaves a member to the layer below."""
 
     storage_class: StorageClass | None = None
     retention: Retention | None = None

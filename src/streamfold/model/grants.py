@@ -217,7 +217,7 @@ class Grant:
 ROOT: Final = Grant(frozenset(Operation), EVERYTHING, EVERYTHING, EVERYTHING)
 
 #: Nothing: the rights of a token that was revoked or has expired.
-NOBODY: Final = Grant(frozenset())
+NO_RIGHTS: Final = Grant(frozenset())
 
 
 def _covered(resources: ResourceSet, name: str | None, *, needed: bool) -> bool:

@@ -39,7 +39,7 @@ class Record:
 
 
 class SequencedRecord(msgspec.Struct, frozen=True, gc=False):
-    """A record in its place in a stream. Readers get thousands at once, hence a cheap kind."""
+    """A record of a stream, with its position; cheap, because readers get thousands at once."""
 
     seq_num: SeqNum
     timestamp: Timestamp

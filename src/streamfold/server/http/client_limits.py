@@ -22,7 +22,7 @@ class ClientLimits:
         connections: Connections | None = None,
         response_budget: ResponseBudget | None = None,
     ) -> None:
-        self.intake = request_budget or RequestBudget()
+        self.request_budget = request_budget or RequestBudget()
         self.connections = connections or Connections()
         self.unread = response_budget or ResponseBudget()
         self.unread.on_cut_off = self._disconnect
@@ -44,7 +44,7 @@ class ClientMetrics(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         client_limits = self._traffic
         connections, response_budget = client_limits.connections, client_limits.unread
-        bodies, files = client_limits.intake.room, client_limits.intake.files
+        bodies, files = client_limits.request_budget.room, client_limits.request_budget.files
         for name, text, value in (
             ("connections", "Connections that are open", connections.open),
             ("connections_max", "Connections that may be open", connections.most),
@@ -71,7 +71,7 @@ class ClientMetrics(Collector):
         for reason, count in (
             ("silent_connection", connections.closed),
             ("unread_answer", response_budget.cut_off),
-            ("slow_body", client_limits.intake.cut_off),
+            ("slow_body", client_limits.request_budget.cut_off),
         ):
             cut_off.add_metric((reason,), count)
         yield cut_off

@@ -117,7 +117,7 @@ class Listener:
             watcher.scope,
             proto.receive,
             proto.send,
-            client_limits.intake,
+            client_limits.request_budget,
             client_limits.unread,
             self._workers,
         )

@@ -77,7 +77,7 @@ class Request:
     """One request; answer it once, by `respond` or by `open`."""
 
     __slots__ = (
-        "_intake",
+        "_budget",
         "_receive",
         "_reservation",
         "_scope",
@@ -117,7 +117,7 @@ class Request:
         self.method: str = scope["method"]
         #: The path as the client wrote it, still percent-encoded.
         self.raw_path: str = from_bytes(scope["raw_path"])
-        self._intake = request_budget
+        self._budget = request_budget
         self._unread = response_budget
         self._workers = offload_pool
         self._upload: Upload | None = None
@@ -208,7 +208,7 @@ class Request:
             return None
         if not self._to_come:
             return []
-        upload = self._upload = self._intake.upload()
+        upload = self._upload = self._budget.upload()
         if declared is not None and declared > RESERVED_FROM:
             await upload.reserve(declared)
         chunk = await self._paced_chunk(upload, self.task)
@@ -232,7 +232,7 @@ class Request:
                 chunk = self._taken(await self._receive())
             else:
                 if upload is None:
-                    upload = self._upload = self._intake.upload()
+                    upload = self._upload = self._budget.upload()
                     await upload.reserve(reserve)
                 chunk = await self._paced_chunk(upload, _current_task())
             if chunk is not None:

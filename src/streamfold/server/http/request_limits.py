@@ -144,7 +144,7 @@ class Upload:
     """A body, or a frame of a session, that is arriving; call `release` at its end."""
 
     __slots__ = (
-        "_intake",
+        "_budget",
         "file_at",
         "heard",
         "in_window",
@@ -160,7 +160,7 @@ class Upload:
     task: asyncio.Task[Any]
 
     def __init__(self, request_budget: RequestBudget, looks: int) -> None:
-        self._intake = request_budget
+        self._budget = request_budget
         #: The check after which the window began, and the one after which the client last sent.
         self.window = self.heard = looks
         #: Bytes since the window began.
@@ -177,23 +177,23 @@ class Upload:
     def wait(self, task: asyncio.Task[Any]) -> None:
         """The task begins to wait for the client; end this by `came` or `give_up`."""
         self.task = task
-        self._intake.wait(self)
+        self._budget.wait(self)
 
     def came(self, size: int) -> None:
         """Count what came; RequestTimeoutError if it came too slowly."""
-        self._intake.stop_waiting(self)
+        self._budget.stop_waiting(self)
         self.in_window += size
         self.since_look += size
-        self.heard = self._intake.looks
-        self._intake.check(self)
+        self.heard = self._budget.looks
+        self._budget.check(self)
 
     def give_up(self) -> None:
         """The wait was cancelled: RequestTimeoutError if that was because the client is too slow."""
-        self._intake.stop_waiting(self)
+        self._budget.stop_waiting(self)
         if self.interrupted:
             self.interrupted = False
             self.task.uncancel()
-            raise self._intake.too_slow() from None
+            raise self._budget.too_slow() from None
 
     def begin_window(self, looks: int) -> None:
         self.window = looks
@@ -201,11 +201,11 @@ class Upload:
 
     async def reserve(self, size: int) -> None:
         """Wait until there is memory for `size` bytes; the client's pace is not judged meanwhile."""
-        size = min(size, self._intake.room.capacity)
+        size = min(size, self._budget.room.capacity)
         if size > self.reserved:
-            await self._intake.room.acquire(size - self.reserved)
+            await self._budget.room.acquire(size - self.reserved)
             self.reserved = size
-            self.reserved_at = self._intake.looks
+            self.reserved_at = self._budget.looks
             self._begin_anew()
 
     @property
@@ -219,7 +219,7 @@ class Upload:
         """
         if self.holds_file:
             return
-        request_budget = self._intake
+        request_budget = self._budget
         try:
             async with asyncio.timeout(request_budget.file_wait):
                 await request_budget.files.acquire(1)
@@ -233,14 +233,14 @@ class Upload:
     def _begin_anew(self) -> None:
         """Judge the client's pace from now on."""
         self.since_look = 0
-        self.begin_window(self._intake.looks)
-        self.heard = self._intake.looks
+        self.begin_window(self._budget.looks)
+        self.heard = self._budget.looks
 
     def release(self) -> None:
         if self.reserved:
-            self._intake.room.release(self.reserved)
+            self._budget.room.release(self.reserved)
             self.reserved = 0
             self.reserved_at = sys.maxsize
         if self.holds_file:
-            self._intake.files.release(1)
+            self._budget.files.release(1)
             self.file_at = sys.maxsize

@@ -21,7 +21,7 @@ from streamfold.errors import (
     UnauthenticatedError,
 )
 from streamfold.model.access_tokens import SECRET_PREFIX, AccessToken, Secret
-from streamfold.model.grants import NOBODY, ROOT, Grant
+from streamfold.model.grants import NO_RIGHTS, ROOT, Grant
 from streamfold.model.resources import Page
 from streamfold.store import keys, rows
 from streamfold.store.catalog import listing
@@ -80,10 +80,10 @@ class AccessTokens:
         return grant
 
     async def grant_of(self, token_id: str) -> Grant:
-        """The current rights of the token with this id; NOBODY if it is unknown or has expired."""
+        """The current rights of the token with this id; NO_RIGHTS if it is unknown or has expired."""
         row = await self._row(token_id)
         expired = row is None or row.token.expired(self._now())
-        return NOBODY if row is None or expired else Grant.of(row.token)
+        return NO_RIGHTS if row is None or expired else Grant.of(row.token)
 
     async def issue(
         self,

@@ -47,7 +47,7 @@ class Account:
         return await mounted.tokens.authenticate(secret)
 
     async def grant_of(self, token_id: str) -> Grant:
-        """The current rights of the token with this id; NOBODY if it is unknown or has expired."""
+        """The current rights of the token with this id; NO_RIGHTS if it is unknown or has expired."""
         return await (await self._supervisor.mounted()).tokens.grant_of(token_id)
 
     async def issue_access_token(

@@ -369,14 +369,14 @@ def _agrees(traits: StreamTraits, closed: bool, spec: StreamSpec) -> bool:
             and traits.trim_on_snapshot == bool(spec.trim_on_snapshot)
             and closed == spec.closed
         )
-    wished = spec.content_type
+    requested = spec.content_type
     lifetime = (spec.ttl, spec.expires_at)
     return (
         traits.origin is not None
         and traits.origin.stream == fork.source
         and fork.seq_num in (None, traits.origin.seq_num)
         and traits.origin.sub_offset == fork.sub_offset
-        and (wished is None or media_type(wished) == media_type(traits.content_type))
+        and (requested is None or media_type(requested) == media_type(traits.content_type))
         and lifetime in ((None, None), (traits.ttl, traits.expires_at))
         and closed == spec.closed
     )

@@ -273,7 +273,7 @@ class StreamSnapshots:
             return _snapshot(new.seq_num, row)
 
     def _trims(self, log: StreamLog, new: Publication) -> bool:
-        """Whether `new` trims what it covers: set by itself, else by the stream, else by the store."""
+        """Whether `new` trims what it covers: its own setting, else the stream's, else the store's."""
         for choice in (new.trim, log.row.config.trim_on_snapshot):
             if choice is not None:
                 return choice

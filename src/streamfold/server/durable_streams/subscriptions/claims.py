@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from streamfold.errors import InvalidError
-from streamfold.model.grants import NOBODY
+from streamfold.model.grants import NO_RIGHTS
 from streamfold.server.durable_streams.subscriptions import leases
 from streamfold.server.durable_streams.subscriptions.drafts import Draft
 from streamfold.server.durable_streams.subscriptions.paths import parse_name
@@ -86,7 +86,7 @@ class WakeClaims:
 
 
 def _require_good_owner(entry: ActiveSubscription) -> None:
-    if entry.grant == NOBODY:
+    if entry.grant == NO_RIGHTS:
         raise WakeTokenInvalidError(
             "the access token that this subscription belongs to was revoked or has expired"
         )

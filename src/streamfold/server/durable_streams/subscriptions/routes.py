@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from streamfold.errors import StoreClosingError, StreamfoldError, TooLargeError
 from streamfold.model.access_tokens import Operation
-from streamfold.model.grants import NOBODY, ROOT, Grant
+from streamfold.model.grants import NO_RIGHTS, ROOT, Grant
 from streamfold.server.durable_streams.subscriptions import leases
 from streamfold.server.durable_streams.subscriptions.claims import WakeClaims
 from streamfold.server.durable_streams.subscriptions.creation import Creation
@@ -74,7 +74,7 @@ def show(
     if config.url is not None and kid is not None:
         signing = SigningView(ALGORITHM, kid, f"{base_url}/jwks.json")
         webhook = WebhookView(config.url, signing)
-    failed = state.failures > 0 or entry.full or entry.grant == NOBODY
+    failed = state.failures > 0 or entry.full or entry.grant == NO_RIGHTS
     wake_stream = None if config.wake_stream is None else entry.short_name(config.wake_stream)
     created = datetime.fromtimestamp(state.created_at / 1000, UTC)
     return SubscriptionView(

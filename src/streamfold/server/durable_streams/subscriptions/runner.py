@@ -17,7 +17,7 @@ import msgspec
 
 from streamfold.errors import InvalidError, StreamfoldError
 from streamfold.model.access_tokens import Operation
-from streamfold.model.grants import NOBODY
+from streamfold.model.grants import NO_RIGHTS
 from streamfold.model.records import Record
 from streamfold.model.traits import Claim
 from streamfold.records.batch import RecordBatch
@@ -126,7 +126,7 @@ class Runner:
         wake = state.wake
         if wake is None:
             # A token that is issued again is not announced.
-            return self._now() + _RIGHTS_INTERVAL if entry.grant == NOBODY else None
+            return self._now() + _RIGHTS_INTERVAL if entry.grant == NO_RIGHTS else None
         if wake.lease_until is not None:
             return wake.lease_until
         if state.next_attempt_at > self._now():
