@@ -27,7 +27,7 @@ _NO_TOKEN = "none"  # noqa: S105
 #: Names of this machine.
 _LOOPBACK = re.compile(r"localhost|.+\.localhost|127(\.\d+){3}|::1")
 #: Seconds that one request may take, and one acknowledgement: remote storage may be slow.
-_PATIENCE = 30
+_TIMEOUT = 30
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 Verb = Callable[..., Awaitable[None]]
@@ -88,7 +88,7 @@ def open_client(endpoint: str | None, token_file: Path | None, *, at_least_once:
     return S2(
         _token(token_file),
         endpoints=_endpoints(endpoint),
-        timeout=Timeout(request=timedelta(seconds=_PATIENCE)),
+        timeout=Timeout(request=timedelta(seconds=_TIMEOUT)),
         retry=Retry(append_retry_policy=policy),
     )
 

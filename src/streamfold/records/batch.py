@@ -37,7 +37,7 @@ from streamfold.records.sequencing import Sequenced, Slot, missing_timestamp
 
 
 class SingleRecord(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """One record that waits for its place."""
+    """One record that waits for its slot."""
 
     count: ClassVar[int] = 1
 

@@ -91,14 +91,14 @@ def _take_field(
     tag: U8,
     wanted: bool,
 ) -> U64:
-    """Copy the field `tag`, empty if it is not there, into a row; the offset after it, or BEYOND."""
+    """Copy the field `tag`, empty if absent, into a row; return the offset after it, or BEYOND."""
     start = stop = at
     if at < end and raw[at] == tag:
         start, stop = _read_extent(raw, at + ONE, end)
     if wanted and stop != BEYOND:
-        places, content = column
-        _copy(content, U64(places[row]), raw, start, stop - start)
-        places[row + ONE] = U64(places[row]) + (stop - start)
+        offsets, content = column
+        _copy(content, U64(offsets[row]), raw, start, stop - start)
+        offsets[row + ONE] = U64(offsets[row]) + (stop - start)
     return stop
 
 
@@ -114,9 +114,9 @@ def fill_columns(
     with_headers: bool,
     with_bodies: bool,
 ) -> tuple[int, int]:
-    """Take ReadBatches, one after the other, apart into columns that have room for the worst case.
+    """Split ReadBatches, one after the other, into columns that have room for the worst case.
 
-    Returns how many records and headers there are, or NOT_CANONICAL twice.
+    Returns the number of records and of headers, or NOT_CANONICAL twice.
     """
     at, row, header, end = ZERO, ZERO, ZERO, U64(len(raw))
     headers[0] = names[0][0] = values[0][0] = bodies[0][0] = 0
@@ -152,19 +152,19 @@ def fill_columns(
 
 @_inner
 def _field_size(size: int) -> int:
-    """Bytes of a delimited field; one without content is left out."""
+    """Bytes of a delimited field; an empty one is omitted."""
     return 1 + _varint_size(U64(size)) + size if size else 0
 
 
 @_inner
 def _put_field(out: Bytes, at: int, tag: U8, column: tuple[CellOffsets, Bytes], row: int) -> int:
-    places, content = column
-    size: int = places[row + 1] - places[row]
+    offsets, content = column
+    size: int = offsets[row + 1] - offsets[row]
     if size == 0:
         return at
     out[at] = tag
     at = _put_varint(out, at + 1, U64(size))
-    _copy(out, U64(at), content, U64(places[row]), U64(size))
+    _copy(out, U64(at), content, U64(offsets[row]), U64(size))
     return at + size
 
 

@@ -37,14 +37,14 @@ _log = logging.getLogger(__name__)
 
 
 class BytesColumn(NamedTuple):
-    """Row i is `content[places[i]:places[i + 1]]`: the buffers of an Arrow binary array."""
+    """Row i is `content[offsets[i]:offsets[i + 1]]`: the buffers of an Arrow binary array."""
 
     offsets: CellOffsets
     content: Bytes
 
 
 class HeaderColumn(NamedTuple):
-    """The headers of row i are entries `places[i]` to `places[i + 1]` of names and values."""
+    """The headers of row i are entries `offsets[i]` to `offsets[i + 1]` of names and values."""
 
     offsets: CellOffsets
     names: BytesColumn
@@ -94,9 +94,9 @@ class _Room:
 
 
 class _Scratch(threading.local):
-    """One room per thread, kept: the pages of a new one would cost more than all work in it.
+    """Keeps one room per thread: the pages of a new one would cost more than all work in it.
 
-    Of what it has room for it only takes up what was ever used.
+    A room takes up only the memory that was ever used of it.
     """
 
     _kept: _Room | None = None
@@ -114,9 +114,9 @@ _kernel: ModuleType | None = None
 
 
 def warm_up_columns() -> bool:
-    """Load the compiled way, or compile it, and use it from now on; False where it is not usable.
+    """Load or compile the kernels, and use them from now on; False if they do not work here.
 
-    Worth its second for a process that handles hundreds of thousands of records.
+    Takes a second, which pays off for hundreds of thousands of records.
     """
     global _kernel
     if _kernel is not None:
@@ -135,14 +135,14 @@ def warm_up_columns() -> bool:
 def read_columns(
     payload: bytes | memoryview, *, headers: bool = True, bodies: bool = True
 ) -> Columns:
-    """The records of ReadBatches, one after the other; without the columns nobody wants."""
+    """The records of ReadBatches, one after the other, with the requested columns."""
     if _kernel is not None and (found := _read_compiled(_kernel, payload, headers, bodies)):
         return found
     return read_plain(bytes(payload), headers=headers, bodies=bodies)
 
 
 def decode_compiled(payload: bytes | memoryview) -> list[SequencedRecord] | None:
-    """The records as objects, ten times as fast as plain; None where that is off, or must look."""
+    """The records as objects, ten times as fast as plain Python; None if the kernel cannot do it."""
     found = _read_compiled(_kernel, payload, True, True) if _kernel is not None else None
     if found is None or found.headers is None or found.bodies is None:
         return None
@@ -150,8 +150,8 @@ def decode_compiled(payload: bytes | memoryview) -> list[SequencedRecord] | None
     if found.headers.offsets[-1]:
         names, values = _cells(found.headers.names), _cells(found.headers.values)
         every = list(map(Header, names, values))
-        places = found.headers.offsets.tolist()
-        headers = [tuple(every[start:end]) for start, end in pairwise(places)]
+        offsets = found.headers.offsets.tolist()
+        headers = [tuple(every[start:end]) for start, end in pairwise(offsets)]
     else:
         headers = [()] * len(bodies)
     rows = zip(found.seq_nums.tolist(), found.timestamps.tolist(), headers, bodies, strict=True)
@@ -202,15 +202,15 @@ def encode_append(record: Record, headers: bytes | None = None) -> bytes:
 
 
 def bytes_column(values: list[bytes]) -> BytesColumn:
-    places = np.array([0, *accumulate(map(len, values))], np.int32)
-    return BytesColumn(places, np.frombuffer(b"".join(values), np.uint8))
+    offsets = np.array([0, *accumulate(map(len, values))], np.int32)
+    return BytesColumn(offsets, np.frombuffer(b"".join(values), np.uint8))
 
 
 def _header_column(records: list[SequencedRecord]) -> HeaderColumn:
     found = [header for record in records for header in record.headers]
-    places = np.array([0, *accumulate(len(record.headers) for record in records)], np.int32)
+    offsets = np.array([0, *accumulate(len(record.headers) for record in records)], np.int32)
     names = bytes_column([header.name for header in found])
-    return HeaderColumn(places, names, bytes_column([header.value for header in found]))
+    return HeaderColumn(offsets, names, bytes_column([header.value for header in found]))
 
 
 def encode_append_header(header: Header) -> bytes:
@@ -220,8 +220,8 @@ def encode_append_header(header: Header) -> bytes:
 
 
 def _record(rows: AppendColumns, index: int) -> Record:
-    places, names, values = rows.headers
-    entries = range(int(places[index]), int(places[index + 1]))
+    offsets, names, values = rows.headers
+    entries = range(int(offsets[index]), int(offsets[index + 1]))
     return Record(
         _cell(rows.bodies, index),
         tuple(Header(_cell(names, entry), _cell(values, entry)) for entry in entries),
@@ -280,7 +280,7 @@ def _encode_compiled(kernel: ModuleType, rows: AppendColumns) -> EncodedRecords:
     room = sum(len(column.content) for column in content)
     out = np.empty(room + count * _RECORD_GROWTH + entries * _HEADER_GROWTH, np.uint8)
     offsets, metered = np.empty(count + 1, np.int64), np.empty(count, np.int64)
-    names, values, bodies = ((_frozen(places), _frozen(data)) for places, data in content)
+    names, values, bodies = ((_frozen(ends), _frozen(data)) for ends, data in content)
     kernel.encode_appends(
         _frozen(rows.timestamps), _frozen(rows.stamped), _frozen(rows.headers.offsets),
         names, values, bodies, out, offsets, metered,

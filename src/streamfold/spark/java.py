@@ -31,7 +31,7 @@ from streamfold.spark.errors import JavaEndedError, JavaMissingError
 VERSION_MIN: Final = 17
 _MODULE = "--add-modules=jdk.incubator.vector"
 #: Seconds for a Java to print its version.
-_PATIENCE = 60
+_TIMEOUT = 60
 _SHIM = """#!/bin/sh
 for a in "$@"; do
   shift
@@ -110,7 +110,7 @@ def _probe(java: Path) -> _Probe | None:
     for options in ([_MODULE], []):
         try:
             done = subprocess.run(  # noqa: S603 - the operator chose the path
-                [java, *options, "-version"], capture_output=True, text=True, timeout=_PATIENCE
+                [java, *options, "-version"], capture_output=True, text=True, timeout=_TIMEOUT
             )
         except (OSError, subprocess.TimeoutExpired):
             return None

@@ -89,8 +89,8 @@ class Mirrors:
             return None
         # `max` keeps the first of equal ones.
         newest, source = max(stored, key=lambda pair: age(pair[0].manifest, self._order))
-        for other, place in stored:
-            self._check_lineage(place, other.manifest, newest.manifest)
+        for other, destination in stored:
+            self._check_lineage(destination, other.manifest, newest.manifest)
         if source is not self.primary:
             return await self._bring_forward(self.primary, newest.manifest, source)
         return newest

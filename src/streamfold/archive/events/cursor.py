@@ -123,7 +123,8 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True):
     revision: int
     updated_at: str
     event_id: str
-    place: SinkPosition
+    #: `place` in the file.
+    position: SinkPosition = msgspec.field(name="place")
 
 
 class CursorFile:
@@ -166,7 +167,7 @@ class CursorFile:
             revision=self._stored.revision + 1 if self._stored else 1,
             updated_at=format_time(self._now()),
             event_id=event_id,
-            place=position,
+            position=position,
         )
         self._is_uncertain = True
         self._etag = await self._swap(_encode(wanted))
@@ -211,7 +212,7 @@ def cursor_key(sink: str) -> str:
 
 
 def _delivered(cursor: Cursor | None) -> tuple[str, SinkPosition] | None:
-    return (cursor.event_id, cursor.place) if cursor else None
+    return (cursor.event_id, cursor.position) if cursor else None
 
 
 def _encode(cursor: Cursor) -> bytes:

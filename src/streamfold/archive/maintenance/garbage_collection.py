@@ -165,8 +165,8 @@ class Collector:
     async def _reachable(self, destination: Destination, grace: timedelta) -> set[str] | None:
         """Return the paths that any manifest still names; None if one is missing."""
         paths: set[str] = set()
-        for place in {self._primary.uri: self._primary, destination.uri: destination}.values():
-            stored = await place.read(self._order)
+        for holder in {self._primary.uri: self._primary, destination.uri: destination}.values():
+            stored = await holder.read(self._order)
             if stored is None:
                 return None
             paths |= stored.manifest.paths()
@@ -182,10 +182,10 @@ class Collector:
         doomed: Sequence[UnreachableFile],
         on_deleted: Callable[[UnreachableFile], None] | None,
     ) -> None:
-        places = {destination.uri: destination for destination in self._destinations}
+        by_uri = {destination.uri: destination for destination in self._destinations}
         for file in doomed:
             with name_destination_on_error(file.destination):
-                await places[file.destination].blobs.delete(file.path)
+                await by_uri[file.destination].blobs.delete(file.path)
             if on_deleted:
                 on_deleted(file)
 

@@ -62,8 +62,8 @@ def _row_hashes(text: pa.Array) -> Words:
     """Return a hash of each text: its bytes, each multiplied by a number for its offset, added up."""
     data, lengths = values_of(text)
     starts = np.cumsum(lengths) - lengths
-    places = (np.arange(len(data)) - np.repeat(starts, lengths)).astype(np.uint64)
-    weighed = (data.astype(np.uint64) + np.uint64(1)) * _mixed(places)
+    offsets = (np.arange(len(data)) - np.repeat(starts, lengths)).astype(np.uint64)
+    weighed = (data.astype(np.uint64) + np.uint64(1)) * _mixed(offsets)
     return _mixed(np.add.reduceat(weighed, starts))
 
 

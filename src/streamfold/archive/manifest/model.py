@@ -5,12 +5,12 @@ head_position, artifacts` and those of an artifact never change their meaning. A
 additions that a reader may ignore. Unknown fields stay in `extra` and are written back as they were
 read.
 
-`path` counts from the folder of the manifest, so an archive may be moved or copied; `uri` says
+`path` is relative to the folder of the manifest, so an archive may be moved or copied; `uri` says
 where the file is in this destination.
 
-Writers of ours number their commits, and give each an id, which tells whether two manifests are
-versions of one archive. Manifests of other writers have neither; of those one is a version of the
-other when the artifacts that both could hold are the same.
+Our writers number their commits and give each an id, which shows whether two manifests are
+versions of one archive. Manifests of other writers have neither; one of them is a version of
+another if the artifacts that both could hold are the same.
 """
 
 from __future__ import annotations

@@ -85,8 +85,8 @@ class WholeNumbers:
         return found
 
     def _slots(self, words: Words) -> Words:
-        places: Words = (words * SPREAD) >> self._shift
-        return places
+        slots: Words = (words * SPREAD) >> self._shift
+        return slots
 
 
 def _is_whole(kind: pa.DataType) -> bool:

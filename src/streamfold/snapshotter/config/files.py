@@ -61,22 +61,22 @@ def overridden(
     return result
 
 
-def _assign(place: Any, path: list[str], value: Any) -> None:
+def _assign(container: Any, path: list[str], value: Any) -> None:
     for name, following in zip(path, [*path[1:], None], strict=True):
-        if isinstance(place, list):
+        if isinstance(container, list):
             number = int(name)
-            if number == len(place):
-                place.append({})
+            if number == len(container):
+                container.append({})
             key: Any = number
         else:
             key = name
         if following is None:
-            place[key] = value
+            container[key] = value
             return
-        inner = place[key] if isinstance(place, list) else place.get(key)
+        inner = container[key] if isinstance(container, list) else container.get(key)
         if not isinstance(inner, dict | list):
-            inner = place[key] = {} if not following.isdecimal() else []
-        place = inner
+            inner = container[key] = {} if not following.isdecimal() else []
+        container = inner
 
 
 def _value(text: str) -> Any:

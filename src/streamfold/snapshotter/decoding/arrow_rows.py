@@ -97,12 +97,12 @@ def read_plain(
         raise NotPlainError
     table = _parsed(lines, fields, reading)
     images = Images({}, present)
-    places = _indices(present)
+    indices = _indices(present)
     for column in fields:
         found = table.column(column.name).combine_chunks()
-        found = _without_markers(found, column.name, images, reading, places)
+        found = _without_markers(found, column.name, images, reading, indices)
         typed = _typed(found, column.type, reading)
-        images.columns[column.name] = typed if places is None else typed.take(places)
+        images.columns[column.name] = typed if indices is None else typed.take(indices)
     return images
 
 
@@ -174,7 +174,7 @@ def _indices(present: Mask) -> pa.Array | None:
 
 
 def _without_markers(
-    column: pa.Array, name: str, images: Images, reading: RowReading, places: pa.Array | None
+    column: pa.Array, name: str, images: Images, reading: RowReading, indices: pa.Array | None
 ) -> pa.Array:
     """Return the column with null for values that were not sent."""
     if reading.marker is None:
@@ -190,7 +190,7 @@ def _without_markers(
     marked = pc.is_in(column, value_set=texts)
     if not pc.any(marked).as_py():
         return column
-    rows = marked if places is None else pc.fill_null(marked.take(places), False)
+    rows = marked if indices is None else pc.fill_null(marked.take(indices), False)
     images.unsent[name] = rows.to_numpy(zero_copy_only=False)
     return pc.if_else(marked, None, column)
 

@@ -58,10 +58,10 @@ def under_schema(changes: pa.Table, schema: TableSchema) -> pa.Table:
     wanted = decoded_schema(schema)
     if changes.schema.equals(wanted):
         return changes
-    for place, field in enumerate(changes.schema):
+    for index, field in enumerate(changes.schema):
         if pa.types.is_null(field.type):  # decoded before any column was known
             empty = pa.nulls(len(changes), wanted.field(field.name).type)
-            changes = changes.set_column(place, field.name, empty)
+            changes = changes.set_column(index, field.name, empty)
     batches = [fitted(batch, wanted) for batch in changes.to_batches()]
     return pa.Table.from_batches(batches, schema=wanted)
 

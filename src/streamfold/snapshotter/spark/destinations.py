@@ -94,7 +94,7 @@ class DeadLetters(Protocol):
 class DeadLetterFolder:
     """Writes a file of JSON lines per batch: table, stream, seq_num, reason, body in base64."""
 
-    place: DestinationSpec
+    destination: DestinationSpec
     table: str
     stream: str
     prefix: str = "dead-letters/"
@@ -114,7 +114,7 @@ class DeadLetterFolder:
         async def pieces() -> AsyncIterator[bytes]:
             yield content
 
-        await self.place.open().put(name, pieces)
+        await self.destination.open().put(name, pieces)
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,11 +82,11 @@ class TableJob:
     def destinations(self) -> list[str]:
         """Return the URIs that failures are counted by: of the archive and of dead letters."""
         letters = self.dead_letters
-        places = [
+        specs = [
             *self.destination_specs,
-            *([letters.place] if isinstance(letters, DeadLetterFolder) else []),
+            *([letters.destination] if isinstance(letters, DeadLetterFolder) else []),
         ]
-        return list(dict.fromkeys(spec.uri for spec in places))
+        return list(dict.fromkeys(spec.uri for spec in specs))
 
 
 #: Hexadecimal digits that distinguish two sinks of one type.
@@ -112,19 +112,19 @@ def _job(
     table: TableSettings, configuration: Configuration, environment: Mapping[str, str], run: str
 ) -> TableJob:
     source = _source(table.source, environment)
-    places = tuple(
-        _destination_spec(place, table.key_prefix, configuration.credentials)
-        for place in table.destinations
+    specs = tuple(
+        _destination_spec(settings, table.key_prefix, configuration.credentials)
+        for settings in table.destinations
     )
     return TableJob(
         table=table.name,
         stream=table.source.stream,
         source=source,
         decoder=table.decoder.decoder(table.key_fields),
-        destination_specs=places,
+        destination_specs=specs,
         formats=tuple(format_of(*chosen) for chosen in table.formats.snapshot),
         diff_formats=tuple(format_of(*chosen) for chosen in table.formats.diff),
-        dead_letters=_dead_letters(table, source, places),
+        dead_letters=_dead_letters(table, source, specs),
         writer_id=f"{table.source.client_id}@{run}" if table.source.client_id else run,
         former_names=(table.source.table,),
         schema=table.schema,
@@ -154,29 +154,29 @@ def _source(source: SourceSettings, environment: Mapping[str, str]) -> dict[str,
 
 
 def _destination_spec(
-    place: DestinationSettings, key_prefix: str, profiles: Mapping[str, Profile]
+    settings: DestinationSettings, key_prefix: str, profiles: Mapping[str, Profile]
 ) -> DestinationSpec:
     return DestinationSpec(
-        place.folder(key_prefix),
-        place.options,
-        profiles[place.credentials] if place.credentials else None,
+        settings.folder(key_prefix),
+        settings.options,
+        profiles[settings.credentials] if settings.credentials else None,
     )
 
 
 def _dead_letters(
-    table: TableSettings, source: Mapping[str, str], places: Sequence[DestinationSpec]
+    table: TableSettings, source: Mapping[str, str], specs: Sequence[DestinationSpec]
 ) -> DeadLetters:
-    wanted = table.dead_letters
-    if wanted.stream is not None:
-        given = {**source, "basin": wanted.basin or source["basin"], "stream": wanted.stream}
+    settings = table.dead_letters
+    if settings.stream is not None:
+        given = {**source, "basin": settings.basin or source["basin"], "stream": settings.stream}
         endpoint: Endpoint = parse_source(given).endpoint
-        return DeadLetterStream(endpoint, wanted.stream, table.name, table.source.stream)
-    if wanted.folder is not None:
+        return DeadLetterStream(endpoint, settings.stream, table.name, table.source.stream)
+    if settings.folder is not None:
         spec = DestinationSpec(
-            f"{wanted.folder.rstrip('/')}/{table.key_prefix.strip('/')}".rstrip("/")
+            f"{settings.folder.rstrip('/')}/{table.key_prefix.strip('/')}".rstrip("/")
         )
         return DeadLetterFolder(spec, table.name, table.source.stream, prefix="")
-    return DeadLetterFolder(places[0], table.name, table.source.stream)
+    return DeadLetterFolder(specs[0], table.name, table.source.stream)
 
 
 def _sink_name(sink: EventSettings) -> str:

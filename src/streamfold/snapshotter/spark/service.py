@@ -36,16 +36,16 @@ class LagListener(StreamingQueryListener):
         self._names[str(event.runId)] = event.name or ""
 
     def onQueryProgress(self, event: Any) -> None:  # noqa: N802 - Spark's name
-        tell = self._tables.get(event.progress.name or "")
-        if tell is None or not event.progress.sources:
+        report = self._tables.get(event.progress.name or "")
+        if report is None or not event.progress.sources:
             return
         source = event.progress.sources[0]
-        tell(lag_of(source.endOffset, source.latestOffset))
+        report(lag_of(source.endOffset, source.latestOffset))
 
     def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - Spark's name
-        tell = self._tables.get(self._names.get(str(event.runId), ""))
-        if tell is not None:
-            tell(0)
+        report = self._tables.get(self._names.get(str(event.runId), ""))
+        if report is not None:
+            report(0)
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - Spark's name
         self._names.pop(str(event.runId), None)

@@ -93,7 +93,7 @@ def _labelled(statuses: list[TableStatus]) -> Iterable[Metric]:
     artifacts = CounterMetricFamily(
         "snapshotter_artifacts_written", "Artifacts committed.", labels=["table", "kind"]
     )
-    places = CounterMetricFamily(
+    destinations = CounterMetricFamily(
         "snapshotter_destination_errors", "Failed writes.", labels=["table", "dest"]
     )
     sinks = CounterMetricFamily(
@@ -103,11 +103,11 @@ def _labelled(statuses: list[TableStatus]) -> Iterable[Metric]:
         counts = status.counts
         artifacts.add_metric([status.table, "snapshot"], counts.bases)
         artifacts.add_metric([status.table, "diff"], counts.diffs)
-        for place, errors in counts.destination_errors.items():
-            places.add_metric([status.table, place], errors)
+        for uri, errors in counts.destination_errors.items():
+            destinations.add_metric([status.table, uri], errors)
         for sink, errors in counts.event_errors.items():
             sinks.add_metric([status.table, sink], errors)
-    yield from (artifacts, places, sinks)
+    yield from (artifacts, destinations, sinks)
 
 
 def render_metrics(writers: TableWriters) -> bytes:

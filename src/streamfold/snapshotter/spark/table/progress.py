@@ -127,9 +127,9 @@ class TableProgress:
                 if self._manifest is not None or manifest.commit_number == 1:
                     self._count_artifacts(self._manifest, manifest)
                 self._manifest = manifest
-            for place in lagging:
-                self._count_destination(place)
-            shown = {place: error.message for place, error in lagging.items()}
+            for uri in lagging:
+                self._count_destination(uri)
+            shown = {uri: error.message for uri, error in lagging.items()}
             self._change(lagging_destinations=shown)
 
     def count_destination_error(self, uri: str) -> None:
