@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from streamfold.model.access_tokens import AccessToken, Operation, ResourceSet, Scope, Secret
-from streamfold.server.http.router import PUBLIC, Route
+from streamfold.server.http.router import PUBLIC, OtherRule, Route
 from streamfold.server.main import Server, running_server
 from tests.server.conftest import BASIN, configuration
 from tests.server.raw_h2 import h2_client
@@ -36,9 +36,9 @@ async def statuses(server: Server, tokens: dict[Operation, str] | None) -> dict[
     async with h2_client(server.port) as client:
         for route in sorted(server.routes, key=lambda route: route.method == "DELETE"):
             headers = [("s2-basin", BASIN), ("content-type", "application/json")]
-            if tokens is not None and route.needs is not PUBLIC:
+            if tokens is not None and isinstance(route.needs, Operation):
                 headers.append(("authorization", f"Bearer {tokens[route.needs]}"))
-            path = route.path.replace("{}", BASIN)
+            path = route.path.replace("{}", BASIN).replace("{...}", BASIN)
             found[route] = (await client.exchange(route.method, path, tuple(headers), b"")).status
     return found
 
@@ -55,9 +55,11 @@ async def test_only_public_routes_answer_a_stranger(guarded: Server) -> None:
     }
 
 
-async def test_the_public_routes_are_those_of_operators(guarded: Server) -> None:
+async def test_only_operators_routes_and_the_keys_of_webhooks_are_public(
+    guarded: Server,
+) -> None:
     public = {route.path for route in guarded.routes if route.needs is PUBLIC}
-    assert public == {"/", "/health", "/ping", "/ready"}
+    assert public == {"/", "/health", "/ping", "/ready", "/v1/stream/__ds/jwks.json"}
 
 
 async def test_a_caller_with_another_right_is_denied(guarded: Server) -> None:
@@ -66,7 +68,7 @@ async def test_a_caller_with_another_right_is_denied(guarded: Server) -> None:
     tokens = dict.fromkeys(Operation, basins) | {Operation.LIST_BASINS: streams}
     answered = await statuses(guarded, tokens)
     assert {route for route, status in answered.items() if status != DENIED} == {
-        route for route in guarded.routes if route.needs is PUBLIC
+        route for route in guarded.routes if isinstance(route.needs, OtherRule)
     }
 
 
@@ -76,5 +78,5 @@ async def test_the_declared_right_is_enough(guarded: Server) -> None:
         for needed in Operation
     }
     answered = await statuses(guarded, tokens)
-    refused = {r: s for r, s in answered.items() if s in (UNAUTHENTICATED, DENIED)}
-    assert not refused
+    refused = {r for r, s in answered.items() if s in (UNAUTHENTICATED, DENIED)}
+    assert not [route for route in refused if isinstance(route.needs, Operation)]

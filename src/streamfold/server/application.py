@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from streamfold.errors import ServerBusyError, StoreClosingError
-from streamfold.server.durable_streams.routes import DurableStreamsFace, list_routes
+from streamfold.server.durable_streams.routes import DurableStreamsFace
 from streamfold.server.http import cors
 from streamfold.server.http.access_log import AccessLog
 from streamfold.server.http.bodies import JSON
@@ -67,7 +67,7 @@ class Application:
     @property
     def routes(self) -> Sequence[Route]:
         """Every route of all faces, with the right that it needs."""
-        return (*self._router.routes, *list_routes())
+        return (*self._router.routes, *self._durable.routes)
 
     async def __call__(self, request: Request) -> None:
         started = perf_counter()

@@ -205,9 +205,8 @@ async def refuse_all(request: Request) -> Grant:
 
 
 async def _handle(subscriptions: Subscriptions, request: Request) -> None:
-    rest = request.raw_path.removeprefix(f"{CONTROL_ROOT}/").split("/")
     try:
-        await subscriptions.handle(request, rest)
+        await subscriptions.handle(request, request.raw_path.removeprefix(CONTROL_ROOT))
     except StreamfoldError as error:
         await write_problem(request, error)
 

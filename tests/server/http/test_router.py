@@ -20,6 +20,7 @@ def router() -> Router:
     router.add("GET", "/v1/things/{}", PUBLIC, first)
     router.add("PUT", "/v1/things/{}", PUBLIC, second)
     router.add("GET", "/v1/things/{}/parts/{}", PUBLIC, second)
+    router.add("GET", "/v1/things/{}/files/{...}", PUBLIC, first)
     return router
 
 
@@ -33,6 +34,8 @@ def router() -> Router:
         ("/v1/things/default", "GET", second, ()),
         ("/v1/things/", "GET", first, ("",)),
         ("/v1/things/a/parts/b", "GET", second, ("a", "b")),
+        ("/v1/things/a/files/b", "GET", first, ("a", "b")),
+        ("/v1/things/a/files/b/c", "GET", first, ("a", "b/c")),
         ("/v1/things/a", "DELETE", None, ("a",)),
     ],
 )
@@ -45,12 +48,14 @@ def test_a_path_leads_to_its_handler(
     assert match.segments == segments
 
 
-@pytest.mark.parametrize("path", ["", "/", "/v1", "/v1/other", "/v1/things/a/b", "//v1/things"])
+@pytest.mark.parametrize(
+    "path", ["", "/", "/v1", "/v1/other", "/v1/things/a/b", "/v1/things/a/files", "//v1"]
+)
 def test_other_paths_lead_nowhere(router: Router, path: str) -> None:
     assert router.match(path) is None
 
 
-def test_what_is_allowed_is_told(router: Router) -> None:
+def test_a_match_names_the_methods_of_its_path(router: Router) -> None:
     match = router.match("/v1/things/a")
     assert match is not None
     assert match.allowed == "GET, PUT"

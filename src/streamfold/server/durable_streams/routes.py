@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from streamfold.model.access_tokens import Operation
@@ -55,8 +55,8 @@ _NEEDED = {
 }
 
 
-def list_routes() -> Iterator[Route]:
-    """Every route to buckets and streams; subscriptions have rules of their own."""
+def _list_routes() -> Iterator[Route]:
+    """Every route to buckets and streams."""
     for method, needed in BUCKET_NEEDS.items():
         yield Route(method, "/{}", needed)
     yield Route("GET", "/{}/streams", Operation.LIST_STREAMS)
@@ -90,6 +90,11 @@ class DurableStreamsFace:
         self._buckets = Buckets(store, access)
         self._subscriptions = subscriptions
 
+    @property
+    def routes(self) -> Sequence[Route]:
+        """Every route, with the right that it needs."""
+        return (*_list_routes(), *self._subscriptions.routes)
+
     def serves(self, raw_path: str) -> bool:
         """Whether a path that has no other route may name a stream or a bucket."""
         return raw_path.startswith(ROOT) or not raw_path.startswith("/v1/")
@@ -103,7 +108,7 @@ class DurableStreamsFace:
         path = request.raw_path
         try:
             if path.startswith(_CONTROLS):
-                await self._subscriptions.handle(request, path[len(_CONTROLS) :].split("/"))
+                await self._subscriptions.handle(request, path[len(_CONTROLS) - 1 :])
                 return
             stream_path = parse_stream_path(path, self._default_basin)
             if stream_path is not None:

@@ -15,17 +15,24 @@ from streamfold.server.http.memo import memoize_short
 Handler: TypeAlias = Callable[..., Awaitable[None]]
 
 _PLACEHOLDER: Final = "{}"
+#: At the end of a path: one or more segments, which the handler gets joined by slashes.
+_REST: Final = "{...}"
 
 
-class Public(enum.Enum):
-    """Marks a route that needs no access token."""
+class OtherRule(enum.Enum):
+    """What a route needs that is not a right of an access token."""
 
+    #: Nothing.
     PUBLIC = enum.auto()
+    #: A valid token, of the one who owns what the route names.
+    OWNER = enum.auto()
+    #: The token of a wake, which a subscription gave to a worker.
+    WAKE_TOKEN = enum.auto()
 
 
-PUBLIC: Final = Public.PUBLIC
-#: The right that a route needs. The handler checks it: only it knows which names the request is about.
-AccessRule: TypeAlias = Operation | Public
+PUBLIC: Final = OtherRule.PUBLIC
+#: What a route needs. The handler checks it: only it knows which names the request is about.
+AccessRule: TypeAlias = Operation | OtherRule
 
 
 class Route(NamedTuple):
@@ -54,14 +61,20 @@ class Router:
 
     def __init__(self) -> None:
         self._patterns: dict[int, list[_Pattern]] = {}
+        #: Those that end in {...}, written {}.
+        self._open_patterns: list[_Pattern] = []
         self.routes: list[Route] = []
         self.match = memoize_short(self._match)
 
     def add(self, method: str, path: str, needs: AccessRule, handler: Handler) -> None:
-        """Route `method` on `path`, in which {} stands for any one segment."""
+        """Route `method` on `path`: {} stands for any one segment, {...} for all that follow."""
         self.routes.append(Route(method, path, needs))
         words = tuple(path.split("/"))
-        patterns = self._patterns.setdefault(len(words), [])
+        if words[-1] == _REST:
+            words = (*words[:-1], _PLACEHOLDER)
+            patterns = self._open_patterns
+        else:
+            patterns = self._patterns.setdefault(len(words), [])
         for pattern in patterns:
             if pattern.words == words:
                 pattern.handlers[method] = handler
@@ -73,6 +86,11 @@ class Router:
         for pattern in self._patterns.get(len(given), ()):
             if pattern.pick_fixed(given) == pattern.fixed:
                 return Match(pattern.handlers, tuple([given[at] for at in pattern.placeholders]))
+        for pattern in self._open_patterns:
+            last = len(pattern.words) - 1
+            joined = [*given[:last], "/".join(given[last:])]
+            if len(given) > last and pattern.pick_fixed(joined) == pattern.fixed:
+                return Match(pattern.handlers, tuple([joined[at] for at in pattern.placeholders]))
         return None
 
 

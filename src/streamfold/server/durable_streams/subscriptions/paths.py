@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from streamfold.errors import InvalidError
@@ -37,11 +36,6 @@ def parse_path(text: str) -> str:
     if path.partition("/")[0] == _CONTROL:
         raise InvalidError(f"stream {path[:80]!r} begins with {_CONTROL}, which is reserved")
     return path
-
-
-def parse_path_segments(segments: Sequence[str]) -> str:
-    """The path of a stream that comes as one encoded segment, or as several."""
-    return parse_path(decode("/".join(segments)))
 
 
 def decode(segment: str) -> str:

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from time import perf_counter
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
@@ -27,9 +27,9 @@ from streamfold.server.durable_streams.subscriptions.host_lookups import (
     resolve,
 )
 from streamfold.server.durable_streams.subscriptions.paths import (
+    decode,
     parse_id,
     parse_path,
-    parse_path_segments,
 )
 from streamfold.server.durable_streams.subscriptions.problems import (
     SubscriptionNotFoundError,
@@ -47,6 +47,7 @@ from streamfold.server.durable_streams.subscriptions.subscription import ActiveS
 from streamfold.server.durable_streams.subscriptions.webhook_client import WebhookClient
 from streamfold.server.http.bodies import JSON, NO_STORE
 from streamfold.server.http.request import Request
+from streamfold.server.http.router import PUBLIC, OtherRule, Route, Router
 from streamfold.store.store import StreamStore, wall_clock
 from streamfold.wire.durable_streams import subscriptions as bodies
 from streamfold.wire.durable_streams.offsets import format_offset
@@ -114,8 +115,6 @@ _JWKS: Final = (
     (b"cache-control", b"public, max-age=300"),
 )
 
-Handler = Callable[[Request], Awaitable[None]]
-
 
 def _random_text() -> str:
     return secrets.token_urlsafe(32)
@@ -171,6 +170,7 @@ class Subscriptions:
         self._creation = Creation(registry, basin, now, self._start, local_webhooks=local_webhooks)
         self._group: asyncio.TaskGroup | None = None
         self._basin = basin
+        self._router = self._route()
         store.on_append(self._on_append)
 
     @asynccontextmanager
@@ -212,59 +212,50 @@ class Subscriptions:
         for entry in self.registry.entries.values():
             entry.poked.set()
 
-    async def handle(self, request: Request, rest: Sequence[str]) -> None:
-        """Answer a request for the path segments, still encoded, that follow `__ds`."""
+    async def handle(self, request: Request, path: str) -> None:
+        """Answer a request for what follows `__ds` in its path, still encoded."""
         try:
-            handlers = self._handlers(rest)
-            handler = handlers.get(request.method)
+            match = self._router.match(path)
+            if match is None or "" in match.segments:
+                raise SubscriptionNotFoundError(path.removeprefix("/subscriptions/"))
+            handler = match.handlers.get(request.method)
             if handler is not None:
                 if self._group is None:
                     raise StoreClosingError
-                await handler(request)
-            elif request.method == "OPTIONS":
-                await request.respond(204)
+                await handler(request, *match.segments)
             else:
-                allow = ", ".join(sorted((*handlers, "OPTIONS"))).encode()
+                allow = ", ".join(sorted((*match.handlers, "OPTIONS"))).encode()
                 await request.respond(405, ((b"allow", allow),))
         except StreamfoldError as error:
             await answer_problem(request, error)
 
-    def _handlers(self, rest: Sequence[str]) -> dict[str, Handler]:
-        """What can be done at a path, by method."""
-        match rest:
-            case ["jwks.json"]:
-                return {"GET": self._jwks}
-            case ["subscriptions", segment, *action] if segment:
-                return self._subscription_handlers(parse_id(segment), action)
-        raise SubscriptionNotFoundError("/".join(rest))
+    @property
+    def routes(self) -> Sequence[Route]:
+        """Every route, with what it needs."""
+        return [route._replace(path=CONTROL_ROOT + route.path) for route in self._router.routes]
 
-    def _subscription_handlers(self, id_: str, action: list[str]) -> dict[str, Handler]:
-        match action:
-            case []:
-                return {
-                    "GET": self._allowed(self._get, id_),
-                    "PUT": self._allowed(self._put, id_),
-                    "DELETE": self._allowed(self._delete, id_),
-                }
-            case ["streams"]:
-                return {"POST": self._allowed(self._link, id_)}
-            case ["streams", *path]:
-                return {"DELETE": self._allowed(self._unlink, id_, path)}
-            case ["claim"]:
-                return {"POST": self._allowed(self._claim, id_)}
-            case ["ack"]:
-                return {"POST": partial(self._ack, id_, SubscriptionType.PULL_WAKE)}
-            case ["callback"]:
-                return {"POST": partial(self._ack, id_, SubscriptionType.WEBHOOK)}
-            case ["release"]:
-                return {"POST": partial(self._release, id_)}
-        raise SubscriptionNotFoundError("/".join((id_, *action)))
+    def _route(self) -> Router:
+        router, owned = Router(), partial(partial, self._authorised)
+        one, streams = "/subscriptions/{}", "/subscriptions/{}/streams"
+        router.add("GET", "/jwks.json", PUBLIC, self._jwks)
+        router.add("GET", one, OtherRule.OWNER, owned(self._get))
+        router.add("PUT", one, OtherRule.OWNER, owned(self._put))
+        router.add("DELETE", one, OtherRule.OWNER, owned(self._delete))
+        router.add("POST", streams, OtherRule.OWNER, owned(self._link))
+        router.add("DELETE", f"{streams}/{{...}}", OtherRule.OWNER, owned(self._unlink))
+        router.add("POST", f"{one}/claim", OtherRule.OWNER, owned(self._claim))
+        ack, callback = SubscriptionType.PULL_WAKE, SubscriptionType.WEBHOOK
+        router.add("POST", f"{one}/ack", OtherRule.WAKE_TOKEN, partial(self._ack, ack))
+        router.add("POST", f"{one}/callback", OtherRule.WAKE_TOKEN, partial(self._ack, callback))
+        router.add("POST", f"{one}/release", OtherRule.WAKE_TOKEN, self._release)
+        return router
 
-    def _allowed(self, handler: Callable[..., Awaitable[None]], *names: Any) -> Handler:
-        async def handle(request: Request) -> None:
-            await handler(*names, request, await self._authorise(request))
-
-        return handle
+    async def _authorised(
+        self, handler: Callable[..., Awaitable[None]], request: Request, segment: str, *rest: str
+    ) -> None:
+        """Call `handler` with the caller's grant and the subscription's id."""
+        caller = await self._authorise(request)
+        await handler(parse_id(segment), *rest, request, caller)
 
     def _owned(self, id_: str, caller: Grant) -> ActiveSubscription:
         """The subscription, if it is the caller's."""
@@ -323,9 +314,9 @@ class Subscriptions:
         entry.notice(*paths)  # earlier appends to them were not noticed
         await request.respond(204, (NO_STORE,))
 
-    async def _unlink(self, id_: str, path: list[str], request: Request, caller: Grant) -> None:
+    async def _unlink(self, id_: str, path: str, request: Request, caller: Grant) -> None:
         entry = self._owned(id_, caller)
-        name = parse_path_segments(path)
+        name = parse_path(decode(path))
         stream = entry.full_name(name)
         async with self.registry.changing(entry) as draft:
             link = draft.state.links.get(stream)
@@ -346,13 +337,13 @@ class Subscriptions:
         said = bodies.decode_claim(await _body(request))
         await _answer(request, await self._work.claim(entry, said.worker))
 
-    async def _ack(self, id_: str, kind: SubscriptionType, request: Request) -> None:
-        entry, token = self._proven(id_, request)
+    async def _ack(self, kind: SubscriptionType, request: Request, segment: str) -> None:
+        entry, token = self._proven(parse_id(segment), request)
         said = bodies.decode_ack(await _body(request))
         await _answer(request, await self._work.acknowledge(entry, kind, token, said))
 
-    async def _release(self, id_: str, request: Request) -> None:
-        entry, token = self._proven(id_, request)
+    async def _release(self, request: Request, segment: str) -> None:
+        entry, token = self._proven(parse_id(segment), request)
         said = bodies.decode_release(await _body(request))
         await self._work.release(entry, token, said)
         await request.respond(204, (NO_STORE,))
