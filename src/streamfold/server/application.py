@@ -19,10 +19,9 @@ from streamfold.server.http.cors import PagePolicy
 from streamfold.server.http.drain import DrainGate
 from streamfold.server.http.errors import ClientHangupError
 from streamfold.server.http.listener import STREAMS_MAX
-from streamfold.server.http.memo import memoize_short
 from streamfold.server.http.problems import ProblemWriter, answer_problem
 from streamfold.server.http.request import Request, text_of
-from streamfold.server.http.router import Route, Router
+from streamfold.server.http.router import Route, Router, memoize_short
 
 #: A name or an address, with an optional port, by RFC 3986.
 _HOST: Final = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")

@@ -23,8 +23,9 @@ from streamfold.server.config import Configuration
 from streamfold.server.durable_streams.routes import DurableStreamsFace
 from streamfold.server.durable_streams.subscriptions import Subscriptions
 from streamfold.server.http.access_log import AccessLog
-from streamfold.server.http.client_limits import ClientLimits, ClientMetrics
 from streamfold.server.http.connections import (
+    ClientLimits,
+    ClientMetrics,
     Connections,
     connections_max,
     raise_descriptor_limit,

@@ -11,13 +11,13 @@ import pytest
 
 from streamfold.model.access_tokens import EVERYTHING, Operation
 from streamfold.model.grants import Grant
-from streamfold.server.durable_streams.subscriptions import owner_slots, runner
-from streamfold.server.durable_streams.subscriptions.host_lookups import (
+from streamfold.server.durable_streams.subscriptions import fairness, runner
+from streamfold.server.durable_streams.subscriptions.webhook_addresses import (
     LOOKUPS_MAX,
     LOOKUPS_PER_OWNER,
     HostLookups,
+    WebhookAddress,
 )
-from streamfold.server.durable_streams.subscriptions.webhook_addresses import WebhookAddress
 from streamfold.server.durable_streams.subscriptions.webhook_client import Reply, WebhookClient
 from streamfold.server.http.request import Request
 from streamfold.store.store import open_store
@@ -101,7 +101,7 @@ async def test_lookups_that_hang_do_not_delay_the_webhooks_of_other_owners() -> 
 async def test_lookups_of_many_owners_that_hang_leave_half_of_the_threads_to_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(owner_slots, "SLOW_AFTER", 0.0)
+    monkeypatch.setattr(fairness, "SLOW_AFTER", 0.0)
     names = NameServer()
     lookups = HostLookups(names)
     owners = [f"bad{number}" for number in range(LOOKUPS_MAX // LOOKUPS_PER_OWNER)]

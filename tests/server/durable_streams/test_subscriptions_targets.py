@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from streamfold.server.durable_streams.subscriptions.host_lookups import HostLookups
 from streamfold.server.durable_streams.subscriptions.problems import WebhookUrlRejectedError
 from streamfold.server.durable_streams.subscriptions.webhook_addresses import (
+    HostLookups,
     WebhookAddress,
     is_public,
     parse_webhook_url,

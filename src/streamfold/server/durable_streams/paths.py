@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from streamfold.errors import InvalidError
 from streamfold.model.names import BasinName, StreamName, parse_bucket_name, parse_stream_name
-from streamfold.server.http.memo import memoize_short
+from streamfold.server.http.router import memoize_short
 from streamfold.wire.text import SHOWN, ascii_url, decode_segment
 
 #: Streams below this path belong to the default basin, and may have slashes in their names.

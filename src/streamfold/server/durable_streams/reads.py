@@ -24,8 +24,7 @@ from streamfold.server.durable_streams import problems
 from streamfold.server.durable_streams.content import bodies, join
 from streamfold.server.durable_streams.paths import StreamPath
 from streamfold.server.http.bodies import NO_STORE, answer
-from streamfold.server.http.deadlines import WaitGuard
-from streamfold.server.http.drain import DrainGate
+from streamfold.server.http.drain import DrainGate, WaitGuard
 from streamfold.server.http.offload import LIGHT_BYTES
 from streamfold.server.http.request import Request
 from streamfold.server.http.response_stream import SHARED_PIECE, ResponseStream

@@ -17,8 +17,8 @@ from typing import BinaryIO, Final
 import msgspec
 
 from streamfold.model.access_tokens import SECRET_PREFIX
-from streamfold.server.http.memo import memoize_short
 from streamfold.server.http.request import Request
+from streamfold.server.http.router import memoize_short
 from streamfold.wire.s2.headers import BASIN
 
 #: Seconds between writes.

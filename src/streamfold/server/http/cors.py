@@ -14,8 +14,8 @@ from ipaddress import ip_address
 from typing import Final, NamedTuple
 
 from streamfold.errors import InvalidError
-from streamfold.server.http.memo import memoize_short
 from streamfold.server.http.request import Request, text_of
+from streamfold.server.http.router import memoize_short
 
 #: Stands for all origins.
 ANY: Final = "*"

@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence, Sized
 from dataclasses import dataclass
+from functools import lru_cache, wraps
 from operator import itemgetter
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, ParamSpec, TypeAlias, TypeVar, cast
 
 from streamfold.model.access_tokens import Operation
-from streamfold.server.http.memo import memoize_short
+
+#: Results that are cached, and characters of their arguments: a client may send 64 KiB.
+KEPT: Final = 4096
+SHORT_MAX: Final = 1024
+
+Texts = ParamSpec("Texts")
+Result = TypeVar("Result")
+
+
+def memoize_short(function: Callable[Texts, Result]) -> Callable[Texts, Result]:
+    """`function`, with its results for short texts cached."""
+    known = cast("Callable[Texts, Result]", lru_cache(KEPT)(function))
+
+    @wraps(function)
+    def call(*texts: Texts.args, **none: Texts.kwargs) -> Result:
+        size = sum(map(len, cast("tuple[Sized, ...]", texts)))
+        return (known if size <= SHORT_MAX else function)(*texts, **none)
+
+    return call
+
 
 #: Takes the request and the segments that stand at the pattern's placeholders, still encoded.
 Handler: TypeAlias = Callable[..., Awaitable[None]]

@@ -10,11 +10,10 @@ from streamfold.model.grants import ROOT
 from streamfold.records import AppendInput
 from streamfold.server.auth.access import Access, AppendRights
 from streamfold.server.http.bodies import JSON, PROTO, Body, answer, read_body
-from streamfold.server.http.deadlines import WaitGuard
-from streamfold.server.http.drain import DrainGate
-from streamfold.server.http.memo import memoize_short
+from streamfold.server.http.drain import DrainGate, WaitGuard
 from streamfold.server.http.offload import LIGHT_BYTES
 from streamfold.server.http.request import Request, text_of
+from streamfold.server.http.router import memoize_short
 from streamfold.server.s2.appends import Appends, AppendSession, Ticket
 from streamfold.server.s2.read_encodings import FRAME_HEADERS, EventEncoding, FrameEncoding
 from streamfold.server.s2.resources import basin_of, stream_of

@@ -15,8 +15,7 @@ from typing import Final, Protocol
 
 from streamfold.errors import StoreClosingError
 from streamfold.server.auth.access import ActiveGrant
-from streamfold.server.http.deadlines import WaitGuard
-from streamfold.server.http.drain import DrainGate
+from streamfold.server.http.drain import DrainGate, WaitGuard
 from streamfold.server.http.errors import ClientHangupError
 from streamfold.server.http.request import Headers, Request
 from streamfold.server.http.response_stream import SHARED_PIECE, ResponseStream

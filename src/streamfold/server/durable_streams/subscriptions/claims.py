@@ -7,7 +7,6 @@ from msgspec.structs import replace
 from streamfold.errors import InvalidError
 from streamfold.model.grants import NO_RIGHTS
 from streamfold.server.durable_streams.subscriptions import leases
-from streamfold.server.durable_streams.subscriptions.drafts import Draft
 from streamfold.server.durable_streams.subscriptions.paths import parse_name
 from streamfold.server.durable_streams.subscriptions.problems import (
     NoPendingWorkError,
@@ -15,7 +14,7 @@ from streamfold.server.durable_streams.subscriptions.problems import (
     WakeTokenInvalidError,
 )
 from streamfold.server.durable_streams.subscriptions.registry import SubscriptionRegistry
-from streamfold.server.durable_streams.subscriptions.subscription import ActiveSubscription
+from streamfold.server.durable_streams.subscriptions.subscription import ActiveSubscription, Draft
 from streamfold.wire.durable_streams.subscriptions import (
     AckRequest,
     AckView,

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from streamfold.errors import InvalidError, PermissionDeniedError
 from streamfold.model.access_tokens import Operation
 from streamfold.model.grants import Grant
-from streamfold.server.durable_streams.subscriptions.host_lookups import literal_addresses
 from streamfold.server.durable_streams.subscriptions.links import literal_prefix
 from streamfold.server.durable_streams.subscriptions.paths import parse_path
 from streamfold.server.durable_streams.subscriptions.problems import (
@@ -23,6 +22,7 @@ from streamfold.server.durable_streams.subscriptions.registry import Subscriptio
 from streamfold.server.durable_streams.subscriptions.state import Config, Subscription
 from streamfold.server.durable_streams.subscriptions.subscription import ActiveSubscription
 from streamfold.server.durable_streams.subscriptions.webhook_addresses import (
+    literal_addresses,
     parse_webhook_url,
     require_allowed,
 )

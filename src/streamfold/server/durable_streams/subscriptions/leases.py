@@ -12,13 +12,13 @@ from msgspec.structs import replace
 
 from streamfold.backoff import pause_after
 from streamfold.errors import InvalidError
+from streamfold.server.durable_streams.subscriptions.fairness import TimeSlice
 from streamfold.server.durable_streams.subscriptions.problems import (
     AckOffsetError,
     WakeFencedError,
     WakeTokenInvalidError,
 )
 from streamfold.server.durable_streams.subscriptions.state import Link, Subscription, Wake
-from streamfold.server.durable_streams.subscriptions.time_slices import TimeSlice
 from streamfold.wire.durable_streams.offsets import parse_offset
 from streamfold.wire.durable_streams.subscriptions import Ack
 

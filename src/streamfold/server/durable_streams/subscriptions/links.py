@@ -24,6 +24,7 @@ from streamfold.errors import (
 )
 from streamfold.model.resources import StreamStatus
 from streamfold.server.durable_streams.subscriptions import leases
+from streamfold.server.durable_streams.subscriptions.fairness import TimeSlice
 from streamfold.server.durable_streams.subscriptions.state import (
     LINKS_MAX,
     LINKS_PER_OWNER,
@@ -34,7 +35,6 @@ from streamfold.server.durable_streams.subscriptions.state import (
     encode,
 )
 from streamfold.server.durable_streams.subscriptions.subscription import ActiveSubscription
-from streamfold.server.durable_streams.subscriptions.time_slices import TimeSlice
 from streamfold.store.store import StreamStore
 from streamfold.wire.durable_streams.subscriptions import Pattern
 

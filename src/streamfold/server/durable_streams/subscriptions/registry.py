@@ -12,12 +12,15 @@ from typing import Final, TypeAlias
 
 from streamfold.errors import InvalidError, StreamfoldError
 from streamfold.model.grants import Grant
-from streamfold.server.durable_streams.subscriptions.drafts import Draft
+from streamfold.server.durable_streams.subscriptions.fairness import TimeSlice
 from streamfold.server.durable_streams.subscriptions.links import LinkedStreams
 from streamfold.server.durable_streams.subscriptions.problems import SubscriptionNotFoundError
 from streamfold.server.durable_streams.subscriptions.state import LINKS_MAX, Subscription, decode
-from streamfold.server.durable_streams.subscriptions.subscription import ActiveSubscription, kind_of
-from streamfold.server.durable_streams.subscriptions.time_slices import TimeSlice
+from streamfold.server.durable_streams.subscriptions.subscription import (
+    ActiveSubscription,
+    Draft,
+    kind_of,
+)
 from streamfold.store.store import StreamStore
 
 logger = logging.getLogger(__name__)

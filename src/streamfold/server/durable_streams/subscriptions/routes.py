@@ -21,11 +21,6 @@ from streamfold.model.grants import NO_RIGHTS, ROOT, Grant
 from streamfold.server.durable_streams.subscriptions import leases
 from streamfold.server.durable_streams.subscriptions.claims import WakeClaims
 from streamfold.server.durable_streams.subscriptions.creation import Creation
-from streamfold.server.durable_streams.subscriptions.host_lookups import (
-    HostLookups,
-    Resolve,
-    resolve,
-)
 from streamfold.server.durable_streams.subscriptions.paths import (
     decode,
     parse_id,
@@ -42,9 +37,13 @@ from streamfold.server.durable_streams.subscriptions.registry import (
     SubscriptionRegistry,
 )
 from streamfold.server.durable_streams.subscriptions.runner import Runner
-from streamfold.server.durable_streams.subscriptions.signing_key import Keyring
 from streamfold.server.durable_streams.subscriptions.subscription import ActiveSubscription
-from streamfold.server.durable_streams.subscriptions.webhook_client import WebhookClient
+from streamfold.server.durable_streams.subscriptions.webhook_addresses import (
+    HostLookups,
+    Resolve,
+    resolve,
+)
+from streamfold.server.durable_streams.subscriptions.webhook_client import Keyring, WebhookClient
 from streamfold.server.http.bodies import JSON, NO_STORE
 from streamfold.server.http.request import Request
 from streamfold.server.http.router import PUBLIC, OtherRule, Route, Router

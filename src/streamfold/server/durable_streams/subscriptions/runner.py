@@ -22,22 +22,21 @@ from streamfold.model.records import Record
 from streamfold.model.traits import Claim
 from streamfold.records.batch import RecordBatch
 from streamfold.server.durable_streams.subscriptions import leases
-from streamfold.server.durable_streams.subscriptions.drafts import Draft
-from streamfold.server.durable_streams.subscriptions.host_lookups import HostLookups
-from streamfold.server.durable_streams.subscriptions.owner_slots import OwnerSlots
+from streamfold.server.durable_streams.subscriptions.fairness import OwnerSlots
 from streamfold.server.durable_streams.subscriptions.problems import (
     SubscriptionNotFoundError,
     WebhookUrlRejectedError,
 )
 from streamfold.server.durable_streams.subscriptions.registry import SubscriptionRegistry
-from streamfold.server.durable_streams.subscriptions.signing_key import Keyring
-from streamfold.server.durable_streams.subscriptions.subscription import ActiveSubscription
+from streamfold.server.durable_streams.subscriptions.subscription import ActiveSubscription, Draft
 from streamfold.server.durable_streams.subscriptions.webhook_addresses import (
+    HostLookups,
     WebhookAddress,
     parse_webhook_url,
     require_allowed,
 )
 from streamfold.server.durable_streams.subscriptions.webhook_client import (
+    Keyring,
     Reply,
     WebhookClient,
     WebhookError,

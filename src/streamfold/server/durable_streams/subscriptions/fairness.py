@@ -1,13 +1,15 @@
-"""Slots for work that owners have done, so that slow work of some leaves slots for all others.
+"""Fair shares of work: slots for owners, so that slow ones leave some for others, and slices of time.
 
 An owner is an access token; None stands for root, and for all clients of a server without --auth.
+
+How long a step takes depends on what clients sent, so steps are timed rather than counted.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -71,3 +73,23 @@ async def _acquired(semaphore: asyncio.Semaphore) -> asyncio.Semaphore:
 def _release(held: list[asyncio.Semaphore]) -> None:
     while held:
         held.pop().release()
+
+
+#: Seconds of such a loop before other tasks run: less than a client notices.
+SLICE: Final = 0.005
+
+
+class TimeSlice:
+    """Yields to the event loop after each `SLICE` seconds of steps."""
+
+    __slots__ = ("_clock", "_end")
+
+    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+        self._clock = clock
+        self._end = clock() + SLICE
+
+    async def step(self) -> None:
+        """Call once per step; returns immediately until the slice is used up."""
+        if self._clock() >= self._end:
+            await asyncio.sleep(0)
+            self._end = self._clock() + SLICE
