@@ -177,6 +177,14 @@ def test_the_command_line_takes_the_sink_of_an_installed_package(
     assert "events[0].type = file\ntables[0].events[0].path = /events.jsonl\n" in outcome.text
 
 
+def test_help_lists_what_a_configuration_may_name(installed: Path) -> None:
+    shown = " ".join(Shell({})("snapshotter", "validate", "--help").text.split())
+    assert "change decoders envelope, debezium, upserts, maxwell" in shown
+    assert "formats jsonl, parquet, protobuf, protobuf-typed, jsonl-xz" in shown
+    assert "destinations local, s3, gcs, azure, disk" in shown
+    assert "event sinks sns, sqs, kinesis, eventbridge, webhook, file" in shown
+
+
 def test_options_of_an_installed_package_are_checked_by_their_types(
     installed: Path, tmp_path: Path
 ) -> None:

@@ -25,13 +25,13 @@ class XzFormat(Format):
     def write_rows(
         self, sink: BinaryIO, schema: TableSchema, batches: Iterable[pa.RecordBatch]
     ) -> int:
-        with lzma.open(sink, "wb", preset=1) as file:
+        with lzma.open(sink, "wb", preset=0) as file:
             return LINES.write_rows(cast("BinaryIO", file), schema, batches)
 
     def write_changes(
         self, sink: BinaryIO, schema: TableSchema, batches: Iterable[pa.RecordBatch]
     ) -> int:
-        with lzma.open(sink, "wb", preset=1) as file:
+        with lzma.open(sink, "wb", preset=0) as file:
             return LINES.write_changes(cast("BinaryIO", file), schema, batches)
 
     def read_rows(

@@ -13,14 +13,19 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 
+from streamfold.archive.events import SINKS
+from streamfold.archive.formats import FORMATS
+from streamfold.blob import DESTINATIONS
 from streamfold.cli.exit_status import ExitStatus, VerbFailedError
 from streamfold.cli.menu import VerbGroup
+from streamfold.extensions import Registry
 from streamfold.extras import needing_extra
 from streamfold.snapshotter.config import Configuration, describe, load_configuration
+from streamfold.snapshotter.decoding import DECODERS
 from streamfold.snapshotter.errors import ConfigurationError
 from streamfold.snapshotter.status import State, StatusServer, TableStatus
 
@@ -48,12 +53,21 @@ _START_LOOK = 0.1
 T = TypeVar("T")
 
 
+class ConfiguredCommand(click.Command):
+    """A command whose help lists the extensions that its configuration may name."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        kinds: tuple[Registry[Any], ...] = (DECODERS, FORMATS, DESTINATIONS, SINKS)
+        with formatter.section("A configuration may name"):
+            formatter.write_dl([(f"{kind.noun}s", ", ".join(kind.ids())) for kind in kinds])
+
+
 @click.group(cls=VerbGroup)
 def snapshotter() -> None:
     """Publish tables of change streams as archives."""
 
 
-@snapshotter.command()
+@snapshotter.command(cls=ConfiguredCommand)
 @_CONFIG
 @_SET
 @_JSON
@@ -67,7 +81,7 @@ def validate(file: Path, settings: tuple[str, ...], as_json: bool) -> None:
         click.echo(describe(configuration))
 
 
-@snapshotter.command()
+@snapshotter.command(cls=ConfiguredCommand)
 @_CONFIG
 @_SET
 @click.option(
