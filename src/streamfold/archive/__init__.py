@@ -1,4 +1,4 @@
-"""A table published as files that anyone can rebuild without asking a server."""
+"""A table published as files that anyone can rebuild without a server."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,7 @@
 """Schemas of archived tables: the closed list of column types, key fields, and how columns widen.
 
 Arrow has several layouts for one kind of value (large, view and dictionary variants, freely named
-list items). They hold equal values, so one layout stands for all of them, and a type has one text.
+list items). They hold equal values, so one of them is canonical, and a type has one text.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def is_key_type(kind: pa.DataType) -> bool:
 
 
 def canonical_field(field: pa.Field, depth: int = 0) -> pa.Field:
-    """The field in the one layout that stands for its values; an unsupported type is refused."""
+    """The field with its canonical type; an unsupported type is refused."""
     try:
         kind = canonical_type(field.type, depth)
         return pa.field(field.name, kind, field.nullable or pa.types.is_null(kind))
@@ -74,7 +74,7 @@ def canonical_field(field: pa.Field, depth: int = 0) -> pa.Field:
 
 
 def canonical_type(kind: pa.DataType, depth: int = 0) -> pa.DataType:
-    """The one layout that stands for values of this type; an unsupported type is refused."""
+    """The canonical layout of this type's values; an unsupported type is refused."""
     if depth > _DEPTH_MAX:
         raise InvalidError(f"types are nested more than {_DEPTH_MAX} deep: flatten the column")
     types = pa.types
@@ -350,7 +350,7 @@ class TableSchema:
 
 
 def _nullable(field: pa.Field, nullable: bool) -> pa.Field:
-    """The field with that promise, which a column of type null cannot give."""
+    """The field, nullable as given; a column of type null always is."""
     return field.with_nullable(nullable or pa.types.is_null(field.type))
 
 

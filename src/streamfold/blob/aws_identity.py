@@ -5,7 +5,7 @@ Keys in `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY` win. Otherwise botocore 
 container's credentials; the instance's role. It asks again well before what it has expires.
 
 Without botocore (`pip install 'streamfold[aws]'`) obstore and SlateDB still know web identities,
-containers and instances by themselves, but no files: where files are needed, that is an error.
+containers and instances, but no files: where files are needed, that is an error.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class CredentialsUnavailableError(RetryLaterError):
 
 
 def utc_now() -> datetime:
-    """Return the time by which credentials expire."""
+    """Return the current time, which decides whether credentials have expired."""
     return datetime.now(UTC)
 
 
@@ -91,7 +91,7 @@ class AwsIdentity:
         return found
 
     def credentials(self) -> S3Credential:
-        """Return credentials of now, as obstore asks for them; this may wait for a network."""
+        """Return current credentials in obstore's form; may wait for the network."""
         with self._one_at_a_time:
             return storage_credential(self._load(), self._now())
 
@@ -115,10 +115,10 @@ class AwsIdentity:
 
 
 def find_identity(environment: Mapping[str, str]) -> AwsIdentity | None:
-    """Return who this process is for AWS; None if obstore and SlateDB find that out themselves.
+    """Return the identity of this process for AWS; None if obstore and SlateDB find it on their own.
 
-    Nothing is asked of a network yet. A profile that does not exist is refused. Stores that a process
-    opens share one identity until variables or files change: a role is not asked for by each of them.
+    Sends no request yet. A profile that does not exist is refused. Stores that a process opens share
+    one identity until variables or files change, so that a role is requested once.
     """
     if any(environment.get(name) for name in _DECIDED_BY):
         return None
@@ -168,7 +168,7 @@ def open_session() -> Any:
 
 
 def storage_credential(found: Any, now: datetime) -> S3Credential:
-    """Return what botocore's credentials are at this time; they are renewed if it is time to."""
+    """Return botocore's current credentials, renewed if that is due."""
     with explained():
         frozen = found.get_frozen_credentials()
     ends: datetime | None = getattr(found, "_expiry_time", None)

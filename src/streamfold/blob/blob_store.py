@@ -123,7 +123,7 @@ class BlobStore(ABC):
 
     @abstractmethod
     async def put(self, key: str, data: bytes | AsyncIterator[bytes]) -> None:
-        """Write the blob durably, whole or not at all, replacing one that is there.
+        """Write the blob durably, whole or not at all, replacing an existing one.
 
         When it returns, the bytes survive a power cut. Readers see the old blob or the new one,
         never a part. An iterator is sent as it comes, in bounded memory; when it raises, that
@@ -132,10 +132,10 @@ class BlobStore(ABC):
 
     @abstractmethod
     async def put_if_absent(self, key: str, data: bytes) -> str:
-        """Write the blob durably only if nothing is there, and return its etag; of any number of
+        """Write the blob durably only if none exists, and return its etag; of any number of
         racing callers, in one process or many, at most one succeeds.
 
-        Raises `BlobExistsError` when a blob is there already, even one with the same bytes.
+        Raises `BlobExistsError` when a blob exists already, even one with the same bytes.
         A backend that loses an answer finds out whose write it was before it says so.
         """
 
@@ -186,4 +186,4 @@ class BlobStore(ABC):
 
     @abstractmethod
     async def delete(self, key: str) -> None:
-        """Remove the blob durably; one that is not there is fine."""
+        """Remove the blob durably; a missing one is fine."""

@@ -30,10 +30,10 @@ def open_blob_store(url: str, **options: Any) -> BlobStore:
 
     - `memory:` is empty and private to the returned object.
     - `file:///folder` keeps files in that folder, created if missing.
-    - `s3://bucket/prefix` takes endpoint, region and credentials from where AWS tools take them
+    - `s3://bucket/prefix` finds endpoint, region and credentials as AWS tools do
       (see `streamfold.blob.aws_identity`), or from options named as in obstore's `S3Config`:
       `endpoint`, `region`, `access_key_id`, `secret_access_key`, `session_token`. An `http://`
-      endpoint is taken as meant.
+      endpoint is allowed.
     - `gs://bucket/prefix`, `az://container/prefix`: likewise, with `GCSConfig` and `AzureConfig`.
     - `<type>://…`: a destination that an installed package adds.
 

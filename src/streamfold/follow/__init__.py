@@ -1,4 +1,4 @@
-"""Snapshot and follow: restore a state in seconds, whatever the history, and keep it current."""
+"""Snapshot and follow: restore a state in seconds, however long the history, and keep it current."""
 
 from typing import TYPE_CHECKING
 

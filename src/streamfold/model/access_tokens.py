@@ -114,7 +114,7 @@ class ResourceSet:
 
     @classmethod
     def exact(cls, name: str) -> ResourceSet:
-        """The set of one name; no name is empty, so that "" is the set of none."""
+        """The set of one name; "" gives the empty set, because no name is empty."""
         return cls(name)
 
     @classmethod

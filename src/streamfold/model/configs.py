@@ -138,7 +138,7 @@ def check_choice(choices: type[enum.StrEnum], value: object, what: str) -> None:
 
 
 def check_retention(retention: Retention | None) -> None:
-    """Refuse a retention age that would forget records at once, or that is not a number."""
+    """Refuse a retention age that would remove records at once, or that is not a number."""
     if retention is None or retention == INFINITE:
         return
     if not isinstance(retention, int) or retention <= 0:

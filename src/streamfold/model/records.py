@@ -59,7 +59,7 @@ def fence_record(token: str) -> Record:
 
 
 def trim_record(seq_num: int) -> Record:
-    """A command that lets the stream forget everything below `seq_num`."""
+    """A command that trims everything below `seq_num`."""
     return Record(seq_num.to_bytes(8, "big"), (Header(b"", TRIM_COMMAND),))
 
 

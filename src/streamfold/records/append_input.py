@@ -51,7 +51,7 @@ def parse_quickly(raw: bytes, plain_max: int) -> AppendInput | None:
     """The same; None if more than `plain_max` bytes would have to be walked through in Python.
 
     What serializers write is walked through by compiled code. Everything else costs a microsecond per
-    field, and a stranger may send millions of them.
+    field, and a client may send millions of them.
     """
     record = scan_single(raw)
     if record is not None and record.end == len(raw):

@@ -48,7 +48,7 @@ class SingleRecord(msgspec.Struct, frozen=True, eq=False, gc=False):
     end: int
 
     def nameless(self) -> list[tuple[int, int, int]]:
-        """Records that have a header with an empty name: this one has no headers."""
+        """Extents of records with a nameless header; none, because this one has no headers."""
         return []
 
     def sequence(self, slot: Slot) -> Sequenced:

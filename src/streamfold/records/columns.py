@@ -1,8 +1,8 @@
 """Records as columns and back, for engines that work on columns: no object is made per record.
 
 `read_columns` takes what reads return, `encode_columns` makes what appends take. Both have a plain
-way that understands everything and words every error, and a compiled one for large batches, which
-gives the same to the byte.
+implementation that handles every input and raises every error, and a compiled one for large batches,
+whose results are the same to the byte.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def _read_delimited(raw: Bytes, at: int, end: int) -> tuple[int, int]:
 
 @_inner
 def _read_filled(raw: Bytes, at: int, end: int, tag: U8) -> tuple[int, int]:
-    """Size of the bytes in the field `tag`, and the offset after; size 0 when it is not there."""
+    """Size of the bytes in the field `tag`, and the offset after; size 0 if the field is absent."""
     if at >= end or raw[at] != tag:
         return 0, at
     start, stop = _read_delimited(raw, at + 1, end)

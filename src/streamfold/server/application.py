@@ -117,7 +117,7 @@ class Application:
         return handler(request, *match.segments)
 
     def _require_room(self, of_client: int) -> None:
-        """Raise unless the server can take another request of a client that has so many, with it."""
+        """Raise unless there is room for a request, the `of_client`-th of its client under way."""
         free = self._requests_max - self._gate.inside
         if free < 0:
             raise ServerBusyError(self._requests_max, "server")

@@ -59,7 +59,7 @@ def show_planners(spark: SparkSession) -> None:
     """Make Python processes on the driver import the package that executors get, if any.
 
     Spark plans streaming sources in such processes, without what was shipped. On executors the path
-    does not exist, which is harmless. Applies to sources that are registered after this call.
+    does not exist, which is harmless. Applies to sources registered after this call.
     """
     package = SparkFiles.get(PACKAGE)
     if Path(package).exists():

@@ -109,13 +109,13 @@ class DestinationConformance:
             [current] = [result for result in results if result]
             assert await destination.read() == current
 
-    async def test_fields_that_nobody_knows_survive(self, destination: Destination) -> None:
+    async def test_unknown_fields_survive(self, destination: Destination) -> None:
         known = msgspec.structs.replace(small_manifest(), extra={"later": {"a": [1, None]}})
         stored = await destination.swap(known, None)
         assert (await destination.read()) == stored
         assert stored.manifest.extra == {"later": {"a": [1, None]}}
 
-    async def test_a_file_is_there_whole_or_not_at_all(self, destination: Destination) -> None:
+    async def test_a_file_exists_whole_or_not_at_all(self, destination: Destination) -> None:
         await destination.put("epoch=1/file", lambda: pieces_of([b"ab", b"c"]))
         assert await destination.blobs.get("epoch=1/file") == b"abc"
         assert await destination.holds("epoch=1/file", 3)

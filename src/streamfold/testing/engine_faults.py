@@ -25,7 +25,7 @@ class CommitFault(enum.Enum):
 
 
 class HeldRead:
-    """An answer of the engine that a test holds back, so that the world can change meanwhile."""
+    """An answer of the engine that a test holds back while other things change."""
 
     def __init__(self) -> None:
         #: Set once `inner` has answered.

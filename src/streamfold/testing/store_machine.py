@@ -85,10 +85,10 @@ limits = st.none() | st.integers(0, 300)
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Everything that a store can be asked, in any order; it must answer as the model does."""
+    """Calls every operation of a store, in any order; results must equal those of the model."""
 
     def opener(self) -> EngineOpener:
-        """Opens the engine under test; called anew for every example, its storage empty."""
+        """Opens the engine under test, with empty storage; called for every example."""
         raise NotImplementedError
 
     @initialize()
@@ -116,7 +116,7 @@ class StoreMachine(RuleBasedStateMachine):
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(_STEP_SECONDS)
 
     async def _open(self) -> None:
-        """Open the store in a task of its own, as its context must end in the task it began in."""
+        """Open the store in its own task, because its context must exit in the task that entered it."""
         opened: asyncio.Future[StreamStore] = self.loop.create_future()
         self.stop = asyncio.Event()
         self.host = asyncio.create_task(self._serve(opened, self.stop))
@@ -336,7 +336,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 def _matches(batch: Sequence[Record], at: int, stored: dict[SeqNum, SequencedRecord]) -> bool:
-    """Whether what storage has from `at` on may be `batch`; what is trimmed may be anything."""
+    """Whether the records from `at` on may be `batch`; trimmed ones may be anything."""
     found = [stored.get(SeqNum(at + index)) for index in range(len(batch))]
     return all(
         there is None or (there.headers, there.body) == (record.headers, record.body)

@@ -158,7 +158,7 @@ class StreamClientConformance:
 
 
 async def _trimmed(client: StreamClient, first: int) -> None:
-    """Wait for a trim, which takes effect when the stream finds the time."""
+    """Wait until a trim takes effect, which may take some seconds."""
     async with asyncio.timeout(_LIMIT):
         while (await client.peek(0, 1))[0].seq_num < first:  # noqa: ASYNC110 - nothing announces it
             await asyncio.sleep(0.01)

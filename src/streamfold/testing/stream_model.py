@@ -83,7 +83,7 @@ class StreamModel:
         return record.timestamp if self.config.timestamp_uncapped else min(record.timestamp, now)
 
     def expire(self, now: int) -> None:
-        """Forget what is older than the retention: a longer one does not bring it back."""
+        """Remove what is older than the retention: a longer one does not restore it."""
         self.trim_point = self.first(now)
 
     def read(

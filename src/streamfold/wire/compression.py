@@ -1,7 +1,7 @@
 """gzip and zstd, with a bound on what compressed input may become.
 
-Input comes from strangers: what it inflates to is checked while it inflates, or before where the
-format declares it, so that a small request can never cost more memory than the caller allows.
+Input is untrusted: its inflated size is checked while it inflates, or before if the format declares
+it, so that a small request can never cost more memory than the caller allows.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Compression(enum.StrEnum):
 
 
 class _Contexts(threading.local):
-    """zstd contexts are dear to make and not safe to share, so each thread keeps a pair."""
+    """Keeps a pair of zstd contexts per thread: they are expensive to make and unsafe to share."""
 
     def __init__(self) -> None:
         self.compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL)
@@ -113,7 +113,7 @@ def _inflate_zstd(data: bytes, cap: int) -> bytes:
 
 
 def _check_single_frame(data: bytes) -> None:
-    """Refuse bytes after the frame, which the decoder would drop without a word."""
+    """Refuse bytes after the frame, which the decoder would drop silently."""
     if not data.startswith(zstandard.FRAME_HEADER):
         raise MalformedError("the data does not begin with a zstd frame")
     at, last = zstandard.frame_header_size(data), False

@@ -1,10 +1,10 @@
-"""Takes large JSON apart in one linear pass, in steps that are all short.
+"""Splits large JSON in one linear pass, in short steps.
 
 msgspec validates JSON, but one call of it keeps the interpreter's lock from the first byte to the last:
 for a body of 32 MiB no other thread would run for a second. Here the text is first scanned block by
 block by numpy, for whitespace and for the commas of the outermost array; msgspec then validates one
-group of elements at a time. Whatever the scan makes of text that is not JSON, some group of it is not
-JSON either: an array is valid exactly if it consists of valid values between commas.
+group of elements at a time. If the text is not valid JSON, some group of it is
+not either: an array is valid exactly if it consists of valid values between commas.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SCALAR: Final = ~_flags(b' \t\n\r[]{}:,"')
 
 
 class Limits(NamedTuple):
-    """What an array may have; more is refused before it is taken apart."""
+    """Limits of an array; a larger one is refused before it is split."""
 
     elements: int
     #: Bytes of one element, or of a value that is not an array, without whitespace.
@@ -137,7 +137,7 @@ def check_value(text: bytes) -> None:
 
 
 def _scan(body: bytes, limits: Limits, block: int) -> _Scan:
-    """The scan of a whole body, given up as soon as it shows to be too large."""
+    """The scan of a whole body; stops as soon as the body proves too large."""
     scan, view = _Scan(), np.frombuffer(body, np.uint8)
     for at in range(0, len(view), block):
         scan.feed(view[at : at + block])
@@ -245,7 +245,7 @@ class _Scan:
         return quotes
 
     def _squeeze(self, block: Bytes, spaces: Offsets, commas: Offsets) -> tuple[Bytes, Offsets]:
-        """The block without whitespace, which must not be all that held two values apart."""
+        """The block without whitespace; refuses whitespace that alone separates two values."""
         keep = np.ones(len(block), np.bool_)
         keep[spaces] = False
         kept = np.flatnonzero(keep)

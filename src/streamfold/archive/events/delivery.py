@@ -84,7 +84,7 @@ class Delivery:
         return self._wakes
 
     async def wait_until_answered(self, request: int) -> None:
-        """Wait until all that was committed before the request has been delivered."""
+        """Wait until everything committed before the request has been delivered."""
         async with self._caught_up:
             await self._caught_up.wait_for(lambda: self._answered >= request)
 

@@ -95,7 +95,7 @@ class Rebase:
 
 
 def rebases_of(manifest: Manifest) -> Iterator[Rebase]:
-    """Yield every base that the epoch before it leads to; after a gap it leads elsewhere."""
+    """Yield every base to which the epoch before it leads; one after a gap is left out."""
     bases = [artifact for artifact in manifest.artifacts if artifact.is_base]
     for before, base in pairwise(bases):
         diffs = tuple(a for a in manifest.artifacts if a.epoch == before.epoch and not a.is_base)

@@ -142,7 +142,7 @@ class AddPin:
 
 @dataclass(frozen=True, slots=True)
 class RemovePin:
-    """Lets an epoch go; a missing pin is fine."""
+    """Removes a pin; a missing one is fine."""
 
     pin_id: str
 

@@ -8,7 +8,7 @@ Errors, the same for all clients:
 - `OutcomeUnknownError`: only from `append`, which may or may not have had its effect.
 - `SeqNumMismatchError`, `FencingTokenMismatchError`: a condition of an append did not hold.
 - `PositionUnwrittenError`: a read starts beyond the tail.
-- `InvalidError`, `NotFoundError`, `UnauthenticatedError`, `PermissionDeniedError`: as they say.
+- `InvalidError`, `NotFoundError`, `UnauthenticatedError`, `PermissionDeniedError`: see `errors`.
 """
 
 from __future__ import annotations

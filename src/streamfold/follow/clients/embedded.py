@@ -34,7 +34,7 @@ class Ack(Protocol):
 
 
 class EmbeddedStore(Protocol[R]):
-    """What is needed of `streamfold.store.StreamStore`: packages here need no store of ours."""
+    """The part of `streamfold.store.StreamStore` in use, so that this package need not import it."""
 
     async def append(
         self,

@@ -102,10 +102,10 @@ class StreamWriter:
         return await self._claim(attempt, [Frame(attempt.snapshot, 0, attempt.opening).record(b"")])
 
     async def open_anywhere(self, attempt: Attempt) -> int:
-        """Append the first frame wherever the tail is; its seq_num is the cursor.
+        """Append the first frame at any position; its seq_num is the cursor.
 
-        Returns a seq_num that it is not beyond: after a lost answer it may be in the stream twice,
-        and readers take the first.
+        Returns an upper bound of that seq_num: after a lost answer the frame may be in the stream
+        twice, and readers take the first.
         """
         opening = Opening(HERE, attempt.codec, attempt.fold)
         return await self._insist([Frame(attempt.snapshot, 0, opening).record(b"")], self._token)
@@ -127,11 +127,11 @@ class StreamWriter:
             await self.trim(attempt.cursor)
 
     async def trim(self, seq_num: int) -> None:
-        """Let the stream forget what is before `seq_num`."""
+        """Trim the stream up to `seq_num`."""
         await self._insist([trim_record(seq_num)], self._token)
 
     async def fence(self, token: str) -> None:
-        """Have the stream ask for `token` from now on."""
+        """Set the stream's fencing token."""
         await self._insist([fence_record(token)], None)
 
     async def _claim(self, attempt: Attempt, records: Sequence[Record]) -> bool:

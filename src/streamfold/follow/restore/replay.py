@@ -1,4 +1,4 @@
-"""Records become state: deltas are folded, snapshots loaded while the state is unknown.
+"""Turns records into state: folds deltas, and loads snapshots while the state is unknown.
 
 No I/O: records in, state out.
 """

@@ -1,1 +1,1 @@
-"""Snapshots of a stream: where they are kept, when one is due, and who takes them."""
+"""Snapshots of a stream: where they are kept, when one is due, and what takes them."""

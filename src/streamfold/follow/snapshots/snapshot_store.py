@@ -191,7 +191,7 @@ class SnapshotStore(ABC):
 
 
 class Writing(enum.Enum):
-    """Where a snapshotter puts new snapshots."""
+    """Where a snapshot taker puts new snapshots."""
 
     EXTERNAL = "external"
     IN_STREAM = "in-stream"

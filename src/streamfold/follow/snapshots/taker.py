@@ -189,7 +189,7 @@ class SnapshotTaker(Generic[S]):
             await self._follower.advance(wait)
 
     async def _reason(self) -> str | None:
-        """Why a snapshot is due, even with those in mind that others have saved outside."""
+        """Why a snapshot is due, also considering those that others have saved outside."""
         if due(self._policy, self.since()) is None:
             return None
         await self._look_outside()
@@ -212,10 +212,10 @@ class SnapshotTaker(Generic[S]):
     async def take(self) -> Taken:
         """Save the state as it is at the tail.
 
-        In the stream, the first record goes to the tail that the state stands at; if others append
-        there first, the state is extended and it tries again. On a stream that is never at rest it
-        goes wherever it lands, and the state is extended up to there. Both work at any rate of
-        appends at which this follower keeps up.
+        In the stream, the first record goes to the tail, where the state ends; if others append there
+        first, the state is extended and it tries again. On a stream that is never at rest the record
+        goes to any position, and the state is extended up to there. Both work at any rate of appends
+        at which this follower keeps up.
         """
         for _ in range(_CLAIMS):
             await self._follower.catch_up()
@@ -261,9 +261,9 @@ class SnapshotTaker(Generic[S]):
         return Taken(Outcome.TAKEN, attempt.cursor, Placement.RECORD)
 
     async def _write_anywhere(self) -> Taken | None:
-        """Open a framed snapshot where it lands, and save the state as it is there.
+        """Open a framed snapshot at any position, and save the state up to there.
 
-        None if others trimmed the stream before the state stood there.
+        None if others trimmed the stream before the state got there.
         """
         attempt = self._attempt(HERE)
         at_most = await self._writer.open_anywhere(attempt)
@@ -274,7 +274,7 @@ class SnapshotTaker(Generic[S]):
         return await self._write_frames(replace(attempt, cursor=parts.began_at))
 
     async def _write_frames(self, attempt: Attempt) -> Taken:
-        """Append the state, which stands at the cursor, after the first frame, which is there."""
+        """Append the state, which ends at the cursor, after the first frame, which is stored."""
         whole, rest = self._writer.split(self._encoded())
         self._outgrown = whole is None
         await self._follower.pause()  # or its frames would come back and hold up the next ones
@@ -326,7 +326,7 @@ class SnapshotTaker(Generic[S]):
                 await self._backoff.pause(failures, RetryLaterError(error.message))
 
     async def _look_outside(self) -> None:
-        """Know of a newer snapshot that another saved outside; what came since is estimated."""
+        """Note a newer snapshot that another process saved outside; what came since is estimated."""
         store, replay = self._snapshots.store, self._follower.replay
         newest = await retrying(self._backoff, store.newest) if store else None
         known = self._saved.cursor if self._saved else replay.mark.cursor
@@ -346,7 +346,7 @@ class SnapshotTaker(Generic[S]):
         self._saved = KnownSnapshot(cursor, replay.records, replay.bytes, self._now())
 
     def _should_leave_to_another(self) -> bool:
-        """Whether another snapshotter is writing frames just now."""
+        """Whether another snapshot taker is writing frames just now."""
         now = self._now()
         return any(
             parts.snapshot != self._last_id and 0 <= now - parts.timestamp < _ABANDONED * 1000

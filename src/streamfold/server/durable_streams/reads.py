@@ -341,7 +341,7 @@ class _Connection:
             await self._stream.send(data, self._control())
 
     async def _send_position(self) -> None:
-        """Send a client that it is at the tail, unless the last data event said so."""
+        """Report to a client that it is at the tail, unless the last data event did."""
         if self._told != self._position():
             await self._stream.send(self._control())
 

@@ -111,7 +111,7 @@ class _Usage:
 
 
 class Running(NamedTuple):
-    """Requests under way when one more came, with it."""
+    """Numbers of requests under way, including the one that just arrived."""
 
     on_connection: int
     of_client: int
@@ -211,7 +211,7 @@ class Connections:
             await asyncio.to_thread(cutter.cut, victims)
 
     def _choose(self, sockets: list[_Socket], started: float) -> tuple[list[_Socket], int]:
-        """The sockets to close, and how many of them because they are silent."""
+        """The sockets to close, and the number of those that are silent."""
         self.open = len(sockets)
         self._forget(sockets, started)
         share = 0.1 if len(sockets) >= self.most * _CROWDED else 1.0

@@ -1,4 +1,4 @@
-"""Errors become answers here: each face says how it writes one, all log and break off alike."""
+"""Turns errors into answers: each face writes its own form; logging and breaking off are shared."""
 
 from __future__ import annotations
 

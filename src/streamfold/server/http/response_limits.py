@@ -172,7 +172,7 @@ class ResponseBudget:
             self._look_soon()
 
     def _relieve(self, now: float) -> None:
-        """Cut off the slowest clients until what is wanted fits."""
+        """Cut off the slowest clients until the requested memory fits."""
         room, missing = self.room, self.room.missing
         haste = self._haste(now)
         late = [
@@ -191,7 +191,7 @@ class ResponseBudget:
                 self._cut(answer)
 
     def _haste(self, now: float) -> float:
-        """By how much answers that wait shorten the time of those that are sent."""
+        """The factor by which waiting answers shorten the time of those being sent."""
         doublings = 0.0
         for since, seconds in (
             (self.room.first_waits_since, _FIRST_DOUBLES_AFTER),

@@ -229,7 +229,7 @@ def _answer_size(batch: ReadBatch) -> int:
 
 
 def _wanted(query: ReadQuery) -> ReadRequest:
-    """The same read in the store's words."""
+    """The read request for the store."""
     return ReadRequest(
         ReadStart(StartKind(query.kind.value), query.start),
         count=query.max_records,

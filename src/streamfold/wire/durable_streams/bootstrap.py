@@ -57,7 +57,7 @@ def closing(separator: str) -> bytes:
 class SnapshotDigest:
     """BLAKE3 over the length of the content type (64 bits, little-endian), the type, and the bytes.
 
-    The length in front keeps a type's end from being taken for the snapshot's beginning.
+    The leading length separates the type from the snapshot unambiguously.
     """
 
     __slots__ = ("_hasher",)

@@ -1,6 +1,6 @@
 """Content types, and the messages of JSON streams, whose text is kept as it was written.
 
-Only whitespace between tokens is taken out. Numbers, escapes, duplicate members and the order of
+Only whitespace between tokens is removed. Numbers, escapes, duplicate members and the order of
 members stay as they were written, so a reader loses nothing but whitespace.
 """
 

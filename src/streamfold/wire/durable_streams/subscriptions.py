@@ -193,7 +193,7 @@ class LinkView(Struct, frozen=True):
 
 
 class PendingView(Struct, frozen=True):
-    """A linked stream, as a worker gets it."""
+    """A linked stream as workers see it."""
 
     path: str
     link_type: LinkType
@@ -234,7 +234,7 @@ class SubscriptionView(Struct, frozen=True, omit_defaults=True):
 
 
 class ClaimView(Struct, frozen=True):
-    """What a worker that got the wake is given."""
+    """The answer to a worker that claimed a wake."""
 
     wake_id: str
     generation: int

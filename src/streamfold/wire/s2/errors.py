@@ -84,13 +84,13 @@ class UpstreamTimeoutError(WireError):
 
 
 class UnsupportedError(WireError):
-    """The protocol has it, this server does not."""
+    """The protocol defines it, but this server does not support it."""
 
     code = "not_implemented"
 
 
 class OversizedError(WireError):
-    """A message does not fit the protocol; a reader cannot change that."""
+    """A message exceeds a limit of the protocol, whatever a reader asks for."""
 
     code = "other"
 

@@ -68,7 +68,7 @@ class EncryptionKey:
 
 
 def parse_basin(value: str | None) -> BasinName:
-    """The basin that a request is about; by the rule of buckets, for every bucket is a basin."""
+    """The basin that a request is about, by the rule of buckets: every bucket is a basin."""
     if value is None:
         raise BadHeaderError(f"header {BASIN} is missing: it names the basin")
     try:
@@ -121,7 +121,7 @@ def require_encryption_key(key: EncryptionKey | None, cipher: Cipher) -> Encrypt
 
 
 def parse_stream_config(value: str | None) -> StreamConfigLayer:
-    """What a stream gets if this very request creates it; always checked, seldom used."""
+    """The configuration of the stream if this request creates it; always checked."""
     if value is None:
         return StreamConfigLayer()
     try:
@@ -213,7 +213,7 @@ def negotiate_read(content_type: str | None, accept: str | None) -> Negotiated:
 
 
 def require_json(content_type: str | None) -> None:
-    """Refuse a body of the control plane that does not claim to be JSON."""
+    """Refuse a body of the control plane whose content type is not JSON."""
     media = _media_type(content_type)
     if not _is_json(media):
         raise BadJsonError(f"content-type {media[:80]!r} is not JSON: send application/json")

@@ -50,7 +50,7 @@ def choose(choices: type[E], text: str, what: str) -> E:
 
 @contextmanager
 def names_in_body() -> Iterator[None]:
-    """A name that breaks its rules inside a body makes the body bad, not the request invalid."""
+    """Report a name that breaks its rules as a bad body, not as an invalid request."""
     try:
         yield
     except InvalidError as error:

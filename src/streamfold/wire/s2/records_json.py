@@ -2,9 +2,9 @@
 
 The JSON of a large append is decoded in short steps: records and headers by the group. One call of
 msgspec for all of it would keep the interpreter's lock for half a second: 4 MiB hold half a million
-headers, or a million records that are refused because they are too many. So would freeing, or a
-look of the garbage collector at, the objects that they become. Hence each group is encoded as
-protobuf, and its objects are freed, before the next one is decoded.
+headers, or a million records that are refused because they are too many. So would freeing their
+objects, or a garbage collection among them. Hence each group is encoded as protobuf, and its objects
+are freed, before the next one is decoded.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ _ENCODER: Final = msgspec.json.Encoder()
 
 
 def is_light(body: bytes) -> bool:
-    """Whether to decode an append takes some milliseconds at most, whatever is in it."""
+    """Whether decoding an append takes some milliseconds at most, whatever it contains."""
     marks = body.count(b",") + body.count(b"[") + body.count(b"{")
     return len(body) <= LIGHT_BYTES and marks <= LIGHT_MARKS
 

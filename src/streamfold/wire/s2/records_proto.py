@@ -85,7 +85,7 @@ def encode_append_ack(start: StreamPosition, end: StreamPosition, tail: StreamPo
 def encode_read_batch(payload: bytes, tail: StreamPosition | None = None) -> bytes:
     """A ReadBatch of stored records; a tail is present whenever given, even where it is zero.
 
-    Clients take a session's batch that has neither records nor tail for an error.
+    Clients treat a batch of a session with neither records nor tail as an error.
     """
     return payload if tail is None else payload + _BATCH_TAIL + _position(tail)
 

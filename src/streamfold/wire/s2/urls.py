@@ -32,12 +32,12 @@ Name = TypeVar("Name", bound=str)
 
 
 def parse_basin(segment: str) -> BasinName:
-    """A basin that may exist: any that Durable Streams could have made."""
+    """The name of a basin that may exist; Durable Streams allows more names than S2."""
     return _parse_segment(segment, partial(parse_bucket_name, what="basin name"))
 
 
 def parse_new_basin(segment: str) -> BasinName:
-    """A basin that is to be created, by the rule of S2."""
+    """The name of a basin to create, by S2's rule."""
     return _parse_segment(segment, parse_basin_name)
 
 

@@ -213,7 +213,7 @@ def _objects(
 
 
 def _rows(source: BinaryIO, schema: pa.Schema, others_ignored: bool) -> Iterator[pa.RecordBatch]:
-    """Rows that are alike are read in step; of others each value is looked at."""
+    """Read regular rows in step, and all others value by value."""
     source.seek(0)
     count = 0
     for block in read_blocks(source, MESSAGES_AT_ONCE):
@@ -232,7 +232,7 @@ def _rows(source: BinaryIO, schema: pa.Schema, others_ignored: bool) -> Iterator
 def _typed(
     rows: list[dict[str, Any]], schema: pa.Schema, others_ignored: bool, count: int
 ) -> pa.RecordBatch:
-    """The rows as columns; `count` were there before them."""
+    """The rows as columns; `count` rows precede them in the file."""
     try:
         return columns_of(rows, schema, others_ignored)
     except (pa.ArrowInvalid, ValueError) as error:

@@ -4,8 +4,8 @@ Struct knows null, bool, double, text, lists and objects. What a double cannot h
 integers beyond 2^53 in digits, as protobuf's own JSON mapping has them, the rest as in JSON Lines.
 
 Writers nearly always give every row the same names in the same order. Then all rows of a block can
-be read at once, name by name, with array operations. What is not so regular, nested values among
-it, is left to the slower way that knows every legal form.
+be read at once, name by name, with array operations. Irregular rows, and those with nested values,
+are left to the slower way, which handles every legal form.
 """
 
 from __future__ import annotations

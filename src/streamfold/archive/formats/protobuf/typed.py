@@ -4,7 +4,7 @@ The messages are in streamfold_archive.proto, beside this module. The published 
 doubles and text; those have the id `protobuf`, and a file never mixes the two.
 
 Packed fixed-width fields are little-endian arrays on the wire, so nothing is encoded value by
-value. The one form of a column is the one that shows nothing of null slots.
+value. A column has one encoding, which shows nothing of what null slots hold.
 """
 
 from __future__ import annotations
@@ -347,7 +347,7 @@ def _batches(
 
 
 def _batch_of(frame: Frame) -> tuple[int, list[tuple[int, int]]]:
-    """Rows and where the columns are; of an end frame the rows alone."""
+    """The number of rows, and the extents of the columns, which an end frame lacks."""
     if frame.number == HEADER:
         raise MalformedError("a second header")
     rows, spans = 0, []

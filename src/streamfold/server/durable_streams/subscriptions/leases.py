@@ -123,7 +123,7 @@ def succeed(state: Subscription) -> Subscription:
 
 
 def fail(state: Subscription, now: int, rng: random.Random) -> Subscription:
-    """Try again later."""
+    """The state after a failed notification, with the time of the next attempt."""
     failures = state.failures + 1
     delay = round(pause_after(failures, RETRY_FIRST, RETRY_MAX, rng, RETRY_SPREAD))
     return replace(state, failures=failures, next_attempt_at=now + delay)

@@ -146,7 +146,7 @@ class LinkedStreams:
             yield names
 
     def _has_room(self, state: Subscription, former: Subscription) -> bool:
-        """Whether the links are not too many, alone and with all others, and fit the document."""
+        """Whether the links are within all limits: of the subscription, its owner and the server."""
         count, more = len(state.links), len(state.links) - len(former.links)
         if count > LINKS_MAX or self._count_links() + more > LINKS_TOTAL_MAX:
             return False
