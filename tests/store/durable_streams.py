@@ -7,8 +7,7 @@ from typing import Any
 
 from streamfold.model.names import StreamName
 from streamfold.model.records import CONTINUED, Record
-from streamfold.model.resources import StreamStatus
-from streamfold.model.traits import OCTETS, Claim, Producer
+from streamfold.model.resources import OCTETS, Claim, Producer, StreamStatus
 from streamfold.records.batch import RecordBatch
 from streamfold.store.catalog.creation import Content, prepared
 from streamfold.store.durable_streams import Appended, ForkSpec, StreamSpec

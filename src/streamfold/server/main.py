@@ -18,7 +18,7 @@ from streamfold.errors import StreamfoldError
 from streamfold.model.names import parse_bucket_name
 from streamfold.records import warm_up
 from streamfold.server.application import Application
-from streamfold.server.auth.access import Access
+from streamfold.server.auth import Access
 from streamfold.server.config import Configuration
 from streamfold.server.durable_streams.routes import DurableStreamsFace
 from streamfold.server.durable_streams.subscriptions import Subscriptions
@@ -40,7 +40,7 @@ from streamfold.server.http.response_limits import ResponseBudget
 from streamfold.server.http.router import Route, Router
 from streamfold.server.init_file import apply_spec, read_init_file
 from streamfold.server.metrics import AppendMetrics, StoreMetrics
-from streamfold.server.ops.endpoints import OpsEndpoints, add_front_page
+from streamfold.server.ops import OpsEndpoints, add_front_page
 from streamfold.server.s2.problems import write_problem
 from streamfold.server.s2.routes import add_s2
 from streamfold.server.tls import write_self_signed

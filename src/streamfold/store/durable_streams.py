@@ -22,8 +22,7 @@ from streamfold.errors import (
 from streamfold.model import names
 from streamfold.model.configs import BasinConfig
 from streamfold.model.names import StreamRef
-from streamfold.model.resources import StreamStatus
-from streamfold.model.traits import Claim
+from streamfold.model.resources import Claim, StreamStatus
 from streamfold.store.appends import Appends, settle_refusal
 from streamfold.store.catalog.creation import Content, Creator, ForkSpec, StreamSpec, prepared
 from streamfold.store.catalog.snapshots import Publication, Snapshot

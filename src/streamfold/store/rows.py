@@ -10,7 +10,7 @@ from streamfold.errors import DataCorruptError
 from streamfold.model.access_tokens import AccessToken
 from streamfold.model.configs import BasinConfig, Cipher, StreamConfig
 from streamfold.model.positions import SeqNum, StreamPosition, Timestamp
-from streamfold.model.traits import StreamTraits
+from streamfold.model.resources import StreamTraits
 
 
 class FormatRow(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Archives that grow, pumps with a seed, and what a consumer makes of events."""
+"""Archives that grow, dispatchers with a seed, and what a consumer makes of events."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Pauses:
         await asyncio.sleep(0)
 
 
-def new_pump(
+def new_dispatcher(
     destination: Destination,
     sinks: Mapping[str, EventSink],
     *,
@@ -102,7 +102,7 @@ def new_pump(
     backoff: Backoff | None = None,
     poll_interval: float | None = None,
 ) -> EventDispatcher:
-    """Return a pump that looks only when it is woken, and whose pauses take no time."""
+    """Return a dispatcher that looks only when it is woken, and whose pauses take no time."""
     return EventDispatcher(
         destination,
         sinks,
@@ -115,22 +115,22 @@ def new_pump(
 
 
 @asynccontextmanager
-async def running(pump: EventDispatcher) -> AsyncIterator[EventDispatcher]:
-    """Run the pump until the block ends; then it is cancelled, as if the process were stopped."""
-    task = asyncio.create_task(pump.run())
+async def running(dispatcher: EventDispatcher) -> AsyncIterator[EventDispatcher]:
+    """Run the dispatcher until the block ends; then it is cancelled, as if the process were stopped."""
+    task = asyncio.create_task(dispatcher.run())
     try:
-        yield pump
+        yield dispatcher
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-    assert task.cancelled(), "the pump ended by itself"
+    assert task.cancelled(), "the dispatcher ended by itself"
 
 
 async def deliver_all(destination: Destination, **sinks: EventSink) -> EventDispatcher:
-    """Run a new pump until every sink has everything."""
-    async with asyncio.timeout(30), running(new_pump(destination, sinks)) as pump:
-        await pump.settle()
-    return pump
+    """Run a new dispatcher until every sink has everything."""
+    async with asyncio.timeout(30), running(new_dispatcher(destination, sinks)) as dispatcher:
+        await dispatcher.settle()
+    return dispatcher
 
 
 def without_repetitions(events: Iterable[Event]) -> list[Event]:

@@ -59,8 +59,8 @@ async def test_a_fifo_receiver_sees_each_event_once_however_often_sending_failed
     for _ in range(8):
         await table.commit_diff()
     faulty = FaultyEventSink(probe.sink, SeededEventFaults(random.Random(seed), 0.5))
-    pump = await deliver_all(table.destination, sink=faulty)
-    assert pump.errors["sink"] > 0
+    dispatcher = await deliver_all(table.destination, sink=faulty)
+    assert dispatcher.errors["sink"] > 0
     assert await probe.received(9) == table.committed, f"seed {seed}"
 
 

@@ -27,7 +27,7 @@ from tests.archive.events.feeds import (
     Pauses,
     Table,
     deliver_all,
-    new_pump,
+    new_dispatcher,
     running,
     without_repetitions,
 )
@@ -67,8 +67,10 @@ async def test_a_stop_between_sending_and_the_cursor_repeats_and_loses_nothing(
 
     hanging = ScriptedFaults({Operation.PUT_IF_MATCH: [Fault(delay=1)]})
     blobs = FaultyBlobStore(destination.blobs, hanging, sleep=hang)
-    async with running(new_pump(Destination(blobs, destination.uri), {"sink": sink})) as pump:
-        pump.wake()
+    async with running(
+        new_dispatcher(Destination(blobs, destination.uri), {"sink": sink})
+    ) as dispatcher:
+        dispatcher.wake()
         async with asyncio.timeout(30):
             await at_write.wait()
     assert sink.events == table.committed
@@ -86,13 +88,13 @@ async def test_a_cursor_write_that_fails_is_repeated_and_the_event_is_not(
     table, sink = await Table.create(destination), MemorySink()
     faults = ScriptedFaults({operation: [Fault(kind), Fault(kind)]})
     faulty = Destination(FaultyBlobStore(destination.blobs, faults), destination.uri)
-    async with running(new_pump(faulty, {"sink": sink})) as pump:
-        await pump.settle()
+    async with running(new_dispatcher(faulty, {"sink": sink})) as dispatcher:
+        await dispatcher.settle()
         for _ in range(2):
             await table.commit_diff()
-            await pump.settle()
+            await dispatcher.settle()
     assert sink.events == table.committed
-    assert pump.errors["sink"] >= 1
+    assert dispatcher.errors["sink"] >= 1
     await deliver_all(destination, sink=sink)
     assert sink.events == table.committed, "the cursor was stored in the end"
 
@@ -105,12 +107,12 @@ async def test_nothing_more_is_sent_while_the_cursor_cannot_be_stored(
     faulty = Destination(FaultyBlobStore(destination.blobs, faults), destination.uri)
     async with (
         asyncio.timeout(30),
-        running(new_pump(faulty, {"sink": sink}, pauses=pauses)) as pump,
+        running(new_dispatcher(faulty, {"sink": sink}, pauses=pauses)) as dispatcher,
     ):
         await pauses.begun.wait()
         await table.commit_diff()
         sent_meanwhile = list(sink.events)
-        await pump.settle()
+        await dispatcher.settle()
     assert len(pauses.lengths) == 100
     assert sent_meanwhile == table.committed[:1]
     assert sink.events == table.committed
@@ -120,9 +122,9 @@ async def test_storage_that_is_away_delays_events_only(destination: Destination)
     table, sink = await Table.create(destination), MemorySink()
     faults = ScriptedFaults({Operation.GET_WITH_ETAG: [Fault(FaultKind.BEFORE)] * 5})
     faulty = Destination(FaultyBlobStore(destination.blobs, faults), destination.uri)
-    pump = await deliver_all(faulty, sink=sink)
+    dispatcher = await deliver_all(faulty, sink=sink)
     assert sink.events == table.committed
-    assert pump.errors == {"sink": 5}
+    assert dispatcher.errors == {"sink": 5}
 
 
 async def test_a_long_backlog_is_not_repeated_from_its_beginning(destination: Destination) -> None:
@@ -140,16 +142,16 @@ async def test_a_long_backlog_is_not_repeated_from_its_beginning(destination: De
             await sink.send(event)
 
     with pytest.raises(BaseExceptionGroup) as ended:
-        await new_pump(destination, {"sink": StoppingSink()}).run()
+        await new_dispatcher(destination, {"sink": StoppingSink()}).run()
     assert ended.group_contains(Stop)
     await deliver_all(destination, sink=sink)
     assert len(sink.events) == len(table.committed) + 3
     assert without_repetitions(sink.events) == table.committed
 
 
-async def test_two_pumps_for_one_sink_lose_nothing(destination: Destination) -> None:
+async def test_two_dispatchers_for_one_sink_lose_nothing(destination: Destination) -> None:
     table, sink = await Table.create(destination), MemorySink()
-    first, second = (new_pump(destination, {"sink": sink}) for _ in range(2))
+    first, second = (new_dispatcher(destination, {"sink": sink}) for _ in range(2))
     async with asyncio.timeout(30), running(first), running(second):
         for _ in range(5):
             await table.commit_diff()
@@ -175,11 +177,11 @@ async def test_a_cursor_that_cannot_be_read_stops_its_own_sink_only(
     table, sound, broken = await Table.create(destination), MemorySink(), MemorySink()
     await destination.blobs.put("events/broken.json", data)
     pauses = Pauses()
-    pump = new_pump(destination, {"sound": sound, "broken": broken}, pauses=pauses)
-    async with asyncio.timeout(30), running(pump):
+    dispatcher = new_dispatcher(destination, {"sound": sound, "broken": broken}, pauses=pauses)
+    async with asyncio.timeout(30), running(dispatcher):
         await sound.wait_for(1)
         await pauses.begun.wait()
-    message = str(pump.status["broken"].last_error)
+    message = str(dispatcher.status["broken"].last_error)
     assert (sound.events, broken.events) == (table.committed, [])
     assert "events/broken.json" in message
     assert "delete it" in message
@@ -192,10 +194,10 @@ async def test_a_cursor_of_a_later_version_is_not_guessed_at(destination: Destin
     cursor = await cursor_of(destination) | {"version": 2}
     await destination.blobs.put("events/sink.json", json.dumps(cursor).encode())
     pauses = Pauses()
-    pump = new_pump(destination, {"sink": sink}, pauses=pauses)
-    async with asyncio.timeout(30), running(pump):
+    dispatcher = new_dispatcher(destination, {"sink": sink}, pauses=pauses)
+    async with asyncio.timeout(30), running(dispatcher):
         await pauses.begun.wait()
-    assert "version is 2" in str(pump.status["sink"].last_error)
+    assert "version is 2" in str(dispatcher.status["sink"].last_error)
     assert len(sink.events) == 1
 
 

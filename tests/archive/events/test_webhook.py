@@ -215,7 +215,7 @@ def test_urls_that_cannot_be_used_are_refused_and_not_shown(url: str) -> None:
     assert "hook-secret" not in str(failure.value)
 
 
-async def test_a_pump_logs_failures_of_a_webhook_without_its_secrets(
+async def test_a_dispatcher_logs_failures_of_a_webhook_without_its_secrets(
     hook: Hook, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("DEBUG")

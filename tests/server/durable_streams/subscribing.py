@@ -15,7 +15,7 @@ import httpx
 from streamfold.errors import StreamfoldError, UnauthenticatedError
 from streamfold.model.grants import ROOT, Grant
 from streamfold.model.records import Record
-from streamfold.model.traits import Claim
+from streamfold.model.resources import Claim
 from streamfold.records.batch import RecordBatch
 from streamfold.server.durable_streams.subscriptions import CONTROL_ROOT, Subscriptions
 from streamfold.server.durable_streams.subscriptions.state import Subscription, decode

@@ -17,7 +17,7 @@ from streamfold.errors import (
 )
 from streamfold.model.configs import BasinConfig, Cipher
 from streamfold.model.records import trim_record
-from streamfold.model.traits import Claim, Producer
+from streamfold.model.resources import Claim, Producer
 from streamfold.store import keys
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.read.lineage import FORK_DEPTH_MAX

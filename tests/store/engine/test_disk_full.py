@@ -16,7 +16,7 @@ from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 from streamfold.errors import InvalidError, OutcomeUnknownError, StorageFullError
 from streamfold.model.names import StreamRef
 from streamfold.model.records import Record, fence_record, trim_record
-from streamfold.model.traits import Claim
+from streamfold.model.resources import Claim
 from streamfold.records.batch import RecordBatch
 from streamfold.store.engine.disk_space import RESERVE_BYTES, DiskSpace, DiskUsage, is_disk_full
 from streamfold.store.log.append_request import AppendRequest

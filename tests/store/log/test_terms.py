@@ -18,7 +18,7 @@ from streamfold.errors import (
     TooLargeError,
 )
 from streamfold.model.records import Record
-from streamfold.model.traits import OCTETS, Claim, Producer
+from streamfold.model.resources import OCTETS, Claim, Producer
 from streamfold.records.batch import RecordBatch
 from streamfold.store import mount
 from streamfold.store.durable_streams import prepared

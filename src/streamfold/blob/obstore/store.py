@@ -81,11 +81,11 @@ class ObstoreBlobStore(BlobStore):
 
     async def put_if_absent(self, key: str, data: bytes) -> str:
         check_key(key)
-        return await self._writer.conditional.put_if_absent(key, data)
+        return await self._writer.put_if_absent(key, data)
 
     async def put_if_match(self, key: str, data: bytes, etag: str) -> str:
         check_key(key)
-        return await self._writer.conditional.put_if_match(key, data, etag)
+        return await self._writer.put_if_match(key, data, etag)
 
     async def get_with_etag(self, key: str) -> tuple[bytes, str]:
         check_key(key)

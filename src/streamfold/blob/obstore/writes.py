@@ -2,7 +2,7 @@
 
 obstore's own retries stay off for every request that publishes or deletes a blob: it does not
 report whether "already exists" is due to another blob or to its own first attempt, whose answer was
-lost. Here each attempt is counted, and `ConditionalWriter` finds out whose write caused a refusal.
+lost. Here each attempt is counted, and a conditional write finds out whose write caused a refusal.
 
 A refusal may be due to this call's own first attempt, whose answer was lost. So each write stores
 its id with the blob, and reading back shows whose it is, even if both wrote the same bytes.
@@ -144,25 +144,50 @@ WRITE_ID = "streamfoldwriteid"
 SwapField = Literal["e_tag", "version"]
 
 
-class ConditionalWriter:
-    """Writes that happen only if a condition holds; `single` sends every request once."""
+def new_write_id() -> str:
+    """Return an id that no other write has."""
+    return uuid.uuid4().hex
+
+
+class ObjectWriter:
+    """Retries writes within `limits`, and reports exactly what is known when it gives up.
+
+    `single` sends every request once; `repeating` reaches the same bucket and retries on its own,
+    which is safe for reads and for parts of an upload.
+    """
 
     def __init__(
         self,
         name: str,
-        attempts: WriteRetries,
         *,
         repeating: ObjectStore,
         single: ObjectStore,
-        new_write_id: Callable[[], str],
-        swap_field: SwapField,
+        limits: RequestLimits,
+        sleep: Sleep = asyncio.sleep,
+        new_write_id: Callable[[], str] = new_write_id,
+        swap_field: SwapField = "e_tag",
     ) -> None:
         self._name = name
-        self._attempts = attempts
         self._repeating = repeating
         self._single = single
+        self._attempts = WriteRetries(name, limits, sleep)
         self._new_write_id = new_write_id
         self._swap_field = swap_field
+
+    async def put_bytes(self, key: str, data: bytes) -> None:
+        """Write `data`, in one request if it fits."""
+        if len(data) > PART_SIZE:
+            await self._put_parts(key, UploadSource(iterate_parts(data)))
+            return
+        await self._attempts.repeat(key, lambda _: send(self._single.put_async(key, data)))
+
+    async def put_pieces(self, key: str, pieces: AsyncIterator[bytes]) -> None:
+        """Write what `pieces` yields; its own errors are raised unchanged."""
+        first, complete = await read_first_part(pieces)
+        if complete:
+            await self.put_bytes(key, first)
+        else:
+            await self._put_parts(key, UploadSource(pieces, first))
 
     async def put_if_absent(self, key: str, data: bytes) -> str:
         """Write `data` unless a blob exists that this call did not write."""
@@ -177,6 +202,28 @@ class ConditionalWriter:
         return await self._attempts.repeat(
             key, lambda outcome_unknown: self._swap(key, data, etag, write_id, outcome_unknown)
         )
+
+    async def delete(self, key: str) -> None:
+        """Delete the blob; a missing one is not an error, although some services say so."""
+
+        async def remove(_: bool) -> FailedRequest | None:
+            result = await send(self._single.delete_async(key))
+            absent = isinstance(result, FailedRequest) and result.kind is FailureKind.NOT_FOUND
+            return None if absent else result
+
+        await self._attempts.repeat(key, remove)
+
+    async def _put_parts(self, key: str, source: UploadSource) -> None:
+        try:
+            await upload_parts(self._repeating, key, source)
+            return
+        except OBSTORE_ERRORS as error:
+            if source.failure is not None:
+                raise source.failure from None
+            failure = classify_error(error)
+        # Nothing is visible before the request that completes the upload; obstore retried that
+        # one, so any answer to it, even "no such upload", may hide a success.
+        raise write_error(self._name, key, failure, outcome_unknown=not failure.before_completion)
 
     async def _create(
         self, key: str, data: bytes, write_id: str, outcome_unknown: bool
@@ -273,77 +320,3 @@ class ConditionalWriter:
 
     def _gone(self, key: str) -> BlobNotFoundError:
         return BlobNotFoundError(f"blob {key!r} does not exist in {self._name}: not replaced")
-
-
-def new_write_id() -> str:
-    """Return an id that no other write has."""
-    return uuid.uuid4().hex
-
-
-class ObjectWriter:
-    """Retries writes within `limits`, and reports exactly what is known when it gives up.
-
-    `single` sends every request once; `repeating` reaches the same bucket and retries on its own,
-    which is safe for reads and for parts of an upload.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        *,
-        repeating: ObjectStore,
-        single: ObjectStore,
-        limits: RequestLimits,
-        sleep: Sleep = asyncio.sleep,
-        new_write_id: Callable[[], str] = new_write_id,
-        swap_field: SwapField = "e_tag",
-    ) -> None:
-        self._name = name
-        self._repeating = repeating
-        self._single = single
-        self._attempts = WriteRetries(name, limits, sleep)
-        self.conditional = ConditionalWriter(
-            name,
-            self._attempts,
-            repeating=repeating,
-            single=single,
-            new_write_id=new_write_id,
-            swap_field=swap_field,
-        )
-
-    async def put_bytes(self, key: str, data: bytes) -> None:
-        """Write `data`, in one request if it fits."""
-        if len(data) > PART_SIZE:
-            await self._put_parts(key, UploadSource(iterate_parts(data)))
-            return
-        await self._attempts.repeat(key, lambda _: send(self._single.put_async(key, data)))
-
-    async def put_pieces(self, key: str, pieces: AsyncIterator[bytes]) -> None:
-        """Write what `pieces` yields; its own errors are raised unchanged."""
-        first, complete = await read_first_part(pieces)
-        if complete:
-            await self.put_bytes(key, first)
-        else:
-            await self._put_parts(key, UploadSource(pieces, first))
-
-    async def delete(self, key: str) -> None:
-        """Delete the blob; a missing one is not an error, although some services say so."""
-
-        async def remove(_: bool) -> FailedRequest | None:
-            result = await send(self._single.delete_async(key))
-            absent = isinstance(result, FailedRequest) and result.kind is FailureKind.NOT_FOUND
-            return None if absent else result
-
-        await self._attempts.repeat(key, remove)
-
-    async def _put_parts(self, key: str, source: UploadSource) -> None:
-        try:
-            await upload_parts(self._repeating, key, source)
-            return
-        except OBSTORE_ERRORS as error:
-            if source.failure is not None:
-                raise source.failure from None
-            failure = classify_error(error)
-        # Nothing is visible before the request that completes the upload; obstore retried that
-        # one, so any answer to it, even "no such upload", may hide a success.
-        raise write_error(self._name, key, failure, outcome_unknown=not failure.before_completion)

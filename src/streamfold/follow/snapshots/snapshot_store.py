@@ -140,7 +140,7 @@ class SnapshotInfo:
     size: int | None
     #: Milliseconds since the Unix epoch.
     created_at: int
-    #: Of an external one: how it is named and packed, see `snapshot_store.py`.
+    #: Of an external one: how it is named and packed: one of `NAMINGS`.
     naming: str = CONTAINER.name
 
     def __str__(self) -> str:

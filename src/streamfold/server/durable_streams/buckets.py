@@ -10,7 +10,7 @@ from streamfold.errors import InvalidError, NotFoundError
 from streamfold.model.access_tokens import Operation
 from streamfold.model.names import BasinName, parse_stream_prefix
 from streamfold.model.resources import Page, StreamInfo
-from streamfold.server.auth.access import Access
+from streamfold.server.auth import Access
 from streamfold.server.durable_streams import problems
 from streamfold.server.durable_streams.paths import suggest_path
 from streamfold.server.http.bodies import JSON, NO_STORE

@@ -19,7 +19,7 @@ from streamfold.errors import (
 )
 from streamfold.model.positions import SeqNum
 from streamfold.model.resources import StreamStatus
-from streamfold.server.auth.access import ActiveGrant
+from streamfold.server.auth import ActiveGrant
 from streamfold.server.durable_streams import problems
 from streamfold.server.durable_streams.content import bodies, join
 from streamfold.server.durable_streams.paths import StreamPath

@@ -8,7 +8,7 @@ from functools import partial
 from streamfold.model.access_tokens import Operation
 from streamfold.model.grants import Grant
 from streamfold.model.names import BasinName, StreamName
-from streamfold.server.auth.access import Access
+from streamfold.server.auth import Access
 from streamfold.server.durable_streams import problems
 from streamfold.server.durable_streams.buckets import BUCKET_NEEDS, Buckets, missing
 from streamfold.server.durable_streams.content import whole_updates

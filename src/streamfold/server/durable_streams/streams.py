@@ -8,8 +8,7 @@ from functools import partial
 
 from streamfold.errors import InvalidError, StreamClosedError, StreamNotFoundError
 from streamfold.model.names import BasinName, StreamName
-from streamfold.model.resources import StreamStatus
-from streamfold.model.traits import OCTETS, Claim, Producer, media_type
+from streamfold.model.resources import OCTETS, Claim, Producer, StreamStatus, media_type
 from streamfold.records.batch import RecordBatch
 from streamfold.server.durable_streams import problems
 from streamfold.server.durable_streams.content import Body, is_light, read_body, to_batches

@@ -7,7 +7,7 @@ from streamfold.model.access_tokens import AccessToken, Operation
 from streamfold.model.configs import SYSTEM_DEFAULTS, StorageClass
 from streamfold.model.metrics import Interval, Metric
 from streamfold.model.resources import Page
-from streamfold.server.auth.access import Access
+from streamfold.server.auth import Access
 from streamfold.server.http.bodies import answer, read_json
 from streamfold.server.http.request import LIST_ROOM, Request
 from streamfold.store.catalog.account import Account as StoreAccount

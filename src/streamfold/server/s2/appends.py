@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 from streamfold.errors import StoreClosingError
 from streamfold.records import AppendInput
 from streamfold.records.batch import RecordBatch
-from streamfold.server.auth.access import ActiveGrant, AppendRights
+from streamfold.server.auth import ActiveGrant, AppendRights
 from streamfold.server.http.drain import DrainGate
 from streamfold.server.http.errors import ClientHangupError
 from streamfold.server.http.offload import COPIED_BYTES, LIGHT_BYTES

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from streamfold.model.access_tokens import Operation
 from streamfold.model.grants import ROOT
 from streamfold.records import AppendInput
-from streamfold.server.auth.access import Access, AppendRights
+from streamfold.server.auth import Access, AppendRights
 from streamfold.server.http.bodies import JSON, PROTO, Body, answer, read_body
 from streamfold.server.http.drain import DrainGate, WaitGuard
 from streamfold.server.http.offload import LIGHT_BYTES

@@ -9,7 +9,7 @@ from typing import Final
 from streamfold.model.access_tokens import Operation
 from streamfold.model.names import BasinName, StreamName
 from streamfold.model.resources import BasinInfo, Page, Provision, StreamInfo
-from streamfold.server.auth.access import Access
+from streamfold.server.auth import Access
 from streamfold.server.http.bodies import JSON, answer, read_json, read_optional_json
 from streamfold.server.http.request import LIST_ROOM, Request, text_of
 from streamfold.store.store import StreamStore

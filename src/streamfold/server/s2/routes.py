@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from streamfold.model.access_tokens import Operation
-from streamfold.server.auth.access import Access
+from streamfold.server.auth import Access
 from streamfold.server.http.drain import DrainGate
 from streamfold.server.http.request import Request
 from streamfold.server.http.router import Handler, Router

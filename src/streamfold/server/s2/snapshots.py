@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from streamfold.model.access_tokens import Operation
 from streamfold.model.resources import StreamStatus
-from streamfold.server.auth.access import Access
+from streamfold.server.auth import Access
 from streamfold.server.http.request import Request
 from streamfold.server.http.router import Handler, Router
 from streamfold.server.s2.stream_refs import parse_stream_request

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from streamfold.errors import StoreClosingError
-from streamfold.server.auth.access import ActiveGrant
+from streamfold.server.auth import ActiveGrant
 from streamfold.server.http.drain import DrainGate, WaitGuard
 from streamfold.server.http.errors import ClientHangupError
 from streamfold.server.http.request import Headers, Request

@@ -11,8 +11,7 @@ import msgspec
 
 from streamfold.errors import InvalidError, SnapshotConflictError, SnapshotNotFoundError
 from streamfold.model.names import BasinName, StreamName
-from streamfold.model.resources import StreamStatus
-from streamfold.model.traits import OCTETS
+from streamfold.model.resources import OCTETS, StreamStatus
 from streamfold.server.http.bodies import JSON, NO_STORE, limited_chunks
 from streamfold.server.http.offload import LIGHT_BYTES
 from streamfold.server.http.request import LIST_ROOM, Headers, Request

@@ -23,8 +23,7 @@ from streamfold.model.configs import INFINITE, StreamConfigLayer, resolve
 from streamfold.model.names import StreamName, StreamRef
 from streamfold.model.positions import SeqNum, StreamPosition, Timestamp
 from streamfold.model.records import CONTINUED, Record, SequencedRecord, is_command
-from streamfold.model.resources import StreamStatus
-from streamfold.model.traits import OCTETS, Claim, Origin, StreamTraits, media_type
+from streamfold.model.resources import OCTETS, Claim, Origin, StreamStatus, StreamTraits, media_type
 from streamfold.records import payload as payloads
 from streamfold.records.batch import RecordBatch
 from streamfold.store import keys, rows

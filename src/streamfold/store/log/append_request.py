@@ -10,7 +10,7 @@ import msgspec
 
 from streamfold.model.configs import StreamConfigLayer
 from streamfold.model.names import StreamRef
-from streamfold.model.traits import Claim
+from streamfold.model.resources import Claim
 from streamfold.records.batch import RecordBatch
 from streamfold.store.log.sealing import SealingKey
 

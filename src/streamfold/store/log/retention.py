@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from streamfold.model.configs import INFINITE, StreamConfig
-from streamfold.model.traits import StreamTraits
+from streamfold.model.resources import StreamTraits
 
 
 class Lifetime:

@@ -22,8 +22,7 @@ from streamfold.errors import (
 from streamfold.model.configs import Cipher
 from streamfold.model.names import StreamRef
 from streamfold.model.positions import U64_MAX, StreamPosition
-from streamfold.model.resources import StreamStatus
-from streamfold.model.traits import Claim, StreamTraits
+from streamfold.model.resources import Claim, StreamStatus, StreamTraits
 from streamfold.records.batch import Fence, RecordBatch
 from streamfold.records.sequencing import Slot
 from streamfold.store import keys, rows

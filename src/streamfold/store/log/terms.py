@@ -14,7 +14,7 @@ from streamfold.errors import (
     StreamClosedError,
     StreamSeqError,
 )
-from streamfold.model.traits import OCTETS, Claim, Producer, StreamTraits, media_type
+from streamfold.model.resources import OCTETS, Claim, Producer, StreamTraits, media_type
 from streamfold.store import keys, rows
 from streamfold.store.engine.engine import Op
 from streamfold.store.rows import ProducerRow, StateRow

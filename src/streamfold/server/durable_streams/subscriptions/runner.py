@@ -19,7 +19,7 @@ from streamfold.errors import InvalidError, StreamfoldError
 from streamfold.model.access_tokens import Operation
 from streamfold.model.grants import NO_RIGHTS
 from streamfold.model.records import Record
-from streamfold.model.traits import Claim
+from streamfold.model.resources import Claim
 from streamfold.records.batch import RecordBatch
 from streamfold.server.durable_streams.subscriptions import leases
 from streamfold.server.durable_streams.subscriptions.fairness import OwnerSlots

@@ -204,33 +204,37 @@ class TableEvents:
     def __init__(self, job: TableJob, loop: DriverLoop) -> None:
         self._job = job
         self._loop = loop
-        self._pump: EventDispatcher | None = None
+        self._dispatcher: EventDispatcher | None = None
         self._task: asyncio.Task[None] | None = None
 
     def start(self, destination: Destination) -> None:
         """Send events for what the primary destination commits, from now on."""
-        if self._pump is None and self._job.events:
+        if self._dispatcher is None and self._job.events:
             profiles = Profiles(self._job.credentials)
             sinks = {
                 name: open_sink(dict(raw), profiles, path=f"events.{name}")
                 for name, raw in self._job.events.items()
             }
-            self._pump = EventDispatcher(destination, sinks, order=SEQ_NUM)
-        if self._pump is not None and self._task is None:
-            self._task = self._loop.start(self._pump.run(), "events")
+            self._dispatcher = EventDispatcher(destination, sinks, order=SEQ_NUM)
+        if self._dispatcher is not None and self._task is None:
+            self._task = self._loop.start(self._dispatcher.run(), "events")
 
     def wake(self) -> None:
         """Wake the dispatcher after a commit."""
-        if self._pump is not None:
-            self._loop.soon(self._pump.wake)
+        if self._dispatcher is not None:
+            self._loop.soon(self._dispatcher.wake)
 
     def stop(self) -> None:
         """Stop sending; the next run sends the rest."""
-        if self._pump is not None and self._task is not None:
+        if self._dispatcher is not None and self._task is not None:
             self._loop.end(self._task)
             self._task = None
-            self._loop.call(self._pump.close())
+            self._loop.call(self._dispatcher.close())
 
     @property
     def errors(self) -> Mapping[str, int]:
-        return self._pump.errors if self._pump is not None else dict.fromkeys(self._job.events, 0)
+        return (
+            self._dispatcher.errors
+            if self._dispatcher is not None
+            else dict.fromkeys(self._job.events, 0)
+        )

@@ -9,7 +9,7 @@ from streamfold.archive.events.sink import WorkerThread
 
 
 async def test_a_call_begins_only_when_a_cancelled_one_has_ended() -> None:
-    lane = WorkerThread("test")
+    thread = WorkerThread("test")
     begun, may_end = threading.Event(), threading.Event()
     order: list[str] = []
 
@@ -18,27 +18,27 @@ async def test_a_call_begins_only_when_a_cancelled_one_has_ended() -> None:
         assert may_end.wait(30)
         order.append("first")
 
-    cancelled = asyncio.create_task(lane.run(first))
+    cancelled = asyncio.create_task(thread.run(first))
     assert await asyncio.to_thread(begun.wait, 30)
     cancelled.cancel()
     with pytest.raises(asyncio.CancelledError):
         await cancelled
-    second = asyncio.create_task(lane.run(order.append, "second"))
+    second = asyncio.create_task(thread.run(order.append, "second"))
     await asyncio.to_thread(lambda: None)  # other threads go on
     may_end.set()
     await second
     assert order == ["first", "second"]
-    await lane.close()
+    await thread.close()
 
 
-async def test_lanes_do_not_wait_for_each_other() -> None:
+async def test_worker_threads_do_not_wait_for_each_other() -> None:
     held = threading.Event()
     stuck = [WorkerThread(f"stuck-{number}") for number in range(40)]
-    waiting = [asyncio.create_task(lane.run(held.wait, 30)) for lane in stuck]
+    waiting = [asyncio.create_task(thread.run(held.wait, 30)) for thread in stuck]
     free = WorkerThread("free")
     async with asyncio.timeout(20):
         assert await free.run(lambda: "done") == "done"
     held.set()
     assert all(await asyncio.gather(*waiting))
-    for lane in (*stuck, free):
-        await lane.close()
+    for thread in (*stuck, free):
+        await thread.close()

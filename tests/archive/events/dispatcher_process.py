@@ -1,6 +1,6 @@
 """A process that delivers the events of one archive to a webhook, and ends when all have arrived.
 
-python -m tests.archive.events.pump_process <folder url> <webhook url>
+python -m tests.archive.events.dispatcher_process <folder url> <webhook url>
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from streamfold.archive.events import EventDispatcher, WebhookSink
 
 
 async def deliver(folder: str, webhook: str) -> None:
-    pump = EventDispatcher(Destination.open(folder), {"hook": WebhookSink(webhook)})
-    task = asyncio.create_task(pump.run())
-    await pump.settle()
+    dispatcher = EventDispatcher(Destination.open(folder), {"hook": WebhookSink(webhook)})
+    task = asyncio.create_task(dispatcher.run())
+    await dispatcher.settle()
     task.cancel()
 
 

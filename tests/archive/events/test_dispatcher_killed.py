@@ -42,7 +42,7 @@ async def start(folder: str, hook: Hook) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "tests.archive.events.pump_process",
+        "tests.archive.events.dispatcher_process",
         folder,
         hook.url,
         cwd=REPOSITORY,

@@ -1,4 +1,4 @@
-"""The pump: at least once, in order, and in nobody's way."""
+"""The dispatcher: at least once, in order, and in nobody's way."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.archive.events.feeds import (
     Pauses,
     Table,
     deliver_all,
-    new_pump,
+    new_dispatcher,
     running,
     without_repetitions,
 )
@@ -48,27 +48,32 @@ class HeldSink(EventSink):
 
 async def test_everything_committed_arrives_in_order(destination: Destination) -> None:
     table, sink = await Table.create(destination), MemorySink()
-    async with running(new_pump(destination, {"sink": sink})) as pump:
+    async with running(new_dispatcher(destination, {"sink": sink})) as dispatcher:
         for _ in range(3):
             await table.commit_diff()
             await table.rebase()
-            await pump.settle()
+            await dispatcher.settle()
     assert sink.events == table.committed
 
 
-async def test_a_pump_without_sinks_runs_until_it_is_stopped(destination: Destination) -> None:
-    async with running(new_pump(destination, {})) as pump:
-        await pump.settle()
-        pump.wake()
-    assert (pump.lag, pump.errors) == ({}, {})
+async def test_a_dispatcher_without_sinks_runs_until_it_is_stopped(
+    destination: Destination,
+) -> None:
+    async with running(new_dispatcher(destination, {})) as dispatcher:
+        await dispatcher.settle()
+        dispatcher.wake()
+    assert (dispatcher.lag, dispatcher.errors) == ({}, {})
 
 
 async def test_a_wake_is_enough(destination: Destination) -> None:
     table, sink = await Table.create(destination), MemorySink()
-    async with asyncio.timeout(30), running(new_pump(destination, {"sink": sink})) as pump:
+    async with (
+        asyncio.timeout(30),
+        running(new_dispatcher(destination, {"sink": sink})) as dispatcher,
+    ):
         await sink.wait_for(1)
         await table.commit_diff()
-        pump.wake()
+        dispatcher.wake()
         assert await sink.wait_for(2) == table.committed
 
 
@@ -78,7 +83,7 @@ async def test_commits_of_other_processes_are_found_without_a_wake(
     table, sink = await Table.create(destination), MemorySink()
     async with (
         asyncio.timeout(30),
-        running(new_pump(destination, {"sink": sink}, poll_interval=0.01)),
+        running(new_dispatcher(destination, {"sink": sink}, poll_interval=0.01)),
     ):
         await sink.wait_for(1)
         await table.commit_diff()
@@ -87,15 +92,17 @@ async def test_commits_of_other_processes_are_found_without_a_wake(
 
 async def test_a_table_without_a_base_has_no_events_yet(destination: Destination) -> None:
     sink = MemorySink()
-    async with running(new_pump(destination, {"sink": sink})) as pump:
-        await pump.settle()
-        assert (sink.events, dict(pump.lag)) == ([], {"sink": 0})
+    async with running(new_dispatcher(destination, {"sink": sink})) as dispatcher:
+        await dispatcher.settle()
+        assert (sink.events, dict(dispatcher.lag)) == ([], {"sink": 0})
         table = await Table.create(destination)
-        await pump.settle()
+        await dispatcher.settle()
     assert sink.events == table.committed
 
 
-async def test_what_was_committed_while_no_pump_ran_is_sent_once(destination: Destination) -> None:
+async def test_what_was_committed_while_no_dispatcher_ran_is_sent_once(
+    destination: Destination,
+) -> None:
     table, sink = await Table.create(destination), MemorySink()
     await deliver_all(destination, sink=sink)
     await table.commit_diff()
@@ -121,12 +128,12 @@ async def test_a_failed_event_holds_back_those_after_it(
     for _ in range(3):
         await table.commit_diff()
     faulty = FaultyEventSink(sink, ScriptedEventFaults([None, fault, fault, None, fault]))
-    pump = await deliver_all(destination, sink=faulty)
+    dispatcher = await deliver_all(destination, sink=faulty)
     assert without_repetitions(sink.events) == table.committed
     positions = [int(event.to_position) for event in sink.events]
     assert positions == sorted(positions)
     assert len(positions) == (7 if fault is EventFault.AFTER else 4)
-    assert pump.errors == {"sink": 3}
+    assert dispatcher.errors == {"sink": 3}
 
 
 async def test_order_holds_under_many_failures(destination: Destination) -> None:
@@ -134,12 +141,12 @@ async def test_order_holds_under_many_failures(destination: Destination) -> None
     rng = random.Random(seed)
     table, sink = await Table.create(destination), MemorySink()
     faulty = FaultyEventSink(sink, SeededEventFaults(rng, 0.5))
-    async with running(new_pump(destination, {"sink": faulty}, seed=seed)) as pump:
+    async with running(new_dispatcher(destination, {"sink": faulty}, seed=seed)) as dispatcher:
         for _ in range(30):
             await (table.rebase() if rng.random() < 0.3 else table.commit_diff())
             if rng.random() < 0.5:
-                await pump.settle()
-        await pump.settle()
+                await dispatcher.settle()
+        await dispatcher.settle()
     assert without_repetitions(sink.events) == table.committed, f"seed {seed}"
     ranks = {event.event_id: rank for rank, event in enumerate(table.committed)}
     order = [ranks[event.event_id] for event in sink.events]
@@ -151,9 +158,11 @@ async def test_pauses_grow_and_end_with_the_failures(destination: Destination) -
     script = [EventFault.BEFORE] * 6 + [None, EventFault.BEFORE]
     await table.commit_diff()
     faulty = FaultyEventSink(sink, ScriptedEventFaults(script))
-    pump = new_pump(destination, {"sink": faulty}, pauses=pauses, backoff=Backoff(1.0, 10.0))
-    async with running(pump):
-        await pump.settle()
+    dispatcher = new_dispatcher(
+        destination, {"sink": faulty}, pauses=pauses, backoff=Backoff(1.0, 10.0)
+    )
+    async with running(dispatcher):
+        await dispatcher.settle()
     assert sink.events == table.committed
     wholes = [1, 2, 4, 8, 10, 10, 1]
     for pause, whole in zip(pauses.lengths, wholes, strict=True):
@@ -167,7 +176,9 @@ async def test_pauses_are_the_same_for_the_same_seed(destination: Destination) -
     async def lengths(seed: int, name: str) -> list[float]:
         pauses = Pauses()
         faulty = FaultyEventSink(MemorySink(), ScriptedEventFaults([EventFault.LOST] * 4))
-        async with running(new_pump(destination, {name: faulty}, seed=seed, pauses=pauses)) as p:
+        async with running(
+            new_dispatcher(destination, {name: faulty}, seed=seed, pauses=pauses)
+        ) as p:
             await p.settle()
         return pauses.lengths
 
@@ -180,16 +191,16 @@ async def test_a_sink_that_hangs_stops_neither_the_commits_nor_the_others(
     table, quick, slow = await Table.create(destination), MemorySink(), HeldSink()
     async with (
         asyncio.timeout(30),
-        running(new_pump(destination, {"quick": quick, "slow": slow})) as pump,
+        running(new_dispatcher(destination, {"quick": quick, "slow": slow})) as dispatcher,
     ):
         await slow.asked.wait()
         for _ in range(3):
             await table.commit_diff()
-            pump.wake()
+            dispatcher.wake()
         assert await quick.wait_for(4) == table.committed
         assert slow.inner.events == []
         slow.gate.set()
-        await pump.settle()
+        await dispatcher.settle()
     assert slow.inner.events == table.committed
 
 
@@ -198,30 +209,33 @@ async def test_a_sink_that_is_down_stops_no_other(destination: Destination) -> N
     await down.close()
     async with (
         asyncio.timeout(30),
-        running(new_pump(destination, {"up": up, "down": down})) as pump,
+        running(new_dispatcher(destination, {"up": up, "down": down})) as dispatcher,
     ):
         for count in range(2, 5):
             await table.commit_diff()
-            pump.wake()
+            dispatcher.wake()
             await up.wait_for(count)
-        status = pump.status["down"]
+        status = dispatcher.status["down"]
     assert up.events == table.committed
     assert status.errors == status.failures_in_row > 0
     assert status.last_error == "the sink is closed: open another one"
-    assert pump.errors["up"] == 0
+    assert dispatcher.errors["up"] == 0
 
 
 async def test_lag_counts_what_is_still_to_come(destination: Destination) -> None:
     table, sink = await Table.create(destination), HeldSink()
     for _ in range(4):
         await table.commit_diff()
-    async with asyncio.timeout(30), running(new_pump(destination, {"sink": sink})) as pump:
+    async with (
+        asyncio.timeout(30),
+        running(new_dispatcher(destination, {"sink": sink})) as dispatcher,
+    ):
         await sink.asked.wait()
-        assert pump.lag == {"sink": 5}
+        assert dispatcher.lag == {"sink": 5}
         sink.gate.set()
-        await pump.settle()
-        assert pump.lag == {"sink": 0}
-        status = pump.status["sink"]
+        await dispatcher.settle()
+        assert dispatcher.lag == {"sink": 0}
+        status = dispatcher.status["sink"]
     assert (status.delivered, status.position, status.errors) == (5, "4", 0)
 
 

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from streamfold import __version__
 from streamfold.errors import StorageFullError, StreamfoldError
 from streamfold.model.access_tokens import Operation
-from streamfold.server.auth.access import Access
+from streamfold.server.auth import Access
 from streamfold.server.http.drain import DrainGate
 from streamfold.server.http.request import Request
 from streamfold.server.http.router import PUBLIC, Router

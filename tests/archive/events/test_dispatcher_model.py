@@ -1,4 +1,4 @@
-"""Random histories of a table, its pruning, and pumps that are stopped anywhere."""
+"""Random histories of a table, its pruning, and dispatchers that are stopped anywhere."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from streamfold.archive.destinations.destination import Destination
 from streamfold.archive.events import Event, EventSink, MemorySink
 from streamfold.testing.blob_faults import FaultyBlobStore, Operation, SeededFaults
 from streamfold.testing.event_faults import FaultyEventSink, SeededEventFaults
-from tests.archive.events.feeds import Table, new_pump, running, without_repetitions
+from tests.archive.events.feeds import Table, new_dispatcher, running, without_repetitions
 
-#: Commits, prunings and pumps in one history.
+#: Commits, prunings and dispatchers in one history.
 STEPS = 30
 
 
@@ -35,7 +35,7 @@ class Consumer:
 
 
 class StopPoint:
-    """Counts steps of a pump, and lets it go no further than the last one."""
+    """Counts steps of a dispatcher, and lets it go no further than the last one."""
 
     def __init__(self, steps: int) -> None:
         self._left = steps
@@ -62,7 +62,7 @@ class StoppableSink(EventSink):
 
 
 class History:
-    """A table, a sink that fails now and then, and pumps that come and go."""
+    """A table, a sink that fails now and then, and dispatchers that come and go."""
 
     def __init__(self, table: Table, seed: int) -> None:
         self.table = table
@@ -74,18 +74,18 @@ class History:
 
     async def step(self) -> None:
         actions = [self.table.commit_diff, self.table.rebase, self.table.commit_gap]
-        actions += [self._prune, self._stop_pump, self.deliver]
+        actions += [self._prune, self._stop_dispatcher, self.deliver]
         [action] = self._rng.choices(actions, [6, 3, 1, 1, 4, 3])
         await action()
 
     async def deliver(self) -> None:
-        """Run a pump until everything has arrived."""
-        await self._pump_until(StopPoint(10**9))
+        """Run a dispatcher until everything has arrived."""
+        await self._dispatcher_until(StopPoint(10**9))
 
-    async def _stop_pump(self) -> None:
-        await self._pump_until(StopPoint(self._rng.randrange(30)))
+    async def _stop_dispatcher(self) -> None:
+        await self._dispatcher_until(StopPoint(self._rng.randrange(30)))
 
-    async def _pump_until(self, stop: StopPoint) -> None:
+    async def _dispatcher_until(self, stop: StopPoint) -> None:
         chances = {Operation.PUT_IF_MATCH: 0.2, Operation.PUT_IF_ABSENT: 0.2}
         chances[Operation.GET_WITH_ETAG] = 0.1
         # A delay for each call, so that each is a step.
@@ -93,8 +93,10 @@ class History:
         blobs = FaultyBlobStore(self.table.destination.blobs, faults, sleep=stop.pass_by)
         place = Destination(blobs, self.table.destination.uri)
         sink = StoppableSink(self._faulty, stop)
-        async with running(new_pump(place, {"sink": sink}, seed=self._seed)) as pump:
-            ends = [asyncio.create_task(work) for work in (pump.settle(), stop.reached.wait())]
+        async with running(new_dispatcher(place, {"sink": sink}, seed=self._seed)) as dispatcher:
+            ends = [
+                asyncio.create_task(work) for work in (dispatcher.settle(), stop.reached.wait())
+            ]
             await asyncio.wait(ends, timeout=30, return_when=asyncio.FIRST_COMPLETED)
             assert any(end.done() for end in ends), f"seed {self._seed} hangs"
             for end in ends:

@@ -1,1 +1,0 @@
-"""Authenticates callers and checks their rights."""

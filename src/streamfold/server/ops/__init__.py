@@ -1,1 +1,0 @@
-"""For operators: health, readiness, metrics, and the front page."""
