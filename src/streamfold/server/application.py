@@ -8,13 +8,11 @@ from collections.abc import Awaitable, Sequence
 from time import perf_counter
 from typing import Final
 
-import msgspec
-
 from streamfold.errors import ServerBusyError, StoreClosingError
 from streamfold.server.durable_streams.routes import DurableStreamsFace
 from streamfold.server.http import cors
 from streamfold.server.http.access_log import AccessLog
-from streamfold.server.http.bodies import JSON
+from streamfold.server.http.bodies import answer_json
 from streamfold.server.http.cors import PagePolicy
 from streamfold.server.http.drain import DrainGate
 from streamfold.server.http.errors import ClientHangupError
@@ -150,5 +148,4 @@ def _is_host(value: bytes) -> bool:
 async def _refuse(
     request: Request, status: int, code: str, message: str, *headers: tuple[bytes, bytes]
 ) -> None:
-    body = msgspec.json.encode({"code": code, "message": message})
-    await request.respond(status, (JSON, *headers), body)
+    await answer_json(request, {"code": code, "message": message}, status, headers)

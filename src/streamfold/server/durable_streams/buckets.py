@@ -13,7 +13,7 @@ from streamfold.model.resources import Page, StreamInfo
 from streamfold.server.auth import Access
 from streamfold.server.durable_streams import problems
 from streamfold.server.durable_streams.paths import suggest_path
-from streamfold.server.http.bodies import JSON, NO_STORE
+from streamfold.server.http.bodies import answer_json
 from streamfold.server.http.request import LIST_ROOM, Request
 from streamfold.store.catalog.listing import LIST_MAX
 from streamfold.store.store import StreamStore
@@ -60,8 +60,7 @@ class Buckets:
             await request.respond(201)
         else:
             await self._store.basin_config(basin)
-            body = msgspec.json.encode({"bucket_id": basin})
-            await problems.respond(request, 200, (JSON, NO_STORE), body)
+            await answer_json(request, {"bucket_id": basin})
 
     async def list(self, request: Request, basin: BasinName) -> None:
         """Answer with one page of the streams of a bucket, in byte order of their names."""
@@ -77,7 +76,7 @@ class Buckets:
         streams = [StreamItem(item.name, item.created_at) for item in page.items]
         last = streams[-1].stream_id if streams and page.has_more else None
         found = StreamList(basin, prefix, len(streams), streams, last, page.has_more)
-        await request.respond(200, (JSON, NO_STORE), msgspec.json.encode(found))
+        await answer_json(request, found)
 
 
 class NothingThereError(NotFoundError):

@@ -22,7 +22,7 @@ from streamfold.errors import (
     TermsError,
     TooLargeError,
 )
-from streamfold.server.http.bodies import JSON, NO_STORE
+from streamfold.server.http.bodies import NO_STORE, answer_json
 from streamfold.server.http.request import Headers, Request
 from streamfold.wire.durable_streams.headers import NEXT_OFFSET
 from streamfold.wire.durable_streams.offsets import format_offset
@@ -37,28 +37,25 @@ def offset_header(seq_num: int) -> tuple[bytes, bytes]:
     return NEXT_OFFSET, format_offset(seq_num).encode()
 
 
-async def respond(request: Request, status: int, headers: Headers, body: bytes) -> None:
-    """Answer with a body, unless the request is a HEAD: over HTTP/2 no lower layer removes it."""
-    await request.respond(status, headers, b"" if request.method == "HEAD" else body)
-
-
 async def refuse_method(request: Request, allowed: Iterable[str]) -> None:
     """Answer a request whose method its path does not allow."""
     listed = ", ".join(("OPTIONS", *sorted(allowed)))
     message = f"{request.method[:20]} is not possible here, only {listed}"
-    body = msgspec.json.encode({"code": "method_not_allowed", "message": message})
-    await respond(request, 405, (JSON, (b"allow", listed.encode())), body)
+    problem = {"code": "method_not_allowed", "message": message}
+    await answer_json(request, problem, 405, ((b"allow", listed.encode()),))
 
 
 async def write_problem(request: Request, error: Exception, *, path: str) -> None:
     """Answer a request for the stream at `path` that failed before its response began."""
+    problem: object
     status = _status(error, request.method)
     if isinstance(error, StreamfoldError) and status is not None:
         text = shown_message(error, request.hidden_prefix)
-        body = msgspec.json.encode({"code": error.code, "message": text})
+        problem = {"code": error.code, "message": text}
     else:
         status, body = describe_failure(error, request.hidden_prefix)
-    await respond(request, status, (JSON, NO_STORE, *_details(error, path)), body)
+        problem = msgspec.Raw(body)
+    await answer_json(request, problem, status, (NO_STORE, *_details(error, path)))
 
 
 def _status(error: Exception, method: str) -> int | None:

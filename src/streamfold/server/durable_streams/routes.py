@@ -24,7 +24,7 @@ from streamfold.server.durable_streams.paths import (
 from streamfold.server.durable_streams.reads import BeyondTailError, Events, Reads, parse_query
 from streamfold.server.durable_streams.streams import Streams, source_of
 from streamfold.server.durable_streams.subscriptions import Subscriptions
-from streamfold.server.http.bodies import JSON
+from streamfold.server.http.bodies import answer_json
 from streamfold.server.http.drain import DrainGate
 from streamfold.server.http.errors import ClientHangupError
 from streamfold.server.http.problems import answer_problem
@@ -119,8 +119,8 @@ class DurableStreamsFace:
         except ClientHangupError:
             raise
         except BeyondTailError as error:
-            body = b'{"code":"offset_beyond_tail","message":"%b"}' % error.message.encode()
-            await request.respond(416, (JSON, problems.offset_header(error.tail)), body)
+            problem = {"code": error.code, "message": error.message}
+            await answer_json(request, problem, 416, (problems.offset_header(error.tail),))
         except Exception as error:
             await answer_problem(request, error, partial(problems.write_problem, path=path))
 

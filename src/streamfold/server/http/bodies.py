@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Final, NamedTuple
 
+import msgspec
+
 from streamfold.blob.local.store import WRITE_BUFFER
 from streamfold.errors import TooLargeError
 from streamfold.server.http.offload import COPIED_BYTES, LIGHT_BYTES
@@ -104,6 +106,14 @@ async def _chunks(request: Request, limit: int) -> AsyncIterator[bytes]:
             await request.hold_file()
         if chunk:
             yield chunk
+
+
+async def answer_json(
+    request: Request, value: object, status: int = 200, headers: Headers = (NO_STORE,)
+) -> None:
+    """Answer with `value` as JSON, and to a HEAD without it: over HTTP/2 no lower layer removes it."""
+    body = b"" if request.method == "HEAD" else msgspec.json.encode(value)
+    await request.respond(status, (JSON, *headers), body)
 
 
 async def answer(

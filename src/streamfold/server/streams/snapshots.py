@@ -12,7 +12,7 @@ import msgspec
 from streamfold.errors import InvalidError, SnapshotConflictError, SnapshotNotFoundError
 from streamfold.model.names import BasinName, StreamName
 from streamfold.model.resources import OCTETS, StreamStatus
-from streamfold.server.http.bodies import JSON, NO_STORE, limited_chunks
+from streamfold.server.http.bodies import NO_STORE, answer_json, limited_chunks
 from streamfold.server.http.offload import LIGHT_BYTES
 from streamfold.server.http.request import LIST_ROOM, Headers, Request
 from streamfold.server.http.response_stream import PIECE
@@ -167,8 +167,7 @@ class Snapshots:
             )
             for s in reversed(found)
         ]
-        body = msgspec.json.encode({"snapshots": items})
-        await request.respond(200, (JSON, NO_STORE), body)
+        await answer_json(request, {"snapshots": items})
 
     async def refuse_deletion(self, request: Request, wanted: SnapshotRequest) -> None:
         """Refuse: the newest snapshot cannot be deleted, and the server removes older ones."""

@@ -21,7 +21,7 @@ from streamfold.errors import (
     TooLargeError,
     UnauthenticatedError,
 )
-from streamfold.server.http.bodies import JSON, NO_STORE
+from streamfold.server.http.bodies import answer_json
 from streamfold.server.http.request import Request
 from streamfold.wire.durable_streams.subscriptions import Refusal, RefusalBody
 from streamfold.wire.s2.errors import shown_message
@@ -121,4 +121,4 @@ async def answer_problem(request: Request, error: StreamfoldError) -> None:
     if isinstance(error, WakeClaimedError):
         claimed = {"current_holder": error.holder, "generation": error.generation}
         refusal = msgspec.structs.replace(refusal, **claimed)
-    await request.respond(status, (JSON, NO_STORE), msgspec.json.encode(RefusalBody(refusal)))
+    await answer_json(request, RefusalBody(refusal), status)

@@ -44,7 +44,7 @@ from streamfold.server.durable_streams.subscriptions.webhook_addresses import (
     resolve,
 )
 from streamfold.server.durable_streams.subscriptions.webhook_client import Keyring, WebhookClient
-from streamfold.server.http.bodies import JSON, NO_STORE
+from streamfold.server.http.bodies import NO_STORE, answer_json
 from streamfold.server.http.request import Request
 from streamfold.server.http.router import PUBLIC, OtherRule, Route, Router
 from streamfold.store.store import StreamStore, wall_clock
@@ -334,12 +334,12 @@ class Subscriptions:
     async def _claim(self, id_: str, request: Request, caller: Grant) -> None:
         entry = self._owned(id_, caller)
         said = bodies.decode_claim(await _body(request))
-        await _answer(request, await self._work.claim(entry, said.worker))
+        await answer_json(request, await self._work.claim(entry, said.worker))
 
     async def _ack(self, kind: SubscriptionType, request: Request, segment: str) -> None:
         entry, token = self._proven(parse_id(segment), request)
         said = bodies.decode_ack(await _body(request))
-        await _answer(request, await self._work.acknowledge(entry, kind, token, said))
+        await answer_json(request, await self._work.acknowledge(entry, kind, token, said))
 
     async def _release(self, request: Request, segment: str) -> None:
         entry, token = self._proven(parse_id(segment), request)
@@ -354,7 +354,7 @@ class Subscriptions:
         view = partial(show, entry, kid, self._base_url(request), to_root=caller is ROOT)
         # A view of ten thousand links takes long; the state that it shows never changes.
         body = await request.offload(lambda: msgspec.json.encode(view()))
-        await request.respond(status, (JSON, NO_STORE), body)
+        await answer_json(request, msgspec.Raw(body), status)
 
     def _base_url(self, request: Request) -> str:
         return self._public_url(request) + CONTROL_ROOT
@@ -380,7 +380,3 @@ def _bearer(request: Request) -> str:
     if scheme.lower() != "bearer" or not token.strip():
         raise WakeTokenInvalidError("show the wake's token as 'authorization: Bearer <token>'")
     return token.strip()
-
-
-async def _answer(request: Request, view: msgspec.Struct, status: int = 200) -> None:
-    await request.respond(status, (JSON, NO_STORE), msgspec.json.encode(view))
