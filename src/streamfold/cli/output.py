@@ -7,12 +7,16 @@ import os
 import stat
 import sys
 from collections.abc import Iterable
+from time import monotonic
 
 import click
 import msgspec
 
 from streamfold.cli.exit_status import ExitStatus, OutputClosedError, VerbFailedError
 from streamfold.cli.json_output import Shape
+
+#: Seconds between two updates of a progress bar.
+_DRAW_INTERVAL = 0.1
 
 
 class Output:
@@ -43,6 +47,38 @@ class Output:
         """Print a note for people on standard error."""
         if not self.as_json:
             click.echo(text, err=True)
+
+
+class ProgressBar:
+    """Shows how much of a verb's work is done, on standard error and only if that is a terminal."""
+
+    def __init__(self, label: str, total: int, unit: str = "bytes") -> None:
+        self.label = label
+        self.total = total
+        self.unit = unit
+        self._done = 0
+        self._drawn_at = 0.0
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if sys.stderr.isatty():
+            self._draw()
+            click.echo(err=True)
+
+    def update(self, count: int) -> None:
+        """Count more of the work as done."""
+        self._done += count
+        if sys.stderr.isatty() and monotonic() - self._drawn_at > _DRAW_INTERVAL:
+            self._drawn_at = monotonic()
+            self._draw()
+
+    def _draw(self) -> None:
+        # Here, because only verbs that draw a bar need the package.
+        from streamfold.follow.restore.progress import draw_bar
+
+        draw_bar(sys.stderr, self.label, self._done, self.total, self.unit)
 
 
 async def output_closed() -> None:

@@ -18,7 +18,6 @@ from streamfold.cli.archives.options import (
     open_destination,
     position_option,
     positive,
-    progress,
     reading_options,
     time_option,
     uri_argument,
@@ -26,7 +25,7 @@ from streamfold.cli.archives.options import (
 )
 from streamfold.cli.exit_status import OutputClosedError, VerbFailedError
 from streamfold.cli.menu import VerbGroup
-from streamfold.cli.output import Output, output_closed
+from streamfold.cli.output import Output, ProgressBar, output_closed
 from streamfold.cli.parameters import Duration
 from streamfold.errors import StreamfoldError
 
@@ -79,7 +78,7 @@ async def verify(output: Output, uri: str, deep: bool, **reading: Any) -> None:
     """
     found = await open_archive(uri, **reading)
     sizes = {part.path: part.size_bytes for part in found.manifest.parts()}
-    with progress("verifying", sum(sizes.values())) as bar:
+    with ProgressBar("verifying", sum(sizes.values())) as bar:
         result = await found.verify(lambda file: bar.update(file.size_bytes), deep=deep)
     output.show(shapes.verification_shape(result), shapes.verification_text(result))
     if not result.ok:
@@ -145,7 +144,10 @@ async def _write_rows(
     first = await anext(batches)
     rows = len(first)
     expected = found.plan(**at).base.row_count or 0
-    with writer_of(kind, sink, first.schema) as write, progress("restoring", expected) as bar:
+    with (
+        writer_of(kind, sink, first.schema) as write,
+        ProgressBar("restoring", expected, "rows") as bar,
+    ):
         write(first)
         bar.update(rows)
         async for batch in batches:
@@ -251,10 +253,10 @@ async def gc(
 
     age = None if max_age is None else timedelta(seconds=max_age)
     retention = Retention(keep_epochs, age, timedelta(seconds=grace))
-    with progress("looking" if dry_run else "deleting", 0) as bar:
+    with ProgressBar("looking" if dry_run else "deleting", 0) as bar:
 
         def expect(files: Sequence[UnreachableFile]) -> None:
-            bar.length = max(1, sum(file.size_bytes for file in files))
+            bar.total = sum(file.size_bytes for file in files)
 
         found = await _collector(uris).collect(
             retention,
@@ -314,7 +316,7 @@ async def export(output: Output, uri: str, target: str, **reading: Any) -> None:
     found = await open_archive(uri, **reading)
     there = open_destination(target)
     sizes = {part.path: part.size_bytes for part in found.manifest.parts()}
-    with progress("copying", sum(sizes.values())) as bar:
+    with ProgressBar("copying", sum(sizes.values())) as bar:
         result = await export_archive(found, there, lambda part: bar.update(part.size_bytes))
     output.show(
         {

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import wraps
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,11 +124,3 @@ def open_destination(uri: str) -> Destination:
 def moment_of(moment: int | None) -> datetime | None:
     """The time that an option of type `Moment` gave."""
     return None if moment is None else datetime.fromtimestamp(moment / 1000, UTC)
-
-
-@contextmanager
-def progress(label: str, length: int) -> Iterator[Any]:
-    """Show a progress bar on standard error if that is a terminal."""
-    seen = sys.stderr if sys.stderr.isatty() else StringIO()
-    with click.progressbar(length=max(length, 1), label=label, file=seen) as bar:
-        yield bar

@@ -1,4 +1,4 @@
-"""Progress of a restore: passed to a callback, or drawn on a terminal."""
+"""Progress of a restore: passed to a callback, or drawn on a terminal. The one bar of all verbs."""
 
 from __future__ import annotations
 
@@ -29,6 +29,15 @@ class Progress:
 ProgressCallback = Callable[[Progress], None]
 
 
+def draw_bar(out: TextIO, label: str, done: int, total: int | None, unit: str) -> None:
+    """Draw a bar over the current line of a terminal."""
+    share = min(1.0, done / total) if total else 0.0
+    bar = "#" * round(share * _WIDTH)
+    end = f"/{total:,}" if total else ""
+    out.write(f"\r{label:6} [{bar:-<{_WIDTH}}] {share:4.0%} {done:,}{end} {unit}\x1b[K")
+    out.flush()
+
+
 class TerminalBar:
     """A bar on standard error, only where that is a terminal and the restore takes long."""
 
@@ -52,13 +61,7 @@ class TerminalBar:
         if not self._out.isatty():
             return
         unit = "bytes" if progress.phase == "load" else "records"
-        share = min(1.0, progress.done / progress.total) if progress.total else 0.0
-        bar = "#" * round(share * _WIDTH)
-        end = f"/{progress.total:,}" if progress.total else ""
-        self._out.write(
-            f"\r{progress.phase:6} [{bar:-<{_WIDTH}}] {progress.done:,}{end} {unit}\x1b[K"
-        )
-        self._out.flush()
+        draw_bar(self._out, progress.phase, progress.done, progress.total, unit)
         self._shown = True
 
     def _clear(self) -> None:
