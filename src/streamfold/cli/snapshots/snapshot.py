@@ -223,7 +223,7 @@ async def plan(s2: S2, output: Output, ref: StreamRef, **given: Any) -> None:
 @_report_progress
 async def list_(s2: S2, output: Output, ref: StreamRef, **given: Any) -> None:
     """List snapshots, the newest first; those in the stream are found by reading it."""
-    from streamfold.follow.snapshots.listing import list_snapshots
+    from streamfold.follow.snapshots.snapshot_store import list_snapshots
 
     for info in await list_snapshots(_client(s2, ref), snapshots_of(given, ref)):
         size = "-" if info.size is None else str(info.size)

@@ -7,7 +7,6 @@ from msgspec.structs import replace
 from streamfold.errors import InvalidError
 from streamfold.model.grants import NO_RIGHTS
 from streamfold.server.durable_streams.subscriptions import leases
-from streamfold.server.durable_streams.subscriptions.paths import parse_name
 from streamfold.server.durable_streams.subscriptions.problems import (
     NoPendingWorkError,
     WakeClaimedError,
@@ -21,6 +20,7 @@ from streamfold.wire.durable_streams.subscriptions import (
     ClaimView,
     ReleaseRequest,
     SubscriptionType,
+    parse_name,
 )
 
 

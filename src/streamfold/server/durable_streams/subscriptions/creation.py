@@ -13,7 +13,6 @@ from streamfold.errors import InvalidError, PermissionDeniedError
 from streamfold.model.access_tokens import Operation
 from streamfold.model.grants import Grant
 from streamfold.server.durable_streams.subscriptions.links import literal_prefix
-from streamfold.server.durable_streams.subscriptions.paths import parse_path
 from streamfold.server.durable_streams.subscriptions.problems import (
     SubscriptionExistsError,
     SubscriptionNotFoundError,
@@ -31,6 +30,7 @@ from streamfold.wire.durable_streams.subscriptions import (
     Pattern,
     SubscriptionRequest,
     SubscriptionType,
+    parse_path,
 )
 
 #: Bytes of UTF-8.

@@ -21,11 +21,6 @@ from streamfold.model.grants import NO_RIGHTS, ROOT, Grant
 from streamfold.server.durable_streams.subscriptions import leases
 from streamfold.server.durable_streams.subscriptions.claims import WakeClaims
 from streamfold.server.durable_streams.subscriptions.creation import Creation
-from streamfold.server.durable_streams.subscriptions.paths import (
-    decode,
-    parse_id,
-    parse_path,
-)
 from streamfold.server.durable_streams.subscriptions.problems import (
     SubscriptionNotFoundError,
     WakeTokenInvalidError,
@@ -59,6 +54,9 @@ from streamfold.wire.durable_streams.subscriptions import (
     SubscriptionType,
     SubscriptionView,
     WebhookView,
+    decode_name,
+    parse_id,
+    parse_path,
 )
 
 
@@ -315,7 +313,7 @@ class Subscriptions:
 
     async def _unlink(self, id_: str, path: str, request: Request, caller: Grant) -> None:
         entry = self._owned(id_, caller)
-        name = parse_path(decode(path))
+        name = parse_path(decode_name(path))
         stream = entry.full_name(name)
         async with self.registry.changing(entry) as draft:
             link = draft.state.links.get(stream)
