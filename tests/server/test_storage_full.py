@@ -12,6 +12,7 @@ from s2_sdk import AppendInput, Record, Retry, S2ServerError
 
 from streamfold.server.main import Server, running_server
 from streamfold.server.streams.snapshots import SNAPSHOT_MAX
+from streamfold.store.engine import memory_space
 from streamfold.store.settings import StoreSettings
 from tests.server.conftest import BASIN, STREAM, configuration, sdk
 from tests.server.frames import PATH, SESSION, append_frame, frames_in
@@ -53,6 +54,20 @@ async def test_an_append_is_answered_with_its_own_code_and_when_to_try_again(h2:
     failure = json.loads(answer.body)
     assert failure["code"] == "storage_full"
     assert "nothing was written" in failure["message"]
+
+
+async def test_a_store_in_memory_is_full_before_its_process_is() -> None:
+    store = StoreSettings(disk_reserve=TOO_MUCH)
+    async with running_server(configuration(store=store)) as server:
+        await server.store.create_basin(BASIN)
+        await server.store.create_stream(BASIN, STREAM)
+        async with h2_client(server.port) as h2:
+            answer = await h2.exchange("POST", PATH, JSON, RECORD)
+            assert (answer.status, json.loads(answer.body)["code"]) == (503, "storage_full")
+            assert "memory has" in json.loads(answer.body)["message"]
+            assert (await h2.exchange("GET", "/ready")).status == 503
+    usage = memory_space.read_usage(Path("/proc/self"))
+    assert usage.total > usage.free > 0
 
 
 async def test_a_session_ends_with_the_same_code(h2: H2Client) -> None:

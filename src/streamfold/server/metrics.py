@@ -169,12 +169,14 @@ class StoreMetrics(Collector):
         full = self._space.full
         yield GaugeMetricFamily(
             "streamfold_storage_full",
-            "1 while appends are refused because local disk is full",
+            "1 while appends are refused because local disk, or memory, is full",
             value=float(full),
         )
         if self._space.bounded:
             yield GaugeMetricFamily(
-                "streamfold_storage_free_bytes", "Bytes free on local disk", value=self._space.free
+                "streamfold_storage_free_bytes",
+                "Bytes free on local disk, or in memory",
+                value=self._space.free,
             )
             yield GaugeMetricFamily(
                 "streamfold_storage_reserve_bytes",

@@ -46,8 +46,8 @@ class StoreSettings:
     recovery_timeout: float = 5.0
     #: On local disk: sync each commit to the device before it is acknowledged.
     fsync: bool = True
-    #: On local disk: bytes that must stay free, or appends are refused. None = 256 MiB, or a quarter of
-    #: the file system if that is less.
+    #: On local disk and in memory: bytes that must stay free, or appends are refused. None = 256 MiB of
+    #: disk, 1 GiB of memory, or a quarter if that is less.
     disk_reserve: int | None = None
 
     def __post_init__(self) -> None:

@@ -42,6 +42,7 @@ from streamfold.store.engine.disk_space import DiskSpace, UsageReader, read_usag
 from streamfold.store.engine.engine import EngineOpener
 from streamfold.store.engine.local_disk import LocalDisk
 from streamfold.store.engine.location import Location, choose_location, open_location
+from streamfold.store.engine.memory_space import memory_space
 from streamfold.store.engine.slatedb import SlateEngine
 from streamfold.store.log.admission import Admission
 from streamfold.store.log.append_request import AppendRequest
@@ -376,7 +377,11 @@ async def open_store(
         return await SlateEngine.open(location, disk, now)
 
     root = location.folder.parent if location.folder is not None else None
-    space = DiskSpace(root, settings.disk_reserve, disk_usage)
+    space = (
+        memory_space(settings.disk_reserve)
+        if location.in_memory
+        else DiskSpace(root, settings.disk_reserve, disk_usage)
+    )
     supervisor = Supervisor(opener or open_slate, settings, now, location.snapshots, space)
     try:
         async with supervisor.running():

@@ -138,8 +138,8 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     type=ByteSize(),
     envvar="STREAMFOLD_DISK_RESERVE",
     show_envvar=True,
-    help="Bytes of local disk that must be free for appends to be accepted.  "
-    "[default: 256MiB, or a quarter of a small disk]",
+    help="Bytes that must be free for appends to be accepted: of local disk, or of memory if the "
+    "store is there.  [default: 256MiB of disk, 1GiB of memory, a quarter if that is less]",
 )
 @click.option(
     "--trim-grace",

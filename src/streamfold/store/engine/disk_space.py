@@ -59,11 +59,21 @@ def is_disk_full(error: Exception) -> bool:
 
 
 class DiskSpace:
-    """Knows whether the disk of `folder` has room for more records; None means unlimited room."""
+    """Knows whether the disk of `folder` has room for more records; None means unlimited room.
+
+    Without a `reserve`, `by_default` bytes are kept, or a quarter of all.
+    """
 
     def __init__(
-        self, folder: Path | None, reserve: int | None, read: UsageReader = read_usage
+        self,
+        folder: Path | None,
+        reserve: int | None,
+        read: UsageReader = read_usage,
+        medium: str = "the disk",
+        by_default: int = RESERVE_BYTES,
     ) -> None:
+        self._medium = medium
+        self._by_default = by_default
         self._folder = folder
         self._read = read
         self._wanted = reserve
@@ -77,7 +87,7 @@ class DiskSpace:
 
     @property
     def bounded(self) -> bool:
-        """Whether storage is a disk that can be full."""
+        """Whether storage can be full."""
         return self._folder is not None
 
     @property
@@ -98,9 +108,9 @@ class DiskSpace:
         """Raise StorageFullError if the disk has no room for more records."""
         if self.full:
             raise StorageFullError(
-                f"the disk has {_mib(self.free)} free, and {_mib(self.reserve)} are kept for trims and "
-                "deletions: nothing was written; free some space, trim or delete streams, or set "
-                "another reserve"
+                f"{self._medium} has {_mib(self.free)} free, and {_mib(self.reserve)} are kept for "
+                "trims and deletions: nothing was written; free some space, trim or delete streams, or "
+                "set another reserve"
             )
 
     def check_upload(self, size: int) -> None:
@@ -109,7 +119,7 @@ class DiskSpace:
         self.check()
         if size and self.room < size:
             raise StorageFullError(
-                f"an upload of {_mib(size)} does not fit: the disk has {_mib(self.free)} free, "
+                f"an upload of {_mib(size)} does not fit: {self._medium} has {_mib(self.free)} free, "
                 f"{_mib(self.reserve)} are kept for trims and deletions, and {_mib(self.claimed)} for "
                 "other uploads; nothing was stored; free some space, or send it again later"
             )
@@ -131,7 +141,7 @@ class DiskSpace:
             logger.warning("cannot read the free space of %s: %s", folder, error)
             return
         self.free = usage.free
-        by_default = min(RESERVE_BYTES, usage.total // _RESERVE_PART)
+        by_default = min(self._by_default, usage.total // _RESERVE_PART)
         self.reserve = by_default if self._wanted is None else self._wanted
         full = usage.free < self.reserve
         if full != self._full:

@@ -86,6 +86,10 @@ class Location:
     others: BlobStore | None = field(default=None, repr=False)
 
     @property
+    def in_memory(self) -> bool:
+        return self.url.startswith("memory:")
+
+    @property
     def name(self) -> str:
         """The name for clients: the kind of storage, not its exact address."""
         kind = self.url.partition(":")[0]
