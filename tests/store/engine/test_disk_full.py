@@ -149,6 +149,7 @@ async def test_a_commit_that_finds_no_room_is_of_unknown_outcome_and_says_why(be
         assert (await store.append(BASIN, STREAM, bodies("d"))).end.seq_num == 1
 
 
+# Upstream defect 18.
 @pytest.mark.parametrize(
     ("error", "full"),
     [

@@ -52,7 +52,10 @@ def read_usage(folder: Path) -> DiskUsage:
 
 
 def is_disk_full(error: Exception) -> bool:
-    """Whether a write failed for lack of space; SlateDB gives the system's error in its text only."""
+    """Whether a write failed for lack of space.
+
+    SlateDB gives the system's error in its text only (upstream defect 18).
+    """
     if isinstance(error, OSError):
         return error.errno in _FULL
     return any(int(number) in _FULL for number in _OS_ERROR.findall(str(error)))
