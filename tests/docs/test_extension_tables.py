@@ -15,6 +15,7 @@ from streamfold.archive.formats import FORMATS
 from streamfold.archive.formats.registry import format_names
 from streamfold.blob import DESTINATIONS
 from streamfold.extensions import Extension, Options, Registry
+from streamfold.follow import CODECS
 from streamfold.snapshotter.decoding import DECODERS
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -67,6 +68,13 @@ def test_a_table_of_a_page_has_a_line_for_each_extension(
     section = (DOCS / page).read_text().partition(f"\n{heading}\n")[2].partition("\n#")[0]
     rows = [line.split("`")[1] for line in section.splitlines() if line.startswith("| `")]
     assert sorted(rows) == sorted(registry.ids())
+
+
+@pytest.mark.parametrize("registry", [SINKS, FORMATS, DECODERS, DESTINATIONS, CODECS])
+def test_the_guide_has_a_line_for_each_kind_of_extension(registry: Registry[Extension]) -> None:
+    [declared_by] = {type(extension).__name__ for extension in registry}
+    guide = (DOCS / "contributing" / "extending.md").read_text()
+    assert f"| `{registry.group}` | `{declared_by}` |" in guide
 
 
 def test_the_configuration_page_has_every_name_of_a_format() -> None:
