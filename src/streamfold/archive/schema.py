@@ -53,6 +53,10 @@ _SUPPORTED = (
     "null, bool, int8-int64, uint8-uint64, float32, float64, decimal128, decimal256, string, binary, "
     "date32, time64, timestamp[us], timestamp[ns], list, struct, map with string keys"
 )
+#: Hex digits of a schema id: 128 bits, so that two schemas never share one.
+ID_DIGITS = 32
+#: What a change may be, in the words of the published format.
+ACTIONS = ("INSERT", "UPDATE", "DELETE", "TRUNCATE")
 
 
 def is_decimal(kind: pa.DataType) -> bool:
@@ -234,13 +238,6 @@ def widens(old: pa.DataType, new: pa.DataType) -> bool:
         whole_digits = new.precision - new.scale >= old.precision - old.scale
         return bool(whole_digits and new.scale >= old.scale and new.bit_width >= old.bit_width)
     return bool(types.is_float32(old) and types.is_float64(new))
-
-
-#: Hex digits of a schema id: 128 bits, so that two schemas never share one.
-ID_DIGITS = 32
-
-#: What a change may be, in the words of the published format.
-ACTIONS = ("INSERT", "UPDATE", "DELETE", "TRUNCATE")
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,8 @@ from streamfold.errors import ConflictError, InvalidError
 KEY_MAX = 900
 #: Bytes of UTF-8: the longest file name that common file systems take.
 SEGMENT_MAX = 255
+#: Bytes per piece of a streamed read: few enough requests, little enough memory.
+DEFAULT_CHUNK_SIZE = 8 * 1024 * 1024
 
 
 def check_key(key: str) -> None:
@@ -90,10 +92,6 @@ def _size(part: str, what: str, text: str) -> int:
         raise InvalidError(
             f"{what} {text!r} cannot be written as UTF-8: remove lone surrogates"
         ) from None
-
-
-#: Bytes per piece of a streamed read: few enough requests, little enough memory.
-DEFAULT_CHUNK_SIZE = 8 * 1024 * 1024
 
 
 class BlobChangedError(ConflictError):

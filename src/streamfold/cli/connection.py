@@ -41,6 +41,12 @@ _EVERY_VERB = (
     ),
     click.Option(["--json", "as_json"], is_flag=True, help="Print JSON lines."),
 )
+Function = TypeVar("Function", bound=Callable[..., Any])
+encryption_option = click.option(
+    "--encryption-key-file",
+    type=FILE,
+    help="File with the stream's encryption key, 32 bytes in base64.",
+)
 
 
 def verb(name: str, *, changes: bool = False) -> Callable[[Verb], click.Command]:
@@ -148,15 +154,6 @@ def _token(file: Path | None) -> str:
             ExitStatus.USAGE,
         )
     return token or _NO_TOKEN
-
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-encryption_option = click.option(
-    "--encryption-key-file",
-    type=FILE,
-    help="File with the stream's encryption key, 32 bytes in base64.",
-)
 
 
 def condition_options(function: Function) -> Function:

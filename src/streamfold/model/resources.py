@@ -12,6 +12,10 @@ from streamfold.model.configs import Cipher
 from streamfold.model.names import BasinName, StreamName
 from streamfold.model.positions import SeqNum
 
+Item = TypeVar("Item")
+#: The content type of a stream that was created without one.
+OCTETS = "application/octet-stream"
+
 
 @dataclass(frozen=True, slots=True)
 class BasinInfo:
@@ -55,19 +59,12 @@ class Provision(enum.StrEnum):
     NOOP = "noop"
 
 
-Item = TypeVar("Item")
-
-
 @dataclass(frozen=True, slots=True)
 class Page(Generic[Item]):
     """Part of a listing, in byte order of names; `has_more` says whether another follows."""
 
     items: tuple[Item, ...]
     has_more: bool
-
-
-#: The content type of a stream that was created without one.
-OCTETS = "application/octet-stream"
 
 
 class Origin(msgspec.Struct, frozen=True):

@@ -35,6 +35,8 @@ from streamfold.records.rules import (
 )
 from streamfold.records.sequencing import Sequenced, Slot, missing_timestamp
 
+__all__ = ["Fence", "RecordBatch", "Sequenced", "SingleRecord", "Trim", "scan_single", "validate"]
+
 
 class SingleRecord(msgspec.Struct, frozen=True, eq=False, gc=False):
     """One record that waits for its slot."""
@@ -88,9 +90,6 @@ def scan_single(raw: bytes) -> SingleRecord | None:
     else:
         rest = b"\x22" + varint(body) + raw[start:end]  # its length was longer than needed
     return SingleRecord(timestamp, rest, RECORD_OVERHEAD + body, end)
-
-
-__all__ = ["Fence", "RecordBatch", "Sequenced", "Trim", "validate"]
 
 
 class Unsequenced(Protocol):

@@ -25,6 +25,10 @@ BYTES_BUCKETS: Final = (512, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 51
 
 #: Values that are gathered before they are counted together.
 _UNCOUNTED_MAX: Final = 4096
+#: Seconds: from back-to-back commits to a server that is hardly used.
+INTERVAL_BUCKETS: Final = (*LATENCY_BUCKETS, 30.0, 60.0, 300.0)
+#: Bytes, from one small record to all that one commit can carry.
+FLUSH_BUCKETS: Final = tuple(1 << power for power in range(8, 28, 2))
 
 
 class Histogram:
@@ -99,12 +103,6 @@ class AppendMetrics(Collector):
         yield self.ack_latency.family()
         yield self.batch_records.family()
         yield self.batch_bytes.family()
-
-
-#: Seconds: from back-to-back commits to a server that is hardly used.
-INTERVAL_BUCKETS: Final = (*LATENCY_BUCKETS, 30.0, 60.0, 300.0)
-#: Bytes, from one small record to all that one commit can carry.
-FLUSH_BUCKETS: Final = tuple(1 << power for power in range(8, 28, 2))
 
 
 class StoreMetrics(Collector):

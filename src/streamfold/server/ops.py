@@ -43,6 +43,8 @@ folder <code>docs</code> of the sources.</p>
 </body>
 </html>
 """.encode()
+_TEXT: Final = (b"content-type", b"text/plain; charset=utf-8")
+_PROMETHEUS: Final = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 
 
 def add_front_page(router: Router) -> None:
@@ -53,10 +55,6 @@ def add_front_page(router: Router) -> None:
 
 async def _show(request: Request) -> None:
     await request.respond(200, _HEADERS, _PAGE)
-
-
-_TEXT: Final = (b"content-type", b"text/plain; charset=utf-8")
-_PROMETHEUS: Final = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 
 
 class OpsEndpoints:

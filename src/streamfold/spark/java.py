@@ -27,6 +27,8 @@ from pyspark.java_gateway import launch_gateway
 
 from streamfold.spark.errors import JavaEndedError, JavaMissingError
 
+logger = logging.getLogger(__name__)
+
 #: The minimum for Spark 4.
 VERSION_MIN: Final = 17
 _MODULE = "--add-modules=jdk.incubator.vector"
@@ -39,6 +41,9 @@ for a in "$@"; do
 done
 exec "{java}" "$@"
 """
+#: Lines kept to explain why Java ended.
+LINES_KEPT = 40
+_last: deque[str] = deque(maxlen=LINES_KEPT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +143,6 @@ def _shim(java: Path, cache: Path | None) -> Path:
 def _cache() -> Path:
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "streamfold"
-
-
-logger = logging.getLogger(__name__)
-
-#: Lines kept to explain why Java ended.
-LINES_KEPT = 40
-_last: deque[str] = deque(maxlen=LINES_KEPT)
 
 
 def start_quietly(settings: Mapping[str, str]) -> None:

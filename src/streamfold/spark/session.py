@@ -26,11 +26,35 @@ from streamfold.spark.errors import JavaEndedError
 from streamfold.spark.java import last_lines, start_quietly, use_java
 from streamfold.spark.stream.source import StreamfoldSource
 
+logger = logging.getLogger(__name__)
+
 #: Name of the zip; Spark recognizes a package by the extension.
 PACKAGE: Final = "streamfold.zip"
 _PY_FILES = "spark.submit.pyFiles"
 #: The same for every file, so that the same code gives the same bytes.
 _MOMENT = (1980, 1, 1, 0, 0, 0)
+_CHECKPOINTS = (
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+)
+_SETTINGS = {
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+    "spark.sql.shuffle.partitions": "16",
+    # Three times faster than the default, and as safe on a local disk, where renames are atomic.
+    "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINTS,
+    "spark.driver.memory": "2g",
+}
+#: A local driver accepts no connections from other machines.
+_LOCAL_SETTINGS = {
+    # Executors of a cluster may lack the module, and print to files.
+    "spark.python.daemon.module": "streamfold.spark_worker_daemon",
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+#: Halves the start-up time; bulk work takes 50 % longer.
+_QUICK_JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
+#: Failures of a task before its job fails: the default on clusters, but not of local sessions.
+_TASK_FAILURES = 4
 
 
 def pack_package(folder: Path) -> Path:
@@ -71,32 +95,6 @@ def show_planners(spark: SparkSession) -> None:
 def _names(home: Path) -> list[str]:
     files = (path.relative_to(home) for path in home.rglob("*") if path.is_file())
     return [path.as_posix() for path in files if "__pycache__" not in path.parts]
-
-
-logger = logging.getLogger(__name__)
-
-_CHECKPOINTS = (
-    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-)
-_SETTINGS = {
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
-    "spark.sql.shuffle.partitions": "16",
-    # Three times faster than the default, and as safe on a local disk, where renames are atomic.
-    "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINTS,
-    "spark.driver.memory": "2g",
-}
-#: A local driver accepts no connections from other machines.
-_LOCAL_SETTINGS = {
-    # Executors of a cluster may lack the module, and print to files.
-    "spark.python.daemon.module": "streamfold.spark_worker_daemon",
-    "spark.ui.enabled": "false",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-}
-#: Halves the start-up time; bulk work takes 50 % longer.
-_QUICK_JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
-#: Failures of a task before its job fails: the default on clusters, but not of local sessions.
-_TASK_FAILURES = 4
 
 
 def local_session(

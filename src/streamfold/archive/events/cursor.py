@@ -30,6 +30,10 @@ from streamfold.errors import (
     InvalidError,
 )
 
+CURSOR_VERSION = 1
+#: Folder of the cursors; collection never looks into it.
+FOLDER = "events/"
+
 
 class SinkPosition(msgspec.Struct, frozen=True, kw_only=True):
     """The artifact whose event was delivered last."""
@@ -96,11 +100,6 @@ def _linked(artifacts: tuple[Artifact, ...]) -> Iterator[DueArtifact]:
     """Yield all but the first; a base that does not begin where the one before ends has a gap."""
     for before, after in pairwise(artifacts):
         yield DueArtifact(after, after.is_base and after.to_position != before.to_position)
-
-
-CURSOR_VERSION = 1
-#: Folder of the cursors; collection never looks into it.
-FOLDER = "events/"
 
 
 class CursorConflictError(ConflictError):

@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 #: Events between two writes of the cursor while a backlog is sent: each costs a request, and a
 #: crash repeats at most this many.
 CURSOR_EVERY = 16
+#: Seconds between two reads of the manifest without `wake`: only they find commits of other
+#: processes.
+POLL_INTERVAL = 30.0
 
 
 @dataclass(slots=True)
@@ -149,11 +152,6 @@ class Delivery:
             error.message,
         )
         await self._pace.sleep(pause)
-
-
-#: Seconds between two reads of the manifest without `wake`: only they find commits of other
-#: processes.
-POLL_INTERVAL = 30.0
 
 
 def _now() -> datetime:

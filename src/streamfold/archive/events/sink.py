@@ -33,6 +33,9 @@ from streamfold.extensions import Extension, Options
 PREFIX = "whsec_"
 #: Bytes of key below which an HMAC can be guessed.
 SHORTEST_KEY = 16
+O = TypeVar("O", bound=Options)  # noqa: E741 - the options
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +122,6 @@ class SinkContext:
     path: str
 
 
-O = TypeVar("O", bound=Options)  # noqa: E741 - the options
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkType(Extension, Generic[O]):
     """Declares a type of sink: `type = "<id>"` in an entry of `events` selects it."""
@@ -139,10 +139,6 @@ def group_of(table: str, longest: int = 128) -> str:
     if re.fullmatch(rf"[!-~]{{1,{longest}}}", table):
         return table
     return hashlib.sha256(table.encode()).hexdigest()
-
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class WorkerThread:

@@ -28,6 +28,8 @@ from streamfold.archive.formats.format import BATCH_BYTES_MAX, BATCH_ROWS_MAX
 from streamfold.archive.schema import ACTIONS, TableSchema
 from streamfold.errors import InvalidError
 
+_ACTIONS = pa.array(ACTIONS)
+
 
 class Limits(NamedTuple):
     """Rows, and bytes of their values without Arrow's own overhead, that a piece may reach."""
@@ -108,9 +110,6 @@ def _summed(lengths: Lengths) -> Lengths:
     total = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=total[1:])
     return total
-
-
-_ACTIONS = pa.array(ACTIONS)
 
 
 def admitted_rows(

@@ -14,6 +14,11 @@ from typing import Protocol
 from streamfold.archive.errors import PositionInvalidError
 from streamfold.errors import InvalidError
 
+#: Digits of the largest 64-bit number, so that names of any two positions have one length.
+SEQ_NUM_DIGITS = 20
+#: Digits after the seconds vary between writers; Python keeps six.
+_PATTERN = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d{1,9})?(Z|[+-]\d\d:\d\d)")
+
 
 class PositionOrder(Protocol):
     """How positions of one kind of source compare; stateless and picklable."""
@@ -30,10 +35,6 @@ class PositionOrder(Protocol):
     def sortable(self, position: str) -> str:
         """Return the position as part of an object key, so that keys sort as positions do."""
         ...
-
-
-#: Digits of the largest 64-bit number, so that names of any two positions have one length.
-SEQ_NUM_DIGITS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +81,6 @@ SEQ_NUM = SeqNumOrder()
 LSN = LsnOrder()
 #: Orders that are built in.
 KNOWN_ORDERS: dict[str, PositionOrder] = {SEQ_NUM.name: SEQ_NUM, LSN.name: LSN}
-
-
-#: Digits after the seconds vary between writers; Python keeps six.
-_PATTERN = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d{1,9})?(Z|[+-]\d\d:\d\d)")
 
 
 def format_time(moment: datetime) -> str:

@@ -31,6 +31,9 @@ from streamfold.archive.schema import TableSchema
 if TYPE_CHECKING:
     from streamfold.archive.read.reader import Archive
 
+#: Waits until there may be a new commit, for example with a subscription to the archive's events.
+Wake = Callable[[], Awaitable[object]]
+
 
 @dataclass(frozen=True, slots=True)
 class Changes:
@@ -104,10 +107,6 @@ def _truncate(schema: TableSchema) -> pa.RecordBatch:
 
 def _without_truncate(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.filter(pc.not_equal(batch["action"], "TRUNCATE"))
-
-
-#: Waits until there may be a new commit, for example with a subscription to the archive's events.
-Wake = Callable[[], Awaitable[object]]
 
 
 @dataclass(frozen=True, slots=True)

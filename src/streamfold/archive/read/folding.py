@@ -29,6 +29,11 @@ ROWS_PER_VALUE = 4
 SPREAD = np.uint64(0x9E37_79B9_7F4A_7C15)
 #: Slots of the filter for each value, as a power of two: one in sixteen other values passes.
 FILTER_BITS = 4
+Numbers = npt.NDArray[np.int64]
+#: Maximum bytes of rows that are looked up at once.
+LOOKUP_BYTES = 64 << 20
+#: Changes that may wait before those of the same keys are merged.
+MERGE_CHANGES = 1 << 18
 
 
 class Members(Protocol):
@@ -102,14 +107,6 @@ def _words(column: pa.Array | pa.ChunkedArray) -> Words:
         numbers = numbers.astype(np.int64, copy=False)
     words: Words = numbers.view(np.uint64)
     return words
-
-
-Numbers = npt.NDArray[np.int64]
-
-#: Maximum bytes of rows that are looked up at once.
-LOOKUP_BYTES = 64 << 20
-#: Changes that may wait before those of the same keys are merged.
-MERGE_CHANGES = 1 << 18
 
 
 class KeyIndex:

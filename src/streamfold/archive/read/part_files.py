@@ -46,6 +46,10 @@ ABANDONED = 86_400
 DRAFT = "draft-"
 #: File that evicting processes lock.
 LOCK = "lock"
+#: Bytes of an uncached file that stay in memory.
+SPOOL_MEMORY = 8 << 20
+#: Files that are fetched while others are read: enough to hide a round trip or two.
+AHEAD = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +141,6 @@ def digest_of(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-#: Bytes of an uncached file that stay in memory.
-SPOOL_MEMORY = 8 << 20
-#: Files that are fetched while others are read: enough to hide a round trip or two.
-AHEAD = 4
 
 
 class PartGoneError(RetryLaterError):

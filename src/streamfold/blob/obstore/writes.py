@@ -45,6 +45,11 @@ PART_SIZE = 8 * 1024 * 1024
 PARTS_IN_FLIGHT = 3
 #: Seconds that a cancelled upload may take to remove its parts.
 ABORT_TIMEOUT = 5.0
+#: Metadata field with the id of the conditional write; Azure takes only identifiers.
+WRITE_ID = "streamfoldwriteid"
+#: What a service compares in a swap: the etag, or on GCS the generation, which obstore calls
+#: the version. Callers of a blob store see either as the etag.
+SwapField = Literal["e_tag", "version"]
 
 
 class UploadStoppedError(Exception):
@@ -134,14 +139,6 @@ async def upload_parts(store: ObjectStore, key: str, source: UploadSource) -> No
 async def _step(pieces: AsyncIterator[bytes]) -> bytes | None:
     # A task cannot end in StopAsyncIteration, so None marks the end.
     return await anext(pieces, None)
-
-
-#: Metadata field with the id of the conditional write; Azure takes only identifiers.
-WRITE_ID = "streamfoldwriteid"
-
-#: What a service compares in a swap: the etag, or on GCS the generation, which obstore calls
-#: the version. Callers of a blob store see either as the etag.
-SwapField = Literal["e_tag", "version"]
 
 
 def new_write_id() -> str:

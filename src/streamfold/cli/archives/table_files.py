@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 KINDS = {".parquet": "parquet", ".jsonl": "jsonl", ".csv": "csv", ".arrow": "arrow"}
 
 Write = Callable[["pa.RecordBatch"], None]
+TRUNCATE = b'{"action":"TRUNCATE"}'
 
 
 class Lines:
@@ -122,9 +123,6 @@ def json_lines(sink: BinaryIO, columns: pa.Schema) -> Write:
         JsonlFormat().write_rows(sink, schema, [batch])
 
     return write
-
-
-TRUNCATE = b'{"action":"TRUNCATE"}'
 
 
 class ChangePrinter:

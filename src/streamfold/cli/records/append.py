@@ -33,6 +33,17 @@ _CHUNK: Final = 1 << 20
 _AHEAD: Final = 2
 #: Bytes of one line: a record of 1 MiB with its headers, in base64 and JSON, is well below.
 LINE_MAX: Final = 8 << 20
+#: Records and metered bytes of one batch: S2's limits.
+_BATCH_RECORDS: Final = 1000
+_BATCH_BYTES: Final = 1 << 20
+Headers: TypeAlias = list[tuple[bytes, bytes]]
+#: Body, headers and timestamp of a line.
+Parsed: TypeAlias = tuple[bytes, Headers, int | None]
+Parser: TypeAlias = Callable[[bytes], Parsed]
+#: Metered bytes sent and not acknowledged: enough to keep a distant server busy.
+_UNACKED_BYTES: Final = 16 << 20
+#: Batches sent and not acknowledged: bounds the many small ones that a trickle of input makes.
+_UNACKED_BATCHES: Final = 256
 
 
 async def arriving_lines(descriptor: int) -> AsyncGenerator[list[bytes]]:
@@ -78,16 +89,6 @@ async def _chunks(descriptor: int) -> AsyncGenerator[bytes]:
             raise VerbFailedError("input", f"the input cannot be read: {chunk.strerror}")
         room.release()
         yield chunk
-
-
-#: Records and metered bytes of one batch: S2's limits.
-_BATCH_RECORDS: Final = 1000
-_BATCH_BYTES: Final = 1 << 20
-
-Headers: TypeAlias = list[tuple[bytes, bytes]]
-#: Body, headers and timestamp of a line.
-Parsed: TypeAlias = tuple[bytes, Headers, int | None]
-Parser: TypeAlias = Callable[[bytes], Parsed]
 
 
 class RecordLine(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -193,12 +194,6 @@ class Batcher:
 
     def _refusal(self, what: str) -> VerbFailedError:
         return VerbFailedError("invalid", f"line {self._lines} of the input {what}")
-
-
-#: Metered bytes sent and not acknowledged: enough to keep a distant server busy.
-_UNACKED_BYTES: Final = 16 << 20
-#: Batches sent and not acknowledged: bounds the many small ones that a trickle of input makes.
-_UNACKED_BATCHES: Final = 256
 
 
 @verb("append", changes=True)

@@ -31,6 +31,13 @@ _OPTIONS = {
     "SL8_MAX_UNFLUSHED_BYTES": "--append-inflight-bytes",
     "SL8_OBJECT_STORE_MAX_RETRIES": "--commit-timeout",
 }
+_DEFAULTS = StoreSettings()
+_ROOT_TOKEN = "STREAMFOLD_ROOT_TOKEN"  # noqa: S105 - the variable's name, not a secret
+#: Characters: a shorter one could be guessed.
+_ROOT_TOKEN_MIN = 16
+#: Only this user can read what is written: files 0600, folders 0700. SlateDB obeys it too.
+_UMASK = 0o077
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 def flush_interval(environment: Mapping[str, str]) -> float | None:
@@ -58,15 +65,6 @@ def unused(environment: Mapping[str, str], options: Iterable[str]) -> Iterator[s
             yield f"{name} is not used: give {option} instead"
         else:
             yield f"{name} is not used, and no option replaces it: see 'streamfold serve --help'"
-
-
-_DEFAULTS = StoreSettings()
-_ROOT_TOKEN = "STREAMFOLD_ROOT_TOKEN"  # noqa: S105 - the variable's name, not a secret
-#: Characters: a shorter one could be guessed.
-_ROOT_TOKEN_MIN = 16
-#: Only this user can read what is written: files 0600, folders 0700. SlateDB obeys it too.
-_UMASK = 0o077
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command()

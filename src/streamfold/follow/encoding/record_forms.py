@@ -59,6 +59,8 @@ _HERE = "here"
 #: Metered bytes that headers and overhead of one snapshot record, and of the trim command beside it,
 #: never exceed: names and values above sum up to less than half of it.
 FRAME_OVERHEAD = 1024
+#: Every plain snapshot has this in its body; looking for it is all that other records cost.
+_MARK: Final = b'"covers_before"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +159,6 @@ def _number(found: dict[bytes, bytes], name: bytes) -> int:
     if not value.isdigit():
         raise ValueError(f"{name.decode()} {value[:40]!r} is not a number")
     return int(value)
-
-
-#: Every plain snapshot has this in its body; looking for it is all that other records cost.
-_MARK: Final = b'"covers_before"'
 
 
 class RecordForm(ABC):

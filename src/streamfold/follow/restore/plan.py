@@ -25,6 +25,11 @@ FIRST_STEP: Final = 1000
 #: Records that are looked at where only a trim that has not taken effect yet may hide a snapshot: more
 #: than there are between two snapshots by default. To replay so many takes less than a second.
 DEFAULT_REACH: Final = 15_000
+#: Records looked at to estimate how large the others are.
+_SAMPLE = 32
+#: Records before the tail among which the trim of a snapshot is looked for. Most often it is one of the
+#: last two; what comes before those may be large, and one answer has 1 MiB at most.
+_LAST = (2, 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +100,6 @@ def _info(seen: _Seen, opening: Opening, closing: Closing) -> SnapshotInfo:
     placement = Placement.RECORD if seen.frame.closing else Placement.FRAMED
     cursor, codec = opening.covers_before, opening.codec
     return SnapshotInfo(placement, seen.frame.snapshot, cursor, codec, closing.size, seen.timestamp)
-
-
-#: Records looked at to estimate how large the others are.
-_SAMPLE = 32
-#: Records before the tail among which the trim of a snapshot is looked for. Most often it is one of the
-#: last two; what comes before those may be large, and one answer has 1 MiB at most.
-_LAST = (2, 32)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 _LOOKS_LIKE_ONE: Final = re.compile(r"[0-9]")
 #: Blobs that are named in warnings, at most: ten are enough to recognise a wrong folder.
 _WARNINGS_MAX: Final = 10
+S = TypeVar("S")
 
 
 class BlobSnapshots(SnapshotStore):
@@ -93,9 +94,6 @@ class BlobSnapshots(SnapshotStore):
                 self._prefix,
                 key,
             )
-
-
-S = TypeVar("S")
 
 
 @overload

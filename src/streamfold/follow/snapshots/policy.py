@@ -10,6 +10,8 @@ from streamfold.errors import BlobNotFoundError, InvalidError
 from streamfold.follow.errors import SnapshotCorruptError, SnapshotUnsupportedError
 from streamfold.follow.snapshots.snapshot_store import SnapshotInfo, SnapshotStore
 
+logger = logging.getLogger(__name__)
+
 #: Assumed records per second of a replay before one was measured.
 ASSUMED_SPEED = 50_000.0
 
@@ -69,9 +71,6 @@ def wait_for(policy: Policy, since: SinceSnapshot) -> float | None:
     if policy.age is None or since.records == 0:
         return None
     return max(0.0, policy.age - since.age)
-
-
-logger = logging.getLogger(__name__)
 
 
 def find_prunable(

@@ -32,6 +32,7 @@ from streamfold.follow.errors import SnapshotCorruptError, SnapshotUnsupportedEr
 _DIGITS: Final = 20
 _PADDED: Final = re.compile(rf"([0-9]{{{_DIGITS}}})\.([a-z0-9_-]+)")
 _PLAIN: Final = re.compile(rf"(0|[1-9][0-9]{{0,{_DIGITS - 2}}})\.([a-z0-9_-]+)")
+S = TypeVar("S")
 
 
 class Naming(ABC):
@@ -117,9 +118,6 @@ def find_naming(name: str) -> Naming:
     if name not in NAMINGS:
         raise InvalidError(f"snapshot naming {name!r} is unknown: use {' or '.join(NAMINGS)}")
     return NAMINGS[name]
-
-
-S = TypeVar("S")
 
 
 class Placement(enum.StrEnum):

@@ -54,6 +54,19 @@ PAGE_RECORDS: Final = 100_000
 PAGE_ROOM: Final = 4 * PAGE_BYTES
 #: Clients and proxies may cache what can no longer change; they revalidate a page at the tail.
 _IMMUTABLE: Final = b"max-age=60, stale-while-revalidate=300"
+#: Seconds after which a connection ends. Clients reconnect at once, and caches can then merge them.
+LIFETIME: Final = 60.0
+#: Seconds of silence before a keep-alive comment: proxies drop idle connections.
+KEEP_ALIVE: Final = 15.0
+_COMMENT: Final = b":\n\n"
+#: Errors that end the response silently: the client reconnects, and gets the error then.
+_TOLD_LATER: Final = (
+    PositionTrimmedError,
+    StoreClosingError,
+    StreamDeletingError,
+    StreamNotFoundError,
+    UnauthenticatedError,
+)
 
 
 class Query(NamedTuple):
@@ -220,21 +233,6 @@ def _position_headers(page: Page) -> list[tuple[bytes, bytes]]:
     if page.closed:
         headers.append(STREAM_CLOSED)
     return headers
-
-
-#: Seconds after which a connection ends. Clients reconnect at once, and caches can then merge them.
-LIFETIME: Final = 60.0
-#: Seconds of silence before a keep-alive comment: proxies drop idle connections.
-KEEP_ALIVE: Final = 15.0
-_COMMENT: Final = b":\n\n"
-#: Errors that end the response silently: the client reconnects, and gets the error then.
-_TOLD_LATER: Final = (
-    PositionTrimmedError,
-    StoreClosingError,
-    StreamDeletingError,
-    StreamNotFoundError,
-    UnauthenticatedError,
-)
 
 
 @lru_cache(maxsize=64)

@@ -28,10 +28,11 @@ from streamfold.server.http.request_limits import RequestBudget
 from streamfold.server.http.response_limits import ResponseBudget
 from streamfold.server.http.response_stream import ResponseStream
 
+logger = logging.getLogger(__name__)
+
 if sys.platform != "win32":
     import resource
 
-logger = logging.getLogger(__name__)
 
 #: Connections at once; further ones wait. A follower needs one, and each costs a few KiB when idle.
 CONNECTIONS_MAX: Final = 16_384

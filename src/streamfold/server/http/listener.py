@@ -38,10 +38,11 @@ from streamfold.server.http.offload import OffloadPool
 from streamfold.server.http.request import Request
 from streamfold.server.http.response_limits import WRITE_DEADLINE
 
+logger = logging.getLogger(__name__)
+
 if sys.platform != "win32":
     import resource
 
-logger = logging.getLogger(__name__)
 
 #: Connections per second that are assumed to come at most.
 _ACCEPTED_PER_SECOND: Final = 50_000
@@ -53,6 +54,28 @@ _SO_ATTACH_FILTER: Final = 26
 _SO_DETACH_FILTER: Final = 27
 #: `struct sock_filter`: BPF_RET with 0, which drops the packet.
 _DROP_ALL: Final = struct.pack("HBBI", 0x06, 0, 0, 0)
+#: Connections that wait to be accepted.
+BACKLOG: Final = 1024
+#: Descriptors for storage beside those for connections that wait, once all others are taken.
+_STORAGE_SPARE: Final = 16
+#: Requests at once on one HTTP/2 connection; official clients open another when they need more.
+STREAMS_MAX: Final = 128
+#: Bytes that a client may send ahead of what was read: of one request, and of a connection.
+STREAM_WINDOW: Final = 1 << 20
+CONNECTION_WINDOW: Final = 4 << 20
+#: Bytes of an HTTP/2 frame that a client may send: each is one trip between threads.
+FRAME_MAX: Final = 256 << 10
+#: Bytes of all headers of a request.
+HEADERS_MAX: Final = 64 << 10
+#: Bytes that an HTTP/1 connection buffers each way. The head of a request must fit.
+BUFFER_MAX: Final = 32 << 10
+#: Bytes that an answer over HTTP/2 may have in its connection's buffer for it to take more: as few as
+#: possible, so that an answer whose end was taken has been written (`response_stream.MESSAGES_BELOW`).
+SEND_BUFFER: Final = 1
+#: Milliseconds between pings, which detect followers that vanished; seconds to answer one.
+PING_INTERVAL: Final = 20_000
+PING_TIMEOUT: Final = 20
+Handler = Callable[[Request], Awaitable[None]]
 
 
 class AcceptGate:
@@ -143,31 +166,6 @@ def _count_descriptors(most: int) -> int:
         return len(os.listdir(DESCRIPTORS))  # noqa: PTH208 - likewise
     except OSError:
         return most
-
-
-#: Connections that wait to be accepted.
-BACKLOG: Final = 1024
-#: Descriptors for storage beside those for connections that wait, once all others are taken.
-_STORAGE_SPARE: Final = 16
-#: Requests at once on one HTTP/2 connection; official clients open another when they need more.
-STREAMS_MAX: Final = 128
-#: Bytes that a client may send ahead of what was read: of one request, and of a connection.
-STREAM_WINDOW: Final = 1 << 20
-CONNECTION_WINDOW: Final = 4 << 20
-#: Bytes of an HTTP/2 frame that a client may send: each is one trip between threads.
-FRAME_MAX: Final = 256 << 10
-#: Bytes of all headers of a request.
-HEADERS_MAX: Final = 64 << 10
-#: Bytes that an HTTP/1 connection buffers each way. The head of a request must fit.
-BUFFER_MAX: Final = 32 << 10
-#: Bytes that an answer over HTTP/2 may have in its connection's buffer for it to take more: as few as
-#: possible, so that an answer whose end was taken has been written (`response_stream.MESSAGES_BELOW`).
-SEND_BUFFER: Final = 1
-#: Milliseconds between pings, which detect followers that vanished; seconds to answer one.
-PING_INTERVAL: Final = 20_000
-PING_TIMEOUT: Final = 20
-
-Handler = Callable[[Request], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,11 @@ SHORT_MAX: Final = 1024
 
 Texts = ParamSpec("Texts")
 Result = TypeVar("Result")
+#: Takes the request and the segments that stand at the pattern's placeholders, still encoded.
+Handler: TypeAlias = Callable[..., Awaitable[None]]
+_PLACEHOLDER: Final = "{}"
+#: At the end of a path: one or more segments, which the handler gets joined by slashes.
+_REST: Final = "{...}"
 
 
 def memoize_short(function: Callable[Texts, Result]) -> Callable[Texts, Result]:
@@ -29,14 +34,6 @@ def memoize_short(function: Callable[Texts, Result]) -> Callable[Texts, Result]:
         return (known if size <= SHORT_MAX else function)(*texts, **none)
 
     return call
-
-
-#: Takes the request and the segments that stand at the pattern's placeholders, still encoded.
-Handler: TypeAlias = Callable[..., Awaitable[None]]
-
-_PLACEHOLDER: Final = "{}"
-#: At the end of a path: one or more segments, which the handler gets joined by slashes.
-_REST: Final = "{...}"
 
 
 class OtherRule(enum.Enum):

@@ -35,6 +35,12 @@ from streamfold.wire.s2.records_proto import (
     encode_append_ack,
 )
 
+#: Batches of one session that may wait for their acknowledgement before reading from the client pauses.
+#: The store's admission bounds their bytes; this bounds the number of small ones.
+OUTSTANDING_MAX: Final = 1024
+#: How a session ends: at the client's request, or with an error.
+_End: TypeAlias = Exception | None
+
 
 class Ticket:
     """A batch that has its slot in the stream, and may not be durable yet."""
@@ -92,14 +98,6 @@ def check_content(content_type: str, batch: RecordBatch) -> None:
     if is_json(content_type):
         for body in batch.bodies():
             check_message(body)
-
-
-#: Batches of one session that may wait for their acknowledgement before reading from the client pauses.
-#: The store's admission bounds their bytes; this bounds the number of small ones.
-OUTSTANDING_MAX: Final = 1024
-
-#: How a session ends: at the client's request, or with an error.
-_End: TypeAlias = Exception | None
 
 
 class AppendSession:

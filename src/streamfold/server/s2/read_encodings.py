@@ -27,6 +27,11 @@ FRAME_HEADERS: Final[Headers] = (
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),
 )
+_HEADERS: Final[Headers] = (
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),
+)
 
 
 class FrameEncoding:
@@ -59,13 +64,6 @@ class FrameEncoding:
 
     async def fail(self, stream: ResponseStream, error: Exception) -> None:
         await end_frames(stream, error)
-
-
-_HEADERS: Final[Headers] = (
-    (b"content-type", b"text/event-stream"),
-    (b"cache-control", b"no-cache, no-transform"),
-    (b"x-accel-buffering", b"no"),
-)
 
 
 class EventEncoding:

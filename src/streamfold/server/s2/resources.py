@@ -16,6 +16,10 @@ from streamfold.store.store import StreamStore
 from streamfold.wire.s2 import headers, resources, urls
 from streamfold.wire.s2.urls import parse_basin, parse_new_basin, parse_stream
 
+#: Names that need not be checked again: the same few come with every request.
+NAMES_KEPT: Final = 4096
+_BASIN: Final = headers.BASIN.encode()
+
 
 class Basins:
     """Handlers of everything below /v1/basins."""
@@ -85,11 +89,6 @@ async def _answer_provisioned(
 ) -> None:
     said = (headers.PROVISION_RESULT.encode(), result.encode())
     await answer(request, encoded, status, (JSON, said))
-
-
-#: Names that need not be checked again: the same few come with every request.
-NAMES_KEPT: Final = 4096
-_BASIN: Final = headers.BASIN.encode()
 
 
 class Streams:

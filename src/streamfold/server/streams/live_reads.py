@@ -25,6 +25,12 @@ from streamfold.store.read.requests import ReadBatch
 #: Records, and metered bytes, after which a reader yields: some milliseconds of work.
 YIELD_RECORDS: Final = 1_000
 YIELD_BYTES: Final = 1 << 20
+#: Seconds of silence before a heartbeat, drawn anew after each so that followers spread out;
+#: clients give up after 20.
+HEARTBEAT: Final = (5.0, 15.0)
+#: Bytes that a session holds while it is behind the tail: about 1 MiB that it has read ahead, a batch
+#: of as much, and its encoding.
+OWN_BATCH: Final = 4 << 20
 
 
 class ReaderFairness:
@@ -42,14 +48,6 @@ class ReaderFairness:
         if self._records >= YIELD_RECORDS or self._bytes >= YIELD_BYTES:
             self._records = self._bytes = 0
             await asyncio.sleep(0)
-
-
-#: Seconds of silence before a heartbeat, drawn anew after each so that followers spread out;
-#: clients give up after 20.
-HEARTBEAT: Final = (5.0, 15.0)
-#: Bytes that a session holds while it is behind the tail: about 1 MiB that it has read ahead, a batch
-#: of as much, and its encoding.
-OWN_BATCH: Final = 4 << 20
 
 
 class LiveEncoding(Protocol):

@@ -33,6 +33,10 @@ DEFAULT_THRESHOLDS = Thresholds(
     max_churn_records=100_000,
     max_churn_fraction=0.5,
 )
+#: Names in files for which the model has shorter ones.
+_WRITTEN = {"interval": "diff.interval", "thresholds": "snapshot", "namespace": "schema"}
+#: Shared secrets: never shown.
+_HIDDEN = ("external_id",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +163,6 @@ class Configuration:
     http: HttpSettings = field(default_factory=HttpSettings)
     #: AWS credentials by the name that destinations and events use.
     credentials: Mapping[str, Profile] = field(default_factory=dict)
-
-
-#: Names in files for which the model has shorter ones.
-_WRITTEN = {"interval": "diff.interval", "thresholds": "snapshot", "namespace": "schema"}
-#: Shared secrets: never shown.
-_HIDDEN = ("external_id",)
 
 
 def describe(configuration: Configuration) -> str:

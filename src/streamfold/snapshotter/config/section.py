@@ -26,6 +26,8 @@ T = TypeVar("T")
 _SHOWN = 60
 #: Names of settings that must not hold their value in plain text.
 _SECRET = re.compile(r"secret|token|password|passwd|access_key|private_key|api_key", re.IGNORECASE)
+E = TypeVar("E", bound=Extension)
+O = TypeVar("O", bound=Options)  # noqa: E741 - the options
 
 
 class Section:
@@ -179,10 +181,6 @@ def _fraction(text: str) -> float:
 def _shown(value: object) -> str:
     text = value if isinstance(value, str) else str(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
-
-
-E = TypeVar("E", bound=Extension)
-O = TypeVar("O", bound=Options)  # noqa: E741 - the options
 
 
 def read_extension(

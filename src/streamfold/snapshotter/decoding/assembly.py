@@ -28,6 +28,8 @@ from streamfold.snapshotter.decoding.value_reader import ValueReader, learned_sc
 from streamfold.snapshotter.errors import ValuesIncompatibleError
 
 Mask = npt.NDArray[np.bool_]
+#: What to do with a record whose values do not fit the table's columns.
+STOP, DEAD_LETTER = "stop", "dead_letter"
 
 
 def relaxed(schema: TableSchema, after: Images, used: Mask, marks: dict[str, Mask]) -> TableSchema:
@@ -110,10 +112,6 @@ def split_moves(table: pa.Table, moved: Mask, old_key: pa.Array, before: pa.Arra
     both = pa.concat_tables([deletes, inserts])
     order = np.concatenate([np.flatnonzero(moved), np.arange(count)])
     return both.take(pa.array(np.argsort(order, kind="stable")))
-
-
-#: What to do with a record whose values do not fit the table's columns.
-STOP, DEAD_LETTER = "stop", "dead_letter"
 
 
 @dataclass(frozen=True, slots=True)

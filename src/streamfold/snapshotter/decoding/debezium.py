@@ -74,6 +74,15 @@ _DIGITS_DEFAULT = 38
 #: default. More digits widen it.
 _VARIABLE = "io.debezium.data.VariableScaleDecimal"
 _VARIABLE_TYPE = pa.decimal128(_DIGITS_DEFAULT, 18)
+#: Debezium's default for a value that it did not get.
+UNAVAILABLE = "__debezium_unavailable_value"
+#: The unit of times in most databases: microseconds.
+TIME_UNIT: Final = "us"
+#: A message written to the log by an application: it changes no row.
+_MESSAGE = "m"
+_MARKERS = ("BEGIN", "END")
+#: Records that may occur within a transaction without ending it.
+_OF_NONE = ("r", _MESSAGE)
 
 
 def hints_of(schema: Any) -> dict[str, Hint]:
@@ -136,17 +145,6 @@ def _decimal(parameters: dict[str, Any]) -> Hint:
     if 0 <= scale <= digits <= _DIGITS_DEFAULT:
         return Hint(pa.decimal128(digits, scale), packed_scale=scale)
     return Hint(packed_scale=scale)
-
-
-#: Debezium's default for a value that it did not get.
-UNAVAILABLE = "__debezium_unavailable_value"
-#: The unit of times in most databases: microseconds.
-TIME_UNIT: Final = "us"
-#: A message written to the log by an application: it changes no row.
-_MESSAGE = "m"
-_MARKERS = ("BEGIN", "END")
-#: Records that may occur within a transaction without ending it.
-_OF_NONE = ("r", _MESSAGE)
 
 
 class _Transaction(msgspec.Struct, frozen=True, gc=False):

@@ -22,6 +22,7 @@ T = TypeVar("T")
 SNAPSHOT_HEADER = b"streamfold-snapshot"
 #: Raised for an undecodable body; the last one for too deep nesting.
 UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
+Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(slots=True)
@@ -122,9 +123,6 @@ def _not_of_the_table(headers: pa.Array | None, count: int) -> npt.NDArray[np.bo
     marked = pc.or_(pc.equal(pc.binary_length(names), 0), pc.equal(names, SNAPSHOT_HEADER))
     apart[pc.list_parent_indices(headers).filter(marked).to_numpy()] = True
     return apart
-
-
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

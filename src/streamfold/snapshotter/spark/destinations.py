@@ -33,6 +33,11 @@ from streamfold.model.records import (
 from streamfold.records.columns import encode_append
 from streamfold.spark.stream.client import Connection, Endpoint, RetryDeadline, Streams
 
+#: Most bytes of a reason in a header: it may quote the record.
+_REASON_BYTES = 1000
+#: The most metered bytes of a letter's headers: longer bodies are cut.
+_HEADER_RESERVE = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class DestinationSpec:
@@ -74,12 +79,6 @@ def _access(profile: Profile) -> AwsAccess:
 def open_mirrors(specs: Sequence[DestinationSpec]) -> Mirrors:
     """Open all destinations of a table, the primary first."""
     return Mirrors([spec.open() for spec in specs], SEQ_NUM)
-
-
-#: Most bytes of a reason in a header: it may quote the record.
-_REASON_BYTES = 1000
-#: The most metered bytes of a letter's headers: longer bodies are cut.
-_HEADER_RESERVE = 4096
 
 
 class DeadLetters(Protocol):

@@ -24,6 +24,27 @@ from streamfold.snapshotter.spark.table.writer import Request, TableWriter
 from streamfold.snapshotter.status.table_status import State, TableStatus
 from streamfold.spark.session import open_session
 
+_DEFAULTS = {
+    # Over TCP, a task waits up to 45 ms for a delayed acknowledgement. Other sessions accept that:
+    # over a Unix socket, a Python process that planned a query prints a `BrokenPipeError` when it ends.
+    "spark.python.unix.domain.socket.enabled": "true",
+    # A long fold of one table must not delay the diffs of others.
+    "spark.scheduler.mode": "FAIR",
+    # A task result is one row with many changes: batches of rows are bounded by their bytes.
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(64 << 20),
+    "spark.ui.showConsoleProgress": "false",
+    # Milliseconds after which an idle query reports that it is caught up.
+    "spark.sql.streaming.noDataProgressEventInterval": "2000",
+    # A query may be waiting for an unreachable server: stopping does not wait for it.
+    "spark.sql.streaming.stopTimeout": "3s",
+}
+#: Seconds between two checks whether any table is left.
+_LOOK = 0.5
+#: Seconds to wait for destinations and servers before Spark starts.
+CHECK_SECONDS = 5.0
+#: Seconds between two such checks of a table.
+_CHECK_PAUSE = 2.0
+
 
 class LagListener(StreamingQueryListener):
     """Reports the lag to each table by the name of its query; called in one thread of Spark's."""
@@ -61,22 +82,6 @@ def lag_of(end: str | None, latest: str | None) -> int:
     return sum(max(0, tail - ends.get(stream, tail)) for stream, tail in tails.items())
 
 
-_DEFAULTS = {
-    # Over TCP, a task waits up to 45 ms for a delayed acknowledgement. Other sessions accept that:
-    # over a Unix socket, a Python process that planned a query prints a `BrokenPipeError` when it ends.
-    "spark.python.unix.domain.socket.enabled": "true",
-    # A long fold of one table must not delay the diffs of others.
-    "spark.scheduler.mode": "FAIR",
-    # A task result is one row with many changes: batches of rows are bounded by their bytes.
-    "spark.sql.execution.arrow.maxBytesPerBatch": str(64 << 20),
-    "spark.ui.showConsoleProgress": "false",
-    # Milliseconds after which an idle query reports that it is caught up.
-    "spark.sql.streaming.noDataProgressEventInterval": "2000",
-    # A query may be waiting for an unreachable server: stopping does not wait for it.
-    "spark.sql.streaming.stopTimeout": "3s",
-}
-
-
 def snapshotter_session(
     settings: Mapping[str, str] | None = None, *, verbose: bool = False
 ) -> SparkSession:
@@ -89,14 +94,6 @@ def snapshotter_session(
     )
     session.sparkContext.setLogLevel("WARN" if verbose else "ERROR")
     return session
-
-
-#: Seconds between two checks whether any table is left.
-_LOOK = 0.5
-#: Seconds to wait for destinations and servers before Spark starts.
-CHECK_SECONDS = 5.0
-#: Seconds between two such checks of a table.
-_CHECK_PAUSE = 2.0
 
 
 class Snapshotter:

@@ -39,6 +39,8 @@ from streamfold.snapshotter.errors import AddressUnavailableError
 from streamfold.snapshotter.status.metrics import render_metrics
 from streamfold.snapshotter.status.table_status import ArtifactStatus, TableWriters
 
+logger = logging.getLogger(__name__)
+
 #: The longest wait of a request: a base of a large table takes minutes.
 WAIT_MAX = timedelta(minutes=10)
 #: Concurrent requests that wait, each of which holds a thread.
@@ -46,6 +48,15 @@ WAITS_MAX = 16
 
 Answer = tuple[HTTPStatus, dict[str, Any]]
 _PARAMETERS = ("table", "wait")
+#: Seconds for a client to send its request: a silent one must not hold a thread.
+REQUEST_TIMEOUT: Final = 10
+_JSON, _PROMETHEUS = "application/json", "text/plain; version=0.0.4; charset=utf-8"
+_STATUS_OF: Final = {
+    NotFoundError: HTTPStatus.NOT_FOUND,
+    ConflictError: HTTPStatus.CONFLICT,
+    InvalidError: HTTPStatus.BAD_REQUEST,
+    RetryLaterError: HTTPStatus.SERVICE_UNAVAILABLE,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,19 +164,6 @@ def _shown(names: list[str], refused: dict[str, StreamfoldError]) -> dict[str, A
             name: {"code": error.code, "message": error.message} for name, error in refused.items()
         }
     return shown
-
-
-logger = logging.getLogger(__name__)
-
-#: Seconds for a client to send its request: a silent one must not hold a thread.
-REQUEST_TIMEOUT: Final = 10
-_JSON, _PROMETHEUS = "application/json", "text/plain; version=0.0.4; charset=utf-8"
-_STATUS_OF: Final = {
-    NotFoundError: HTTPStatus.NOT_FOUND,
-    ConflictError: HTTPStatus.CONFLICT,
-    InvalidError: HTTPStatus.BAD_REQUEST,
-    RetryLaterError: HTTPStatus.SERVICE_UNAVAILABLE,
-}
 
 
 class StatusServer:

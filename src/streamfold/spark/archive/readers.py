@@ -37,6 +37,8 @@ from streamfold.spark.carried_errors import CarriesErrors
 from streamfold.spark.errors import FilesGoneError
 
 T = TypeVar("T")
+#: What one task reads.
+Work: TypeAlias = TablePart | tuple[FeedPart, ...]
 
 
 async def read_part(
@@ -103,10 +105,6 @@ def iterate(make: Callable[[], AsyncGenerator[T]]) -> Iterator[T]:
                 yield item  # type: ignore[misc]  # not the object that says that there is none
         finally:
             runner.run(items.aclose())
-
-
-#: What one task reads.
-Work: TypeAlias = TablePart | tuple[FeedPart, ...]
 
 
 def reader_of(relation: Relation) -> DataSourceReader:

@@ -37,6 +37,29 @@ from streamfold.spark.errors import ArchiveReplacedError
 
 #: Name of a read's only profile.
 _PROFILE = "archive"
+#: The most digits of a decimal in Spark.
+DECIMAL_DIGITS = 38
+_PLAIN: dict[pa.DataType, spark.DataType] = {
+    # Spark's files have no type for columns without values.
+    pa.null(): spark.StringType(),
+    pa.bool_(): spark.BooleanType(),
+    pa.int8(): spark.ByteType(),
+    pa.int16(): spark.ShortType(),
+    pa.int32(): spark.IntegerType(),
+    pa.int64(): spark.LongType(),
+    pa.uint8(): spark.ShortType(),
+    pa.uint16(): spark.IntegerType(),
+    pa.uint32(): spark.LongType(),
+    pa.uint64(): spark.DecimalType(20, 0),
+    pa.float32(): spark.FloatType(),
+    pa.float64(): spark.DoubleType(),
+    pa.string(): spark.StringType(),
+    pa.binary(): spark.BinaryType(),
+    pa.date32(): spark.DateType(),
+    # Spark has times of day only if a setting enables them.
+    pa.time64("us"): spark.LongType(),
+    pa.time64("ns"): spark.LongType(),
+}
 
 
 async def open_table(storage: Storage) -> Archive:
@@ -67,32 +90,6 @@ def _access(storage: Storage) -> dict[str, Any]:
     profiles = Profiles.parse(raw, path=CREDENTIALS.rstrip("."))
     found = profiles.access(_PROFILE, path=CREDENTIALS).blob_options()
     return {**found, **storage.options}
-
-
-#: The most digits of a decimal in Spark.
-DECIMAL_DIGITS = 38
-
-_PLAIN: dict[pa.DataType, spark.DataType] = {
-    # Spark's files have no type for columns without values.
-    pa.null(): spark.StringType(),
-    pa.bool_(): spark.BooleanType(),
-    pa.int8(): spark.ByteType(),
-    pa.int16(): spark.ShortType(),
-    pa.int32(): spark.IntegerType(),
-    pa.int64(): spark.LongType(),
-    pa.uint8(): spark.ShortType(),
-    pa.uint16(): spark.IntegerType(),
-    pa.uint32(): spark.LongType(),
-    pa.uint64(): spark.DecimalType(20, 0),
-    pa.float32(): spark.FloatType(),
-    pa.float64(): spark.DoubleType(),
-    pa.string(): spark.StringType(),
-    pa.binary(): spark.BinaryType(),
-    pa.date32(): spark.DateType(),
-    # Spark has times of day only if a setting enables them.
-    pa.time64("us"): spark.LongType(),
-    pa.time64("ns"): spark.LongType(),
-}
 
 
 def spark_schema(fields: Iterable[pa.Field]) -> spark.StructType:

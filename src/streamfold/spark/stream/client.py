@@ -22,6 +22,22 @@ from streamfold.records.columns import read_columns
 from streamfold.spark.errors import EndpointUnavailableError, OptionError
 
 _PLACEHOLDER = "{basin}"
+#: Seconds to connect and to wait for the next bytes: above the 15 between two heartbeats.
+_IO_TIMEOUT = 20.0
+#: The least seconds to wait for the answer to a short request: servers pause for less.
+_ANSWER_TIMEOUT_MIN = 3.0
+#: Seconds before the second attempt, and the most between later ones.
+_WAIT_MIN, _WAIT_MAX = 0.05, 2.0
+#: Statuses of transient failures; 409 is one only with this code.
+_PASSING, _PASSING_CONFLICT = frozenset({408, 429, 500, 502, 503, 504}), "transaction_conflict"
+_BY_STATUS: dict[int, type[StreamfoldError]] = {
+    401: errors.UnauthenticatedError,
+    403: errors.PermissionDeniedError,
+    404: errors.NotFoundError,
+    409: errors.ConflictError,
+}
+PROTOBUF = "application/protobuf"
+_UNWRITTEN, _CONDITION_FAILED, _REDIRECT = 416, 412, 307
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,22 +88,6 @@ class Endpoint:
 
 def stream_path(stream: str, *rest: str) -> str:
     return "/".join(("/v1/streams", quote(stream, safe=""), *rest))
-
-
-#: Seconds to connect and to wait for the next bytes: above the 15 between two heartbeats.
-_IO_TIMEOUT = 20.0
-#: The least seconds to wait for the answer to a short request: servers pause for less.
-_ANSWER_TIMEOUT_MIN = 3.0
-#: Seconds before the second attempt, and the most between later ones.
-_WAIT_MIN, _WAIT_MAX = 0.05, 2.0
-#: Statuses of transient failures; 409 is one only with this code.
-_PASSING, _PASSING_CONFLICT = frozenset({408, 429, 500, 502, 503, 504}), "transaction_conflict"
-_BY_STATUS: dict[int, type[StreamfoldError]] = {
-    401: errors.UnauthenticatedError,
-    403: errors.PermissionDeniedError,
-    404: errors.NotFoundError,
-    409: errors.ConflictError,
-}
 
 
 class Answer(NamedTuple):
@@ -242,10 +242,6 @@ def _members(body: bytes) -> dict[str, Any]:
 
 def _words(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
-PROTOBUF = "application/protobuf"
-_UNWRITTEN, _CONDITION_FAILED, _REDIRECT = 416, 412, 307
 
 
 class Streams:

@@ -34,6 +34,8 @@ from streamfold.spark.stream.client import (
 from streamfold.wire.s2.errors import BadFrameError
 from streamfold.wire.s2.frames import BODY_MAX, FRAME_MAX, FrameDecoder
 
+_log = logging.getLogger(__name__)
+
 #: Bytes of records in one Arrow batch, exceeded by at most one frame: enough to make the fixed cost of
 #: a batch, mostly Spark's, negligible.
 _PIECE = 3 << 20
@@ -177,9 +179,6 @@ class _Frames:
         except httpx.TransportError as error:
             raise TransientError(f"the session broke: {type(cause_of(error)).__name__}") from error
         return len(self._rest) > 0
-
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

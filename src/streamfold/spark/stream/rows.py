@@ -62,6 +62,8 @@ _ARROW = {
     "headers": pa.field("headers", _ARROW_HEADERS, nullable=False),
     "body": pa.field("body", pa.binary(), nullable=False),
 }
+STREAM, RECORD, METERED, KEY = "stream", "record", "metered", "key"
+_COLUMNS = ("stream", "body", "headers", "timestamp")
 
 
 def spark_schema(columns: Sequence[str]) -> StructType:
@@ -128,10 +130,6 @@ _ARRAYS = {
     "headers": _headers,
     "body": _body,
 }
-
-
-STREAM, RECORD, METERED, KEY = "stream", "record", "metered", "key"
-_COLUMNS = ("stream", "body", "headers", "timestamp")
 
 
 def check_columns(names: list[str], options: SinkOptions) -> None:

@@ -42,6 +42,9 @@ from streamfold.store.log.stream_log import LogLease, StreamLog
 from streamfold.store.mount import Mount
 from streamfold.store.rows import BasinRow, CleanupRow, CounterRow, StreamRow
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 class NamedLocks:
     """A lock for every name, kept only while it is held or awaited."""
@@ -64,8 +67,6 @@ class NamedLocks:
                 self._locks[name] = lock, users - 1
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
 Change = Callable[Concatenate["Catalog", P], Coroutine[Any, Any, R]]
 
 

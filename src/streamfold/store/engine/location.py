@@ -29,6 +29,10 @@ from streamfold.store.engine.s3_access import S3Access, find_access
 #: Where SlateDB keeps its manifests, below its own folder, and their file names.
 MANIFESTS: Final = "manifest"
 _MANIFEST: Final = re.compile(r"[0-9]{20}\.manifest")
+#: Folders below the location in which SlateDB keeps its files, and the store its snapshots.
+DATABASE, SNAPSHOTS = "db", "snapshots"
+#: Mode of folders on local disk: for this user alone, whatever the files within allow.
+_PRIVATE = 0o700
 
 
 def check_folder(url: str, folder: Path) -> None:
@@ -57,12 +61,6 @@ def _check(url: str, names: Iterable[str]) -> None:
         "location, run s2-lite on this one, and copy each basin with `streamfold copy s2://basin "
         "s2://basin --from-endpoint URL-OF-S2-LITE`"
     )
-
-
-#: Folders below the location in which SlateDB keeps its files, and the store its snapshots.
-DATABASE, SNAPSHOTS = "db", "snapshots"
-#: Mode of folders on local disk: for this user alone, whatever the files within allow.
-_PRIVATE = 0o700
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,10 @@ import msgspec
 from streamfold.model.configs import INFINITE, StreamConfig
 from streamfold.model.resources import StreamTraits
 
+#: Parts of the grace period: trims of one part take effect together, so that a stream that is trimmed
+#: with every append remembers few of them.
+_GRACE_PARTS: Final = 16
+
 
 class Lifetime:
     """Knows when a stream ends.
@@ -74,11 +78,6 @@ class Expiry(msgspec.Struct, frozen=True):
         if limit is None:
             return math.inf
         return self.oldest + limit if self.limit == limit else -1
-
-
-#: Parts of the grace period: trims of one part take effect together, so that a stream that is trimmed
-#: with every append remembers few of them.
-_GRACE_PARTS: Final = 16
 
 
 class _Waiting(msgspec.Struct):

@@ -47,6 +47,10 @@ _UNARY_READS: Final = f"{BasinMetrics.READ_OPS}/unary"
 _STREAMING_READS: Final = f"{BasinMetrics.READ_OPS}/streaming"
 _APPENDED: Final = f"{BasinMetrics.APPEND_THROUGHPUT}/bytes"
 _READ: Final = f"{BasinMetrics.READ_THROUGHPUT}/bytes"
+#: Hours for which usage is kept: 31 days, a little more than one query may span.
+USAGE_HOURS: Final = 31 * 24
+#: Rows in one commit.
+_ROWS_AT_ONCE = 500
 
 
 @dataclass(slots=True)
@@ -181,12 +185,6 @@ class UsageRecorder:
             self._overflowing = True
             logger.warning("cannot count usage: %d hours wait to be written", _HOURS_MAX)
         return hour
-
-
-#: Hours for which usage is kept: 31 days, a little more than one query may span.
-USAGE_HOURS: Final = 31 * 24
-#: Rows in one commit.
-_ROWS_AT_ONCE = 500
 
 
 class UsageKeeper:

@@ -24,6 +24,10 @@ CONTENT_TYPE_MAX: Final = 256
 
 _TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # noqa: S105 - RFC 9110's word for a name
 _CONTENT_TYPE = re.compile(rf"{_TOKEN}/{_TOKEN}[ \t]*(?:;[ \t\x21-\x7e]*)?")
+#: Bytes, and commas, up to which one call of msgspec is quicker than a scan, and short enough.
+PLAIN_BYTES: Final = 64 << 10
+PLAIN_COMMAS: Final = 2_000
+_ARRAY: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def normalise_content_type(text: str) -> str:
@@ -55,13 +59,6 @@ def parse_stream_type(value: str | None) -> str | None:
             f"content-type has {len(text)} characters: give at most {CONTENT_TYPE_MAX}"
         )
     return text if _CONTENT_TYPE.fullmatch(text) else DEFAULT_CONTENT_TYPE
-
-
-#: Bytes, and commas, up to which one call of msgspec is quicker than a scan, and short enough.
-PLAIN_BYTES: Final = 64 << 10
-PLAIN_COMMAS: Final = 2_000
-
-_ARRAY: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def is_plain(body: bytes) -> bool:

@@ -26,6 +26,28 @@ _RFC_3339 = re.compile(
     r"(?:[Zz]|([+-](?:[01][0-9]|2[0-3]):[0-5][0-9]))"
 )
 _EPOCH = datetime.fromtimestamp(0, UTC)
+CONTENT_TYPE: Final = "content-type"
+TTL: Final = "stream-ttl"
+EXPIRES_AT: Final = "stream-expires-at"
+CLOSED: Final = "stream-closed"
+STREAM_SEQ: Final = "stream-seq"
+PRODUCER_ID: Final = "producer-id"
+PRODUCER_EPOCH: Final = "producer-epoch"
+PRODUCER_SEQ: Final = "producer-seq"
+FORKED_FROM: Final = "stream-forked-from"
+FORK_OFFSET: Final = "stream-fork-offset"
+FORK_SUB_OFFSET: Final = "stream-fork-sub-offset"
+TRIM_ON_SNAPSHOT: Final = "stream-trim-on-snapshot"
+#: Headers of answers, as they are sent.
+NEXT_OFFSET: Final = b"stream-next-offset"
+UP_TO_DATE: Final = (b"stream-up-to-date", b"true")
+STREAM_CLOSED: Final = (b"stream-closed", b"true")
+#: Of epochs, sequences and sub-offsets: the integers that every JavaScript client can hold.
+INTEGER_MAX: Final = 2**53 - 1
+#: Bytes of a producer's id, and of a Stream-Seq: both are kept for as long as the stream.
+NAME_MAX: Final = 256
+#: The value of a header by its name in lower case; None where it is absent.
+Header: TypeAlias = Callable[[str], str | None]
 
 
 def parse_ttl(value: str | None) -> int | None:
@@ -71,34 +93,7 @@ def _moment(match: re.Match[str]) -> datetime:
     return datetime.fromisoformat(f"{date}T{time}.{micros}{offset or '+00:00'}").astimezone(UTC)
 
 
-CONTENT_TYPE: Final = "content-type"
-TTL: Final = "stream-ttl"
-EXPIRES_AT: Final = "stream-expires-at"
-CLOSED: Final = "stream-closed"
-STREAM_SEQ: Final = "stream-seq"
-PRODUCER_ID: Final = "producer-id"
-PRODUCER_EPOCH: Final = "producer-epoch"
-PRODUCER_SEQ: Final = "producer-seq"
-FORKED_FROM: Final = "stream-forked-from"
-FORK_OFFSET: Final = "stream-fork-offset"
-FORK_SUB_OFFSET: Final = "stream-fork-sub-offset"
-TRIM_ON_SNAPSHOT: Final = "stream-trim-on-snapshot"
-
-#: Headers of answers, as they are sent.
-NEXT_OFFSET: Final = b"stream-next-offset"
-UP_TO_DATE: Final = (b"stream-up-to-date", b"true")
-STREAM_CLOSED: Final = (b"stream-closed", b"true")
-
-#: Of epochs, sequences and sub-offsets: the integers that every JavaScript client can hold.
-INTEGER_MAX: Final = 2**53 - 1
-#: Bytes of a producer's id, and of a Stream-Seq: both are kept for as long as the stream.
-NAME_MAX: Final = 256
-
 #: Characters of a refused value that a message repeats.
-
-
-#: The value of a header by its name in lower case; None where it is absent.
-Header: TypeAlias = Callable[[str], str | None]
 
 
 @dataclass(frozen=True, slots=True)

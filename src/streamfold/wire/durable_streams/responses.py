@@ -24,6 +24,9 @@ _INTERVAL_SECONDS = CURSOR_INTERVAL_MS // 1000
 #: A longer one was never given out, and is treated like any other invalid cursor.
 _CURSOR = re.compile(r"[0-9]{1,20}")
 _OPAQUE_TAG = re.compile(r'"[^"]*"')
+#: Of binary streams; events of text streams go without it.
+DATA_ENCODING_HEADER: Final = "stream-sse-data-encoding"
+BASE64: Final = "base64"
 
 
 def next_cursor(client: str | None, now_ms: int, randint: Callable[[int, int], int]) -> str:
@@ -56,11 +59,6 @@ def matches(if_none_match: str | None, tag: str) -> bool:
 
 def _quotable(text: str) -> str:
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
-
-
-#: Of binary streams; events of text streams go without it.
-DATA_ENCODING_HEADER: Final = "stream-sse-data-encoding"
-BASE64: Final = "base64"
 
 
 class _Control(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):

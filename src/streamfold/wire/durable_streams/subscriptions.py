@@ -24,6 +24,22 @@ from streamfold.wire.text import SHOWN, decode_segment
 ID_MAX: Final = 256
 #: First segment that no stream can have.
 _CONTROL: Final = "__ds"
+#: Characters: twice a stream's longest name.
+PATTERN_MAX: Final = 1024
+#: Segments, and `**` among them, of a new pattern: each stream is matched against each subscription.
+SEGMENTS_MAX: Final = 32
+MANY_MAX: Final = 4
+_ONE, _MANY = "*", "**"
+#: Milliseconds that a worker keeps a wake without a sign of life.
+LEASE_TTL_MIN_MS: Final = 1_000
+LEASE_TTL_MAX_MS: Final = 600_000
+LEASE_TTL_DEFAULT_MS: Final = 30_000
+#: Streams that one request may name: as many as a subscription may have.
+NAMED_MAX: Final = 10_000
+Text: TypeAlias = Annotated[str, Meta(min_length=1)]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**53 - 1)]
+LeaseTtl: TypeAlias = Annotated[int, Meta(ge=LEASE_TTL_MIN_MS, le=LEASE_TTL_MAX_MS)]
+T = TypeVar("T")
 
 
 def parse_id(segment: str) -> str:
@@ -55,15 +71,6 @@ def decode_name(segment: str) -> str:
     if text is None:
         raise InvalidError(f"path segment {segment[:SHOWN]!r} is not percent-encoded UTF-8")
     return text
-
-
-#: Characters: twice a stream's longest name.
-PATTERN_MAX: Final = 1024
-#: Segments, and `**` among them, of a new pattern: each stream is matched against each subscription.
-SEGMENTS_MAX: Final = 32
-MANY_MAX: Final = 4
-
-_ONE, _MANY = "*", "**"
 
 
 class Pattern:
@@ -134,21 +141,6 @@ def _check_segment(segment: str, text: str) -> None:
         )
     if "\0" in segment:
         raise InvalidError(f"pattern {text[:60]!r} contains a NUL character: remove it")
-
-
-#: Milliseconds that a worker keeps a wake without a sign of life.
-LEASE_TTL_MIN_MS: Final = 1_000
-LEASE_TTL_MAX_MS: Final = 600_000
-LEASE_TTL_DEFAULT_MS: Final = 30_000
-
-#: Streams that one request may name: as many as a subscription may have.
-NAMED_MAX: Final = 10_000
-
-Text: TypeAlias = Annotated[str, Meta(min_length=1)]
-Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**53 - 1)]
-LeaseTtl: TypeAlias = Annotated[int, Meta(ge=LEASE_TTL_MIN_MS, le=LEASE_TTL_MAX_MS)]
-
-T = TypeVar("T")
 
 
 class SubscriptionType(enum.StrEnum):

@@ -40,6 +40,9 @@ _FORMATS: Final = {
     "base64": RecordFormat.BASE64,
     "json-binsafe": RecordFormat.BASE64,
 }
+#: Bytes of a request's body, inflated. The largest legal batch needs 1.4 MiB in base64 and 2 MiB
+#: in protobuf; JSON with many small headers needs more.
+BODY_MAX = 4 << 20
 
 
 class EncryptionKey:
@@ -157,11 +160,6 @@ def _coding(entry: str) -> str:
     weight = parameters.replace(" ", "").lower().removeprefix("q=")
     refused = bool(parameters) and weight.strip("0") in ("", ".")
     return "" if refused else name.strip().lower()
-
-
-#: Bytes of a request's body, inflated. The largest legal batch needs 1.4 MiB in base64 and 2 MiB
-#: in protobuf; JSON with many small headers needs more.
-BODY_MAX = 4 << 20
 
 
 class Encoding(enum.StrEnum):

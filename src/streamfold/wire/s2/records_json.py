@@ -43,6 +43,11 @@ SMALL_MEMBER: Final = 16 << 10
 _HEADERS_MAX: Final = BATCH_BYTES_MAX // HEADER_OVERHEAD
 
 Input = TypeVar("Input", bound=Struct)
+#: Bytes of a body, and brackets and commas in it, up to which it is decoded by one call: the largest
+#: legal batch in base64, and a thousand records with a few headers each.
+LIGHT_BYTES: Final = 3 << 19
+LIGHT_MARKS: Final = 16_000
+_ENCODER: Final = msgspec.json.Encoder()
 
 
 class StepDecoder(Generic[Input]):
@@ -148,12 +153,6 @@ def _check_members(count: int) -> None:
         raise BadJsonError(f"an object has more than {MEMBERS_MAX} members: leave some out")
 
 
-#: Bytes of a body, and brackets and commas in it, up to which it is decoded by one call: the largest
-#: legal batch in base64, and a thousand records with a few headers each.
-LIGHT_BYTES: Final = 3 << 19
-LIGHT_MARKS: Final = 16_000
-
-
 class RecordFormat(enum.StrEnum):
     """How the bytes of records become JSON strings."""
 
@@ -208,7 +207,6 @@ class _Batch(Struct):
 
 _RAW_INPUT: Final = msgspec.json.Decoder(_RawInput)
 _BASE64_INPUT: Final = msgspec.json.Decoder(_Base64Input)
-_ENCODER: Final = msgspec.json.Encoder()
 
 
 def is_light(body: bytes) -> bool:

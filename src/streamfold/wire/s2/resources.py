@@ -39,6 +39,7 @@ from streamfold.wire.s2.json_body import (
 
 T = TypeVar("T")
 E = TypeVar("E", bound=enum.StrEnum)
+_LOCATION = re.compile(r"[A-Za-z0-9:.-]{1,64}")
 
 
 class _Infinite(Struct):
@@ -246,9 +247,6 @@ def _change(value: T | UnsetType | None) -> T | configs.Unset | None:
 
 def _switch(value: bool | UnsetType | None) -> bool | configs.Unset:
     return configs.UNSET if value is None or isinstance(value, UnsetType) else value
-
-
-_LOCATION = re.compile(r"[A-Za-z0-9:.-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)

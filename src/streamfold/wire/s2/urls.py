@@ -29,6 +29,14 @@ from streamfold.wire.s2.sse import EventId
 from streamfold.wire.text import SHOWN, decode_segment, parse_unsigned
 
 Name = TypeVar("Name", bound=str)
+#: Names in one page of a listing, at most and by default.
+PAGE_MAX = 1000
+#: Seconds that a unary read waits at most, however long it asked for.
+UNARY_WAIT_MAX = 60
+U32_MAX = 2**32 - 1
+#: Parameters of one query: no request has more than eight.
+PARAMETERS_MAX = 100
+E = TypeVar("E", bound=enum.StrEnum)
 
 
 def parse_basin(segment: str) -> BasinName:
@@ -57,17 +65,6 @@ def _parse_segment(segment: str, parse_name: Callable[[str], Name]) -> Name:
         return parse_name(text)
     except InvalidError as error:
         raise BadPathError(error.message) from None
-
-
-#: Names in one page of a listing, at most and by default.
-PAGE_MAX = 1000
-#: Seconds that a unary read waits at most, however long it asked for.
-UNARY_WAIT_MAX = 60
-U32_MAX = 2**32 - 1
-#: Parameters of one query: no request has more than eight.
-PARAMETERS_MAX = 100
-
-E = TypeVar("E", bound=enum.StrEnum)
 
 
 class StartKind(enum.StrEnum):

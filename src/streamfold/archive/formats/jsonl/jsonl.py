@@ -47,6 +47,7 @@ from streamfold.archive.schema import TableSchema
 
 #: Bytes of lines that are decoded at once: enough to keep Arrow's threads busy, few to hold.
 BLOCK_BYTES = 4 << 20
+_decode: Callable[[bytes], Any] = msgspec.json.Decoder().decode
 
 
 def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
@@ -106,9 +107,6 @@ class LineDecoder:
 
 def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
-
-
-_decode: Callable[[bytes], Any] = msgspec.json.Decoder().decode
 
 
 def decode_objects(block: bytes) -> list[dict[str, Any]]:

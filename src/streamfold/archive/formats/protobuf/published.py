@@ -51,6 +51,8 @@ from streamfold.archive.schema import TableSchema
 
 _PACKAGE = "laredo.snapshotter.v1"
 _STRUCT = ".google.protobuf.Struct"
+#: Messages that become one batch: Python values take far more room than the columns they become.
+MESSAGES_AT_ONCE = Limits(rows=8192, size=4 << 20)
 
 
 def _messages() -> tuple[Any, Any]:
@@ -126,10 +128,6 @@ def _value(value: Any) -> Any:
     if kind == "struct_value":
         return struct_values(found)
     return [_value(item) for item in found.values] if kind == "list_value" else found
-
-
-#: Messages that become one batch: Python values take far more room than the columns they become.
-MESSAGES_AT_ONCE = Limits(rows=8192, size=4 << 20)
 
 
 @dataclass(frozen=True, slots=True)

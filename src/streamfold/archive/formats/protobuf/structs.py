@@ -46,6 +46,17 @@ _NUMBER, _STRING, _TRUE, _FALSE, _STRUCT, _LIST = (
 )
 _FIRST, _SECOND = b"\x0a", b"\x12"
 _EMPTY = pa.scalar(b"")
+Bytes = npt.NDArray[np.uint8]
+Offsets = npt.NDArray[np.int64]
+#: Bytes of padding after a block, so that reading ahead at its end stays within the buffer.
+PADDING = 16
+#: Bytes of a block that 32-bit offsets and four-byte lengths can address.
+BLOCK_MAX = 1 << 28
+#: Bytes of a length that are looked at.
+LENGTH_BYTES = 4
+# Tags of google.protobuf.Value.
+NULL, NUMBER, TEXT, TRUTH = 0x08, 0x11, 0x1A, 0x20
+_NAME_TAG, _VALUE_TAG = 0x0A, 0x12
 
 
 def join(*parts: bytes | pa.Array) -> pa.Array:
@@ -126,20 +137,6 @@ def _integer(column: pa.Array) -> pa.Array:
     if pc.all(exact).as_py() is not False:
         return numbers
     return pc.if_else(exact, numbers, _text(column.cast(pa.string())))
-
-
-Bytes = npt.NDArray[np.uint8]
-Offsets = npt.NDArray[np.int64]
-
-#: Bytes of padding after a block, so that reading ahead at its end stays within the buffer.
-PADDING = 16
-#: Bytes of a block that 32-bit offsets and four-byte lengths can address.
-BLOCK_MAX = 1 << 28
-#: Bytes of a length that are looked at.
-LENGTH_BYTES = 4
-# Tags of google.protobuf.Value.
-NULL, NUMBER, TEXT, TRUTH = 0x08, 0x11, 0x1A, 0x20
-_NAME_TAG, _VALUE_TAG = 0x0A, 0x12
 
 
 class IrregularError(Exception):

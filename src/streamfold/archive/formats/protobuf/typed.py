@@ -55,6 +55,8 @@ _DTYPES: dict[int, np.dtype[Any]] = {
     DOUBLES: np.dtype("<f8"),
 }
 Mask = npt.NDArray[np.bool_]
+VERSION = 1
+ROWS, CHANGES = "rows", "changes"
 
 
 def tagged(number: int, content: bytes | memoryview) -> bytes:
@@ -228,10 +230,6 @@ def _decoded_children(
 
 def _nulls(validity: pa.Buffer, rows: int) -> pa.Array:
     return pc.invert(pa.Array.from_buffers(pa.bool_(), rows, [None, validity]))
-
-
-VERSION = 1
-ROWS, CHANGES = "rows", "changes"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ SLOW_AFTER: Final = 2.0
 SLOW_KEPT: Final = 60.0
 #: Slow owners that are remembered.
 _SLOW_MAX: Final = 10_000
+#: Seconds of such a loop before other tasks run: less than a client notices.
+SLICE: Final = 0.005
 
 
 class OwnerSlots:
@@ -73,10 +75,6 @@ async def _acquired(semaphore: asyncio.Semaphore) -> asyncio.Semaphore:
 def _release(held: list[asyncio.Semaphore]) -> None:
     while held:
         held.pop().release()
-
-
-#: Seconds of such a loop before other tasks run: less than a client notices.
-SLICE: Final = 0.005
 
 
 class TimeSlice:

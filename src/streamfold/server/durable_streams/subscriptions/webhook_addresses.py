@@ -45,6 +45,19 @@ _METADATA: Final = ipaddress.ip_network("168.63.129.16/32")
 _LOCALHOST: Final = "localhost"
 #: What a URL may consist of; with anything else a header could be smuggled in.
 _URL: Final = re.compile(r"[!-~]+")
+#: Lookups under way at once: each is a thread.
+LOOKUPS_MAX: Final = 16
+#: Those of one access token; and of root, which stands for all clients of a server without --auth.
+LOOKUPS_PER_OWNER: Final = 2
+LOOKUPS_OF_ROOT: Final = 8
+#: Seconds that a delivery waits for a slot and the answer.
+LOOKUP_TIMEOUT: Final = 5.0
+#: Seconds for which a host that could not be resolved is not looked up again for the same owner.
+FAILURE_KEPT: Final = 5.0
+#: Such hosts that are remembered.
+_FAILURES_MAX: Final = 1_000
+#: Blocks until it has the addresses of a host and port, as text; OSError if there are none.
+Resolve: TypeAlias = Callable[[str, int], Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,22 +138,7 @@ def _shown(parts: SplitResult) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"[:80]
 
 
-#: Lookups under way at once: each is a thread.
-LOOKUPS_MAX: Final = 16
-#: Those of one access token; and of root, which stands for all clients of a server without --auth.
-LOOKUPS_PER_OWNER: Final = 2
-LOOKUPS_OF_ROOT: Final = 8
-#: Seconds that a delivery waits for a slot and the answer.
-LOOKUP_TIMEOUT: Final = 5.0
-#: Seconds for which a host that could not be resolved is not looked up again for the same owner.
-FAILURE_KEPT: Final = 5.0
-#: Such hosts that are remembered.
-_FAILURES_MAX: Final = 1_000
 #: Resolved without a lookup, as RFC 6761 has it.
-
-
-#: Blocks until it has the addresses of a host and port, as text; OSError if there are none.
-Resolve: TypeAlias = Callable[[str, int], Sequence[str]]
 
 
 def resolve(host: str, port: int, flags: int = 0) -> list[str]:

@@ -22,6 +22,12 @@ _KIND: Final = "ds-signing-key"
 _ID: Final = "current"
 #: Bytes of a private key.
 _KEY_SIZE: Final = 32
+#: Bytes of an answer's body that are read; httpx bounds those of its head.
+BODY_MAX: Final = 64 << 10
+#: Headers of an answer.
+_HEADERS_MAX: Final = 100
+#: Seconds for everything, from the first packet to the last.
+TIMEOUT: Final = 10.0
 
 
 class SigningKey:
@@ -66,14 +72,6 @@ class Keyring:
         private = Ed25519PrivateKey.generate()
         await self._documents.put(_KIND, _ID, private.private_bytes_raw())
         return private
-
-
-#: Bytes of an answer's body that are read; httpx bounds those of its head.
-BODY_MAX: Final = 64 << 10
-#: Headers of an answer.
-_HEADERS_MAX: Final = 100
-#: Seconds for everything, from the first packet to the last.
-TIMEOUT: Final = 10.0
 
 
 class WebhookError(Exception):

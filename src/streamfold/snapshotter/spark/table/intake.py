@@ -33,8 +33,13 @@ from streamfold.spark.errors import EndpointUnavailableError
 from streamfold.spark.stream.client import Connection, Streams, answer_timeout
 from streamfold.spark.stream.options import EARLIEST, LATEST, parse_source
 
+logger = logging.getLogger(__name__)
+
 #: Seconds for which a short request is retried; a server that is silent for longer gets one.
 RETRY_SECONDS = 1.0
+#: Records from which the driver learns the columns.
+SAMPLE = 10_000
+_COLUMNS = ("seq_num", "timestamp", "headers", "body")
 
 
 @dataclass
@@ -109,13 +114,6 @@ class TableStream(StreamEdges):
 
     def _offset(self, position: int) -> str:
         return json.dumps({self.job.stream: position})
-
-
-logger = logging.getLogger(__name__)
-
-#: Records from which the driver learns the columns.
-SAMPLE = 10_000
-_COLUMNS = ("seq_num", "timestamp", "headers", "body")
 
 
 @dataclass(frozen=True, slots=True)

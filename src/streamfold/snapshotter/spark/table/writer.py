@@ -40,7 +40,18 @@ from streamfold.snapshotter.spark.table.progress import TableProgress
 from streamfold.snapshotter.status.table_status import ArtifactStatus, State, TableStatus
 from streamfold.spark.errors import EndpointUnavailableError
 
+logger = logging.getLogger(__name__)
+
 Request = Future[ArtifactStatus]
+#: Seconds between two checks of the query: how late its end is noticed.
+_LOOK = 0.25
+#: Seconds between two checks of a starting query.
+_START_LOOK = 0.05
+#: Start of Spark's message about a query until its process runs.
+_INITIALIZING = "Initializing"
+#: The most seconds between two attempts to reach a server, and between two log lines that say the same.
+#: An attempt takes up to three seconds if the server drops packets: then a line comes about every five.
+_UNREACHABLE_PAUSE, _REPEAT = 2.0, 4.0
 
 
 class SnapshotRequests:
@@ -92,19 +103,6 @@ class SnapshotRequests:
             self._pending, self._served = [], 0
         for request in pending:
             request.set_exception(refusal)
-
-
-logger = logging.getLogger(__name__)
-
-#: Seconds between two checks of the query: how late its end is noticed.
-_LOOK = 0.25
-#: Seconds between two checks of a starting query.
-_START_LOOK = 0.05
-#: Start of Spark's message about a query until its process runs.
-_INITIALIZING = "Initializing"
-#: The most seconds between two attempts to reach a server, and between two log lines that say the same.
-#: An attempt takes up to three seconds if the server drops packets: then a line comes about every five.
-_UNREACHABLE_PAUSE, _REPEAT = 2.0, 4.0
 
 
 def _now() -> datetime:

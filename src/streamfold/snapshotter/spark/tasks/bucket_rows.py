@@ -31,6 +31,11 @@ from streamfold.spark.buckets import bucket_numbers
 Mask = npt.NDArray[np.bool_]
 #: Yields the rows of a run where the mask is true, under the table's schema.
 Reader = Callable[[Mask], Iterator[pa.RecordBatch]]
+Numbers = npt.NDArray[np.int64]
+#: Files to open together: enough to hide the round trips to object storage.
+FILES_AT_ONCE = 8
+#: Changes whose keys are looked up together: the known keys are hashed once for all of them.
+KEYS_AT_ONCE = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +187,6 @@ def _readable(path: str) -> Iterator[None]:
         raise ArtifactCorruptError(f"file {path!r} cannot be read: {error}") from None
 
 
-Numbers = npt.NDArray[np.int64]
-
-
 class SeenKeys:
     """The keys that newer layers hold."""
 
@@ -229,12 +231,6 @@ def _split(fresh: Mask, runs: Sequence[Run]) -> list[Mask]:
         found.append(fresh[start : start + len(run.keys)])
         start += len(run.keys)
     return found
-
-
-#: Files to open together: enough to hide the round trips to object storage.
-FILES_AT_ONCE = 8
-#: Changes whose keys are looked up together: the known keys are hashed once for all of them.
-KEYS_AT_ONCE = 1 << 18
 
 
 class Changed(NamedTuple):

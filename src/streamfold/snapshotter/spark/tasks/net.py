@@ -39,6 +39,8 @@ from streamfold.snapshotter.spark.tasks.results import (
 from streamfold.spark.buckets import TRUNCATES
 
 Numbers = npt.NDArray[np.int64]
+#: The bucket that holds a TRUNCATE: readers read the first part first.
+TRUNCATE_BUCKET = 0
 
 
 def has_unsent(net: pa.Table) -> bool:
@@ -99,10 +101,6 @@ def _filled(
     both = pa.concat_arrays([column, *(chunk.cast(column.type) for chunk in known[name].chunks)])
     takes = np.where(marked, len(column) + indices, np.arange(len(column)))
     return both.take(pa.array(takes, mask=marked & (indices < 0)))
-
-
-#: The bucket that holds a TRUNCATE: readers read the first part first.
-TRUNCATE_BUCKET = 0
 
 
 @dataclass(frozen=True, slots=True)
