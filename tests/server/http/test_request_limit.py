@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from streamfold.server import application
+from streamfold.server.http.connections import Connections
 from streamfold.server.main import Server, running_server
 from tests.server.conftest import BASIN, STREAM, configuration, until
 from tests.server.frames import PATH, SESSION
@@ -53,6 +54,20 @@ async def test_one_address_leaves_requests_to_others_however_many_connections_it
             other = await stack.enter_async_context(h2_client(server.port, source=source))
             session = other.open("GET", f"{PATH}?seq_num=0", SESSION, end=True)
             assert (await other.head(session)).status == 200
+
+
+def test_addresses_of_one_ipv6_network_are_one_client_and_mapped_ipv4_addresses_are_not() -> None:
+    connections = Connections()
+    for address, of_client in (
+        ("2001:db8::1", 1),
+        ("2001:db8::ffff:2", 2),
+        ("2001:db8:0:1::1", 1),
+        ("::ffff:192.0.2.1", 1),
+        ("::ffff:192.0.2.2", 1),
+        ("192.0.2.1", 2),
+        ("fe80::1%eth0", 1),
+    ):
+        assert connections.begin((address, "1")).of_client == of_client, address
 
 
 async def test_requests_of_one_connection_beyond_its_share_are_refused(

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from ipaddress import IPv6Network
+from ipaddress import IPv6Address
 from threading import Lock
 from time import perf_counter
 from typing import Final, NamedTuple, TypeAlias
@@ -250,7 +250,11 @@ class Connections:
 @lru_cache(CONNECTIONS_MAX)
 def _client_of(address: str) -> str:
     """What the addresses of one client have in common: all of IPv4, and the first half of IPv6."""
-    return address if ":" not in address else str(IPv6Network((address.split("%")[0], 64), False))
+    if ":" not in address:
+        return address
+    parsed = IPv6Address(address)
+    # A socket for both versions sees clients over IPv4 with addresses that begin with ::ffff:.
+    return str(parsed.ipv4_mapped or parsed.packed[:8])
 
 
 def _now() -> float:
