@@ -37,6 +37,7 @@ from streamfold.snapshotter.spark.table.archive_updates import ArchiveUpdates
 from streamfold.snapshotter.spark.table.intake import StreamEdges, TableStream
 from streamfold.snapshotter.spark.table.pipeline import TablePipeline
 from streamfold.snapshotter.spark.table.progress import TableProgress
+from streamfold.snapshotter.spark.table.server_watch import ServerWatch
 from streamfold.snapshotter.status.table_status import ArtifactStatus, State, TableStatus
 from streamfold.spark.errors import EndpointUnavailableError
 
@@ -137,6 +138,8 @@ class TableWriter:
         self._rng = random.Random()  # noqa: S311 - only for pauses
         self._stopping = threading.Event()
         self._requests = SnapshotRequests()
+        #: Why the server could not be reached when the table was to stop.
+        self._unreachable: StreamfoldError | None = None
         #: The last logged failure, and its time.
         self._logged: tuple[str, float] = ("", 0.0)
         self._thread: threading.Thread | None = None
@@ -200,6 +203,8 @@ class TableWriter:
         return request
 
     def _live(self, updates: ArchiveUpdates, stream: TableStream) -> None:
+        # A name for the jobs of this thread, to cancel them by; those of the query have their own.
+        stream.spark.sparkContext.setJobGroup(self.name, self.name)
         failures = 0
         while not self._stopping.is_set():
             try:
@@ -212,7 +217,7 @@ class TableWriter:
                     break
                 self._stopping.wait(self._pause(error, failures))
         if not self.status().state.is_final:
-            self._finish(updates)
+            self._finish(updates, stream)
         self._requests.close(self._refusal())
         self._events.stop()
 
@@ -224,9 +229,12 @@ class TableWriter:
         query = self._follow(updates, stream, start, checkpoint)
         try:
             self._watch.enter(State.RUNNING)
-            self._supervise(updates, query)
+            with self._watching(stream, query):
+                try:
+                    self._supervise(updates, query)
+                finally:
+                    updates.close()
         finally:
-            updates.close()
             self._end(query)
             shutil.rmtree(checkpoint, ignore_errors=True)
 
@@ -246,6 +254,24 @@ class TableWriter:
                 if self._stopping.wait(_START_LOOK):
                     break
             return query
+
+    def _watching(self, stream: TableStream, query: StreamingQuery | None = None) -> ServerWatch:
+        """Report while the block runs whether the server answers; a stop does not wait for it."""
+
+        def give_up(error: StreamfoldError) -> None:
+            self._unreachable = error
+            stream.spark.sparkContext.cancelJobGroup(self.name)
+            if query is not None:
+                self._end(query)
+
+        return ServerWatch(stream, self._stopping, report=self._report, give_up=give_up)
+
+    def _report(self, unreachable: StreamfoldError | None) -> None:
+        if unreachable is not None:
+            self._note(unreachable, State.RETRYING)
+            return
+        self._watch.recover()
+        self._watch.enter(State.RUNNING)
 
     def _end(self, query: StreamingQuery) -> None:
         try:
@@ -280,12 +306,15 @@ class TableWriter:
         else:
             self._requests.give_up()
 
-    def _finish(self, updates: ArchiveUpdates) -> None:
+    def _finish(self, updates: ArchiveUpdates, stream: TableStream) -> None:
         """Write the last diff; what cannot be written now is left to the next run."""
         try:
-            updates.flush()
+            if self._unreachable is not None:
+                raise self._unreachable
+            with self._watching(stream):
+                updates.flush()
         except Exception as raised:
-            error = self._understood(raised)
+            error = self._unreachable or self._understood(raised)
             self._watch.fail(error, State.STOPPED)
             logger.error("table %s: the last flush failed: %s", self.job.table, error.message)
         else:

@@ -1,0 +1,67 @@
+"""A server that accepts connections and sends nothing more: the writer says so, and can be stopped."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from tests.spark.server import Server
+from tests.spark.snapshotter.feeding import Feed, feed
+from tests.spark.snapshotter.process import OURS, Process, configuration
+from tests.spark.snapshotter.waiting import wait_for
+from tests.spark.unreachable import Proxy
+
+#: As by default, a task is repeated three times: Spark takes more than two minutes to fail it.
+_MASTER = "local[2,4]"
+#: Seconds: less than Spark takes to notice.
+_BEFORE_SPARK = 100.0
+
+
+def _start(server: Server, proxy: Proxy, folder: Path, interval: str) -> Process:
+    """A writer that reaches the server through the proxy, and follows an empty stream."""
+    server.create("changes")
+    written = configuration(server, "changes", folder / "archive")
+    written = written.replace(server.url, proxy.url).replace('"200ms"', f'"{interval}"')
+    (folder / "writer.toml").write_text(written)
+    process = Process(folder / "writer.toml", folder / "writer.log", master=_MASTER)
+    wait_for(process.status, lambda status: bool(status["ready"]))
+    return process
+
+
+def _lines(folder: Path, proxy: Proxy) -> list[str]:
+    """The log's lines about the server."""
+    unreachable = f"source.server {proxy.url} cannot be reached (TimeoutError"
+    log = (folder / "writer.log").read_text()
+    return [line for line in log.splitlines() if unreachable in line]
+
+
+def test_the_silence_of_a_server_is_said_between_two_intervals_and_forgotten_when_it_answers(
+    own_server: Server, tmp_path: Path
+) -> None:
+    with Proxy(own_server.url) as proxy:
+        process = _start(own_server, proxy, tmp_path, "1h")
+        proxy.silence()
+        wait_for(partial(_lines, tmp_path, proxy), lambda lines: len(lines) >= 2)
+        status = wait_for(process.status, lambda status: status["state"] == "retrying")
+        assert status["last_error"]["code"] == "endpoint_unavailable"
+        assert not status["ready"]
+        proxy.speak()
+        status = wait_for(process.status, lambda status: status["state"] == "running")
+        assert status["last_error"] is None
+        assert process.stop() == 0, (tmp_path / "writer.log").read_text()
+
+
+def test_a_task_that_reads_from_a_silent_server_is_said_and_holds_up_no_stop(
+    own_server: Server, tmp_path: Path
+) -> None:
+    with Proxy(own_server.url) as proxy:
+        process = _start(own_server, proxy, tmp_path, "200ms")
+        proxy.silence(b"records?seq_num=")
+        feed(own_server, "changes", Feed(1).changes(10))
+        wait_for(lambda: proxy.is_silent, bool)
+        said = partial(_lines, tmp_path, proxy)
+        wait_for(said, lambda lines: len(lines) >= 3, _BEFORE_SPARK)
+        assert process.stop() == 1
+    lines = (tmp_path / "writer.log").read_text().splitlines()
+    assert [line for line in lines if not OURS.fullmatch(line)][:-1] == []  # the last is the error
+    assert "the last flush failed: source.server" in lines[-2]
