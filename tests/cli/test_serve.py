@@ -162,7 +162,7 @@ def _listening_addresses(port: int) -> set[str]:
         (["--bucket", "b", "--local-root", "/tmp/no-such-folder"], "choose one"),
         (["--tls-cert", __file__], "need each other"),
         (["--append-inflight-bytes", "1KiB"], "at least 1048576"),
-        (["--append-inflight-bytes", "lots"], "32MiB"),
+        (["--append-inflight-bytes", "lots"], "64MiB"),
         (["--commit-interval", "-1"], "commit-interval"),
         (["--commit-timeout", "0"], "commit-timeout"),
         (["--port", "70000"], "65535"),

@@ -57,7 +57,7 @@ def test_what_is_not_whole_seconds_is_refused(text: str) -> None:
 def test_the_command_line_takes_numbers_for_seconds_and_bytes() -> None:
     assert (Duration().convert("90", None, None), ByteSize().convert(123, None, None)) == (90, 123)
     for kind, text in ((Duration(), "7 fortnights"), (ByteSize(), "7 pounds")):
-        with pytest.raises(click.BadParameter, match=f"'{text}' is not a {kind.name}: it must be"):
+        with pytest.raises(click.BadParameter, match=f"'{text}' is not a {kind.name}: write it"):
             kind.convert(text, None, None)
 
 

@@ -22,8 +22,8 @@ class ByteSize(click.ParamType[int]):
     ) -> int:
         try:
             return parse_size(str(value))
-        except ValueError as error:
-            self.fail(f"{value!r} is not a size: it {error}", param, ctx)
+        except ValueError:
+            self.fail(f"{value!r} is not a size: write it like 64MiB", param, ctx)
 
 
 class Duration(click.ParamType[int]):
@@ -39,8 +39,8 @@ class Duration(click.ParamType[int]):
             return int(text)
         try:
             return parse_seconds(text)
-        except ValueError as error:
-            self.fail(f"{value!r} is not a duration: it {error}", param, ctx)
+        except ValueError:
+            self.fail(f"{value!r} is not a duration: write it like 90s, 15m, 7d", param, ctx)
 
 
 class Retention(Duration):

@@ -110,8 +110,10 @@ async def apply_spec(store: StreamStore, spec: ResourceSpec) -> None:
 def _seconds(text: str) -> int:
     try:
         return parse_seconds(text)
-    except ValueError as error:
-        raise InvalidError(f"{text[:80]!r} is not a duration: it {error}") from None
+    except ValueError:
+        raise InvalidError(
+            f'{text[:80]!r} is not a duration: write it like "90s", "7d" or "1h 30m"'
+        ) from None
 
 
 def _check(spec: ResourceSpec) -> None:

@@ -47,10 +47,10 @@ def flush_interval(environment: Mapping[str, str]) -> float | None:
         return None
     try:
         return parse_duration(text).total_seconds()
-    except ValueError as error:
+    except ValueError:
         raise InvalidError(
-            f"{FLUSH_INTERVAL} {text!r} is not a duration: it {error}; or unset it and give "
-            "--commit-interval"
+            f"{FLUSH_INTERVAL} {text!r} is not a duration: write it like 10ms, or unset it and "
+            "give --commit-interval"
         ) from None
 
 
