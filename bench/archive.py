@@ -146,9 +146,11 @@ def rebuilt(changed: float, schema: TableSchema) -> tuple[Write, Read]:
     """The whole way: a base and diffs committed by the writer, files checked, changes folded in."""
 
     async def publish(path: Path, batches: list[pa.RecordBatch]) -> None:
-        place = Destination.open(path.as_uri())
+        destination = Destination.open(path.as_uri())
         form = format_of("parquet")
-        writer = await ArchiveWriter.open("t", schema, [place], formats=[form], writer_id="bench")
+        writer = await ArchiveWriter.open(
+            "t", schema, [destination], formats=[form], writer_id="bench"
+        )
         await writer.write_base(batches, "0", reason="first")
         table = pa.Table.from_batches(batches)
         chosen = np.random.default_rng(3).permutation(len(table))[: int(len(table) * changed)]

@@ -37,7 +37,7 @@ FOLLOWED = "bench-followed"
 REFERENCE = "@durable-streams/server"
 VERSION = "0.3.7"
 #: Seconds that a load may take longer than planned.
-_PATIENCE = 60.0
+_TIMEOUT = 60.0
 
 _SERVER = """
 import { DurableStreamTestServer } from "@durable-streams/server";
@@ -137,7 +137,7 @@ async def measure_appends(
         "append", subject, latencies, f"--count={STREAMS}", f"--seconds={seconds}"
     )
     with measured(subject.pid) as spent:
-        report = await finish_load(load, seconds + 2 * _PATIENCE)
+        report = await finish_load(load, seconds + 2 * _TIMEOUT)
     spent.seconds = report["seconds"]
     spent.cpu *= report["part"]  # the rest was warm-up
     found = read_latencies(latencies)
@@ -156,14 +156,14 @@ async def measure_events(
     await create(subject.port, FOLLOWED, "text/plain")
     load = await start_load(
         "follow", subject, latencies, f"--count={SUBSCRIBERS}", f"--stream={FOLLOWED}",
-        f"--events={events}", f"--patience={seconds + _PATIENCE}",
+        f"--events={events}", f"--patience={seconds + _TIMEOUT}",
     )  # fmt: skip
     await settle(subject.pid)
     reader, writer = await asyncio.open_connection("127.0.0.1", subject.port)
     try:
         with measured(subject.pid) as spent:
             await write_events(reader, writer, events)
-            report = await finish_load(load, seconds + 2 * _PATIENCE)
+            report = await finish_load(load, seconds + 2 * _TIMEOUT)
     finally:
         writer.close()
     if report["incomplete"]:
@@ -272,10 +272,10 @@ def run(parent: Path, *, quick: bool) -> dict[str, Any]:
             ]  # fmt: skip
         print_head()
         for number, (kind, backend) in enumerate(subjects):
-            place = folder / str(number)
-            place.mkdir()
-            with kind(backend, place) as subject:
-                results.append(asyncio.run(measure(subject, place, quick=quick)))
+            subfolder = folder / str(number)
+            subfolder.mkdir()
+            with kind(backend, subfolder) as subject:
+                results.append(asyncio.run(measure(subject, subfolder, quick=quick)))
     finally:
         shutil.rmtree(folder)
     found = ratios(results)

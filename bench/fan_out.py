@@ -14,7 +14,7 @@ import numpy as np
 
 from bench.figures import Figure, Latencies, Row, figure_of
 from bench.followers import FORMS
-from bench.rows import SMALL, Place
+from bench.rows import SMALL, Setup
 from bench.sessions import AppendSession, chunk_of
 from bench.stamps import Arrivals, Receipts, stamped
 from bench.store import BASIN
@@ -31,11 +31,11 @@ FOLLOWERS_PER_PROCESS = 1000
 _LAG_MAX = 120.0
 
 
-async def followers(place: Place, form: str) -> Row:
+async def followers(setup: Setup, form: str) -> Row:
     """Latency from the sending of a record to its receipt, by all followers of one stream."""
-    count = place.scale.followers
-    http = await _over_http(place, form, count)
-    beside = await _in_process(place, FOLLOWED[form], count)
+    count = setup.scale.followers
+    http = await _over_http(setup, form, count)
+    beside = await _in_process(setup, FOLLOWED[form], count)
     return Row(f"{count} followers by {form}, {RATE} records/s", "deliveries", http, beside)
 
 
@@ -54,21 +54,21 @@ class _Crowd:
         return report
 
 
-async def _over_http(place: Place, form: str, count: int) -> Figure:
-    records = round(RATE * place.scale.follow)
+async def _over_http(setup: Setup, form: str, count: int) -> Figure:
+    records = round(RATE * setup.scale.follow)
     async with AsyncExitStack() as stack:
         crowds = [
-            await stack.enter_async_context(_crowd(place, form, number, part, records))
+            await stack.enter_async_context(_crowd(setup, form, number, part, records))
             for number, part in enumerate(_parts(count))
         ]
         rss_before = (
-            place.server.rss_mib
+            setup.server.rss_mib
         )  # with all connected: what is delivered must not add to it
-        async with place.measured_server() as spent:
-            await _write_over_http(place.server.port, FOLLOWED[form], records)
+        async with setup.measured_server() as spent:
+            await _write_over_http(setup.server.port, FOLLOWED[form], records)
             reports = await asyncio.gather(*(crowd.report() for crowd in crowds))
         latencies = _join(crowds)
-        rss_after = place.server.rss_mib
+        rss_after = setup.server.rss_mib
     # What the processes used to start and to connect is none of this.
     spent.client_cpu = sum(report["cpu"] for report in reports)
     figure = figure_of(spent, records * count, latencies)
@@ -83,15 +83,15 @@ def _parts(count: int) -> list[int]:
 
 @asynccontextmanager
 async def _crowd(
-    place: Place, form: str, number: int, count: int, records: int
+    setup: Setup, form: str, number: int, count: int, records: int
 ) -> AsyncIterator[_Crowd]:
     """A process of followers that are connected."""
-    latencies = place.folder / f"latencies-{form}-{number}"
+    latencies = setup.folder / f"latencies-{form}-{number}"
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "bench.followers",
-        f"--port={place.server.port}", f"--stream={FOLLOWED[form]}", f"--form={form}",
+        f"--port={setup.server.port}", f"--stream={FOLLOWED[form]}", f"--form={form}",
         f"--followers={count}", f"--records={records}",
-        f"--patience={place.scale.follow + _LAG_MAX}", f"--latencies={latencies}",
+        f"--patience={setup.scale.follow + _LAG_MAX}", f"--latencies={latencies}",
         stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
@@ -115,19 +115,19 @@ async def _write_over_http(port: int, stream: str, records: int) -> None:
         raise RuntimeError(f"{acked} of {records} records were acknowledged")
 
 
-async def _in_process(place: Place, stream: str, count: int) -> Figure:
-    records = round(RATE * place.scale.follow)
-    await place.store.ensure_stream(BASIN, stream)
+async def _in_process(setup: Setup, stream: str, count: int) -> Figure:
+    records = round(RATE * setup.scale.follow)
+    await setup.store.ensure_stream(BASIN, stream)
     arrivals = Arrivals()
     async with (
-        place.measured_store() as spent,
-        asyncio.timeout(place.scale.follow + _LAG_MAX),
+        setup.measured_store() as spent,
+        asyncio.timeout(setup.scale.follow + _LAG_MAX),
         asyncio.TaskGroup() as group,
     ):
         for _ in range(count):
-            group.create_task(_follow(place.store, stream, records, arrivals))
+            group.create_task(_follow(setup.store, stream, records, arrivals))
         acks = [
-            await place.store.submit(BASIN, stream, [Record(stamped(number, SMALL))])
+            await setup.store.submit(BASIN, stream, [Record(stamped(number, SMALL))])
             async for number in _paced(records)
         ]
         await asyncio.gather(*acks)

@@ -39,7 +39,7 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measurement. A machine that is shared makes rates doubtful, processor time much less so."""
+    """One measurement. A shared machine distorts rates, processor time much less so."""
 
     per_second: float
     spent: Spent

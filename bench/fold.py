@@ -1,6 +1,6 @@
 """Measures a re-base beside polars and DuckDB: `python -m bench.fold --help`.
 
-An archive of one base and many diffs is folded into a new base: by the snapshot writer on local
+An archive of one base and many diffs is folded into a new base: by the snapshotter on local
 Spark, one task per bucket, and by polars and DuckDB, each in one process that reads the same files
 and writes one Parquet file. Each diff changes a part of the keys, so that no single one of them has
 the whole result. Each subject is a process of its own, on a copy of the archive. Starting Spark and

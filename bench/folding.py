@@ -23,7 +23,7 @@ SMALL, SMALL_BUCKETS = 10_000, 16
 
 
 def fold_with_spark(folder: Path, settings: Mapping[str, str] | None = None) -> Fold:
-    """A re-base by a snapshot writer that has been at work: it has folded a small table before."""
+    """A re-base by a warm snapshotter, which has folded a small table before."""
     from streamfold.snapshotter.spark import snapshotter_session
 
     spark = snapshotter_session(settings)
@@ -49,7 +49,7 @@ def _rebase(spark: SparkSession, folder: Path) -> int:
 
 
 def table_job(folder: Path) -> Any:
-    """What a snapshot writer is told about the table in the folder."""
+    """The snapshotter's job for the table in the folder."""
     from streamfold.snapshotter.decoding import EnvelopeDecoder
     from streamfold.snapshotter.spark import DeadLetterFolder, DestinationSpec, TableJob
 

@@ -1,6 +1,6 @@
 """Measures how fresh an archive is: `python -m bench.freshness --help`.
 
-Changes are appended one at a time to a server; a snapshot writer in a process of its own publishes them
+Changes are appended one at a time to a server; a snapshotter in a process of its own publishes them
 with `diff.interval = 1s`. A change is published when the manifest on disk covers its record. Beside
 it stands what no writer could beat: a change waits half an interval on average before anybody
 looks.
@@ -39,7 +39,7 @@ LOOK = 0.005
 WARM_UP = 100
 KEYS = 10_000
 #: Seconds for the last change to be published, and for a writer to start and to end.
-PATIENCE = 300
+TIMEOUT = 300
 SEED = 5
 
 
@@ -72,10 +72,10 @@ class Watched:
                 last = seen
 
     def wait_for(self, seq_num: int) -> None:
-        end = time.perf_counter() + PATIENCE
+        end = time.perf_counter() + TIMEOUT
         while not (self._covered and self._covered[-1][0] >= seq_num):
             if time.perf_counter() > end:
-                raise TimeoutError(f"record {seq_num} is not published after {PATIENCE} s")
+                raise TimeoutError(f"record {seq_num} is not published after {TIMEOUT} s")
             time.sleep(LOOK)
 
     def published_at(self, seq_num: int) -> float:
@@ -88,7 +88,7 @@ class Watched:
 
 @contextmanager
 def writing(url: str, folder: Path) -> Iterator[Path]:
-    """A snapshot writer in a process of its own; gives the manifest that it writes."""
+    """A snapshotter in a process of its own; gives the manifest that it writes."""
     file, target = folder / "writer.toml", folder / "archive"
     file.write_text(
         f'key_fields = ["id"]\nschema = "id BIGINT NOT NULL, name STRING"\n'
@@ -105,7 +105,7 @@ def writing(url: str, folder: Path) -> Iterator[Path]:
         try:
             yield target / TABLE / "manifest.json"
             writer.send_signal(signal.SIGTERM)
-            writer.wait(PATIENCE)
+            writer.wait(TIMEOUT)
         except (TimeoutError, subprocess.TimeoutExpired) as error:
             raise RuntimeError(f"{error}; the writer said: {log.read_text()[-2000:]}") from None
         finally:

@@ -29,7 +29,7 @@ from bench.rows import (
     FULL,
     QUICK,
     SMALL_STREAMS,
-    Place,
+    Setup,
     bulk_appends,
     catch_up_by_requests,
     catch_up_by_session,
@@ -59,28 +59,28 @@ async def run_backend(backend: str, folder: Path, quick: bool) -> dict[str, Any]
     with serving(backend, streams, folder) as server:
         async with open_store(url, settings) as store:
             await store.create_basin(BASIN)
-            place = Place(server, store, QUICK if quick else FULL, folder)
-            rows = [row async for row in measure(place)]
+            setup = Setup(server, store, QUICK if quick else FULL, folder)
+            rows = [row async for row in measure(setup)]
     results["rows"] = [asdict(row) | {"ratios": row.ratios} for row in rows]
     results["stolen"] = stolen_share(since)
     print_table(rows, results)
     return results
 
 
-async def measure(place: Place) -> AsyncIterator[Row]:
+async def measure(setup: Setup) -> AsyncIterator[Row]:
     """All rows, in an order in which none finds much left behind by those before it."""
-    yield await small_appends(place, "256 B append, one after the other", Shape(1, 1), 1)
+    yield await small_appends(setup, "256 B append, one after the other", Shape(1, 1), 1)
     for shape in (Shape(4, 125), Shape(8, 64, processes=8), Shape(64, 8, processes=8)):
         count = len(SMALL_STREAMS)
         name = f"256 B appends, {shape.connections} connections x {shape.requests}"
         by = f"by {shape.processes} h2load" if shape.processes > 1 else "by h2load"
-        yield await small_appends(place, f"{name} {by}, {count} streams", shape, count)
+        yield await small_appends(setup, f"{name} {by}, {count} streams", shape, count)
     for form in FOLLOWED:
-        yield await followers(place, form)
+        yield await followers(setup, form)
     for sessions in BULK_STREAMS:
-        yield await bulk_appends(place, sessions)
-    yield await catch_up_by_requests(place)
-    yield await catch_up_by_session(place)
+        yield await bulk_appends(setup, sessions)
+    yield await catch_up_by_requests(setup)
+    yield await catch_up_by_session(setup)
 
 
 def print_table(rows: list[Row], results: dict[str, Any]) -> None:

@@ -52,7 +52,7 @@ QUICK = Scale(seconds=1.0, bulk=48, followers=100, follow=2.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Setup:
     """Where to measure: a server, and a store on the same kind of storage in this process."""
 
     server: Served
@@ -75,47 +75,47 @@ class Place:
             yield spent
 
 
-async def small_appends(place: Place, name: str, shape: Shape, streams: int) -> Row:
+async def small_appends(setup: Setup, name: str, shape: Shape, streams: int) -> Row:
     """Appends of one small record each, as many at once as `shape` says."""
     http, note = None, "h2load is missing: install nghttp2-client"
     if h2load.available():
-        http, note = await _small_over_http(place, shape, streams)
-    at_once, seconds = shape.connections * shape.requests, place.scale.seconds
-    await measure_acks(place.store, at_once, streams, WARM_UP)
-    async with place.measured_store() as spent:
-        acks = await measure_acks(place.store, at_once, streams, seconds)
+        http, note = await _small_over_http(setup, shape, streams)
+    at_once, seconds = shape.connections * shape.requests, setup.scale.seconds
+    await measure_acks(setup.store, at_once, streams, WARM_UP)
+    async with setup.measured_store() as spent:
+        acks = await measure_acks(setup.store, at_once, streams, seconds)
     figure = figure_of(spent, acks["acks_per_s"] * spent.seconds)
     beside = replace(figure, p50_ms=acks["p50_ms"], p99_ms=acks["p99_ms"])
     return Row(name, "acks", http, beside, note)
 
 
-async def _small_over_http(place: Place, shape: Shape, streams: int) -> tuple[Figure, str]:
-    port, body = place.server.port, b"x" * SMALL
-    appender = h2load.Appender(port, SMALL_STREAMS[:streams], body, place.folder)
+async def _small_over_http(setup: Setup, shape: Shape, streams: int) -> tuple[Figure, str]:
+    port, body = setup.server.port, b"x" * SMALL
+    appender = h2load.Appender(port, SMALL_STREAMS[:streams], body, setup.folder)
     await appender.warm_up()
-    async with place.measured_server() as spent:
-        load = await appender.run(shape, place.scale.seconds)
+    async with setup.measured_server() as spent:
+        load = await appender.run(shape, setup.scale.seconds)
     figure = figure_of(spent, len(load.latencies), load.latencies)
     note = f"{load.failures} without 2xx" if load.failures else ""
     return replace(figure, per_second=load.acks_per_s), note
 
 
-async def bulk_appends(place: Place, sessions: int) -> Row:
+async def bulk_appends(setup: Setup, sessions: int) -> Row:
     """Full batches by so many append sessions, each to a stream of its own."""
-    streams, batches = BULK_STREAMS[sessions], _batches(place, sessions)
+    streams, batches = BULK_STREAMS[sessions], _batches(setup, sessions)
     chunk, (frame,) = chunk_of(*BATCH), frames_in(append_frame(*BATCH))
-    async with place.measured_server() as spent:
+    async with setup.measured_server() as spent:
         await asyncio.gather(
             *(
-                asyncio.to_thread(append_all, place.server.port, stream, chunk, batches)
+                asyncio.to_thread(append_all, setup.server.port, stream, chunk, batches)
                 for stream in streams
             )
         )
     http = figure_of(spent, sessions * batches * BATCH_MIB)
-    await asyncio.gather(*(place.store.ensure_stream(BASIN, stream) for stream in streams))
-    async with place.measured_store() as spent:
+    await asyncio.gather(*(setup.store.ensure_stream(BASIN, stream) for stream in streams))
+    async with setup.measured_store() as spent:
         await asyncio.gather(
-            *(_submit_all(place.store, stream, frame.body, batches) for stream in streams)
+            *(_submit_all(setup.store, stream, frame.body, batches) for stream in streams)
         )
     beside = figure_of(spent, sessions * batches * BATCH_MIB)
     return Row(f"bulk append, {sessions} s2s session{'s' * (sessions > 1)}", "MiB", http, beside)
@@ -131,14 +131,14 @@ async def _submit_all(store: StreamStore, stream: str, message: bytes, batches: 
     await asyncio.gather(*acks)
 
 
-async def catch_up_by_requests(place: Place) -> Row:
+async def catch_up_by_requests(setup: Setup) -> Row:
     """Read what `bulk_appends` with one session wrote, one full batch after the other."""
-    (stream,), records = BULK_STREAMS[1], _batches(place, 1) * BATCH_RECORDS_MAX
-    async with place.measured_server() as spent:
-        size = await asyncio.to_thread(read_batches, place.server.port, stream, records)
+    (stream,), records = BULK_STREAMS[1], _batches(setup, 1) * BATCH_RECORDS_MAX
+    async with setup.measured_server() as spent:
+        size = await asyncio.to_thread(read_batches, setup.server.port, stream, records)
     http = figure_of(spent, _mebibytes(size, records))
-    async with place.measured_store() as spent:
-        size = await _read_batches(place.store, stream, records)
+    async with setup.measured_store() as spent:
+        size = await _read_batches(setup.store, stream, records)
     beside = figure_of(spent, _mebibytes(size, records))
     return Row("catch-up read, protobuf requests", "MiB", http, beside)
 
@@ -151,21 +151,21 @@ async def _read_batches(store: StreamStore, stream: str, records: int) -> int:
     return size
 
 
-async def catch_up_by_session(place: Place) -> Row:
+async def catch_up_by_session(setup: Setup) -> Row:
     """Read the same in one session."""
-    (stream,), records = BULK_STREAMS[1], _batches(place, 1) * BATCH_RECORDS_MAX
-    async with place.measured_server() as spent:
-        size = await asyncio.to_thread(read_session, place.server.port, stream, records)
+    (stream,), records = BULK_STREAMS[1], _batches(setup, 1) * BATCH_RECORDS_MAX
+    async with setup.measured_server() as spent:
+        size = await asyncio.to_thread(read_session, setup.server.port, stream, records)
     http = figure_of(spent, _mebibytes(size, records))
-    async with place.measured_store() as spent:
-        size = await catch_up(place.store, stream)
+    async with setup.measured_store() as spent:
+        size = await catch_up(setup.store, stream)
     beside = figure_of(spent, _mebibytes(size, records))
     return Row("catch-up read, s2s session", "MiB", http, beside)
 
 
-def _batches(place: Place, sessions: int) -> int:
+def _batches(setup: Setup, sessions: int) -> int:
     """Batches for each of so many sessions."""
-    return round(place.scale.bulk / sessions / BATCH_MIB)
+    return round(setup.scale.bulk / sessions / BATCH_MIB)
 
 
 def _mebibytes(size: int, records: int) -> float:

@@ -14,7 +14,7 @@ from bench.store import BASIN
 from streamfold.model.records import BATCH_RECORDS_MAX
 
 #: Seconds without a byte, after which a measurement fails instead of hanging.
-_PATIENCE = 60
+_TIMEOUT = 60
 #: Bytes that a read takes from the socket at most.
 _BUFFER = 1 << 20
 
@@ -119,7 +119,7 @@ def _connect(port: int) -> HTTPConnection:
     connection = HTTPConnection("127.0.0.1", port)
     connection.connect()
     for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
-        connection.sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", _PATIENCE, 0))
+        connection.sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", _TIMEOUT, 0))
     return connection
 
 

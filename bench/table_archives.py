@@ -1,4 +1,4 @@
-"""Archives of made-up tables, in buckets, as a snapshot writer leaves them behind."""
+"""Archives of made-up tables, in buckets, as a snapshotter leaves them."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ async def write_archive(
     folder: Path, keys: int, diffs: Iterable[Any], *, buckets: int, form: str = "parquet"
 ) -> None:
     """A base of all keys, and one diff for each group of keys."""
-    place, chosen = Destination.open(folder.as_uri()), format_of(form)
+    destination, chosen = Destination.open(folder.as_uri()), format_of(form)
     writer = await ArchiveWriter.open(
-        TABLE, SCHEMA, [place], formats=[chosen], diff_formats=[chosen], writer_id="bench"
+        TABLE, SCHEMA, [destination], formats=[chosen], diff_formats=[chosen], writer_id="bench"
     )
     every = np.arange(keys)
     numbers = np.concatenate(
@@ -78,7 +78,7 @@ async def write_archive(
     )
     base = {b: _in_batches(rows, every[numbers == b], 0) for b in range(buckets)}
     await writer.write_base(base, "0", reason="first")
-    mirrors = Mirrors([place], SEQ_NUM)
+    mirrors = Mirrors([destination], SEQ_NUM)
     for seq, changed in enumerate(diffs, 1):
         plan = writer.plan_diff(str(seq - 1), str(seq))
         parts = [

@@ -1,4 +1,4 @@
-"""A live table: changes go into a stream, the snapshot writer publishes them as files as they come.
+"""A live table: changes go into a stream, the snapshotter publishes them as files as they come.
 
 The writer runs on Spark, in a process of its own. It is killed in the middle and started again; at
 the end the table is rebuilt from the files alone, and compared with what was fed.
@@ -124,7 +124,7 @@ async def run(stream: S2Stream, port: int, home: Path) -> None:
     enough = asyncio.Event()
     file, folder = home / "writer.toml", home / "published"
     file.write_text(settings(port, folder))
-    print("starting the snapshot writer on Spark")
+    print("starting the snapshotter on Spark")
     writer = await start_writer(file)
     feeding = asyncio.create_task(feed(stream, orders, random.Random(1), enough))
     showing = asyncio.create_task(show(folder))

@@ -21,7 +21,7 @@ settings.load_profile("tests")
 
 ROOT = Path(__file__).parent
 #: Folders whose files stay together: those of Spark share a session, which takes long to start and much
-#: memory, and those of other clients install packages into the same place.
+#: memory, and those of other clients install packages into the same folder.
 SPARK, INTEROP = "spark", "interop"
 
 
@@ -41,5 +41,5 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def _group(item: pytest.Item) -> str:
-    place = item.path.relative_to(ROOT)
-    return place.parts[0] if place.parts[0] in (SPARK, INTEROP) else place.as_posix()
+    relative = item.path.relative_to(ROOT)
+    return relative.parts[0] if relative.parts[0] in (SPARK, INTEROP) else relative.as_posix()

@@ -1,17 +1,17 @@
-"""Ports for servers that start later, or again: nobody else takes them in between."""
+"""Ports for servers that start later, or again: no other process takes them in between."""
 
 from __future__ import annotations
 
 import random
 import socket
 
-#: Below those that systems hand out themselves, to connections and to whoever asks for any port: such a
-#: one could be gone before its server is up.
+#: Below those that systems assign themselves, to connections and to programs that ask for any port:
+#: such a port could be taken before its server is up.
 _PORTS = range(10_000, 32_768)
 
 
 def free_port() -> int:
-    """A port of this machine that nobody uses."""
+    """An unused port of this machine."""
     chance = random.SystemRandom()  # processes of a test run must not try the same ones
     while True:
         port = chance.choice(_PORTS)

@@ -24,7 +24,7 @@ _QUERY = {"account_id": ["123456789012"], "role_name": ["keeper"]}
 
 @dataclass
 class Portal:
-    """Gives the credentials of one role to whoever has the token, and new tokens to nobody."""
+    """Gives the credentials of one role to callers with the token, and never issues new tokens."""
 
     endpoint: str = ""
     #: The key that it gives, and requests so far, by path.
@@ -99,11 +99,11 @@ def write_profile(home: Path, gate: Gate, *, session: bool) -> None:
     """Write a profile `people`: of an sso-session, or with the start URL in it, as it used to be."""
     role = "".join(f"{name} = {value}\n" for name, value in _ROLE.items())
     portal = f"sso_start_url = {_START}\nsso_region = {gate.region}\n"
-    place = f"region = {gate.region}\nservices = here\n"
+    settings = f"region = {gate.region}\nservices = here\n"
     chosen = "sso_session = company\n" if session else portal
     shared = f"[sso-session company]\n{portal}" if session else ""
     (home / ".aws/config").write_text(
-        f"[profile people]\n{place}{role}{chosen}{shared}"
+        f"[profile people]\n{settings}{role}{chosen}{shared}"
         f"[services here]\ns3 =\n  endpoint_url = {gate.endpoint}\n"
     )
 

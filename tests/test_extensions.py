@@ -82,8 +82,8 @@ def test_a_broken_extension_is_one_clear_error_and_leaves_the_others_alone(
     registry = colours()
     with pytest.raises(ExtensionBrokenError) as failure:
         registry.get("blue")
-    told = f"colour 'blue' of the package acme-paint 1.0 cannot be loaded ({reason})"
-    assert failure.value.message == f"{told}: repair or uninstall that package"
+    reported = f"colour 'blue' of the package acme-paint 1.0 cannot be loaded ({reason})"
+    assert failure.value.message == f"{reported}: repair or uninstall that package"
     with caplog.at_level(logging.WARNING):
         assert list(registry) == [RED]
     assert caplog.messages == [failure.value.message]
@@ -92,8 +92,10 @@ def test_a_broken_extension_is_one_clear_error_and_leaves_the_others_alone(
 def test_an_id_that_two_packages_declare_is_refused_with_both(packages: Path) -> None:
     for name in ("acme-paint", "best-paint"):
         install(packages, name, {GROUP: {"green": "acme_green:GREEN"}}, acme_green=MODULE)
-    told = "colour 'green' is declared by acme-paint 1.0 and best-paint 1.0: uninstall all but one"
-    with pytest.raises(ExtensionBrokenError, match=re.escape(told)):
+    reported = (
+        "colour 'green' is declared by acme-paint 1.0 and best-paint 1.0: uninstall all but one"
+    )
+    with pytest.raises(ExtensionBrokenError, match=re.escape(reported)):
         colours().get("green")
 
 

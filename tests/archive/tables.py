@@ -24,7 +24,7 @@ Change = tuple[str, int | None, str | None]
 
 
 class Clock:
-    """A time that moves only when told to."""
+    """A clock that tests move by hand."""
 
     def __init__(self) -> None:
         self.time = START

@@ -53,7 +53,7 @@ class World:
         self.stores = [open_blob_store("memory:"), open_blob_store("memory:")]
         self.faults = [Faults(seed, chance), Faults(seed + 1, chance)]
         faulty = [FaultyBlobStore(*pair) for pair in zip(self.stores, self.faults, strict=True)]
-        self.places = [at(faulty[0], "memory:one/"), at(faulty[1], "memory:two/")]
+        self.destinations = [at(faulty[0], "memory:one/"), at(faulty[1], "memory:two/")]
         self.writers: list[ArchiveWriter | None] = [None, None]
         self.new_id: Callable[[], str] = new_ids("all")
         self.clock = Clock()
@@ -87,7 +87,7 @@ class World:
 
     async def _open(self, number: int) -> ArchiveWriter:
         return await open_writer(
-            *self.places, writer_id=f"writer-{number}", ids=self.new_id(), clock=self.clock
+            *self.destinations, writer_id=f"writer-{number}", ids=self.new_id(), clock=self.clock
         )
 
     async def _publish(self, writer: ArchiveWriter, action: str) -> None:
@@ -112,7 +112,7 @@ class World:
 
     async def collect(self) -> None:
         """Collect what is out of reach, with a grace period as real ones have."""
-        collector = Collector(self.places, now=self.clock.now, new_id=self.new_id)
+        collector = Collector(self.destinations, now=self.clock.now, new_id=self.new_id)
         try:
             await collector.collect(Retention(keep_epochs=1, grace=timedelta(days=1)))
         except (*EXPECTED, ManifestNotFoundError):

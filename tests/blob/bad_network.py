@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 @dataclass(slots=True)
 class LossyProxy:
-    """Passes bytes to an S3 server and back, except for the answers that it is told to lose.
+    """Passes bytes to an S3 server and back, except for the answers that a test makes it lose.
 
     An answer is lost after the server has given it: the request took effect.
     """

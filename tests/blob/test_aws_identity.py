@@ -66,13 +66,13 @@ def set_up(
     source: str, home: Path, gate: Gate, metadata: str, monkeypatch: pytest.MonkeyPatch
 ) -> str | None:
     """Set up a source; returns the key that it gives, unless it makes one up."""
-    place = f"region = {gate.region}\nendpoint_url = {gate.endpoint}\n"
+    settings = f"region = {gate.region}\nendpoint_url = {gate.endpoint}\n"
     (home / ".aws/credentials").write_text(
         "[work]\naws_access_key_id = PROFILE\naws_secret_access_key = secret-of-a-test\n"
     )
     if source in ("container", "instance"):
         (home / ".aws/credentials").unlink()
-        (home / ".aws/config").write_text(f"[default]\n{place}")
+        (home / ".aws/config").write_text(f"[default]\n{settings}")
         if source == "container":
             monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{metadata}/container")
         else:
@@ -85,7 +85,7 @@ def set_up(
         "role": "source_profile = work\nrole_arn = arn:aws:iam::123456789012:role/reader\n",
     }[source]
     name = "work" if source == "profile" else "other"
-    (home / ".aws/config").write_text(f"[profile {name}]\n{place}{lines}")
+    (home / ".aws/config").write_text(f"[profile {name}]\n{settings}{lines}")
     (home / "issued.json").write_text(json.dumps({"Version": 1, **issued("PROCESS")}))
     monkeypatch.setenv("AWS_PROFILE", name)
     return {"profile": "PROFILE", "process": "PROCESS", "role": None}[source]

@@ -35,7 +35,7 @@ class Outcome:
 
     @property
     def error(self) -> Any:
-        """The failure that --json told."""
+        """The failure that --json printed."""
         return json.loads(self.stderr)["error"]
 
 
@@ -72,7 +72,7 @@ class Shell:
 
     @asynccontextmanager
     async def running(self, *arguments: str) -> AsyncIterator[Process]:
-        """A verb that goes on until it is stopped."""
+        """A verb that runs until it is stopped."""
         process = await asyncio.create_subprocess_exec(
             *COMMAND, *arguments, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=self.environment
         )

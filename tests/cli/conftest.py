@@ -32,7 +32,7 @@ def basin(shell: Shell) -> str:
 
 
 @pytest.fixture
-def place(shell: Shell, basin: str) -> str:
+def stream_uri(shell: Shell, basin: str) -> str:
     """An empty stream."""
     name = f"s2://{basin}/orders"
     shell.ok("create-stream", name)

@@ -143,8 +143,8 @@ def test_a_table_is_restored_to_a_file_of_any_kind(
     shell: Shell, folder: Path, tmp_path: Path, ending: str
 ) -> None:
     path = tmp_path / f"users.{ending}"
-    told = shell.json("archive", "restore", str(folder), "--output", str(path))
-    assert told == {"file": str(path), "position": "31", "rows": 3}
+    reported = shell.json("archive", "restore", str(folder), "--output", str(path))
+    assert reported == {"file": str(path), "position": "31", "rows": 3}
     match ending:
         case "parquet":
             table = pq.read_table(path)

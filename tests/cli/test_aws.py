@@ -62,12 +62,12 @@ def test_a_server_keeps_records_in_a_bucket_with_the_credentials_of_a_profile(ga
 def test_a_bucket_that_cannot_be_used_is_one_line(
     gate: Gate, variables: dict[str, str], bucket: str | None, expected: str
 ) -> None:
-    place = {"AWS_ENDPOINT_URL_S3": gate.endpoint, "AWS_DEFAULT_REGION": gate.region}
+    stream_uri = {"AWS_ENDPOINT_URL_S3": gate.endpoint, "AWS_DEFAULT_REGION": gate.region}
     name = bucket or gate.bucket
     for verb in (["serve", "--port", "0", "--bucket", name], ["archive", "show", f"s3://{name}/t"]):
         ended = subprocess.run(
             [*COMMAND, *verb],
-            env=os.environ | place | variables,
+            env=os.environ | stream_uri | variables,
             capture_output=True,
             text=True,
             timeout=120,

@@ -39,34 +39,36 @@ def endpoint(shell: Shell) -> tuple[str, str]:
     return "--from-endpoint", shell.environment["S2_ACCOUNT_ENDPOINT"]
 
 
-def fill(origin: Shell, place: str, *bodies: str, stamp: int = 1_000) -> None:
+def fill(origin: Shell, stream_uri: str, *bodies: str, stamp: int = 1_000) -> None:
     lines = [
         {"body": body, "headers": [["n", str(at)]], "timestamp": stamp + at}
         for at, body in enumerate(bodies)
     ]
-    origin.ok("append", place, "--format", "json", stdin="\n".join(map(json.dumps, lines)).encode())
+    origin.ok(
+        "append", stream_uri, "--format", "json", stdin="\n".join(map(json.dumps, lines)).encode()
+    )
 
 
-def records(shell: Shell, place: str) -> bytes:
-    return shell.ok("read", place, "--format", "base64").stdout
+def records(shell: Shell, stream_uri: str) -> bytes:
+    return shell.ok("read", stream_uri, "--format", "base64").stdout
 
 
 def test_a_stream_is_copied_with_everything_that_it_has(
     shell: Shell, origin: Shell, source: str, target: str
 ) -> None:
-    place = f"s2://{source}/orders/eu"
-    origin.ok("create-stream", place, "--retention-policy", "30d", "--timestamping-uncapped")
-    fill(origin, place, "a", "b\n", "ä")
+    stream_uri = f"s2://{source}/orders/eu"
+    origin.ok("create-stream", stream_uri, "--retention-policy", "30d", "--timestamping-uncapped")
+    fill(origin, stream_uri, "a", "b\n", "ä")
     raw = base64.b64encode(bytes(range(256))).decode()
-    origin.ok("append", place, "--format", "base64", stdin=f'{{"body": "{raw}"}}\n'.encode())
-    origin.ok("fence", place, "writer-7")
-    done = shell.json("copy", place, f"s2://{target}", *endpoint(origin))
+    origin.ok("append", stream_uri, "--format", "base64", stdin=f'{{"body": "{raw}"}}\n'.encode())
+    origin.ok("fence", stream_uri, "writer-7")
+    done = shell.json("copy", stream_uri, f"s2://{target}", *endpoint(origin))
     copy = f"s2://{target}/orders/eu"
-    assert (done["source"], done["target"]) == (place, copy)
+    assert (done["source"], done["target"]) == (stream_uri, copy)
     assert (done["records"], done["start"], done["tail"], done["shift"]) == (5, 0, 5, 0)
     assert (done["verified"], len(done["digest"])) == (5, 64)
-    assert records(shell, copy) == records(origin, place)
-    assert shell.json("get-stream-config", copy) == origin.json("get-stream-config", place)
+    assert records(shell, copy) == records(origin, stream_uri)
+    assert shell.json("get-stream-config", copy) == origin.json("get-stream-config", stream_uri)
     refused = shell("append", copy, "--fencing-token", "other", stdin=b"x\n")
     assert refused.status == 3
 
@@ -74,17 +76,17 @@ def test_a_stream_is_copied_with_everything_that_it_has(
 def test_a_copy_goes_on_where_it_ended(
     shell: Shell, origin: Shell, source: str, target: str
 ) -> None:
-    place, copy = f"s2://{source}/s", f"s2://{target}/other-name"
-    origin.ok("create-stream", place, "--timestamping-uncapped")
-    fill(origin, place, "a", "b")
-    arguments = ("copy", place, copy, *endpoint(origin))
+    stream_uri, copy = f"s2://{source}/s", f"s2://{target}/other-name"
+    origin.ok("create-stream", stream_uri, "--timestamping-uncapped")
+    fill(origin, stream_uri, "a", "b")
+    arguments = ("copy", stream_uri, copy, *endpoint(origin))
     assert shell.json(*arguments)["records"] == 2
     again = shell.json(*arguments)
     assert (again["records"], again["start"], again["tail"], again["verified"]) == (0, 2, 2, 0)
-    fill(origin, place, *["more"] * 2_500, stamp=5_000)
+    fill(origin, stream_uri, *["more"] * 2_500, stamp=5_000)
     more = shell.json(*arguments, "--verify", "all")
     assert (more["records"], more["start"], more["verified"]) == (2_500, 2, 2_502)
-    assert records(shell, copy) == records(origin, place)
+    assert records(shell, copy) == records(origin, stream_uri)
 
 
 def test_a_basin_is_copied_with_its_streams_or_those_of_a_prefix(
@@ -105,18 +107,18 @@ def test_a_basin_is_copied_with_its_streams_or_those_of_a_prefix(
 
 def trimmed(origin: Shell, source: str) -> str:
     """A stream whose first two records are gone: c, d, e and the trim are left."""
-    place = f"s2://{source}/trimmed"
-    origin.ok("create-stream", place, "--timestamping-uncapped")
-    fill(origin, place, "a", "b", "c", "d", "e")
-    origin.ok("trim", place, "2", "--yes")
-    return place
+    stream_uri = f"s2://{source}/trimmed"
+    origin.ok("create-stream", stream_uri, "--timestamping-uncapped")
+    fill(origin, stream_uri, "a", "b", "c", "d", "e")
+    origin.ok("trim", stream_uri, "2", "--yes")
+    return stream_uri
 
 
 def test_a_trimmed_source_is_refused_with_what_can_be_done(
     shell: Shell, origin: Shell, source: str, target: str
 ) -> None:
-    place = trimmed(origin, source)
-    refused = shell("copy", place, target, "--json", *endpoint(origin))
+    stream_uri = trimmed(origin, source)
+    refused = shell("copy", stream_uri, target, "--json", *endpoint(origin))
     assert (refused.status, refused.error["code"]) == (1, "source_trimmed")
     for way_out in ("--pad", "--renumber", "seq_num 2"):
         assert way_out in refused.error["message"]
@@ -126,24 +128,24 @@ def test_a_trimmed_source_is_refused_with_what_can_be_done(
 def test_padding_keeps_seq_nums_of_a_trimmed_source(
     shell: Shell, origin: Shell, source: str, target: str
 ) -> None:
-    place = trimmed(origin, source)
-    done = shell.json("copy", place, target, "--pad", "--verify", "all", *endpoint(origin))
+    stream_uri = trimmed(origin, source)
+    done = shell.json("copy", stream_uri, target, "--pad", "--verify", "all", *endpoint(origin))
     assert (done["records"], done["tail"], done["shift"], done["verified"]) == (6, 6, 0, 4)
     shared = shell.ok("read", f"{target}/trimmed", "--seq-num", "2", "--format", "base64").stdout
-    assert shared == records(origin, place)
-    fill(origin, place, "f", stamp=9_000)
-    assert shell.json("copy", place, target, "--pad", *endpoint(origin))["records"] == 1
+    assert shared == records(origin, stream_uri)
+    fill(origin, stream_uri, "f", stamp=9_000)
+    assert shell.json("copy", stream_uri, target, "--pad", *endpoint(origin))["records"] == 1
 
 
 def test_renumbering_begins_at_0_and_goes_on_so(
     shell: Shell, origin: Shell, source: str, target: str
 ) -> None:
-    place, copy = trimmed(origin, source), f"{target}/trimmed"
-    done = shell.json("copy", place, target, "--renumber", *endpoint(origin))
+    stream_uri, copy = trimmed(origin, source), f"{target}/trimmed"
+    done = shell.json("copy", stream_uri, target, "--renumber", *endpoint(origin))
     assert (done["records"], done["tail"], done["shift"], done["verified"]) == (4, 4, 2, 4)
-    fill(origin, place, "f", stamp=9_000)
-    origin.ok("trim", place, "4", "--yes")
-    more = shell.json("copy", place, target, "--renumber", *endpoint(origin))
+    fill(origin, stream_uri, "f", stamp=9_000)
+    origin.ok("trim", stream_uri, "4", "--yes")
+    more = shell.json("copy", stream_uri, target, "--renumber", *endpoint(origin))
     assert (more["records"], more["shift"]) == (2, 2)
     bodies = [line for line in shell.ok("read", copy).stdout.splitlines() if line]
     assert bodies[-2:] == [b"e", b"f"]
@@ -152,16 +154,16 @@ def test_renumbering_begins_at_0_and_goes_on_so(
 def test_a_target_with_other_records_is_refused(
     shell: Shell, origin: Shell, source: str, target: str
 ) -> None:
-    place, copy = f"s2://{source}/s", f"s2://{target}/s"
-    origin.ok("create-stream", place, "--timestamping-uncapped")
-    fill(origin, place, "a", "b")
+    stream_uri, copy = f"s2://{source}/s", f"s2://{target}/s"
+    origin.ok("create-stream", stream_uri, "--timestamping-uncapped")
+    fill(origin, stream_uri, "a", "b")
     shell.ok("create-basin", target)
     shell.ok("create-stream", copy)
     shell.ok("append", copy, stdin=b"mine\n")
-    refused = shell("copy", place, copy, "--json", *endpoint(origin))
+    refused = shell("copy", stream_uri, copy, "--json", *endpoint(origin))
     assert (refused.status, refused.error["code"]) == (1, "copy_unrelated")
     shell.ok("append", copy, "--format", "json", stdin=b'{"timestamp": 1}\n' * 4)
-    ahead = shell("copy", place, copy, "--json", *endpoint(origin))
+    ahead = shell("copy", stream_uri, copy, "--json", *endpoint(origin))
     assert (ahead.status, ahead.error["code"]) == (1, "copy_unrelated")
 
 
@@ -180,20 +182,20 @@ def test_what_cannot_be_meant_is_a_usage_error(
     assert shell("get-basin-config", target).status == 4
 
 
-def test_a_copy_stays_on_one_server_unless_told_otherwise(shell: Shell, place: str) -> None:
-    shell.ok("append", place, stdin=b"one\ntwo\n")
-    done = shell.json("copy", place, f"{place}-copy")
+def test_a_copy_stays_on_one_server_by_default(shell: Shell, stream_uri: str) -> None:
+    shell.ok("append", stream_uri, stdin=b"one\ntwo\n")
+    done = shell.json("copy", stream_uri, f"{stream_uri}-copy")
     assert (done["records"], done["verified"]) == (2, 2)
-    assert records(shell, f"{place}-copy") == records(shell, place)
+    assert records(shell, f"{stream_uri}-copy") == records(shell, stream_uri)
 
 
 async def test_a_copy_that_is_killed_is_completed_by_the_next(
     shell: Shell, origin: Shell, source: str, target: str
 ) -> None:
-    place, copy = f"s2://{source}/s", f"s2://{target}/s"
-    origin.ok("create-stream", place, "--timestamping-uncapped")
-    fill(origin, place, *["x" * 1_000] * 20_000)
-    arguments = ("copy", place, target, *endpoint(origin))
+    stream_uri, copy = f"s2://{source}/s", f"s2://{target}/s"
+    origin.ok("create-stream", stream_uri, "--timestamping-uncapped")
+    fill(origin, stream_uri, *["x" * 1_000] * 20_000)
+    arguments = ("copy", stream_uri, target, *endpoint(origin))
     async with shell.running(*arguments):
         while True:  # killed when it has begun, however far it has come by then
             tail = shell("check-tail", copy, "--json")

@@ -47,25 +47,25 @@ def test_a_variable_that_is_not_set_is_named_with_the_way_out(shell: Shell, miss
     assert failed.stderr.count("\n") == 1
 
 
-def test_an_endpoint_may_be_given_instead_of_variables(shell: Shell, place: str) -> None:
+def test_an_endpoint_may_be_given_instead_of_variables(shell: Shell, stream_uri: str) -> None:
     other = Shell({})
     other.environment = {
         name: value for name, value in shell.environment.items() if "ENDPOINT" not in name
     }
     url = shell.environment["S2_BASIN_ENDPOINT"]
-    assert other.json("check-tail", place, "--endpoint", url)["seq_num"] == 0
+    assert other.json("check-tail", stream_uri, "--endpoint", url)["seq_num"] == 0
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
 def test_an_endpoint_of_this_machine_needs_no_scheme_and_an_open_server_no_token(
-    shell: Shell, place: str, host: str
+    shell: Shell, stream_uri: str, host: str
 ) -> None:
     other = Shell({})
     other.environment = {
         name: value for name, value in shell.environment.items() if not name.startswith("S2_")
     }
     port = shell.environment["S2_BASIN_ENDPOINT"].rpartition(":")[2]
-    tail = other.json("check-tail", place, "--endpoint", f"{host}:{port}")
+    tail = other.json("check-tail", stream_uri, "--endpoint", f"{host}:{port}")
     assert tail["seq_num"] == 0
 
 
@@ -105,17 +105,17 @@ def test_the_help_of_a_group_shows_whole_sentences(group: str) -> None:
 
 
 def test_what_is_removed_for_good_is_asked_for_or_confirmed_with_yes(
-    shell: Shell, basin: str, place: str
+    shell: Shell, basin: str, stream_uri: str
 ) -> None:
-    shell.ok("append", place, stdin=b"a\nb\n")
-    for verb in (("delete-stream", place), ("delete-basin", basin), ("trim", place, "3")):
+    shell.ok("append", stream_uri, stdin=b"a\nb\n")
+    for verb in (("delete-stream", stream_uri), ("delete-basin", basin), ("trim", stream_uri, "3")):
         refused = shell(*verb, "--json")
         assert (refused.status, refused.error["code"]) == (2, "confirmation_missing")
         assert "give --yes" in refused.error["message"]
-    assert shell.json("check-tail", place)["seq_num"] == 2
-    shell.ok("trim", place, "2")  # up to the tail is no accident
-    shell.ok("trim", place, "9", "--yes")
-    shell.ok("delete-stream", place, "--yes")
+    assert shell.json("check-tail", stream_uri)["seq_num"] == 2
+    shell.ok("trim", stream_uri, "2")  # up to the tail needs no confirmation
+    shell.ok("trim", stream_uri, "9", "--yes")
+    shell.ok("delete-stream", stream_uri, "--yes")
 
 
 @pytest.mark.parametrize(("answer", "status", "left"), [(b"n\n", 1, 1), (b"y\n", 0, 0)])
@@ -159,32 +159,32 @@ def test_a_server_that_is_not_there_is_no_unknown_outcome(shell: Shell) -> None:
 
 
 async def test_an_append_whose_answer_is_lost_is_of_unknown_outcome_and_not_repeated(
-    shell: Shell, place: str
+    shell: Shell, stream_uri: str
 ) -> None:
     async with cut_line(shell.environment["S2_BASIN_ENDPOINT"], b"the-marker") as (url, line):
-        failed = await _in_thread(shell, "append", place, "--endpoint", url, "--json")
-        await _until_tail(shell, place, line.cuts)
+        failed = await _in_thread(shell, "append", stream_uri, "--endpoint", url, "--json")
+        await _until_tail(shell, stream_uri, line.cuts)
     assert (failed.status, failed.error["code"]) == (5, "outcome_unknown")
     assert failed.objects[0]["records"] == 0
     assert line.cuts == 1
-    assert shell.ok("read", place).stdout == b"the-marker\n"
+    assert shell.ok("read", stream_uri).stdout == b"the-marker\n"
 
 
 async def test_at_least_once_repeats_an_append_whose_answer_is_lost(
-    shell: Shell, place: str
+    shell: Shell, stream_uri: str
 ) -> None:
     async with cut_line(shell.environment["S2_BASIN_ENDPOINT"], b"the-marker") as (url, line):
-        failed = await _in_thread(shell, "append", place, "--endpoint", url, "--at-least-once")
-        await _until_tail(shell, place, line.cuts)
+        failed = await _in_thread(shell, "append", stream_uri, "--endpoint", url, "--at-least-once")
+        await _until_tail(shell, stream_uri, line.cuts)
     assert failed.status == 5
     assert line.cuts > 1
-    assert shell.ok("read", place).stdout == b"the-marker\n" * line.cuts
+    assert shell.ok("read", stream_uri).stdout == b"the-marker\n" * line.cuts
 
 
-async def _until_tail(shell: Shell, place: str, seq_num: int) -> None:
-    """Wait until the server has appended what it was sent, of which it cannot tell us."""
+async def _until_tail(shell: Shell, stream_uri: str, seq_num: int) -> None:
+    """Wait until the server has appended what it was sent; its acknowledgement is lost."""
     async with asyncio.timeout(120):
-        while (await asyncio.to_thread(shell.json, "check-tail", place))["seq_num"] < seq_num:
+        while (await asyncio.to_thread(shell.json, "check-tail", stream_uri))["seq_num"] < seq_num:
             pass
 
 

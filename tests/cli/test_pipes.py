@@ -11,24 +11,24 @@ from asyncio.subprocess import Process
 from tests.cli.commands import COMMAND, Shell, ending_of, line_of
 
 
-def test_much_input_is_appended_whole_and_in_order(shell: Shell, place: str) -> None:
+def test_much_input_is_appended_whole_and_in_order(shell: Shell, stream_uri: str) -> None:
     lines = b"".join(b"%d\n" % number for number in range(200_000))
-    told = shell.json("append", place, stdin=lines)
-    assert told["records"] == 200_000
-    assert told["batches"] < 1000
-    assert shell.ok("read", place).stdout == lines
+    reported = shell.json("append", stream_uri, stdin=lines)
+    assert reported["records"] == 200_000
+    assert reported["batches"] < 1000
+    assert shell.ok("read", stream_uri).stdout == lines
 
 
-def test_long_lines_fill_batches_by_their_bytes(shell: Shell, place: str) -> None:
+def test_long_lines_fill_batches_by_their_bytes(shell: Shell, stream_uri: str) -> None:
     lines = b"".join(b"%d" % digit * 700_000 + b"\n" for digit in range(8))
-    assert shell.json("append", place, stdin=lines)["batches"] == 8
-    assert shell.ok("read", place).stdout == lines
+    assert shell.json("append", stream_uri, stdin=lines)["batches"] == 8
+    assert shell.ok("read", stream_uri).stdout == lines
 
 
-def test_a_reader_that_has_had_enough_ends_the_read_quietly(shell: Shell, place: str) -> None:
-    shell.ok("append", place, stdin=b"a line of some length, many times\n" * 50_000)
+def test_a_reader_that_has_had_enough_ends_the_read_quietly(shell: Shell, stream_uri: str) -> None:
+    shell.ok("append", stream_uri, stdin=b"a line of some length, many times\n" * 50_000)
     done = subprocess.run(
-        ["bash", "-c", '"$@" | head -n 1; echo "${PIPESTATUS[0]}"', "-", *COMMAND, "read", place],
+        ["bash", "-c", '"$@" | head -n 1; echo "${PIPESTATUS[0]}"', "-", *COMMAND, "read", stream_uri],
         env=shell.environment, capture_output=True, timeout=120, check=True,
     )  # fmt: skip
     assert done.stdout == b"a line of some length, many times\n141\n"
@@ -36,12 +36,12 @@ def test_a_reader_that_has_had_enough_ends_the_read_quietly(shell: Shell, place:
 
 
 async def test_a_closed_output_ends_a_follower_that_has_nothing_to_print(
-    shell: Shell, place: str
+    shell: Shell, stream_uri: str
 ) -> None:
-    shell.ok("append", place, stdin=b"only\n")
+    shell.ok("append", stream_uri, stdin=b"only\n")
     script = '"$@" | head -n 1; echo "${PIPESTATUS[0]}"'
     process = await asyncio.create_subprocess_exec(
-        "bash", "-c", script, "-", *COMMAND, "tail", "-f", place,
+        "bash", "-c", script, "-", *COMMAND, "tail", "-f", stream_uri,
         env=shell.environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     ended = await ending_of(process)
@@ -49,16 +49,16 @@ async def test_a_closed_output_ends_a_follower_that_has_nothing_to_print(
 
 
 async def test_a_follower_prints_what_comes_until_it_is_interrupted(
-    shell: Shell, place: str
+    shell: Shell, stream_uri: str
 ) -> None:
-    shell.ok("append", place, stdin=b"before\n")
+    shell.ok("append", stream_uri, stdin=b"before\n")
     for verb in (("read", "--follow"), ("tail", "-n", "5", "-f")):
-        async with shell.running(*verb, "--json", place) as follower:
+        async with shell.running(*verb, "--json", stream_uri) as follower:
             assert json.loads(await line_of(follower))["body"] == "before"
-            tail = (await asyncio.to_thread(shell.json, "check-tail", place))["seq_num"]
+            tail = (await asyncio.to_thread(shell.json, "check-tail", stream_uri))["seq_num"]
             for _ in range(tail - 1):
                 await line_of(follower)
-            await asyncio.to_thread(shell.ok, "append", place, stdin=b"after\n")
+            await asyncio.to_thread(shell.ok, "append", stream_uri, stdin=b"after\n")
             assert json.loads(await line_of(follower))["body"] == "after"
             follower.send_signal(signal.SIGINT)
             ended = await ending_of(follower)
@@ -66,27 +66,27 @@ async def test_a_follower_prints_what_comes_until_it_is_interrupted(
 
 
 async def test_input_that_trickles_is_sent_as_it_comes_and_an_interruption_tells_how_far(
-    shell: Shell, place: str
+    shell: Shell, stream_uri: str
 ) -> None:
     async with (
-        shell.running("tail", "-f", place) as follower,
-        shell.running("append", place) as appender,
+        shell.running("tail", "-f", stream_uri) as follower,
+        shell.running("append", stream_uri) as appender,
     ):
         for line in (b"one\n", b"two\n"):
             await _type(appender, line)
             assert await line_of(follower) == line.decode()
         appender.send_signal(signal.SIGINT)
         assert appender.stderr is not None
-        told = (await appender.stderr.readline()).decode()
-        assert told.startswith("acknowledged: 2 records in 2 batches, seq_num 0 to 1")
+        reported = (await appender.stderr.readline()).decode()
+        assert reported.startswith("acknowledged: 2 records in 2 batches, seq_num 0 to 1")
         assert (await ending_of(appender)).status == 130
-    assert shell.ok("read", place).stdout == b"one\ntwo\n"
+    assert shell.ok("read", stream_uri).stdout == b"one\ntwo\n"
 
 
 async def test_an_append_that_is_refused_ends_although_input_is_still_open(
-    shell: Shell, place: str
+    shell: Shell, stream_uri: str
 ) -> None:
-    async with shell.running("append", place, "--fencing-token", "wrong") as appender:
+    async with shell.running("append", stream_uri, "--fencing-token", "wrong") as appender:
         await _type(appender, b"one\n")
         assert appender.stderr is not None
         async with asyncio.timeout(120):

@@ -69,8 +69,10 @@ def test_a_bucket_with_a_name_that_s2_does_not_allow_is_used_like_any_basin(
     shell.ok("delete-basin", "shop", "--yes")
 
 
-def test_unknown_choices_are_refused_with_those_that_there_are(shell: Shell, place: str) -> None:
-    refused = shell("create-stream", f"{place}-2", "--storage-class", "cheap", "--json")
+def test_unknown_choices_are_refused_with_the_list_of_known_ones(
+    shell: Shell, stream_uri: str
+) -> None:
+    refused = shell("create-stream", f"{stream_uri}-2", "--storage-class", "cheap", "--json")
     assert "choose from standard, express" in refused.error["message"]
     located = shell("create-basin", "far-away-basin", "--location", "aws:us-east-1", "--json")
     assert "choose from local:memory" in located.error["message"]
@@ -79,23 +81,23 @@ def test_unknown_choices_are_refused_with_those_that_there_are(shell: Shell, pla
 
 
 def test_a_stream_from_its_creation_to_its_deletion(shell: Shell, basin: str) -> None:
-    place = f"s2://{basin}/orders/eu"
-    created = shell.json("create-stream", place)
+    stream_uri = f"s2://{basin}/orders/eu"
+    created = shell.json("create-stream", stream_uri)
     assert {**created, "created_at": ""} == {
         "name": "orders/eu", "created_at": "", "deleted_at": None, "cipher": None,
         "status": "created",
     }  # fmt: skip
-    assert shell.json("get-stream-config", place) == STREAM_CONFIG
+    assert shell.json("get-stream-config", stream_uri) == STREAM_CONFIG
     changed = shell.json(
-        "reconfigure-stream", place, "--retention-policy", "infinite", "--timestamping-mode",
+        "reconfigure-stream", stream_uri, "--retention-policy", "infinite", "--timestamping-mode",
         "arrival", "--timestamping-uncapped", "--delete-on-empty-min-age", "1h30m",
     )  # fmt: skip
     assert changed == {
         "storage_class": "express", "retention_policy": "infinite",
         "timestamping": {"mode": "arrival", "uncapped": True}, "delete_on_empty_min_age": 5400,
     }  # fmt: skip
-    assert shell.json("create-stream", place, "--ensure")["status"] == "config-updated"
-    nothing = shell("reconfigure-stream", place)
+    assert shell.json("create-stream", stream_uri, "--ensure")["status"] == "config-updated"
+    nothing = shell("reconfigure-stream", stream_uri)
     assert (nothing.status, nothing.stderr.count("\n")) == (2, 1)
 
     for name in ("a", "b", "orders/us"):
@@ -107,29 +109,29 @@ def test_a_stream_from_its_creation_to_its_deletion(shell: Shell, basin: str) ->
     below = shell.ok("ls", f"s2://{basin}/orders/").text
     assert [line.split()[0] for line in below.splitlines()] == ["orders/eu", "orders/us"]
 
-    assert shell.json("delete-stream", place, "--yes") == {
+    assert shell.json("delete-stream", stream_uri, "--yes") == {
         "name": "orders/eu",
         "status": "deleting",
     }
-    gone = shell("check-tail", place, "--json")
+    gone = shell("check-tail", stream_uri, "--json")
     assert (gone.status, gone.error["code"]) in (
         (1, "stream_deletion_pending"),
         (4, "stream_not_found"),
     )
 
 
-def test_usage_is_told_by_account_basin_and_stream(shell: Shell, place: str) -> None:
-    basin = place.split("/")[2]
-    shell.ok("append", place, stdin=b"a\nb\n")
+def test_usage_is_shown_by_account_basin_and_stream(shell: Shell, stream_uri: str) -> None:
+    basin = stream_uri.split("/")[2]
+    shell.ok("append", stream_uri, stdin=b"a\nb\n")
     active = shell.json("get-account-metrics", "active-basins")
     assert (active["kind"], active["name"]) == ("label", "active-basins")
     assert basin in active["values"]
     appends = shell.ok("get-basin-metrics", basin, "append-ops", "--json").objects
     assert all(series["unit"] == "operations" for series in appends)
     assert sum(value for series in appends for _, value in series["values"]) == 1
-    storage = shell.json("get-stream-metrics", place, "storage")
+    storage = shell.json("get-stream-metrics", stream_uri, "storage")
     assert (storage["kind"], storage["unit"]) == ("gauge", "bytes")
-    assert "storage (bytes)" in shell.ok("get-stream-metrics", place, "storage").text
+    assert "storage (bytes)" in shell.ok("get-stream-metrics", stream_uri, "storage").text
     assert shell("get-basin-metrics", basin, "nonsense").status == 2
 
 

@@ -1,4 +1,4 @@
-"""The snapshot writer's command line, as far as it goes without Spark."""
+"""The snapshotter's command line, as far as it works without Spark."""
 
 from __future__ import annotations
 

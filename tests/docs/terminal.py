@@ -71,7 +71,7 @@ class Terminal:
         self._await_prompt(start)
 
     def close(self) -> None:
-        """Close the window: what runs in it is told to end, and then made to."""
+        """Close the window: what runs in it is asked to end, and then killed."""
         for sign in (signal.SIGHUP, signal.SIGKILL):
             for group in _groups_of(self._shell.pid):
                 with contextlib.suppress(ProcessLookupError):
@@ -102,7 +102,7 @@ class Terminal:
         while True:
             try:
                 data = os.read(self._end, 65_536)
-            except OSError:  # nobody has the other end open any more
+            except OSError:  # the other end is closed
                 data = b""
             with self._news:
                 self._shown += data.decode(errors="replace").replace("\r\n", "\n")

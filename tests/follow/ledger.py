@@ -31,7 +31,7 @@ async def no_sleep(seconds: float) -> None:
     """Do not wait between attempts."""
 
 
-#: Gives up in the end, so that a test which would go on for ever fails.
+#: Gives up in the end, so that a test that would never end fails.
 EAGER = Backoff(first=0, attempts=20, sleep=no_sleep)
 
 

@@ -75,21 +75,21 @@ async def test_snapshots_in_the_stream_and_readers_before_and_after_the_trim(siz
 
 async def test_two_snapshotters_run_while_writers_append(s3_server: S3Server) -> None:
     blobs = open_blob_store(f"s3://{s3_server.bucket}/race", **s3_server.options())
-    place = external(blobs)
+    outside = external(blobs)
     with serving(*QUIET) as exports:
         async with connected(exports) as client:
             ledger = Ledger(client)
             policy = Policy(records=40, bytes=None, replay=None)
             async with (
-                ledger.snapshotter(place, policy=policy) as one,
-                ledger.snapshotter(place, policy=policy) as other,
+                ledger.snapshotter(outside, policy=policy) as one,
+                ledger.snapshotter(outside, policy=policy) as other,
             ):
                 tasks = [asyncio.create_task(each.run()) for each in (one, other)]
                 for _ in range(20):
                     await ledger.add(10)
-                assert place.store is not None
+                assert outside.store is not None
                 async with asyncio.timeout(120):
-                    await until_saved(place.store, 160)
+                    await until_saved(outside.store, 160)
                 assert not any(task.done() for task in tasks)
                 for task in tasks:
                     task.cancel()
@@ -97,7 +97,7 @@ async def test_two_snapshotters_run_while_writers_append(s3_server: S3Server) ->
                 assert (
                     await one.take()
                 ).outcome in Outcome  # the other may have saved it meanwhile
-            async with ledger.follow(place) as state:
+            async with ledger.follow(outside) as state:
                 assert state.value["seen"] == ledger.expected
                 assert state.plan.records < 40
 

@@ -206,7 +206,7 @@ async def test_a_stream_that_was_never_there_is_given_up_on() -> None:
 
 
 async def test_progress_is_told() -> None:
-    ledger, blobs, told = Ledger(), open_blob_store("memory:"), list[Progress]()
+    ledger, blobs, reported = Ledger(), open_blob_store("memory:"), list[Progress]()
     await ledger.add(1000)
     async with ledger.snapshotter(external(blobs)) as snapshotter:
         await snapshotter.take()
@@ -216,7 +216,7 @@ async def test_progress_is_told() -> None:
         fold=fold,
         initial=initial,
         snapshots=external(blobs),
-        progress=told.append,
+        progress=reported.append,
     ):
-        assert [progress.phase for progress in told] == ["load", "replay", "done"]
-        assert told[1] == Progress("replay", 10, 10)
+        assert [progress.phase for progress in reported] == ["load", "replay", "done"]
+        assert reported[1] == Progress("replay", 10, 10)

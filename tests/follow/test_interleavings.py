@@ -103,13 +103,13 @@ class Interleavings(RuleBasedStateMachine):
 
     async def _start(self, kind: str) -> tuple[SnapshotTaker[State], Watched]:
         watched = Watched(self.ledger.stream)
-        places = {"auto": auto(self.blobs), "record": in_stream(), "framed": in_stream()}
+        by_kind = {"auto": auto(self.blobs), "record": in_stream(), "framed": in_stream()}
         snapshotter = self.ledger.snapshotter(
             # One that writes in the stream alone still restores from wherever the newest is.
             Snapshots(
                 auto(self.blobs).codec,
                 self.everywhere().store,
-                places.get(kind, external(self.blobs)).writing,
+                by_kind.get(kind, external(self.blobs)).writing,
             )
             if kind not in ("record", "framed")
             else _in_stream_knowing(self.everywhere()),

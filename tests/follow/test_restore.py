@@ -303,7 +303,7 @@ async def test_an_unusable_snapshot_in_the_stream_is_an_error_that_names_it(
     with pytest.raises(error, match=text) as caught:
         await ledger.restored()
     assert "the-id in the stream at 11" in str(caught.value)
-    # With the records before it still to be had from outside, the reader goes on from there.
+    # An external snapshot still has the records before it, so the reader continues from there.
     blobs = open_blob_store("memory:")
     state = b'{"seen":[%s]}' % b",".join(b'"%d"' % number for number in range(10))
     old = pack([state], Description.of("old", 11, "json", 0))

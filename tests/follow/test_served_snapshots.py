@@ -43,14 +43,14 @@ def new() -> dict[str, int]:
 
 async def test_a_state_is_restored_from_the_server_and_followed(server: Server) -> None:
     store = ServerSnapshots(server.url, BASIN, STREAM)
-    place = external(store)
+    outside = external(store)
     async with S2("ignored", endpoints=Endpoints(account=server.url, basin=server.url)) as s2:
         stream = s2.basin(BASIN).stream(STREAM)
         await stream.append(AppendInput([Record(b"apple"), Record(b"pear"), Record(b"apple")]))
-        async with SnapshotTaker(stream, fold=count, initial=new, snapshots=place) as snapshotter:
+        async with SnapshotTaker(stream, fold=count, initial=new, snapshots=outside) as snapshotter:
             assert (await snapshotter.take()).outcome is Outcome.TAKEN
         await stream.append(AppendInput([Record(b"plum")]))
-        async with follow(stream, fold=count, initial=new, snapshots=place) as state:
+        async with follow(stream, fold=count, initial=new, snapshots=outside) as state:
             assert state.plan.snapshot is not None
             assert state.plan.snapshot.cursor == 3
             assert state.value == {"apple": 2, "pear": 1, "plum": 1}

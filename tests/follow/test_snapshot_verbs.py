@@ -32,13 +32,13 @@ class Verbs:
     """Runs verbs on one stream."""
 
     def __init__(self, variables: dict[str, str], stream: str, folder: Path) -> None:
-        self.place = f"s2://{BASIN}/{stream}"
+        self.stream_uri = f"s2://{BASIN}/{stream}"
         self._stream = stream
         self._variables = variables
         self._folder = folder
 
     def start(self, name: str, *options: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", RUN, "snapshot", name, self.place, *options]
+        command = [sys.executable, "-c", RUN, "snapshot", name, self.stream_uri, *options]
         return subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
@@ -168,11 +168,11 @@ async def test_a_snapshot_of_another_fold_is_refused(
     variables: dict[str, str], tmp_path: Path, where: str
 ) -> None:
     verbs = Verbs(variables, f"other-fold-{where}", tmp_path)
-    place = ["--snapshots", f"file://{tmp_path}" if where == "file" else where]
+    location = ["--snapshots", f"file://{tmp_path}" if where == "file" else where]
     await verbs.append('{"id":"a","n":1}')
-    verbs.ok("take", *place, "--fold", "last-value", "--key-field", "id")
+    verbs.ok("take", *location, "--fold", "last-value", "--key-field", "id")
     for other in (["merge-patch"], ["last-value", "--key-field", "n"]):
-        status, out, err = verbs.run("restore", *place, "--fold", *other)
+        status, out, err = verbs.run("restore", *location, "--fold", *other)
         assert (status, out) == (1, ""), err
         assert "was made with the fold 'last-value by field id'" in err
         assert err.count("\n") == 1

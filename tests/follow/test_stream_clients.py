@@ -59,7 +59,7 @@ async def test_a_stream_that_does_not_exist_is_not_found(s2: S2) -> None:
         await client.append([Record(b"x")])
 
 
-async def test_an_append_that_nobody_received_certainly_had_no_effect() -> None:
+async def test_an_append_that_was_not_received_certainly_had_no_effect() -> None:
     nowhere = Endpoints(account="http://127.0.0.1:1", basin="http://127.0.0.1:1")
     once = Retry(max_attempts=1)
     async with S2("ignored", endpoints=nowhere, retry=once) as s2:

@@ -35,7 +35,7 @@ def issuer(expires_at: int | None = None, streams: ResourceSet = EVERYTHING) -> 
 
 
 @pytest.mark.parametrize(
-    ("operation", "place", "allowed"),
+    ("operation", "resources", "allowed"),
     [
         (Operation.READ, {"basin": "basin-a", "stream": "s/1"}, True),
         (Operation.READ, {"basin": "basin-a", "stream": "t/1"}, False),
@@ -54,15 +54,15 @@ def issuer(expires_at: int | None = None, streams: ResourceSet = EVERYTHING) -> 
     ],
 )
 def test_an_operation_is_allowed_on_what_is_covered(
-    operation: Operation, place: dict[str, str], allowed: bool
+    operation: Operation, resources: dict[str, str], allowed: bool
 ) -> None:
     grant = Grant(
         frozenset(Operation) - {Operation.APPEND}, exact("basin-a"), prefix("s/"), exact("mine")
     )
-    assert grant.allows(operation, **place) is allowed
+    assert grant.allows(operation, **resources) is allowed
     if not allowed:
         with pytest.raises(PermissionDeniedError, match=operation):
-            grant.require(operation, **place)
+            grant.require(operation, **resources)
 
 
 @pytest.mark.parametrize("operation", Operation)
@@ -151,9 +151,9 @@ def test_whatever_is_covered_allows_no_more(
     stream: str | None,
     token_id: str | None,
 ) -> None:
-    place = (basin, stream, token_id)
-    if larger.covers(smaller) and smaller.allows(operation, *place):
-        assert larger.allows(operation, *place)
+    resources = (basin, stream, token_id)
+    if larger.covers(smaller) and smaller.allows(operation, *resources):
+        assert larger.allows(operation, *resources)
 
 
 @given(GRANTS, SETS, SETS, SETS, st.frozensets(st.sampled_from(Operation), min_size=1))

@@ -168,14 +168,14 @@ def test_what_an_extra_lacks_is_named_in_one_sentence(
     # The pipeline reads and writes archives, so its extra has what those need.
     provided = {None, extra} | ({"archive"} if extra == "spark" else set())
     for what, needed in (IMPORTS | COMMANDS).items():
-        told = found[what]
+        reported = found[what]
         if needed in provided:
-            assert "pip install" not in told, f"{what}: {told}"
-            assert "ModuleNotFoundError" not in told, f"{what}: {told}"
+            assert "pip install" not in reported, f"{what}: {reported}"
+            assert "ModuleNotFoundError" not in reported, f"{what}: {reported}"
         else:
-            assert told.count("\n") <= 1, f"{what}: {told}"
-            assert "is not installed: run pip install" in told, f"{what}: {told}"
-            assert f"'streamfold[{needed}]'" in told, f"{what}: {told}"
+            assert reported.count("\n") <= 1, f"{what}: {reported}"
+            assert "is not installed: run pip install" in reported, f"{what}: {reported}"
+            assert f"'streamfold[{needed}]'" in reported, f"{what}: {reported}"
     assert all(found[name] == "" for name, needed in IMPORTS.items() if needed in provided)
 
 

@@ -81,7 +81,7 @@ async def test_e10_a_client_that_left_before_its_ack_finds_out_by_match_seq_num(
         )
         await writer.drain()
         async with asyncio.timeout(60):
-            while not (await stream.check_tail()).seq_num:  # noqa: ASYNC110 - it left: nobody says when
+            while not (await stream.check_tail()).seq_num:  # noqa: ASYNC110 - it left: there is no event for it
                 await asyncio.sleep(0.01)
         writer.close()
         with pytest.raises(SeqNumMismatchError):

@@ -1,4 +1,4 @@
-"""The published examples of the snapshot writer, E23 to E26, as they are written."""
+"""The published examples of the snapshotter, E23 to E26, as they are written."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_e25_the_published_configuration_is_read_with_its_comments(tmp_path: Pat
     assert table.source.stream == "public.config_document"
     assert table.interval == timedelta(seconds=30)
     assert table.thresholds.max_diff_bytes == 32 << 20
-    assert [place.url for place in table.destinations] == [
+    assert [destination.url for destination in table.destinations] == [
         "s3://config-archive/cfg",
         "file:///var/lib/laredo/archive",
     ]

@@ -40,8 +40,8 @@ def sequence(batch: RecordBatch, first: int, clock: Clock) -> Sequenced:
     return batch.sequence(Slot(first, clock.mode, clock.uncapped, clock.now, clock.floor))
 
 
-def place(records: Sequence[Record], first: int, clock: Clock) -> list[SequencedRecord]:
-    """The records in their places, by the book."""
+def assign_slots(records: Sequence[Record], first: int, clock: Clock) -> list[SequencedRecord]:
+    """The records with their slots, by the specification."""
     previous = clock.floor
     out = []
     for index, record in enumerate(records):

@@ -11,7 +11,7 @@ from streamfold.records.protobuf import varint
 
 from .models import Clock
 
-#: Numbers around the places where an encoding gets longer, and the ends of the range.
+#: Numbers around those where an encoding gets longer, and the ends of the range.
 edges = sorted({max(0, min(U64_MAX, (1 << bits) + d)) for bits in range(0, 71, 7) for d in (-1, 0)})
 u64 = st.one_of(st.sampled_from(edges), st.integers(0, U64_MAX))
 #: Small ones too, so that clocks and clients disagree in both directions.

@@ -1,4 +1,4 @@
-"""Batches: what may be in one, and the places that its records get."""
+"""Batches: what may be in one, and the slots that its records get."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ from . import strategies as some
 from .models import (
     NOON,
     Clock,
+    assign_slots,
     parses,
-    place,
     protobuf_accepts,
     records_of,
     sequence,
@@ -63,7 +63,7 @@ def attempt(batch: RecordBatch, clock: Clock) -> object:
 
 
 def assert_sequences_as(batch: RecordBatch, records: Sequence[Record], clock: Clock) -> None:
-    expected = place(records, 300, clock)
+    expected = assign_slots(records, 300, clock)
     if clock.mode == "client-require" and any(record.timestamp is None for record in records):
         assert "has no timestamp" in str(attempt(batch, clock))
         return
@@ -121,7 +121,7 @@ def test_batches_made_in_python_are_the_same_as_parsed_ones(
 def test_decoding_gives_back_what_was_sequenced(
     records: list[Record], first: int, clock: Clock
 ) -> None:
-    expected = place(records, first, clock)
+    expected = assign_slots(records, first, clock)
     assert encode_records(expected) == serialize_batch(expected)
     assert decode(encode_records(expected)) == expected
     assert decode(memoryview(encode_records(expected))) == expected

@@ -15,7 +15,7 @@ from streamfold.model.records import Header, Record, SequencedRecord, metered_si
 from streamfold.records import Cut, Index, compiled, decode, encode_records, measure, plain
 
 from . import strategies as some
-from .models import Clock, place
+from .models import Clock, assign_slots
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=100)
 
@@ -48,7 +48,7 @@ def naive_cut(
 def test_measuring_finds_offsets_timestamps_and_sizes_in_both_twins(
     batch: list[Record], first: int, clock: Clock
 ) -> None:
-    records = place(batch, first, clock)
+    records = assign_slots(batch, first, clock)
     payload = encode_records(records)
     offsets = [0, *accumulate(len(encode_records([record])) for record in records)]
     stamps = [record.timestamp for record in records]
@@ -81,7 +81,7 @@ def test_cuts_are_the_longest_runs_that_keep_every_limit(
     until: int | None,
     data: st.DataObject,
 ) -> None:
-    records = place(batch, 7, clock)
+    records = assign_slots(batch, 7, clock)
     first = data.draw(st.integers(0, len(records)))
     cut = measure(encode_records(records)).cut(first, count=count, metered=metered, until=until)
     assert cut == naive_cut(records, first, count, metered, until)
@@ -94,7 +94,7 @@ def test_cuts_are_the_longest_runs_that_keep_every_limit(
 def test_the_first_record_at_or_after_a_timestamp_is_found(
     batch: list[Record], clock: Clock, timestamp: int
 ) -> None:
-    records = place(batch, 0, clock)
+    records = assign_slots(batch, 0, clock)
     found = measure(encode_records(records)).index_of_timestamp(timestamp)
     assert found == sum(record.timestamp < timestamp for record in records)
 
@@ -154,7 +154,7 @@ def test_a_gap_between_sequence_numbers_is_corrupt() -> None:
 def test_damage_is_noticed_or_harmless_but_never_crashes(
     batch: list[Record], data: st.DataObject
 ) -> None:
-    payload = bytearray(encode_records(place(batch, 300, Clock())))
+    payload = bytearray(encode_records(assign_slots(batch, 300, Clock())))
     payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
     damaged = bytes(payload[: data.draw(st.integers(0, len(payload)))])
     assert (index := attempt(damaged)) is None or index.count == len(decode(damaged))

@@ -17,7 +17,7 @@ from streamfold.records import columns, decode, encode_records, parse_append_inp
 from streamfold.records.columns import AppendColumns, BytesColumn, Columns, HeaderColumn
 from streamfold.records.protobuf import varint
 from tests.records import strategies as some
-from tests.records.models import Clock, place, serialize_input
+from tests.records.models import Clock, assign_slots, serialize_input
 from tests.records.test_bytes import repeatable
 
 
@@ -42,15 +42,15 @@ def cells(column: BytesColumn) -> list[bytes]:
 def records_of(found: Columns) -> list[SequencedRecord]:
     assert found.headers is not None
     assert found.bodies is not None
-    places = found.headers.offsets.tolist()
+    offsets = found.headers.offsets.tolist()
     pairs = list(map(Header, cells(found.headers.names), cells(found.headers.values)))
     return [
         SequencedRecord(SeqNum(seq_num), Timestamp(stamp), tuple(pairs[start:end]), body)
         for seq_num, stamp, start, end, body in zip(
             found.seq_nums.tolist(),
             found.timestamps.tolist(),
-            places,
-            places[1:],
+            offsets,
+            offsets[1:],
             cells(found.bodies),
             strict=False,
         )
@@ -62,7 +62,7 @@ def records_of(found: Columns) -> list[SequencedRecord]:
 def test_what_was_read_is_what_the_columns_hold(
     batch: list[Record], headers: bool, bodies: bool
 ) -> None:
-    placed = place(batch, 300, Clock())
+    placed = assign_slots(batch, 300, Clock())
     tail = b"\x12\x04\x08\x05\x10\x06"
     payload = encode_records(placed) + tail + encode_records(placed)
     found = columns.read_columns(payload, headers=headers, bodies=bodies)
@@ -96,7 +96,7 @@ def test_rows_become_the_records_that_a_client_would_send(batch: list[Record]) -
 @repeatable
 @given(some.batches, st.data())
 def test_damage_is_found_by_both_ways_or_by_none(batch: list[Record], data: st.DataObject) -> None:
-    payload = bytearray(encode_records(place(batch, 300, Clock())))
+    payload = bytearray(encode_records(assign_slots(batch, 300, Clock())))
     payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
     damaged = bytes(payload[: data.draw(st.integers(0, len(payload)))])
     assert outcome(columns.read_columns, damaged) == outcome(columns.read_plain, damaged)
@@ -128,7 +128,7 @@ def test_nothing_has_no_rows() -> None:
 @repeatable
 @given(some.batches, st.sampled_from([0, 126, 1 << 40]))
 def test_records_as_objects_are_those_that_were_written(batch: list[Record], first: int) -> None:
-    records = place(batch, first, Clock())
+    records = assign_slots(batch, first, Clock())
     assert columns.decode_compiled(encode_records(records)) == records
 
 

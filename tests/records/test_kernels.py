@@ -13,7 +13,7 @@ import streamfold
 from streamfold.model.positions import U64_MAX
 from streamfold.model.records import Record
 from streamfold.records import measure, parse_append_input, record_kernel, warm_up
-from tests.records.models import Clock, place, sequence, serialize_batch, serialize_input
+from tests.records.models import Clock, assign_slots, sequence, serialize_batch, serialize_input
 from tests.records.test_batch import stamped
 
 APPEND = r"""
@@ -62,8 +62,8 @@ def test_kernels_compile_where_no_cache_can_be_written(tmp_path: Path) -> None:
         "print(streamfold.__file__)"
     )
     nowhere = str(tmp_path / "home" / "cache")
-    places = dict.fromkeys(("HOME", "XDG_CACHE_HOME"), nowhere)
-    out = run(code, tmp_path, NUMBA_CACHE_DIR="", PYTHONPATH=str(tmp_path), **places)
+    folders = dict.fromkeys(("HOME", "XDG_CACHE_HOME"), nowhere)
+    out = run(code, tmp_path, NUMBA_CACHE_DIR="", PYTHONPATH=str(tmp_path), **folders)
     assert out.split() == ["1", "NullCache", str(package / "__init__.py")]
 
 
@@ -84,7 +84,7 @@ def test_every_kernel_is_compiled_for_one_set_of_types_only() -> None:
 
 def test_threads_that_sequence_at_once_do_not_disturb_each_other() -> None:
     records = [[Record(bytes([thread]) * 500)] * 200 for thread in range(4)]
-    expected = [serialize_batch(place(batch, 0, Clock())) for batch in records]
+    expected = [serialize_batch(assign_slots(batch, 0, Clock())) for batch in records]
 
     def work(thread: int) -> bool:
         batch = parse_append_input(serialize_input(records[thread])).batch

@@ -47,7 +47,7 @@ class Attacked:
         return {name: float(value) for name, value in pairs}
 
     def connect(self, data: bytes = b"") -> socket.socket:
-        """A connection that sends this, and never reads unless it is told to.
+        """A connection that sends this, and reads only on request.
 
         Its kernel buffers little, so that what it does not read stays with the server.
         """

@@ -1,4 +1,4 @@
-"""Requests with hostile bytes in every place where a client may put some, from a seed.
+"""Requests with hostile bytes wherever a client can put some, from a seed.
 
 All of them are HTTP as far as its grammar goes, so that each must get an answer.
 """

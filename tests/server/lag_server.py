@@ -82,7 +82,7 @@ def _without_the_lock() -> Callable[[Clocks, Times], None]:
 class LockWatch(threading.Thread):
     """Wants the interpreter's lock again and again, and sees what a worker did before it got it.
 
-    The processor time that a worker used between the wish and its fulfilment is time for which the loop
+    The processor time that a worker used between the request and the answer is time for which the loop
     would have had to wait, too.
     """
 

@@ -1,4 +1,4 @@
-"""A bare HTTP/2 client: sends exactly what a test wants, and reads only when it is told to."""
+"""A bare HTTP/2 client: sends exactly what a test passes, and reads only on request."""
 
 from __future__ import annotations
 

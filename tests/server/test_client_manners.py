@@ -75,7 +75,7 @@ async def test_an_append_session_that_is_aborted_keeps_what_it_accepted(server: 
     assert (await server.store.check_tail(BASIN, STREAM)).seq_num == 1
 
 
-async def test_a_follower_that_does_not_read_holds_up_nobody_and_gets_everything_later(
+async def test_a_follower_that_does_not_read_delays_no_other_and_gets_everything_later(
     server: Server,
 ) -> None:
     body = b"z" * 100_000

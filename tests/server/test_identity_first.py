@@ -78,5 +78,5 @@ async def test_a_caller_without_the_right_is_refused_before_its_body(
         secret = await server.store.account.issue_access_token(AccessToken("reader", scope))
         header = f"authorization: Bearer {secret.text}\r\n"
         status = await status_without_a_body(server.port, method, path, content_type, header)
-        # A subscription that is somebody else's, or a wake's token that is none, tells nothing more.
+        # Another caller's subscription, or an invalid token of a wake, reveals nothing more.
         assert status in ((401, 403, 404) if "__ds" in path else (403,))

@@ -1,4 +1,4 @@
-"""Nothing that a client sends holds up the event loop, and with it everybody else.
+"""Nothing that a client sends holds up the event loop, and with it all others.
 
 All of it is measured in processor time, which depends little on what else the machine does.
 `bench/lag.py` has the strict bound, for a machine with nothing else to do.
@@ -43,7 +43,7 @@ WORK_MAX = 50.0
 TRIES = 3
 #: Milliseconds of processor time of one look of the garbage collector.
 COLLECTION_MAX = 10.0
-#: Milliseconds, which depend on what else the machine does: this only tells minutes from moments.
+#: Milliseconds, which depend on what else the machine does: this only separates minutes from moments.
 WAIT_MAX = 2_000.0
 
 REPOSITORY = Path(__file__).parents[2]

@@ -1,4 +1,4 @@
-"""What clients send is not kept, whoever they are and however long it is."""
+"""The server does not keep what clients send, from any client and of any length."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tests.interop.serving import serving
 
 @pytest.fixture
 def lax_umask() -> Iterator[None]:
-    """Processes that let everybody read and write what they create, unless they say otherwise."""
+    """Sets a umask that lets all users read and write what the process creates."""
     before = os.umask(0)
     yield
     os.umask(before)

@@ -22,7 +22,7 @@ def silent_server() -> Iterator[socket.socket]:
 
 @contextmanager
 def dropping_server() -> Iterator[socket.socket]:
-    """A socket that drops the packets of whoever connects, as a firewall does: its backlog is full."""
+    """A socket that drops the packets of new clients, as a firewall does: its backlog is full."""
     with ExitStack() as stack:
         listening = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         for _ in range(_BACKLOG):

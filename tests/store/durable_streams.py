@@ -25,7 +25,7 @@ def content(*bodies: bytes) -> Content:
     return prepared([RecordBatch.of(records)] if records else [])
 
 
-def wish(*bodies: bytes, **changes: Any) -> StreamSpec:
+def spec(*bodies: bytes, **changes: Any) -> StreamSpec:
     settings: dict[str, Any] = {
         "content_type": None,
         "ttl": None,
@@ -48,7 +48,7 @@ def fork_of(
 async def create(
     store: StreamStore, stream: str, *bodies: bytes, **changes: Any
 ) -> tuple[StreamStatus, bool]:
-    return await store.durable.create(BASIN, stream, wish(*bodies, **changes))
+    return await store.durable.create(BASIN, stream, spec(*bodies, **changes))
 
 
 async def append(

@@ -21,7 +21,7 @@ _original: Callable[..., Any] = slatedb._settings
 
 
 def small_settings(*, local: bool) -> Any:
-    """What the engine uses, but for the scale; to be put in the place of its own."""
+    """The engine's own settings at a smaller scale, to replace them in tests."""
     settings = _original(local=local)
     settings.set("l0_sst_size_bytes", str(TABLE_BYTES))
     for name in _HURRIED:

@@ -1,9 +1,9 @@
 """Every version opens what former versions wrote.
 
 `golden/v1` is the data directory of a writer that was killed: with tables, a log that no table has
-taken in, a stream and a basin that are being deleted; `expected.json` beside it tells what it holds.
+taken in, a stream and a basin that are being deleted; `expected.json` beside it lists what it holds.
 It was written by `python -m tests.store.golden.write tests/store/golden/v1`, once. When the format
-changes, write the next one beside it (v2, ...), and keep the old ones for ever.
+changes, write the next one beside it (v2, ...), and keep all old ones.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ async def test_everything_is_read_as_it_was_written(golden: Path, boot: str) -> 
     expected = as_read_today(msgspec.json.decode((golden / "expected.json").read_bytes()))
     for _ in range(2):
         async with opened(golden, boot) as store:
-            assert await content.tell(store) == expected
+            assert await content.describe(store) == expected
 
 
 def test_what_is_expected_is_what_was_meant() -> None:
-    """The file that tells what is in v1, against the calls that wrote it."""
+    """The file that lists what is in v1, against the calls that wrote it."""
     expected = msgspec.json.decode((GOLDEN / "v1" / "expected.json").read_bytes())
     assert list(expected) == [content.CUSTOM, content.PLAIN, content.SEALED]
     streams = expected[content.PLAIN]["streams"]
@@ -137,11 +137,11 @@ async def test_creations_are_still_known_by_their_tokens(golden: Path) -> None:
             content.CUSTOM, content.CUSTOM_CONFIG, request_token=content.TOKEN
         )
         assert result is Provision.NOOP
-        place = content.PLAIN, "configured/ströme"
-        _, result = await store.create_stream(*place, content.LAYER, request_token=content.TOKEN)
+        ref = content.PLAIN, "configured/ströme"
+        _, result = await store.create_stream(*ref, content.LAYER, request_token=content.TOKEN)
         assert result is Provision.NOOP
         with pytest.raises(AlreadyExistsError):
-            await store.create_stream(*place, StreamConfigLayer(), request_token=content.TOKEN)
+            await store.create_stream(*ref, StreamConfigLayer(), request_token=content.TOKEN)
 
 
 async def test_a_newer_format_is_refused(golden: Path) -> None:

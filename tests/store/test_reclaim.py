@@ -31,13 +31,13 @@ SETTINGS = StoreSettings(
 LARGE, SMALL = 2 * MIB, 96 * KIB
 #: Bytes of one of those records.
 LARGE_BODY, SMALL_BODY = 256 * KIB, 32 * KIB
-#: Dead bytes while the small records are there: SlateDB may drop rows of bookkeeping by itself.
+#: Dead bytes while the small records are there: SlateDB may drop rows of bookkeeping on its own.
 STILL_THERE = SMALL * 9 // 10
 
 
 @pytest.fixture(autouse=True)
 def _by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use small tables, and keep the store from reclaiming anything by itself."""
+    """Use small tables, and keep the store from reclaiming anything on its own."""
 
     async def run(reclaimer: Reclaimer) -> None:
         await asyncio.Event().wait()
@@ -86,7 +86,7 @@ class Driven:
         await self.store.upkeep()
 
     async def after(self, seconds: float) -> int:
-        """Dead bytes so much later; what SlateDB refuses while it merges by itself is repeated."""
+        """Dead bytes so much later; what SlateDB refuses during its own merges is repeated."""
         self.clock.now += seconds
         for _ in range(6):
             await self.reclaimer.step()

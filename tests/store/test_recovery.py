@@ -1,4 +1,4 @@
-"""What happens when storage fails: errors that tell the truth, and a store that goes on."""
+"""When storage fails: errors say what is known, and the store recovers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One writer: whoever opens a store replaces the one before, who acknowledges nothing any more."""
+"""One writer: a process that opens a store fences the one before, which acknowledges nothing more."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from streamfold.store.engine.location import Location, open_location
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore, open_store
 from tests.s3 import S3Server, run_s3_server
-from tests.store.crash.ledger import Event, Ledger, Placed
+from tests.store.crash.ledger import Event, Ledger, Stored
 from tests.store.crash.load import STREAMS, Load, prepare
 from tests.store.crash.process import WriterProcess
 from tests.store.crash.verify import BASIN, read_all, verify
@@ -33,7 +33,7 @@ def s3_server() -> Iterator[S3Server]:
 
 @pytest.fixture(params=["local", "s3"])
 def location(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
-    """An empty place; every writer of a test opens the same."""
+    """An empty location; every writer of a test opens the same."""
     if request.param == "local":
         return open_location(tmp_path.as_uri())
     server: S3Server = request.getfixturevalue("s3_server")
@@ -114,7 +114,7 @@ def _noting(ledger: Ledger, acked: asyncio.Event, acks: int = 20) -> Callable[[E
     def note(event: Event) -> None:
         nonlocal left
         ledger.apply(event)
-        if isinstance(event, Placed):
+        if isinstance(event, Stored):
             left -= 1
             if not left:
                 acked.set()

@@ -1,4 +1,4 @@
-"""Azure as a place for archives: the kit of destinations, against npm `azurite`."""
+"""Azure as a destination of archives: the kit of destinations, against npm `azurite`."""
 
 from __future__ import annotations
 

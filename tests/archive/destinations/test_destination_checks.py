@@ -51,7 +51,7 @@ class LyingStore(FaultyBlobStore):
 
 
 @pytest.mark.parametrize(
-    ("lie", "told"),
+    ("lie", "reported"),
     [
         ("ignores absence", "had to be absent"),
         ("ignores etags", "of 4 racing swaps win"),
@@ -60,9 +60,9 @@ class LyingStore(FaultyBlobStore):
         ("keeps nothing", "does not hold the bytes"),
     ],
 )
-async def test_storage_that_lies_is_refused(lie: str, told: str) -> None:
+async def test_storage_that_lies_is_refused(lie: str, reported: str) -> None:
     blobs = LyingStore(open_blob_store("memory:"), lie)
-    with pytest.raises(SwapUnsupportedError, match=told):
+    with pytest.raises(SwapUnsupportedError, match=reported):
         await open_writer(at(blobs))
     assert await keys_of(blobs) == []
 

@@ -41,7 +41,7 @@ ALL = set(Operation)
 MANIFESTS = {Operation.PUT_IF_ABSENT, Operation.PUT_IF_MATCH}
 
 
-class Places:
+class Pair:
     """Two destinations, the second of which can be away."""
 
     def __init__(self) -> None:
@@ -58,135 +58,135 @@ class Places:
 
 
 @pytest.fixture
-def places() -> Places:
-    return Places()
+def pair() -> Pair:
+    return Pair()
 
 
-async def test_every_destination_has_the_archive_with_its_own_uris(places: Places) -> None:
-    writer = await places.open()
+async def test_every_destination_has_the_archive_with_its_own_uris(pair: Pair) -> None:
+    writer = await pair.open()
     await writer.write_base(rows({1: "a"}), "0", reason="first")
     await writer.write_diff(changes(("INSERT", 2, "b")), "0", "1")
-    assert await places.tables() == [{1: "a", 2: "b"}] * 2
+    assert await pair.tables() == [{1: "a", 2: "b"}] * 2
     assert not writer.lagging
-    for store, name in zip(places.stores, ("first", "second"), strict=True):
+    for store, name in zip(pair.stores, ("first", "second"), strict=True):
         raw = json.loads(await store.get("manifest.json"))
         uris = [artifact["formats"]["jsonl"]["uri"] for artifact in raw["artifacts"]]
         assert all(uri.startswith(f"memory:{name}/epoch=1/") for uri in uris)
-    first, second = [await keys_of(store) for store in places.stores]
+    first, second = [await keys_of(store) for store in pair.stores]
     assert first == second
 
 
-async def test_nothing_is_committed_before_all_have_the_files(places: Places) -> None:
-    writer = await places.open()
+async def test_nothing_is_committed_before_all_have_the_files(pair: Pair) -> None:
+    writer = await pair.open()
     await writer.write_base(rows({1: "a"}), "0", reason="first")
-    places.outage.on = {Operation.PUT}
+    pair.outage.on = {Operation.PUT}
     with pytest.raises(BlobUnavailableError):
         await writer.write_diff(changes(("INSERT", 2, "b")), "0", "1")
-    assert await places.tables() == [{1: "a"}] * 2
-    places.outage.on = set()
+    assert await pair.tables() == [{1: "a"}] * 2
+    pair.outage.on = set()
     await writer.write_diff(changes(("INSERT", 2, "b")), "0", "1")
-    assert await places.tables() == [{1: "a", 2: "b"}] * 2
+    assert await pair.tables() == [{1: "a", 2: "b"}] * 2
 
 
-async def test_files_come_before_manifests(places: Places) -> None:
-    writer = await places.open()
-    places.outage.calls.clear()
+async def test_files_come_before_manifests(pair: Pair) -> None:
+    writer = await pair.open()
+    pair.outage.calls.clear()
     await writer.write_base(rows({1: "a"}), "0", reason="first")
-    writes = [operation for operation, _ in places.outage.calls if operation.startswith("put")]
+    writes = [operation for operation, _ in pair.outage.calls if operation.startswith("put")]
     assert writes == [Operation.PUT, Operation.PUT_IF_ABSENT]
 
 
 async def test_a_destination_that_misses_a_commit_lags_and_is_healed_by_the_next(
-    places: Places,
+    pair: Pair,
 ) -> None:
-    writer = await places.open()
+    writer = await pair.open()
     await writer.write_base(rows({1: "a"}), "0", reason="first")
-    places.outage.on = MANIFESTS
+    pair.outage.on = MANIFESTS
     await writer.write_diff(changes(("INSERT", 2, "b")), "0", "1")
     assert list(writer.lagging) == ["memory:second/"]
-    assert await places.tables() == [{1: "a", 2: "b"}, {1: "a"}]
-    places.outage.on = set()
+    assert await pair.tables() == [{1: "a", 2: "b"}, {1: "a"}]
+    pair.outage.on = set()
     await writer.write_diff(changes(("INSERT", 3, "c")), "1", "2")
     assert not writer.lagging
-    assert await places.tables() == [{1: "a", 2: "b", 3: "c"}] * 2
-    assert await read_states(places.stores[0]) == await read_states(places.stores[1])
+    assert await pair.tables() == [{1: "a", 2: "b", 3: "c"}] * 2
+    assert await read_states(pair.stores[0]) == await read_states(pair.stores[1])
 
 
-async def test_a_destination_that_is_back_is_healed_without_a_write(places: Places) -> None:
-    writer = await places.open()
-    places.outage.on = MANIFESTS
+async def test_a_destination_that_is_back_is_healed_without_a_write(pair: Pair) -> None:
+    writer = await pair.open()
+    pair.outage.on = MANIFESTS
     await writer.write_base(rows({1: "a"}), "0", reason="first")
     assert writer.lagging
     await writer.refresh()
     assert writer.lagging, "it is still away"
-    places.outage.on = set()
+    pair.outage.on = set()
     await writer.refresh()
     assert not writer.lagging
-    assert await places.tables() == [{1: "a"}] * 2
+    assert await pair.tables() == [{1: "a"}] * 2
 
 
-async def test_a_new_destination_gets_all_that_is_live(places: Places) -> None:
-    writer = await open_writer(places.first)
+async def test_a_new_destination_gets_all_that_is_live(pair: Pair) -> None:
+    writer = await open_writer(pair.first)
     await writer.write_base(rows({1: "a"}), "0", reason="first")
     await writer.write_diff(changes(("INSERT", 2, "b")), "0", "1")
-    await places.open("two")
-    assert await places.tables() == [{1: "a", 2: "b"}] * 2
+    await pair.open("two")
+    assert await pair.tables() == [{1: "a", 2: "b"}] * 2
 
 
 async def test_a_destination_that_was_left_out_for_a_while_gets_what_it_missed(
-    places: Places,
+    pair: Pair,
 ) -> None:
-    writer = await places.open()
+    writer = await pair.open()
     await writer.write_base(rows({1: "a"}), "0", reason="first")
-    alone = await open_writer(places.first, ids="two")
+    alone = await open_writer(pair.first, ids="two")
     await alone.write_diff(changes(("INSERT", 2, "b")), "0", "1")
-    await places.open("three")
-    assert await places.tables() == [{1: "a", 2: "b"}] * 2
+    await pair.open("three")
+    assert await pair.tables() == [{1: "a", 2: "b"}] * 2
 
 
-async def test_the_newest_destination_counts_whatever_their_order(places: Places) -> None:
-    writer = await places.open()
+async def test_the_newest_destination_counts_whatever_their_order(pair: Pair) -> None:
+    writer = await pair.open()
     await writer.write_base(rows({1: "a"}), "0", reason="first")
-    places.outage.on = MANIFESTS
+    pair.outage.on = MANIFESTS
     await writer.write_diff(changes(("INSERT", 2, "b")), "0", "1")
-    places.outage.on = set()
-    turned = await open_writer(places.second, places.first, ids="two")
+    pair.outage.on = set()
+    turned = await open_writer(pair.second, pair.first, ids="two")
     assert turned.head == "1"
-    assert await places.tables() == [{1: "a", 2: "b"}] * 2
+    assert await pair.tables() == [{1: "a", 2: "b"}] * 2
 
 
 async def test_a_destination_that_does_not_answer_keeps_a_writer_from_opening(
-    places: Places,
+    pair: Pair,
 ) -> None:
-    writer = await places.open()
+    writer = await pair.open()
     await writer.write_base(rows({1: "a"}), "0", reason="first")
-    places.outage.on = ALL
+    pair.outage.on = ALL
     with pytest.raises(BlobUnavailableError):
-        await places.open("two")
-    places.outage.on = set()
+        await pair.open("two")
+    pair.outage.on = set()
     await writer.write_diff(changes(("INSERT", 2, "b")), "0", "1")
 
 
-async def test_a_fenced_writer_does_not_touch_the_others(places: Places) -> None:
-    zombie = await places.open()
+async def test_a_fenced_writer_does_not_touch_the_others(pair: Pair) -> None:
+    zombie = await pair.open()
     await zombie.write_base(rows({1: "a"}), "0", reason="first")
-    places.outage.on = MANIFESTS
+    pair.outage.on = MANIFESTS
     await zombie.write_diff(changes(("INSERT", 2, "b")), "0", "1")
-    places.outage.on = set()
-    owner = await places.open("two")
+    pair.outage.on = set()
+    owner = await pair.open("two")
     await owner.write_diff(changes(("INSERT", 3, "c")), "1", "2")
     await zombie.refresh()  # would heal the second, which it believes to lag
-    assert await places.tables() == [{1: "a", 2: "b", 3: "c"}] * 2
+    assert await pair.tables() == [{1: "a", 2: "b", 3: "c"}] * 2
 
 
-async def test_another_archive_is_never_overwritten(places: Places) -> None:
-    writer = await open_writer(places.first)
+async def test_another_archive_is_never_overwritten(pair: Pair) -> None:
+    writer = await open_writer(pair.first)
     await writer.write_base(rows({1: "a"}), "0", reason="first")
-    other = await open_writer(places.second, ids="other")
+    other = await open_writer(pair.second, ids="other")
     await other.write_base(rows({9: "z"}), "0", reason="first")
     with pytest.raises(CommitConflictError, match="another archive"):
-        await places.open("three")
-    assert await places.tables() == [{1: "a"}, {9: "z"}]
+        await pair.open("three")
+    assert await pair.tables() == [{1: "a"}, {9: "z"}]
 
 
 async def as_plain_copy(store: BlobStore, artifacts: int) -> None:
@@ -199,58 +199,58 @@ async def as_plain_copy(store: BlobStore, artifacts: int) -> None:
     await store.put("manifest.json", json.dumps(plain).encode())
 
 
-async def test_a_copy_without_commit_numbers_is_brought_forward(places: Places) -> None:
-    writer = await places.open()
+async def test_a_copy_without_commit_numbers_is_brought_forward(pair: Pair) -> None:
+    writer = await pair.open()
     await writer.write_base(rows({1: "a"}), "0", reason="first")
     await writer.write_diff(changes(("INSERT", 2, "b")), "0", "5")
-    for store, artifacts in zip(places.stores, (1, 2), strict=True):
+    for store, artifacts in zip(pair.stores, (1, 2), strict=True):
         await as_plain_copy(store, artifacts)
     # Neither has a number: the second one, which is further, must not be taken back.
-    writer = await places.open("two")
+    writer = await pair.open("two")
     assert writer.head == "5"
     await writer.write_diff(changes(("INSERT", 3, "c")), "5", "7")
-    assert await places.tables() == [{1: "a", 2: "b", 3: "c"}] * 2
+    assert await pair.tables() == [{1: "a", 2: "b", 3: "c"}] * 2
     assert not writer.lagging
 
 
-async def test_an_archive_without_commit_numbers_is_never_overwritten(places: Places) -> None:
-    writer = await open_writer(places.first)
+async def test_an_archive_without_commit_numbers_is_never_overwritten(pair: Pair) -> None:
+    writer = await open_writer(pair.first)
     await writer.write_base(rows({1: "a"}), "0", reason="first")
-    other = await open_writer(places.second, ids="other")
+    other = await open_writer(pair.second, ids="other")
     await other.write_base(rows({9: "z", 10: "y"}), "0", reason="first")
-    await as_plain_copy(places.stores[1], 1)
+    await as_plain_copy(pair.stores[1], 1)
     with pytest.raises(CommitConflictError, match="another archive"):
-        await places.open("three")
-    assert await places.tables() == [{1: "a"}, {9: "z", 10: "y"}]
+        await pair.open("three")
+    assert await pair.tables() == [{1: "a"}, {9: "z", 10: "y"}]
 
 
-async def test_another_table_is_refused(places: Places) -> None:
+async def test_another_table_is_refused(pair: Pair) -> None:
     writer = await ArchiveWriter.open(
-        "public.other", SCHEMA, [places.second], formats=[JsonlFormat()], writer_id="w"
+        "public.other", SCHEMA, [pair.second], formats=[JsonlFormat()], writer_id="w"
     )
     await writer.write_base(rows({}), "0", reason="first")
     with pytest.raises(CommitConflictError, match=r"holds table 'public\.other'"):
-        await places.open()
+        await pair.open()
 
 
-async def test_a_damaged_file_is_not_copied(places: Places) -> None:
-    writer = await open_writer(places.first)
+async def test_a_damaged_file_is_not_copied(pair: Pair) -> None:
+    writer = await open_writer(pair.first)
     manifest = await writer.write_base(rows({1: "a"}), "0", reason="first")
     [part] = manifest.parts()
-    await places.stores[0].put(part.path, b'{"id":2,"name":"b"}\n')
-    again = await places.open("two")
+    await pair.stores[0].put(part.path, b'{"id":2,"name":"b"}\n')
+    again = await pair.open("two")
     [reason] = again.lagging.values()
     assert isinstance(reason, ArtifactCorruptError)
-    assert await keys_of(places.stores[1]) == []
+    assert await keys_of(pair.stores[1]) == []
     await again.write_diff(changes(("INSERT", 2, "b")), "0", "1")
     assert again.lagging, "the commit is made, and the second one still lacks the base"
-    await places.stores[0].put(part.path, b'{"id":1,"name":"a"}\n')
+    await pair.stores[0].put(part.path, b'{"id":1,"name":"a"}\n')
     await again.refresh()
-    assert await places.tables() == [{1: "a", 2: "b"}] * 2
+    assert await pair.tables() == [{1: "a", 2: "b"}] * 2
 
 
-async def test_a_destination_is_named_once(places: Places) -> None:
-    for destinations in ([], [places.first, places.first]):
+async def test_a_destination_is_named_once(pair: Pair) -> None:
+    for destinations in ([], [pair.first, pair.first]):
         with pytest.raises(InvalidError, match="each named once"):
             await open_writer(*destinations)
 
@@ -274,12 +274,12 @@ async def test_parts_are_written_once_and_committed_when_the_destination_is_back
     stores = {name: open_blob_store("memory:") for name in ("first", "second")}
     outage = Outage()
     stores_seen = stores | {away: FaultyBlobStore(stores[away], outage)}
-    places = [at(store, f"memory:{name}/") for name, store in stores_seen.items()]
-    writer = await open_writer(*places)
+    pair = [at(store, f"memory:{name}/") for name, store in stores_seen.items()]
+    writer = await open_writer(*pair)
     await writer.write_base(rows({1: "a"}), "1", reason="first")
     plan = writer.plan_diff("1", "2")
     outage.on = ALL
-    part = await write_part(plan, changes(("INSERT", 2, "b")), Mirrors(places, SEQ_NUM))
+    part = await write_part(plan, changes(("INSERT", 2, "b")), Mirrors(pair, SEQ_NUM))
     assert part.lacking == {f"memory:{away}/"}
     for _ in range(3):
         with pytest.raises(BlobUnavailableError) as failure:
@@ -297,23 +297,23 @@ async def test_parts_are_written_once_and_committed_when_the_destination_is_back
 
 async def test_a_file_that_no_destination_takes_is_an_error() -> None:
     outage = Outage()
-    place = at(FaultyBlobStore(open_blob_store("memory:"), outage), "memory:only/")
-    writer = await open_writer(place)
+    only = at(FaultyBlobStore(open_blob_store("memory:"), outage), "memory:only/")
+    writer = await open_writer(only)
     plan = writer.plan_base("1")
     outage.on = ALL
     with pytest.raises(BlobUnavailableError) as failure:
-        await write_part(plan, rows({1: "a"}), Mirrors([place], SEQ_NUM))
+        await write_part(plan, rows({1: "a"}), Mirrors([only], SEQ_NUM))
     assert failure.value.destination == "memory:only/"
 
 
-async def test_parts_of_an_earlier_try_are_looked_for_before_they_are_used(places: Places) -> None:
-    writer = await places.open()
+async def test_parts_of_an_earlier_try_are_looked_for_before_they_are_used(pair: Pair) -> None:
+    writer = await pair.open()
     plan = writer.plan_base("1")
-    mirrors = Mirrors([places.first, places.second], SEQ_NUM)
+    mirrors = Mirrors([pair.first, pair.second], SEQ_NUM)
     part = await write_part(plan, rows({1: "a"}), mirrors)
     [file] = part.files.values()
-    await places.stores[0].delete(file.path)
+    await pair.stores[0].delete(file.path)
     assert await writer.holds([part])  # copied from the other destination
-    for store in places.stores:
+    for store in pair.stores:
         await store.delete(file.path)
     assert not await writer.holds([part])

@@ -17,7 +17,7 @@ Key = ec.EllipticCurvePrivateKey
 
 
 class Authority:
-    """Signs certificates for servers; whoever has its file trusts them."""
+    """Signs certificates for servers; clients with its file trust them."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder

@@ -31,7 +31,7 @@ from streamfold.testing.event_sink_kit import SinkProbe
 from tests.s3 import S3Server
 
 #: Seconds until a message that does not come is given up: generous, as the machine may be busy.
-PATIENCE = 30
+TIMEOUT = 30
 
 
 @cache
@@ -75,7 +75,7 @@ class Queue:
         self._client.delete_queue(QueueUrl=self.url)
 
     async def receive(self, count: int) -> list[dict[str, Any]]:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             while await asyncio.to_thread(self._receive) or len(self.messages) < count:
                 continue
         return self.messages
@@ -143,7 +143,7 @@ class KinesisProbe(SinkProbe):
         self.secrets = [server.secret_access_key]
 
     async def received(self, count: int) -> list[Event]:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             while len(found := await asyncio.to_thread(self.records)) < count:
                 continue
         return [decode_event(record["Data"]) for record in found]

@@ -1,4 +1,4 @@
-"""Profiles of credentials: what is refused, what STS is asked, and what nobody gets to see."""
+"""Profiles of credentials: what is refused, what STS is asked, and what is never shown."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROLE = "arn:aws:iam::123456789012:role/archive-events"
 
 
 class Clock:
-    """Starts now, as the server does, and moves when told to."""
+    """Starts now, as the server does, and is moved by tests."""
 
     def __init__(self) -> None:
         self.ahead = timedelta(0)
@@ -161,7 +161,7 @@ def test_an_unknown_profile_is_refused_with_its_path() -> None:
 
 
 @pytest.mark.parametrize(
-    ("raw", "told"),
+    ("raw", "reported"),
     [
         ({"type": "magic"}, "credentials.p.type is 'magic'"),
         ({"type": "assume_role"}, "credentials.p.role_arn is None"),
@@ -174,8 +174,10 @@ def test_an_unknown_profile_is_refused_with_its_path() -> None:
         ("ambient", "credentials.p: Expected `object`, got `str`"),
     ],
 )
-def test_profiles_that_make_no_sense_are_refused_with_their_path(raw: object, told: str) -> None:
-    with pytest.raises(InvalidError, match=re.escape(told)):
+def test_profiles_that_make_no_sense_are_refused_with_their_path(
+    raw: object, reported: str
+) -> None:
+    with pytest.raises(InvalidError, match=re.escape(reported)):
         Profiles.parse({"p": raw})
 
 

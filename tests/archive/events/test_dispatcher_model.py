@@ -91,9 +91,11 @@ class History:
         # A delay for each call, so that each is a step.
         faults = SeededFaults(self._rng, chances, longest_delay=1.0)
         blobs = FaultyBlobStore(self.table.destination.blobs, faults, sleep=stop.pass_by)
-        place = Destination(blobs, self.table.destination.uri)
+        destination = Destination(blobs, self.table.destination.uri)
         sink = StoppableSink(self._faulty, stop)
-        async with running(new_dispatcher(place, {"sink": sink}, seed=self._seed)) as dispatcher:
+        async with running(
+            new_dispatcher(destination, {"sink": sink}, seed=self._seed)
+        ) as dispatcher:
             ends = [
                 asyncio.create_task(work) for work in (dispatcher.settle(), stop.reached.wait())
             ]

@@ -45,7 +45,7 @@ def test_each_type_has_a_sink(raw: object, kind: type[EventSink]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("raw", "told"),
+    ("raw", "reported"),
     [
         (
             {"type": "carrier-pigeon"},
@@ -71,8 +71,8 @@ def test_each_type_has_a_sink(raw: object, kind: type[EventSink]) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_told_with_its_path(raw: object, told: str) -> None:
-    with pytest.raises(InvalidError, match=re.escape(told)):
+def test_a_problem_is_reported_with_its_path(raw: object, reported: str) -> None:
+    with pytest.raises(InvalidError, match=re.escape(reported)):
         opened(raw)
 
 

@@ -129,7 +129,7 @@ async def test_redirects_are_not_followed(hook: Hook) -> None:
         assert elsewhere.requests == []
 
 
-async def test_nobody_listening_is_a_refusal(hook: Hook) -> None:
+async def test_a_port_without_a_listener_is_a_refusal(hook: Hook) -> None:
     await asyncio.to_thread(hook.stop)
     with pytest.raises(EventRefusedError, match="ConnectionRefusedError"):
         await WebhookSink(hook.url).send(sample_event())
@@ -164,7 +164,7 @@ async def test_a_receiver_that_never_answers_is_given_up(hook: Hook) -> None:
 async def test_a_receiver_that_answers_byte_by_byte_is_given_up(hook: Hook) -> None:
     def drip(handler: BaseHTTPRequestHandler) -> None:
         try:
-            while True:  # each byte alone comes well within the patience
+            while True:  # each byte alone comes well within the timeout
                 handler.wfile.write(b"H")
                 handler.wfile.flush()
                 threading.Event().wait(0.02)

@@ -30,9 +30,7 @@ async def test_a_named_authority_is_trusted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("trusted", [None, "another"])
-async def test_a_server_that_nobody_vouches_for_gets_no_event(
-    tmp_path: Path, trusted: str | None
-) -> None:
+async def test_an_untrusted_server_gets_no_event(tmp_path: Path, trusted: str | None) -> None:
     with run_hook(Authority(tmp_path, "ours").server("127.0.0.1")) as hook:
         more = {"ca_file": str(Authority(tmp_path, trusted).file)} if trusted else {}
         sink = opened(hook.url, **more)

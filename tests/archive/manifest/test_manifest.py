@@ -63,16 +63,16 @@ async def test_a_writer_of_today_makes_the_golden_manifest() -> None:
 
 def test_unknown_fields_survive_at_every_level() -> None:
     raw = json.loads(OURS)
-    places: list[Any] = [raw, raw["artifacts"][0], raw["writer"]]
-    places += [raw["artifacts"][0]["formats"]["jsonl"]]
-    places += [raw["artifacts"][0]["formats"]["jsonl"]["parts"][0]]
-    for number, place in enumerate(places):
-        place["from_the_future"] = {"number": number, "big": 2**63, "nothing": None}
+    entries: list[Any] = [raw, raw["artifacts"][0], raw["writer"]]
+    entries += [raw["artifacts"][0]["formats"]["jsonl"]]
+    entries += [raw["artifacts"][0]["formats"]["jsonl"]["parts"][0]]
+    for number, entry in enumerate(entries):
+        entry["from_the_future"] = {"number": number, "big": 2**63, "nothing": None}
     again = json.loads(write_manifest(with_uris(read_manifest(json.dumps(raw).encode()), "x:/")))
-    places = [again, again["artifacts"][0], again["writer"]]
-    places += [again["artifacts"][0]["formats"]["jsonl"]]
-    places += [again["artifacts"][0]["formats"]["jsonl"]["parts"][0]]
-    assert [place["from_the_future"]["number"] for place in places] == [0, 1, 2, 3, 4]
+    entries = [again, again["artifacts"][0], again["writer"]]
+    entries += [again["artifacts"][0]["formats"]["jsonl"]]
+    entries += [again["artifacts"][0]["formats"]["jsonl"]["parts"][0]]
+    assert [entry["from_the_future"]["number"] for entry in entries] == [0, 1, 2, 3, 4]
     assert again["from_the_future"]["big"] == 2**63
 
 
@@ -154,9 +154,9 @@ DAMAGE: dict[str, tuple[Callable[[Any], None], str]] = {
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_manifest_that_breaks_a_rule_is_refused_as_a_whole(damage: str) -> None:
     raw = json.loads(OURS)
-    change, told = DAMAGE[damage]
+    change, reported = DAMAGE[damage]
     change(raw)
-    with pytest.raises(ManifestInvalidError, match=told):
+    with pytest.raises(ManifestInvalidError, match=reported):
         read_manifest(json.dumps(raw).encode())
 
 

@@ -167,7 +167,7 @@ async def test_every_format_gives_the_same_table(tmp_path: Path, format_id: str)
     assert seen.state == {2: "b", 3: "c"}
 
 
-async def test_a_format_that_nobody_wrote_is_told_with_what_is_there(tmp_path: Path) -> None:
+async def test_a_missing_format_is_refused_with_those_that_exist(tmp_path: Path) -> None:
     await write_history(tmp_path)
     archive = await streamfold.archive.open(tmp_path, formats=["parquet"])
     with pytest.raises(streamfold.errors.FormatUnsupportedError, match="jsonl"):

@@ -147,7 +147,7 @@ async def test_counts_in_the_manifest_that_contradict_each_other_are_refused(
         await (await reopened(tmp_path)).table()
 
 
-async def test_a_file_that_the_manifest_names_and_nobody_has_is_corruption(tmp_path: Path) -> None:
+async def test_a_missing_file_that_the_manifest_names_is_corruption(tmp_path: Path) -> None:
     await write_history(tmp_path)
     archive = await reopened(tmp_path)
     files_of(tmp_path, "snapshot-*25-*")[0].unlink()
@@ -218,11 +218,11 @@ async def test_verification_tells_all_that_is_wrong_not_just_the_first(tmp_path:
     lost.unlink()
     found = await (await reopened(tmp_path)).verify()
     assert not found.ok
-    told = {Path(file.path).name: file.problem for file in found.problems}
-    assert told.keys() == {flipped.name, cut.name, lost.name}
-    assert "SHA-256" in str(told[flipped.name])
-    assert "bytes" in str(told[cut.name])
-    assert "is not in" in str(told[lost.name])
+    reported = {Path(file.path).name: file.problem for file in found.problems}
+    assert reported.keys() == {flipped.name, cut.name, lost.name}
+    assert "SHA-256" in str(reported[flipped.name])
+    assert "bytes" in str(reported[cut.name])
+    assert "is not in" in str(reported[lost.name])
 
 
 async def test_a_deep_verification_finds_a_base_that_the_epoch_before_does_not_lead_to(

@@ -222,7 +222,9 @@ class SilentStore(FaultyBlobStore):
         raise BlobOutcomeUnknownError("no answer")
 
 
-async def test_endless_doubt_ends_as_unknown(blobs: BlobStore, writer: ArchiveWriter) -> None:
+async def test_a_commit_that_stays_unsettled_ends_as_unknown(
+    blobs: BlobStore, writer: ArchiveWriter
+) -> None:
     stored = await current(blobs)
     silent = at(SilentStore(blobs, ScriptedFaults()))
     outcome = await commit_of(RemovePin("p")).run(silent, stored)
@@ -231,7 +233,7 @@ async def test_endless_doubt_ends_as_unknown(blobs: BlobStore, writer: ArchiveWr
 
 
 class LateStore(FaultyBlobStore):
-    """Storage whose network holds swaps back while `holding`, and delivers them when told to."""
+    """Storage whose network holds swaps back while `holding`, and delivers them on request."""
 
     def __init__(self, inner: BlobStore) -> None:
         super().__init__(inner, ScriptedFaults())
@@ -257,7 +259,7 @@ class LateStore(FaultyBlobStore):
 
 
 async def open_late(blobs: BlobStore) -> tuple[ArchiveWriter, LateStore]:
-    """Return a writer whose diff to position 1 is on its way, nobody knows where."""
+    """Return a writer whose diff to position 1 has an unknown outcome."""
     store = LateStore(blobs)
     writer = await open_writer(at(store))
     await writer.write_base(rows({1: "a"}), "0", reason="first")

@@ -51,7 +51,7 @@ def base(trigger: str) -> Decision:
         ({"max_chain_diffs": 5}, DIFF),
         ({"max_replay_seconds": 0.2}, base("max_replay_seconds")),
         ({"max_replay_seconds": 0.21}, DIFF),
-        # A limit of 0 is no limit.
+        # 0 turns a limit off.
         ({"max_diff_bytes": 0, "max_interval": timedelta(0), "max_churn_fraction": 0.0}, DIFF),
         # The floor beats every other limit, max_interval too, and ends at its value.
         ({"min_interval": 11 * MINUTE, "max_diff_bytes": 1, "max_interval": MINUTE}, DIFF),

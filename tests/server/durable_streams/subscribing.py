@@ -246,9 +246,9 @@ async def messages(store: StreamStore, stream: str) -> list[dict[str, Any]]:
     return found
 
 
-async def next_message(store: StreamStore, stream: str, place: int) -> dict[str, Any]:
-    """The message at a place in a stream, as soon as it is there."""
-    async with asyncio.timeout(60), store.durable.reading(BASIN, stream, place) as reading:
+async def next_message(store: StreamStore, stream: str, position: int) -> dict[str, Any]:
+    """The message at a position in a stream, as soon as it is appended."""
+    async with asyncio.timeout(60), store.durable.reading(BASIN, stream, position) as reading:
         while (batch := await reading.read()) is None:
             await reading.wait(60)
     first: dict[str, Any] = json.loads(next(iter(batch.records())).body)
@@ -256,10 +256,10 @@ async def next_message(store: StreamStore, stream: str, place: int) -> dict[str,
 
 
 def is_held(state: Subscription) -> bool:
-    """Whether somebody has a wake, under a lease."""
+    """Whether a worker has a wake, under a lease."""
     return state.wake is not None and state.wake.lease_until is not None
 
 
 def offsets(streams: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """The tails that a worker was told of, by stream."""
+    """The tails that a worker got, by stream."""
     return {stream["path"]: stream["tail_offset"] for stream in streams}

@@ -1,4 +1,4 @@
-"""Requests that nobody would send on purpose: each gets an answer, and none makes the server fail."""
+"""Nonsensical requests: each gets an answer, and none makes the server fail."""
 
 from __future__ import annotations
 

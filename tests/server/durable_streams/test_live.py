@@ -1,4 +1,4 @@
-"""Live reads: nothing is missed, nothing is told too early, and every end is an end."""
+"""Live reads miss nothing, send nothing before it is durable, and end when they should."""
 
 from __future__ import annotations
 

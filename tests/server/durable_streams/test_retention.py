@@ -1,4 +1,4 @@
-"""Retention: what a snapshot stands for may be let go, and readers are told where to go on."""
+"""Retention: records that a snapshot covers may be removed, and readers learn where to continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names with slashes: below a bucket they are one segment, and who forgets that is told."""
+"""Names with slashes: below a bucket they are one segment; errors suggest the right path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Subscriptions tell, and do, no more than the access token that they belong to allows."""
+"""Subscriptions show and do no more than the access token of their owner allows."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Guarded:
         return (await self.root.get(f"/v1/stream/{stream}")).json()
 
     async def first_wake(self, stream: str) -> dict[str, Any]:
-        """The first wake that is told in a stream, as soon as it is there."""
+        """The first wake in a stream, as soon as it is appended."""
         path = f"/v1/stream/{stream}?offset=-1&live=long-poll"
         async with asyncio.timeout(60):
             while (found := await self.root.get(path)).status_code != 200:
@@ -132,8 +132,8 @@ async def test_a_webhook_is_told_only_of_streams_that_the_token_may_read(
     assert (await guarded.put(me, "s", **hook(receiver))).status_code == 201
     await guarded.append("victim/orders", 1)
     await guarded.create("mine/a", 1)
-    told = (await receiver.hook()).body
-    assert [stream["path"] for stream in told["streams"]] == ["mine/a"]
+    reported = (await receiver.hook()).body
+    assert [stream["path"] for stream in reported["streams"]] == ["mine/a"]
 
 
 @pytest.mark.parametrize(
@@ -231,8 +231,8 @@ async def test_names_are_relative_to_the_prefix_of_an_auto_prefixed_token(
 
     assert (await guarded.first_wake("tenant-1/wakes"))["stream"] == "orders"
     claimed = await guarded.root.post(f"{CONTROL}/pull/claim", headers=me, json={"worker": "w"})
-    told = {stream["path"]: stream["tail_offset"] for stream in claimed.json()["streams"]}
-    assert told == {"named": token(0), "orders": token(1)}
+    reported = {stream["path"]: stream["tail_offset"] for stream in claimed.json()["streams"]}
+    assert reported == {"named": token(0), "orders": token(1)}
     proof = {name: claimed.json()[name] for name in ("wake_id", "generation")}
     acked = await guarded.root.post(
         f"{CONTROL}/pull/ack",
@@ -315,16 +315,16 @@ async def test_a_token_of_the_same_id_takes_the_subscription_up_with_its_own_rig
     narrower = await guarded.issue("me", "mine/b")
     await guarded.append("mine/a", 1)
     await guarded.append("mine/b", 1)
-    told = (await receiver.hook()).body
-    assert [stream["path"] for stream in told["streams"]] == ["mine/b"]
+    reported = (await receiver.hook()).body
+    assert [stream["path"] for stream in reported["streams"]] == ["mine/b"]
     assert await guarded.names(narrower, "s") == ["mine/b"]
     unread = {
-        "wake_id": told["wake_id"],
-        "generation": told["generation"],
+        "wake_id": reported["wake_id"],
+        "generation": reported["generation"],
         "acks": [{"stream": "mine/a", "offset": token(1)}],
     }
     refused = await guarded.root.post(
-        f"{CONTROL}/s/callback", headers=bearer(told["callback_token"]), json=unread
+        f"{CONTROL}/s/callback", headers=bearer(reported["callback_token"]), json=unread
     )
     assert refused.json()["error"]["code"] == "INVALID_OFFSET"
 
@@ -350,7 +350,7 @@ async def stored(guarded: Guarded, id_: str) -> Subscription:
     return decode(id_, content)
 
 
-async def test_ids_and_types_are_told_to_nobody_without_a_token_of_a_wake(
+async def test_ids_and_types_are_shown_only_to_holders_of_a_wake_token(
     guarded: Guarded, receiver: Receiver
 ) -> None:
     await guarded.put(bearer(ROOT), "pull", **pull())

@@ -298,7 +298,7 @@ async def test_an_append_right_after_an_explicit_link_is_pending(
 ) -> None:
     await create(store, "named", 1)
     await bench.put("s", **pull(pattern="nothing"))
-    await append(store, "named", 2)  # nobody is interested yet, and that must not be remembered
+    await append(store, "named", 2)  # no subscription matches yet, and that must not be cached
     await bench.post("s", "streams", {"streams": ["named"]})
     await append(store, "named", 3)
     [stream] = (await bench.claim("s"))["streams"]

@@ -88,10 +88,10 @@ async def test_an_acknowledged_append_can_be_claimed_at_once(
     bench: Bench, store: StreamStore
 ) -> None:
     await create(store, "events/a")
-    for place in range(1, 30):
-        await append(store, "events/a", place)
+    for position in range(1, 30):
+        await append(store, "events/a", position)
         claimed = await bench.claim("s")
-        ack = of(claimed, ("events/a", place), done=True)
+        ack = of(claimed, ("events/a", position), done=True)
         assert (await bench.post("s", "ack", ack, claimed["token"])).status_code == 200
 
 
@@ -155,9 +155,9 @@ async def test_a_lease_that_runs_out_is_announced_and_fences(
 async def test_an_ack_extends_the_lease(bench: Bench, store: StreamStore) -> None:
     await create(store, "events/a", 1, 2, 3)
     claimed = await bench.claim("s")
-    for place in (1, 2, 3):
+    for position in (1, 2, 3):
         bench.pass_seconds(0.9)
-        said = await bench.post("s", "ack", of(claimed, ("events/a", place)), claimed["token"])
+        said = await bench.post("s", "ack", of(claimed, ("events/a", position)), claimed["token"])
         assert said.json() == {"ok": True, "next_wake": False}
     state = await bench.stored("s", is_held)
     assert state.wake is not None

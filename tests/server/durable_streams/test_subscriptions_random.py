@@ -63,22 +63,22 @@ class Model:
             self.until = self.clock.now + LEASE
             assert self.held["generation"] > self.generation
             self.generation = self.held["generation"]
-            told = {
+            reported = {
                 stream["path"]: (parse_offset(stream["acked_offset"]), stream["tail_offset"])
                 for stream in self.held["streams"]
             }
-            for path in told.keys() | {path for path in STREAMS if self.tails[path]}:
-                assert told[path] == (self.acked[path], format_offset(self.tails[path]))
+            for path in reported.keys() | {path for path in STREAMS if self.tails[path]}:
+                assert reported[path] == (self.acked[path], format_offset(self.tails[path]))
 
     async def ack(self, bench: Bench) -> None:
         if self.held is None:
             return
         stream, done = self.chance.choice(STREAMS), self.chance.random() < 0.4
-        place = self.chance.randint(self.acked[stream], self.tails[stream])
-        acks = [{"stream": stream, "offset": format_offset(place)}] if self.tails[stream] else []
+        position = self.chance.randint(self.acked[stream], self.tails[stream])
+        acks = [{"stream": stream, "offset": format_offset(position)}] if self.tails[stream] else []
         body = {**_proof(self.held), "acks": acks, "done": done}
         said = await bench.post("s", "ack", body, self.held["token"])
-        self.acked[stream] = place
+        self.acked[stream] = position
         assert said.json() == {"ok": True, "next_wake": done and self.pending}
         self.until = self.clock.now + LEASE
         if done:

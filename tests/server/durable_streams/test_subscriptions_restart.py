@@ -183,7 +183,7 @@ async def test_a_wake_that_was_not_announced_is_announced_after_a_crash(
         await store.create_basin(BASIN)
         async with serving(store, clock) as bench:
             await bench.put("s", **pull())
-            await create(store, "events/a", 1)  # there is no stream of wakes yet
+            await create(store, "events/a", 1)  # the wake stream does not exist yet
             await bench.stored("s", lambda state: state.failures == 1)
         await create(store, "wakes")
         clock.now += 1200
@@ -191,9 +191,7 @@ async def test_a_wake_that_was_not_announced_is_announced_after_a_crash(
             assert (await next_message(store, "wakes", 0))["stream"] == "events/a"
 
 
-async def test_what_was_appended_while_nobody_looked_is_found(
-    engines: Engines, clock: Clock
-) -> None:
+async def test_appends_while_no_subscription_runs_are_found(engines: Engines, clock: Clock) -> None:
     """As if the process had crashed after the append was durable and before the wake was."""
     async with open_store(engines.location, opener=engines.open) as store:
         await prepare(store)
@@ -288,7 +286,7 @@ async def test_a_deletion_of_unknown_outcome_can_be_repeated(
 async def test_a_claim_of_unknown_outcome_is_announced_again_when_its_lease_is_over(
     engines: Engines, clock: Clock
 ) -> None:
-    """Nobody knows its token, and nobody asks again: the work must not be lost by that."""
+    """No client knows its token, and none asks again: the work must not be lost."""
     async with restarted(engines, clock) as bench:
         await prepare(bench.store)
         await bench.put("s", **pull(lease_ttl_ms=1000))

@@ -309,7 +309,7 @@ async def test_a_receiver_that_answers_byte_by_byte_runs_out_of_time() -> None:
             await WebhookClient(timeout=0.2).post(target, ["127.0.0.1"], {}, b"")
 
 
-async def test_nobody_listens() -> None:
+async def test_a_port_without_a_listener_is_an_error() -> None:
     async with receiving() as receiver:
         pass
     with pytest.raises(ConnectionRefusedError):

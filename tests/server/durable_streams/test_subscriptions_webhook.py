@@ -1,4 +1,4 @@
-"""Webhooks: signed, acknowledged, repeated until somebody takes them, fenced."""
+"""Webhooks: signed, acknowledged, repeated until a receiver accepts them, fenced."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ async def callback(bench: Bench, body: dict[str, Any], token: str) -> tuple[int,
 
 
 async def wait_for_ack(bench: Bench, stream: str, offset: str) -> None:
-    place = int(offset.partition("_")[0])
-    await bench.stored("s", lambda s: stream in s.links and s.links[stream].acked == place)
+    position = int(offset.partition("_")[0])
+    await bench.stored("s", lambda s: stream in s.links and s.links[stream].acked == position)
 
 
 def has_failed(times: int, state: Subscription) -> bool:
@@ -182,11 +182,11 @@ async def test_what_comes_during_a_wake_makes_the_next_one(
     second = await receiver.hook()
     assert second.body["generation"] == 2
     assert second.body["wake_id"] != first.body["wake_id"]
-    told = offsets(second.body["streams"])
-    assert told == {"events/a": format_offset(2), "events/b": format_offset(1)}
+    reported = offsets(second.body["streams"])
+    assert reported == {"events/a": format_offset(2), "events/b": format_offset(1)}
 
 
-async def test_a_receiver_that_fails_is_called_again_with_growing_patience(
+async def test_a_receiver_that_fails_is_called_again_after_growing_pauses(
     bench: Bench, store: StreamStore, receiver: Receiver
 ) -> None:
     receiver.answer = answer(500)

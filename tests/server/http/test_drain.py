@@ -1,4 +1,4 @@
-"""A server that is asked to stop: nothing accepted is lost, nobody is left in the dark."""
+"""A stopping server loses nothing that it accepted, and answers every request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.server.raw_h2 import Answer, h2_client
 
 
 class Stoppable:
-    """A server in a task of its own, so that a test can go on while it stops."""
+    """A server in a task of its own, so that a test can continue while it stops."""
 
     def __init__(self, server: Server, order: asyncio.Event, task: asyncio.Task[None]) -> None:
         self.server = server
@@ -121,7 +121,7 @@ async def test_an_outstanding_ack_advises_to_reconnect_and_the_client_may_end_in
 
 
 async def accepted(server: Server, count: int) -> None:
-    """Wait until so many records have their place in the stream, durable or not."""
+    """Wait until so many records have their slots in the stream, durable or not."""
     while True:
         try:
             await server.store.submit(BASIN, STREAM, [Stored(b"probe")], match_seq_num=count)
@@ -240,7 +240,7 @@ def _numbered(number: int) -> AppendInput:
     return AppendInput(records=[Record(body=b"%d" % number)], match_seq_num=number)
 
 
-async def test_after_a_stop_nobody_answers() -> None:
+async def test_a_stopped_server_does_not_answer() -> None:
     async with stoppable() as running:
         port = running.server.port
         await running.begin()

@@ -52,7 +52,7 @@ async def test_a_connection_serves_one_request_after_the_other(server: Server) -
             assert b"tail" in await client.body(int(headers["content-length"]))
 
 
-async def test_a_request_that_is_not_http_harms_nobody(server: Server) -> None:
+async def test_a_request_that_is_not_http_affects_no_other(server: Server) -> None:
     async with h1_client(server.port) as client:
         await client.send(b"\x00\x01\x02 what is this\r\n\r\n")
         assert b"400" in (await client.rest()).split(b"\r\n")[0]

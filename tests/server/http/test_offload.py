@@ -20,7 +20,7 @@ async def offload_pool() -> AsyncIterator[OffloadPool]:
 
 
 class Held:
-    """Work that goes on until it is let go."""
+    """Work that continues until it is released."""
 
     def __init__(self) -> None:
         self.begun, self._go = threading.Event(), threading.Event()
@@ -80,7 +80,7 @@ async def test_a_caller_that_gives_up_frees_its_thread_only_when_the_work_ends(
     assert await queued == "done"
 
 
-async def test_who_stops_waiting_takes_nobody_elses_turn(offload_pool: OffloadPool) -> None:
+async def test_a_cancelled_wait_takes_no_turn_of_others(offload_pool: OffloadPool) -> None:
     held = Held()
     running = asyncio.ensure_future(offload_pool.run("a", held))
     await held.has_begun()
@@ -104,28 +104,28 @@ async def test_errors_come_back_without_what_they_were_made_of(offload_pool: Off
 
 
 async def test_what_arrives_later_waits_for_what_takes_long() -> None:
-    order, placed = ArrivalOrder(), list[str]()
+    order, submitted = ArrivalOrder(), list[str]()
     parsed = asyncio.Event()
 
     async def heavy(name: str) -> None:
         async with order.turn("stream"):
             await parsed.wait()
-            placed.append(name)
+            submitted.append(name)
 
     async def light(name: str, key: str = "stream") -> None:
         await order.reached(key)
-        placed.append(name)
+        submitted.append(name)
 
     running = [
         asyncio.ensure_future(work)
         for work in (heavy("1"), light("2"), heavy("3"), light("4"), light("other", "elsewhere"))
     ]
-    while "other" not in placed:  # noqa: ASYNC110 - nothing announces it
+    while "other" not in submitted:  # noqa: ASYNC110 - nothing announces it
         await asyncio.sleep(0)
-    assert placed == ["other"]
+    assert submitted == ["other"]
     parsed.set()
     await asyncio.gather(*running)
-    assert placed == ["other", "1", "2", "3", "4"]
+    assert submitted == ["other", "1", "2", "3", "4"]
 
 
 async def test_a_turn_that_fails_lets_the_next_one_come() -> None:

@@ -121,7 +121,7 @@ async def test_waits_of_a_connection_that_is_cut_off_end_with_an_error() -> None
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_memory_stays_within_bounds_and_nobody_is_forgotten(seed: int) -> None:
+async def test_memory_stays_within_bounds_and_every_answer_gets_its_share(seed: int) -> None:
     """Random connections reserve, shrink, release and give up, in any order."""
     some, room = random.Random(seed), Room(CAPACITY)
     asked: list[asyncio.Task[Reservation]] = []
@@ -142,7 +142,7 @@ async def test_memory_stays_within_bounds_and_nobody_is_forgotten(seed: int) -> 
         assert room.used <= CAPACITY
     while asked:
         ready = [one for one in asked if one.done()]
-        assert ready, "all wait, and nobody holds anything"
+        assert ready, "all wait, and none holds anything"
         for one in ready:
             one.result().release()
             asked.remove(one)

@@ -118,7 +118,7 @@ async def test_a_body_that_needs_memory_gets_it_from_bodies_that_stall() -> None
 
 
 async def test_a_body_that_needs_memory_gets_it_from_bodies_that_trickle() -> None:
-    """Two bodies hold all the memory there is and arrive at a pace that is fine while nobody waits."""
+    """Two bodies hold all memory, and arrive at a pace that is fine while no other waits."""
     settings = configuration(body_timeout=2.0, body_bytes=6 << 20)
     body = json.dumps({"records": [{"body": "x" * 1_000_000}]}).encode()
     async with running_server(settings) as server:

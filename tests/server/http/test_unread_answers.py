@@ -88,7 +88,7 @@ async def test_requests_of_a_connection_without_a_window_cost_no_more_than_the_b
 
 
 @pytest.mark.alone
-async def test_small_pages_over_http2_that_nobody_takes_cost_no_more_than_the_budget(
+async def test_unread_small_pages_over_http2_cost_no_more_than_the_budget(
     tmp_path: Path,
 ) -> None:
     async with attacked(tmp_path) as server, AsyncExitStack() as stack:

@@ -15,7 +15,7 @@ from tests.server.conftest import configuration
 from tests.server.durable_streams.conftest import JSON, browsing
 from tests.server.durable_streams.test_access import ROOT, bearer, issue
 
-#: A basin that creates streams by itself, and one that does not.
+#: A basin that creates streams on append and read, and one that does not.
 EAGER, PLAIN = "eager-basin", "plain-basin"
 
 

@@ -1,4 +1,4 @@
-"""A caller whose names get a prefix is never told what that prefix is."""
+"""A caller whose names get a prefix never sees that prefix."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ async def ended_session(port: int, secret: str) -> bytes:
 )
 @pytest.mark.parametrize("name", ["orders", "o'clock", 'in "quotes"', "a/"])
 def test_a_message_names_a_stream_as_its_caller_does(prefix: str, name: str) -> None:
-    told = shown_message(StreamNotFoundError("test-basin", prefix + name), prefix)
-    assert unquoted(told) == unquoted(StreamNotFoundError("test-basin", name).message)
+    reported = shown_message(StreamNotFoundError("test-basin", prefix + name), prefix)
+    assert unquoted(reported) == unquoted(StreamNotFoundError("test-basin", name).message)
     assert shown_message(InvalidError("nothing of it"), prefix) == "nothing of it"
 
 

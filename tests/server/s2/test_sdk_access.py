@@ -182,7 +182,7 @@ async def test_metrics_are_for_root_and_for_tokens_that_may_see_the_accounts(
             assert (await h2.exchange("GET", "/metrics", headers)).status == status
 
 
-async def test_metrics_can_be_opened_to_everybody() -> None:
+async def test_metrics_can_be_opened_to_all_callers() -> None:
     settings = configuration(root_token=Secret(ROOT), open_metrics=True)
     async with running_server(settings) as server, h2_client(server.port) as h2:
         assert (await h2.exchange("GET", "/metrics")).status == 200

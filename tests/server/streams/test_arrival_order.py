@@ -1,4 +1,4 @@
-"""Appends of one connection are placed in the order in which they arrived, however large they are."""
+"""Appends of one connection get their slots in the order of arrival, whatever their size."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from tests.server.frames import frames_in
 from tests.server.raw_h1 import H1Client, h1_client
 
 S2S, SSE = "content-type: s2s/proto", "accept: text/event-stream"
-#: More than are told in one turn.
+#: More than are woken in one turn.
 CROWD = 2 * WAKES_PER_STEP
 RECORDS, LAST = 60, b"<last>"
 SIZE = 6 + RECORD_OVERHEAD
@@ -154,7 +154,7 @@ async def test_a_follower_that_stops_reading_holds_a_little_and_later_gets_the_r
         await server.store.append(BASIN, STREAM, [Record(large)])
     await server.store.append(BASIN, STREAM, [Record(LAST)])
     assert len(await reading) > count * len(large)
-    # What lies in between are the kernel's buffers of both ends.
+    # The difference is in the kernel's buffers of both ends.
     assert delivered(server) - count * len(large) < 16 << 20
     frames = frames_in(await until_last(idle))
     assert sum(frame.body.count(large) for frame in frames) == count

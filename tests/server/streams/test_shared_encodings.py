@@ -34,9 +34,9 @@ def test_a_batch_is_encoded_once_for_all_who_hold_the_same_records() -> None:
 
 def test_another_form_and_another_tail_are_encoded_for_themselves() -> None:
     shared, encode = SharedEncodings(), Encoder()
-    one, told = batch(b"x" * 100), batch(b"x" * 100, 1)
+    one, reported = batch(b"x" * 100), batch(b"x" * 100, 1)
     for form in ("json", "base64"):
-        for each in (one, told):
+        for each in (one, reported):
             shared.get(each, form, encode)
             shared.get(each, form, encode)
     assert encode.calls == 4

@@ -425,8 +425,8 @@ def test_the_reference_names_every_setting() -> None:
                 x=1,
             )
         )
-    told = [problem.partition("the settings are ")[2] for problem in failure.value.problems]
-    names = {name for known in told for name in known.split(", ") if name}
+    reported = [problem.partition("the settings are ")[2] for problem in failure.value.problems]
+    names = {name for known in reported for name in known.split(", ") if name}
     assert len(names) > 30
     assert [name for name in sorted(names) if name not in page] == []
 

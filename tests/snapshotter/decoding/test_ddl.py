@@ -50,7 +50,7 @@ def test_a_key_is_never_null() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "what"),
+    ("text", "position", "what"),
     [
         ("", "''", "name of a column"),
         ("id", "'id'", "expected a type"),
@@ -70,10 +70,10 @@ def test_a_key_is_never_null() -> None:
         ("id MAP<INT, INT>", "keys", ""),
     ],
 )
-def test_anything_else_is_refused_with_its_place(text: str, place: str, what: str) -> None:
+def test_anything_else_is_refused_with_its_position(text: str, position: str, what: str) -> None:
     with pytest.raises(InvalidError) as failure:
         parse_ddl(text, ["id"])
-    assert place in failure.value.message
+    assert position in failure.value.message
     assert what in failure.value.message
 
 

@@ -331,7 +331,7 @@ def test_a_column_that_was_seen_exists_and_takes_the_type_of_its_first_value(
     found = decode({"op": "c", "after": {"id": 1, "seen": empty}}, schema=schema)
     assert found.schema is not None
     assert found.schema.arrow.field("seen").type == kind
-    # An object without members cannot be told from null until it shows one.
+    # An object without members counts as null until it shows one.
     assert brief(found) == [
         (0, "insert", 1, {"id": 1, "seen": empty or ([] if empty == [] else None)})
     ]

@@ -39,7 +39,7 @@ def test_an_empty_body_deletes_the_row_that_a_header_names(key: bytes, body: byt
     assert brief(decode(decoder, body, keys=[key])) == [("delete", 7, None)]
 
 
-def test_an_empty_body_that_nobody_names_is_a_dead_letter() -> None:
+def test_an_empty_body_without_a_key_is_a_dead_letter() -> None:
     for decoder in (UpsertDecoder(("id",)), UpsertDecoder(("id",), key_header="key")):
         found = decode(decoder, b"", {"id": 1})
         assert found.dead_letters["seq_num"].to_pylist() == [0]

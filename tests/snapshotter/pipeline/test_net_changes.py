@@ -171,7 +171,7 @@ class Model:
         self._known = dict(rows)
 
     def take(self, step: tuple[Any, ...]) -> Row:
-        """Do what the step says, and return the change that tells it."""
+        """Do what the step says, and return the change that records it."""
         if step[0] == "truncate":
             self.rows, self._known = {}, {}
             return change("truncate")

@@ -100,8 +100,8 @@ def test_it_does_not_matter_where_batches_are_cut(
         else:
             expected = expected._replace(marked=expected.marked or membership.marked)
     found: OpenTransaction | None = None
-    places = sorted({0, len(said), *(edge for edge in edges if edge <= len(said))})
-    for start, end in itertools.pairwise(places):
+    cuts = sorted({0, len(said), *(edge for edge in edges if edge <= len(said))})
+    for start, end in itertools.pairwise(cuts):
         found = follow(found, tail(*said[start:end], first=start))
     assert found == expected
 

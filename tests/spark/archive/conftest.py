@@ -1,4 +1,4 @@
-"""Archives that several tests read; whoever changes one takes a copy."""
+"""Archives that several tests read; a test that changes one takes a copy."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def bucket_of(key: int, count: int = BUCKETS) -> int:
 
 
 class History:
-    """An archive being written, and the state at every position; a minute lies between two."""
+    """An archive being written, and the state at every position, a minute apart."""
 
     def __init__(
         self, writer: ArchiveWriter, destination: Destination, clock: Clock, buckets: int | None

@@ -25,7 +25,7 @@ def feed(uri: object, since: object, **options: object) -> list[Row]:
 
 
 def applied(state: State, changes: list[Row]) -> dict[int, Row]:
-    """The table after the changes, as somebody would keep it who has only them."""
+    """The table after the changes, as a consumer of the changes alone would keep it."""
     found: dict[int, Row] = {r["id"]: r for r in _plain(state)}
     order = sorted(changes, key=lambda c: (int(c["_to_position"]), c["_action"] != "TRUNCATE"))
     for change in order:

@@ -141,7 +141,7 @@ def test_row_groups_that_cannot_match_are_not_read() -> None:
     part, file = _parquet(table, 10)
     chunk = pq.ParquetFile(file).metadata.row_group(3).column(0)
     content = bytearray(file.getvalue())
-    # The last byte of its last page: whoever reads it finds another checksum.
+    # The last byte of its last page: a reader finds another checksum.
     content[chunk.data_page_offset + chunk.total_compressed_size - 1] ^= 255
     damaged = io.BytesIO(content)
 

@@ -94,7 +94,7 @@ class Cluster:
             process.wait(60)
 
     def logs(self) -> str:
-        """What everybody said last, for a test that fails."""
+        """The last output of every process, for a test that fails."""
         files = [*self._folder.glob("*.log"), *self._folder.glob("work-*/*/*/stderr")]
         return "\n".join(f"== {file}\n{file.read_text()[-2000:]}" for file in sorted(files))
 

@@ -1,4 +1,4 @@
-"""A snapshot writer that leads a cluster, in a process of its own."""
+"""A snapshotter as the driver of a cluster, in its own process."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Driver:
             self.kill()
 
     def kill(self) -> None:
-        """End it, if it has not ended by itself."""
+        """End it, if it has not ended yet."""
         self._process.kill()
         self._process.wait(30)
         if self._process.stdout:

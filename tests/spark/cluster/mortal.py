@@ -1,7 +1,7 @@
-"""A worker's `sitecustomize`: its processes die, when told to, in the midst of what they write.
+"""A worker's `sitecustomize`: its processes die, on request, while they write.
 
 Whom an order names, `worker` or `executor`, is killed as soon as a task has published a file: it is
-durable by then, and nobody knows of it yet. An order is a file, and is carried out once.
+durable by then, and not reported yet. A request is a file, and is carried out once.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The snapshot writer on a cluster: the same job, the same archive, whoever dies on the way.
+"""The snapshotter on a cluster: the same job, the same archive, whichever process dies.
 
-No worker can import Streamfold by itself: what tasks run is what the driver shipped.
+Workers have no Streamfold installed: tasks run what the driver shipped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(900)
 
 SEED = 20260719
 #: Seconds for one step, far above what it takes.
-PATIENCE = 300.0
+TIMEOUT = 300.0
 _CONFS = [word for name, value in SMALL.items() for word in ("--conf", f"{name}={value}")]
 #: What the name of a part has of the task that wrote it; before it is the plan of the job.
 _TASK = re.compile(r"t\d+(?=-b\d+\.)")
@@ -72,7 +72,7 @@ class Published:
         driver, last = self.driver, str(len(self.bodies) - 1)
         assert driver is not None
         return wait_for(
-            driver.status, lambda seen: seen["ready"] and seen["manifest_head"] == last, PATIENCE
+            driver.status, lambda seen: seen["ready"] and seen["manifest_head"] == last, TIMEOUT
         )
 
     def attempts(self) -> dict[str, list[int]]:
@@ -99,13 +99,13 @@ def published(
     yield made
     if made.driver is not None:
         made.driver.kill()
-    wait_for(cluster.applications, lambda names: not names, PATIENCE)
+    wait_for(cluster.applications, lambda names: not names, TIMEOUT)
 
 
 def test_with_a_master_workers_do_the_work_and_may_die_in_the_middle_of_it(
     cluster: Cluster, published: Published
 ) -> None:
-    """Spark runs the tasks of the dead again, and the query goes on, until Spark itself dies."""
+    """Spark repeats tasks of dead processes, and the query continues, until Spark itself dies."""
     cluster.order_death(WORKER)
     published.append(300)
     run = (_BIN / "streamfold", "snapshotter", "run", "--json", "--master", cluster.url)
@@ -126,7 +126,7 @@ def test_with_a_master_workers_do_the_work_and_may_die_in_the_middle_of_it(
     epoch = driver.status()["epoch"]
     cluster.order_death(WORKER)
     driver.request_snapshot()  # a fold
-    wait_for(driver.status, lambda found: found["epoch"] > epoch, PATIENCE)
+    wait_for(driver.status, lambda found: found["epoch"] > epoch, TIMEOUT)
     assert not cluster.awaits_death()
 
     driver.child("java").kill()

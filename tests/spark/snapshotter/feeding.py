@@ -34,8 +34,10 @@ class Feed:
 
 def envelope(op: str, key: dict[str, Any] | None = None, after: Any = None, **more: Any) -> bytes:
     """One change as a record's body."""
-    told = {"op": op, "key": key, "after": after, **more}
-    return json.dumps({name: value for name, value in told.items() if value is not None}).encode()
+    reported = {"op": op, "key": key, "after": after, **more}
+    return json.dumps(
+        {name: value for name, value in reported.items() if value is not None}
+    ).encode()
 
 
 def feed(server: Server, stream: str, bodies: Iterable[bytes]) -> None:

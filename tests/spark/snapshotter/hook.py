@@ -12,13 +12,13 @@ class Hook:
     """Takes every event that is posted to it, in order; at a port of its own, or at a given one."""
 
     def __init__(self, port: int = 0) -> None:
-        told: list[tuple[str, str]] = []
-        self.told = told
+        reported: list[tuple[str, str]] = []
+        self.reported = reported
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 event = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                told.append((event["kind"], event["to_position"]))
+                reported.append((event["kind"], event["to_position"]))
                 self.send_response(204)
                 self.end_headers()
 

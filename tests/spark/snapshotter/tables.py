@@ -84,7 +84,7 @@ def _with_nulls(state: State) -> State:
 
 
 def place_manifest(spec: DestinationSpec) -> Manifest:
-    """What is committed at a place, read as whoever the place says."""
+    """What is committed at a destination, read with its own credentials."""
     stored = asyncio.run(spec.open().read(SEQ_NUM))
     assert stored is not None
     return stored.manifest

@@ -48,7 +48,7 @@ def test_artifacts_end_with_transactions_events_wait_for_their_sink_and_letters_
     spark: SparkSession, server: Server, fresh: Callable[[], str], tmp_path: Path
 ) -> None:
     moved, odd, dead = fresh(), fresh(), fresh()
-    port = free_port()  # nobody listens there yet
+    port = free_port()  # nothing listens there yet
     limits = TransactionLimits(max_records=4, quiet=timedelta(seconds=1))
     sink = {"type": "webhook", "url": f"http://127.0.0.1:{port}/events"}
     moves = table_job(
@@ -82,7 +82,7 @@ def test_artifacts_end_with_transactions_events_wait_for_their_sink_and_letters_
             assert live.wait_for_head("moves", 11).counts.transactions_cut == 1
             send(envelope("e", txn="c"), change(13, txn={"id": "d"}))
             announced = [(a.kind, a.to_position) for a in manifest_of(tmp_path / "moves").artifacts]
-            wait_for(lambda: hook.told, lambda told: told == announced)
+            wait_for(lambda: hook.reported, lambda reported: reported == announced)
     # The last flush leaves the open transaction where it is: in the stream.
     positions = [a.to_position for a in manifest_of(tmp_path / "moves").artifacts]
     assert set(positions) == {"1", "5", "7", "11"}
@@ -196,7 +196,7 @@ def test_a_role_is_assumed_by_tasks_and_by_sinks_and_not_for_every_part(
     monkeypatch.setattr(STSBackend, "assume_role", note)
     stream, bodies = fresh(), list(Feed(13).changes(400))
     feed(server, stream, bodies[:200])
-    with guarded_aws() as (places, environment):
+    with guarded_aws() as (aws_settings, environment):
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
             # Tasks run in processes that were given their variables when Spark started.
@@ -204,26 +204,28 @@ def test_a_role_is_assumed_by_tasks_and_by_sinks_and_not_for_every_part(
         source = {"server": server.url, "basin": BASIN, "stream": stream, "table": "items"}
         schema = "id BIGINT NOT NULL, name STRING, price DOUBLE"
         raw = {"source": source, "schema": schema, "buckets": 16, "diff": {"interval": "500ms"}}
-        configuration = read_configuration({**raw, **places})
+        configuration = read_configuration({**raw, **aws_settings})
         [job] = table_jobs(configuration, {"S2_ACCESS_TOKEN": TOKEN})
         role = Profiles(job.credentials).access("archive", path="credentials")
         with running(spark, tmp_path, job) as live:
             live.wait_for_head("items", 199)
             feed(server, stream, bodies[200:])
             live.wait_for_head("items", 399)
-            told = wait_for(partial(_received, role, places), lambda told: len(told) >= 2)
+            reported = wait_for(
+                partial(_received, role, aws_settings), lambda reported: len(reported) >= 2
+            )
         found = place_manifest(job.destination_specs[0])
     announced = [(artifact.kind, artifact.to_position) for artifact in found.artifacts]
-    assert set(told) == set(announced[:2])
+    assert set(reported) == set(announced[:2])
     parts = sum(len(artifact.formats["jsonl"].parts) for artifact in found.artifacts)
     assert found.head_position == "399"
-    assert set(asked) == {places["credentials"]["archive"]["role_arn"]}
+    assert set(asked) == {aws_settings["credentials"]["archive"]["role_arn"]}
     assert len(asked) < parts
 
 
-def _received(role: AwsAccess, places: dict[str, Any]) -> list[tuple[str, str]]:
+def _received(role: AwsAccess, aws_settings: dict[str, Any]) -> list[tuple[str, str]]:
     """Events in the queue, which stay there."""
-    [sink] = places["events"]
+    [sink] = aws_settings["events"]
     found = role.client("sqs").receive_message(
         QueueUrl=sink["queue_url"], MaxNumberOfMessages=10, VisibilityTimeout=0
     )

@@ -45,8 +45,8 @@ class Table:
     """A table as files, made layer by layer, and what it must hold."""
 
     def __init__(self, folder: Path) -> None:
-        self.place = DestinationSpec(folder.as_uri())
-        self.mirrors: Mirrors = open_mirrors([self.place])
+        self.destination = DestinationSpec(folder.as_uri())
+        self.mirrors: Mirrors = open_mirrors([self.destination])
         self.expected: dict[Key, Row] = {}
         self.stack = Stack(None, (), BUCKETS)
 
@@ -81,9 +81,9 @@ class Table:
             parts = [(bucket, _of_bucket(changes, bucket)) for bucket in range(BUCKETS)]
         written = []
         for bucket, own in parts:
-            told = [*(head if not bucket else []), *map(_told, own.items())]
-            if told:
-                written.append(self._write(plan, _batches(told, schema.changes), bucket))
+            reported = [*(head if not bucket else []), *map(_told, own.items())]
+            if reported:
+                written.append(self._write(plan, _batches(reported, schema.changes), bucket))
         if truncates and bucketed:
             written = [_marked(part) for part in written]
         self.stack = self.stack.with_diff(Layer.pending(plan, written))
@@ -107,7 +107,7 @@ class Table:
 
     def step(self, schema: TableSchema, attempt: str) -> FoldStep:
         plan = _plan(schema, "parquet", None, str(len(self.stack.diffs)), attempt)
-        return FoldStep(self.stack, plan, (self.place,), tuple(range(BUCKETS)), BUCKETS)
+        return FoldStep(self.stack, plan, (self.destination,), tuple(range(BUCKETS)), BUCKETS)
 
 
 def _plan(
@@ -276,7 +276,7 @@ def _fold(step: FoldStep) -> list[Any]:
 
 
 async def test_an_archive_in_buckets_of_another_hash_is_folded_as_a_whole(tmp_path: Path) -> None:
-    """Nothing but the field `bucketing` tells how its writer chose the buckets."""
+    """Only the field `bucketing` says how the writer chose the buckets."""
     spec = DestinationSpec(tmp_path.as_uri())
     writer = await open_writer(open_mirrors([spec]).primary)
     # Keys of any kind in either bucket: by our hash some of them would be looked for in the other.

@@ -197,8 +197,8 @@ def _decoded(bodies: list[bytes], **changed: Any) -> tuple[list[DecodeReport], l
         for batch in decode([records_batch], step=replace(step, **changed))
     ]
     reports = [row["payload"] for row in rows if row["bucket"] == REPORT]
-    told = [msgspec.json.decode(payload, type=DecodeReport) for payload in reports]
-    return told, [row["seq_num"] for row in rows if row["bucket"] >= 0], letters.written
+    reported = [msgspec.json.decode(payload, type=DecodeReport) for payload in reports]
+    return reported, [row["seq_num"] for row in rows if row["bucket"] >= 0], letters.written
 
 
 class _Letters:
@@ -332,9 +332,9 @@ def test_the_status_of_every_table_is_served() -> None:
 
 def test_two_writers_on_one_machine_are_told_apart() -> None:
     source = {"server": "h:1", "table": "t", "schema": "public"}
-    places = [{"type": "local", "path": "/archive"}]
-    named = {"source": source | {"client_id": "archive-1"}, "destinations": places}
-    unnamed = {"source": source, "destinations": places}
+    destinations = [{"type": "local", "path": "/archive"}]
+    named = {"source": source | {"client_id": "archive-1"}, "destinations": destinations}
+    unnamed = {"source": source, "destinations": destinations}
     ids = [table_jobs(read_configuration(raw), {})[0].writer_id for raw in (named, named, unnamed)]
     assert len(set(ids)) == 3
     assert all(f"{socket.gethostname()}/{os.getpid()}-" in name for name in ids)
@@ -500,7 +500,7 @@ def test_the_way_through_a_backlog_is_logged(caplog: pytest.LogCaptureFixture) -
     log = CommitLog("t")
     log.follows("s", 100, 1100)
     log.took(599, 50.0)
-    log.took(1099, 50.0)  # what comes from now on is no backlog
+    log.took(1099, 50.0)  # what comes from now on is not backlog
     log.took(1200, 50.0)
     assert [record.getMessage() for record in caplog.records] == [
         "table t: follows stream s from record 100 on, 1000 records behind",

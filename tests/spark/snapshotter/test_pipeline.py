@@ -129,7 +129,7 @@ def test_a_transaction_over_several_batches_is_published_whole(
     assert seen == [("0", 1, 1), ("0", 1, 0), ("8", 9, 8), ("8", 9, 0)]
     assert [set(state_of(folder, position)) for position in ("0", "8")] == [{1}, {3, 4}]
     assert len(list((folder / "dead-letters").iterdir())) == 1  # though it was read twice
-    # A process that begins anew finds the open transaction again, and can be told to wait no longer.
+    # A new process finds the open transaction again, and can be made to stop waiting.
     again = open_pipeline(spark, loop, job)
     assert again.process(records(spark, server, stream, 9, 12))
     assert (again.intake.held_from, manifest_of(folder).head_position) == (9, "8")
@@ -146,8 +146,8 @@ def test_a_transaction_over_several_batches_is_published_whole(
 def debezium(op: str, key: int | None = None, txn: str | None = None) -> bytes:
     row = None if key is None else {"id": key, "name": f"n{key}"}
     transaction = None if txn is None else {"id": txn, "total_order": 1}
-    told = {"op": op, "before": None, "after": row, "transaction": transaction}
-    return json.dumps(told).encode()
+    reported = {"op": op, "before": None, "after": row, "transaction": transaction}
+    return json.dumps(reported).encode()
 
 
 def marker(status: str, txn: str) -> bytes:

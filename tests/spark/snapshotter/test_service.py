@@ -70,7 +70,7 @@ def test_a_table_is_published_as_it_changes_and_says_how_it_is(
         announced = [
             (artifact.kind, artifact.to_position) for artifact in manifest_of(folder).artifacts
         ]
-        wait_for(lambda: hook.told, lambda told: told[: len(announced)] == announced)
+        wait_for(lambda: hook.reported, lambda reported: reported[: len(announced)] == announced)
         feed(server, stream, bodies[800:])
     assert live.writer.is_whole
     assert manifest_of(folder).head_position == "899"
@@ -99,7 +99,7 @@ def test_a_table_that_fails_stops_alone_and_says_why(
     assert state_of(tmp_path / "bad") == {1: {"id": 1, "name": "one"}}
     assert check_every_boundary(tmp_path / "good", bodies)
     assert not live.writer.is_whole
-    # Nothing was lost: a decoder that keeps such records apart goes on from there.
+    # Nothing was lost: a decoder that makes dead letters of such records continues from there.
     tolerant = replace(broken, decoder=EnvelopeDecoder(("id",), DEAD_LETTER))
     with running(spark, scratch, tolerant) as live:
         live.wait_for_state("bad", State.RUNNING)

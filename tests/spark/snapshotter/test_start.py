@@ -14,7 +14,7 @@ from tests.spark.unreachable import address, dropping_server, silent_server
 def test_what_is_wrong_is_said_before_spark_starts_and_the_process_lives_until_it_is_stopped(
     tmp_path: Path,
 ) -> None:
-    port = free_port()  # nobody listens there
+    port = free_port()  # nothing listens there
     file, log = tmp_path / "writer.toml", tmp_path / "writer.log"
     file.write_text(
         f"""

@@ -9,10 +9,10 @@ from typing import TypeVar
 T = TypeVar("T")
 
 #: Seconds: far above what anything takes on a busy machine.
-PATIENCE = 240.0
+TIMEOUT = 240.0
 
 
-def wait_for(look: Callable[[], T], accept: Callable[[T], bool], seconds: float = PATIENCE) -> T:
+def wait_for(look: Callable[[], T], accept: Callable[[T], bool], seconds: float = TIMEOUT) -> T:
     """Return what `look` sees as soon as `accept` says yes to it."""
     end = time.monotonic() + seconds
     while True:

@@ -24,7 +24,7 @@ from streamfold.store.read.lineage import FORK_DEPTH_MAX
 from streamfold.store.read.requests import ReadRequest, from_seq_num, from_tail, from_timestamp
 from streamfold.store.store import StreamStore
 from tests.store.conftest import BASIN, STREAM, Bench, Clock
-from tests.store.durable_streams import append, content, create, fork_of, read, stamps, wish
+from tests.store.durable_streams import append, content, create, fork_of, read, spec, stamps
 
 
 async def settle(store: StreamStore) -> None:
@@ -292,9 +292,9 @@ async def test_forks_and_deletions_of_their_source_do_not_race(bench: Bench) -> 
         for round_ in range(10):
             await create(store, f"a{round_}", b"0")
             outcomes = await asyncio.gather(
-                store.durable.create(BASIN, f"b{round_}", wish(fork=fork_of(f"a{round_}"))),
+                store.durable.create(BASIN, f"b{round_}", spec(fork=fork_of(f"a{round_}"))),
                 store.durable.delete(BASIN, f"a{round_}"),
-                store.durable.create(BASIN, f"c{round_}", wish(fork=fork_of(f"a{round_}"))),
+                store.durable.create(BASIN, f"c{round_}", spec(fork=fork_of(f"a{round_}"))),
                 return_exceptions=True,
             )
             await settle(store)

@@ -1,4 +1,4 @@
-"""Snapshots at the store: a row makes a blob a snapshot; without one it is nobody's, and collected."""
+"""Snapshots at the store: a row makes a blob a snapshot; a blob without one is collected."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from tests.store.crash.ledger import Event, Ledger, Placed, Verified
+from tests.store.crash.ledger import Event, Ledger, Stored, Verified
 from tests.store.crash.process import WriterProcess
 
 #: Share of the kills that hit the start of the process, its opening of the store or its comparison.
@@ -21,7 +21,7 @@ _EARLY_WITHIN = 1.5
 
 
 class WriterFailedError(AssertionError):
-    """The writer ended by itself: it found something wrong, or could not open the store."""
+    """The writer ended on its own: it found something wrong, or could not open the store."""
 
 
 @dataclass(slots=True)
@@ -63,9 +63,9 @@ class Killer:
         started = time.monotonic()
         while self.summary.kills < kills:
             early = self._dice.random() < _EARLY
-            patience = self._dice.random() * _EARLY_WITHIN if early else None
+            max_wait = self._dice.random() * _EARLY_WITHIN if early else None
             acks = self._dice.choice([1, 10, 100, 500]) * self._dice.random()
-            await self._start_and_kill(1 + int(acks), patience)
+            await self._start_and_kill(1 + int(acks), max_wait)
             self.summary.kills += 1
             self.summary.seconds = time.monotonic() - started
             if progress:
@@ -73,8 +73,8 @@ class Killer:
         await self._start_and_kill(0, None)
         return self.summary
 
-    async def _start_and_kill(self, acks: int, patience: float | None) -> None:
-        """Start a writer, and kill it after its comparison and `acks` acks, or out of patience."""
+    async def _start_and_kill(self, acks: int, max_wait: float | None) -> None:
+        """Start a writer, and kill it after its comparison and `acks` acks, or after `max_wait`."""
         ledger = self._folder / "ledger.json"
         ledger.write_bytes(msgspec.json.encode(self._ledger))
         url = (self._folder / "store").as_uri()
@@ -82,7 +82,7 @@ class Killer:
         writer = await WriterProcess.start(url, run, seed, ledger)
         heard = _Heard()
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(max_wait):
                 while not heard.enough(acks):
                     if (event := await writer.event()) is None:
                         _, errors = await writer.end()
@@ -92,13 +92,13 @@ class Killer:
             pass
         await asyncio.sleep(self._dice.random() * 0.02)  # so that the kill hits any moment
         writer.kill()
-        while event := await writer.event():  # what it told before it died counts
+        while event := await writer.event():  # what it reported before it died counts
             self._take(event, heard)
         await writer.end()
         self.summary.kills_before_ack += acks > 0 and not heard.acks
 
     def _take(self, event: Event, heard: _Heard) -> None:
-        if isinstance(event, Placed):
+        if isinstance(event, Stored):
             if event.acknowledged:
                 heard.acks += 1
                 self.summary.acked_batches += 1

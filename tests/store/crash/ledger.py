@@ -1,4 +1,4 @@
-"""What a writer told of its appends, and so what storage must hold."""
+"""What a writer reported of its appends, and so what storage must hold."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from streamfold.model.records import Header, Record, fence_record, trim_record
 
-#: Names of the headers by which a record tells its batch, and its place in the batch.
+#: Names of the headers with a record's batch, and its index in the batch.
 BATCH, INDEX = b"batch", b"index"
 
 
@@ -33,7 +33,7 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
         made = [
             Record(
                 content.randbytes(self.size),
-                (Header(BATCH, self.batch.encode()), Header(INDEX, b"%d" % self._place(index))),
+                (Header(BATCH, self.batch.encode()), Header(INDEX, b"%d" % self._index(index))),
             )
             for index in range(self.count)
         ]
@@ -43,7 +43,7 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
             made.insert(1, trim_record(self.trim))
         return made
 
-    def _place(self, index: int) -> int:
+    def _index(self, index: int) -> int:
         commands = (self.fence is not None) + (self.trim is not None)
         return index + (commands if index else 0)
 
@@ -64,7 +64,7 @@ class Tried(msgspec.Struct, frozen=True, tag=True):
     plan: Plan
 
 
-class Placed(msgspec.Struct, frozen=True, tag=True):
+class Stored(msgspec.Struct, frozen=True, tag=True):
     """The batch is in its stream for good: acknowledged, or found there after a restart."""
 
     stream: str
@@ -83,7 +83,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     batch: str
 
 
-class Doubted(msgspec.Struct, frozen=True, tag=True):
+class OutcomeUnknown(msgspec.Struct, frozen=True, tag=True):
     """The append failed in a way that leaves open what happened."""
 
     stream: str
@@ -99,7 +99,7 @@ class Verified(msgspec.Struct, frozen=True, tag=True):
     fences: dict[str, tuple[int, str]]
 
 
-Event: TypeAlias = Tried | Placed | Refused | Doubted | Verified
+Event: TypeAlias = Tried | Stored | Refused | OutcomeUnknown | Verified
 
 
 class StreamLedger(msgspec.Struct):
@@ -108,7 +108,7 @@ class StreamLedger(msgspec.Struct):
     #: Batches that may be there, by name.
     unknown: dict[str, Plan] = {}
     #: Batches that are there, with where they are.
-    placed: dict[str, tuple[Plan, Placed]] = {}
+    stored: dict[str, tuple[Plan, Stored]] = {}
     #: Batches that are not there.
     refused: set[str] = set()
     trim_point: int = 0
@@ -126,8 +126,8 @@ class Ledger(msgspec.Struct):
         if isinstance(event, Tried):
             stream = self.streams.setdefault(event.plan.stream, StreamLedger())
             stream.unknown[event.plan.batch] = event.plan
-        elif isinstance(event, Placed):
-            self._place(self.streams[event.stream], event)
+        elif isinstance(event, Stored):
+            self._note_stored(self.streams[event.stream], event)
         elif isinstance(event, Refused):
             stream = self.streams[event.stream]
             del stream.unknown[event.batch]
@@ -137,9 +137,9 @@ class Ledger(msgspec.Struct):
                 _forget(stream, event.heads[name])
                 stream.fence = event.fences[name]
 
-    def _place(self, stream: StreamLedger, event: Placed) -> None:
+    def _note_stored(self, stream: StreamLedger, event: Stored) -> None:
         plan = stream.unknown.pop(event.batch)
-        stream.placed[event.batch] = plan, event
+        stream.stored[event.batch] = plan, event
         stream.tail = max(stream.tail, event.end)
         stream.trim_point = max(stream.trim_point, plan.trim_point(event.start))
         if plan.fence is not None:
@@ -154,6 +154,6 @@ def _forget(stream: StreamLedger, head: int) -> None:
     """Drop what was checked and cannot be checked again: a batch without an entry is an error."""
     stream.unknown.clear()
     stream.refused.clear()
-    for batch, (_, placed) in list(stream.placed.items()):
-        if placed.end <= head:
-            del stream.placed[batch]
+    for batch, (_, stored) in list(stream.stored.items()):
+        if stored.end <= head:
+            del stream.stored[batch]

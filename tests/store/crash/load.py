@@ -10,7 +10,7 @@ from streamfold.errors import StoreClosingError, StreamfoldError, WriterFencedEr
 from streamfold.model.configs import INFINITE, StreamConfigLayer
 from streamfold.store.log.shares import AppendAck
 from streamfold.store.store import StreamStore
-from tests.store.crash.ledger import Doubted, Event, Placed, Plan, Refused, Tried
+from tests.store.crash.ledger import Event, OutcomeUnknown, Plan, Refused, Stored, Tried
 from tests.store.crash.verify import BASIN
 
 STREAMS = ("alpha", "beta", "gamma", "delta")
@@ -28,7 +28,7 @@ async def prepare(store: StreamStore) -> None:
 
 
 class Load:
-    """Writers that tell everything they do; each makes its batches one after the other."""
+    """Writers that report everything they do; each makes its batches one after the other."""
 
     def __init__(
         self, store: StreamStore, run: str, seed: int, report: Callable[[Event], None]
@@ -100,7 +100,7 @@ class Load:
         )
 
     def _failed(self, plan: Plan, error: StreamfoldError) -> None:
-        kind = Refused if error.definite else Doubted
+        kind = Refused if error.definite else OutcomeUnknown
         self._report(kind(plan.stream, plan.batch))
         if isinstance(error, WriterFencedError | StoreClosingError):
             self._stopping = True
@@ -112,14 +112,14 @@ class Load:
         except StreamfoldError as error:
             self._failed(plan, error)
             return
-        self._report(_placed(plan, ack))
+        self._report(_stored(plan, ack))
         self._tails[plan.stream] = max(self._tails[plan.stream], int(ack.end.seq_num))
         if plan.fence is not None:
             self._tokens[plan.stream] = plan.fence
 
 
-def _placed(plan: Plan, ack: AppendAck) -> Placed:
-    return Placed(
+def _stored(plan: Plan, ack: AppendAck) -> Stored:
+    return Stored(
         plan.stream,
         plan.batch,
         int(ack.start.seq_num),

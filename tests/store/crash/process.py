@@ -10,8 +10,8 @@ import msgspec
 
 from tests.store.crash.ledger import Event
 
-#: Seconds after which a writer that tells nothing is taken to hang.
-_PATIENCE = 120.0
+#: Seconds after which a silent writer counts as hung.
+_TIMEOUT = 120.0
 #: Bytes that a line may have.
 _LINE_BYTES = 1 << 20
 
@@ -46,7 +46,7 @@ class WriterProcess:
     async def event(self) -> Event | None:
         """The next thing it told; None at its end. A line without its end was never told."""
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_TIMEOUT):
                 line = await self._lines.readuntil()
         except asyncio.IncompleteReadError:
             return None
@@ -54,7 +54,7 @@ class WriterProcess:
         return event
 
     def kill(self) -> None:
-        """Kill it as `kill -9` does; what it told before can still be taken."""
+        """Kill it as `kill -9` does; what it reported before can still be read."""
         self._process.kill()
 
     async def end(self) -> tuple[int, str]:

@@ -10,7 +10,7 @@ import pytest
 from streamfold.model.records import Record
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore, open_store
-from tests.store.crash.ledger import Ledger, Placed, Plan, Tried
+from tests.store.crash.ledger import Ledger, Plan, Stored, Tried
 from tests.store.crash.load import STREAMS, Load, prepare
 from tests.store.crash.verify import BASIN, DurabilityError, verify
 
@@ -27,36 +27,36 @@ async def store() -> AsyncIterator[StreamStore]:
 
 @pytest.fixture
 async def ledger(store: StreamStore) -> Ledger:
-    """What was told of some load; every stream has several batches, none trimmed away."""
-    told = Ledger()
-    await Load(store, "load", 1, told.apply).run(writers=3, batches=40)
-    return told
+    """The report of some load; every stream has several batches, none trimmed away."""
+    reported = Ledger()
+    await Load(store, "load", 1, reported.apply).run(writers=3, batches=40)
+    return reported
 
 
-def latest(ledger: Ledger) -> tuple[Plan, Placed]:
-    return max(ledger.streams[STREAM].placed.values(), key=lambda entry: entry[1].end)
+def latest(ledger: Ledger) -> tuple[Plan, Stored]:
+    return max(ledger.streams[STREAM].stored.values(), key=lambda entry: entry[1].end)
 
 
 async def test_what_is_as_told_is_verified(store: StreamStore, ledger: Ledger) -> None:
     events = await verify(store, ledger)
     assert len(events) == 1
-    assert all(stream.placed for stream in ledger.streams.values())
+    assert all(stream.stored for stream in ledger.streams.values())
     for event in events:
         ledger.apply(event)
     await verify(store, ledger)
 
 
 async def test_a_batch_of_unknown_outcome_is_found(store: StreamStore, ledger: Ledger) -> None:
-    plan, placed = latest(ledger)
-    del ledger.streams[STREAM].placed[plan.batch]
+    plan, stored = latest(ledger)
+    del ledger.streams[STREAM].stored[plan.batch]
     ledger.apply(Tried(plan))
-    assert msgspec.structs.replace(placed, acknowledged=False) in await verify(store, ledger)
+    assert msgspec.structs.replace(stored, acknowledged=False) in await verify(store, ledger)
 
 
 async def test_a_lost_batch_is_noticed(store: StreamStore, ledger: Ledger) -> None:
-    plan, placed = latest(ledger)
+    plan, stored = latest(ledger)
     ledger.apply(Tried(msgspec.structs.replace(plan, batch="load.9.9")))
-    moved = msgspec.structs.replace(placed, batch="load.9.9")
+    moved = msgspec.structs.replace(stored, batch="load.9.9")
     ledger.apply(moved)
     with pytest.raises(DurabilityError, match="lost batch"):
         await verify(store, ledger)
@@ -68,37 +68,37 @@ async def test_a_lower_tail_is_noticed(store: StreamStore, ledger: Ledger) -> No
         await verify(store, ledger)
 
 
-def _moves(plan: Plan, placed: Placed) -> tuple[Plan, Placed]:
-    return plan, msgspec.structs.replace(placed, start=placed.start + 1, end=placed.end + 1)
+def _moves(plan: Plan, stored: Stored) -> tuple[Plan, Stored]:
+    return plan, msgspec.structs.replace(stored, start=stored.start + 1, end=stored.end + 1)
 
 
-def _changes_time(plan: Plan, placed: Placed) -> tuple[Plan, Placed]:
-    return plan, msgspec.structs.replace(placed, last_timestamp=placed.last_timestamp + 1)
+def _changes_time(plan: Plan, stored: Stored) -> tuple[Plan, Stored]:
+    return plan, msgspec.structs.replace(stored, last_timestamp=stored.last_timestamp + 1)
 
 
-def _changes_content(plan: Plan, placed: Placed) -> tuple[Plan, Placed]:
-    return msgspec.structs.replace(plan, size=plan.size + 1), placed
+def _changes_content(plan: Plan, stored: Stored) -> tuple[Plan, Stored]:
+    return msgspec.structs.replace(plan, size=plan.size + 1), stored
 
 
-def _cuts(plan: Plan, placed: Placed) -> tuple[Plan, Placed]:
-    return msgspec.structs.replace(plan, count=plan.count + 1), placed
+def _cuts(plan: Plan, stored: Stored) -> tuple[Plan, Stored]:
+    return msgspec.structs.replace(plan, count=plan.count + 1), stored
 
 
 @pytest.mark.parametrize("change", [_moves, _changes_time, _changes_content, _cuts])
 async def test_a_batch_that_is_not_as_told_is_noticed(
     store: StreamStore,
     ledger: Ledger,
-    change: Callable[[Plan, Placed], tuple[Plan, Placed]],
+    change: Callable[[Plan, Stored], tuple[Plan, Stored]],
 ) -> None:
-    plan, placed = latest(ledger)
-    ledger.streams[STREAM].placed[plan.batch] = change(plan, placed)
+    plan, stored = latest(ledger)
+    ledger.streams[STREAM].stored[plan.batch] = change(plan, stored)
     with pytest.raises(DurabilityError, match=r"acknowledged as|another record|ends within"):
         await verify(store, ledger)
 
 
 async def test_a_refused_batch_that_is_there_is_noticed(store: StreamStore, ledger: Ledger) -> None:
     plan, _ = latest(ledger)
-    del ledger.streams[STREAM].placed[plan.batch]
+    del ledger.streams[STREAM].stored[plan.batch]
     ledger.streams[STREAM].refused.add(plan.batch)
     with pytest.raises(DurabilityError, match="was refused"):
         await verify(store, ledger)
@@ -111,10 +111,12 @@ async def test_a_batch_that_comes_twice_is_noticed(store: StreamStore, ledger: L
         await verify(store, ledger)
 
 
-async def test_records_of_nobody_are_noticed(store: StreamStore, ledger: Ledger) -> None:
+async def test_records_that_no_writer_appended_are_noticed(
+    store: StreamStore, ledger: Ledger
+) -> None:
     strange = Plan("strange.0.0", STREAM, 1, 10)
     await store.append(BASIN, STREAM, strange.records())
-    with pytest.raises(DurabilityError, match="nobody appended"):
+    with pytest.raises(DurabilityError, match="no writer appended"):
         await verify(store, ledger)
     await store.append(BASIN, STREAM, [Record(b"without a batch")])
     with pytest.raises(DurabilityError):

@@ -11,8 +11,8 @@ from tests.store.crash.ledger import (
     INDEX,
     Event,
     Ledger,
-    Placed,
     Plan,
+    Stored,
     StreamLedger,
     Verified,
 )
@@ -25,12 +25,12 @@ class DurabilityError(AssertionError):
 
 
 async def verify(store: StreamStore, ledger: Ledger) -> list[Event]:
-    """Check every stream of `ledger`, and tell what became of the batches of unknown outcome.
+    """Check every stream of `ledger`, and return the stored batches of unknown outcome.
 
-    - Every acknowledged record is there once, in its place, with its content and timestamp.
+    - Every acknowledged record is stored once, at its seq_num, with its content and timestamp.
     - There are no holes: seq_nums are dense from the trim point to the tail.
     - Timestamps never decrease.
-    - Every batch is there as a whole or not at all, and none that was refused is.
+    - Every batch is stored whole or not at all, and no refused one is.
     - The batches of one writer are in the order in which it made them.
     - Trims and fencing tokens that were acknowledged are in force.
     """
@@ -87,7 +87,7 @@ class _Check:
         self.head = int(records[0].seq_num) if records else tail
         self.trim_point = ledger.trim_point
         self.fence = ledger.fence
-        self.found: dict[str, Placed] = {}
+        self.found: dict[str, Stored] = {}
 
     @property
     def fencing_token(self) -> str:
@@ -113,7 +113,7 @@ class _Check:
         self._check_order_of_writers()
         if self.head != self.trim_point:
             raise self._error(f"begins at {self.head}, but is trimmed up to {self.trim_point}")
-        return [placed for batch, placed in self.found.items() if batch in self.ledger.unknown]
+        return [stored for batch, stored in self.found.items() if batch in self.ledger.unknown]
 
     def _check_sequence(self) -> None:
         for at, record in enumerate(self.records):
@@ -145,7 +145,7 @@ class _Check:
                     raise self._error(
                         f"has another record at {seq_num} than {plan.batch} put there"
                     )
-            self._place(plan, start, end)
+            self._note_stored(plan, start, end)
             position = end
 
     def _batch_at(self, position: int) -> tuple[Plan, int]:
@@ -163,20 +163,18 @@ class _Check:
             raise self._error(f"has batch {batch} at {position}, which was refused")
         if batch in self.ledger.unknown:
             return self.ledger.unknown[batch]
-        if batch in self.ledger.placed:
-            return self.ledger.placed[batch][0]
-        raise self._error(
-            f"has batch {batch} at {position}, which nobody appended, or was not there"
-        )
+        if batch in self.ledger.stored:
+            return self.ledger.stored[batch][0]
+        raise self._error(f"has batch {batch} at {position}, which no writer appended")
 
-    def _place(self, plan: Plan, start: int, end: int) -> None:
+    def _note_stored(self, plan: Plan, start: int, end: int) -> None:
         if plan.batch in self.found:
             raise self._error(
                 f"has batch {plan.batch} twice: at {self.found[plan.batch].start}, {start}"
             )
         first = self.records[max(start, self.head) - self.head]
         last = self.records[end - 1 - self.head]
-        self.found[plan.batch] = Placed(
+        self.found[plan.batch] = Stored(
             self.name,
             plan.batch,
             start,
@@ -190,24 +188,24 @@ class _Check:
             self.fence = max(self.fence, (start + 1, plan.fence))
 
     def _check_acknowledged(self) -> None:
-        for batch, (_, told) in self.ledger.placed.items():
-            if told.end <= self.head:
+        for batch, (_, reported) in self.ledger.stored.items():
+            if reported.end <= self.head:
                 continue
             found = self.found.get(batch)
             if found is None:
                 raise self._error(
-                    f"lost batch {batch}, acknowledged from {told.start} to {told.end}"
+                    f"lost batch {batch}, acknowledged from {reported.start} to {reported.end}"
                 )
             if (found.start, found.end, found.last_timestamp) != (
-                told.start,
-                told.end,
-                told.last_timestamp,
+                reported.start,
+                reported.end,
+                reported.last_timestamp,
             ):
                 raise self._error(
-                    f"has batch {batch} as {found}, but it was acknowledged as {told}"
+                    f"has batch {batch} as {found}, but it was acknowledged as {reported}"
                 )
-            if told.start >= self.head and found.first_timestamp != told.first_timestamp:
-                raise self._error(f"changed the time of batch {batch} from {told} to {found}")
+            if reported.start >= self.head and found.first_timestamp != reported.first_timestamp:
+                raise self._error(f"changed the time of batch {batch} from {reported} to {found}")
 
     def _check_order_of_writers(self) -> None:
         latest: dict[str, int] = {}

@@ -26,7 +26,7 @@ from tests.store.small_tables import use_small_tables
 _SETTINGS = StoreSettings(upkeep_interval=0.2, trim_grace=0, reclaim_after=0.2)
 
 
-def tell(event: Event) -> None:
+def report(event: Event) -> None:
     """Write one line: all of it, or as much as the process lives to write."""
     line = msgspec.json.encode(event) + b"\n"
     while line:
@@ -38,17 +38,17 @@ async def write(url: str, run: str, seed: int, ledger: Ledger | None) -> None:
     async with open_store(url, _SETTINGS, now=lambda: wall_clock() + skew) as store:
         if ledger is not None:
             for event in await verify(store, ledger):
-                tell(event)
+                report(event)
         await prepare(store)
-        await Load(store, run, seed, tell).run()
+        await Load(store, run, seed, report).run()
 
 
 def main() -> None:
     url, run, seed, ledger_file = sys.argv[1:]
     use_small_tables()  # they come and go within the life of a writer
     ledger = Path(ledger_file).read_bytes() if ledger_file else None
-    told = msgspec.json.decode(ledger, type=Ledger) if ledger else None
-    asyncio.run(write(url, run, int(seed), told))
+    reported = msgspec.json.decode(ledger, type=Ledger) if ledger else None
+    asyncio.run(write(url, run, int(seed), reported))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore, open_store
 from streamfold.testing.engine_faults import CommitFault
 from tests.store.conftest import BASIN, NO_GRACE, STREAM, Bench, bodies
-from tests.store.durable_streams import content, wish
+from tests.store.durable_streams import content, spec
 from tests.store.engine import filling_disk
 
 EVERYTHING = ReadRequest(from_seq_num(0))
@@ -99,12 +99,12 @@ async def test_appends_are_taken_again_as_soon_as_there_is_room(
 async def test_durable_streams_and_snapshots_take_nothing_more_either(
     store: StreamStore, disk: Disk
 ) -> None:
-    await store.durable.create(BASIN, "events", wish())
+    await store.durable.create(BASIN, "events", spec())
     disk.free = 0
     with pytest.raises(StorageFullError):
         await store.durable.append(BASIN, "events", Claim(), content(b"c"))
     with pytest.raises(StorageFullError):
-        await store.durable.create(BASIN, "more", wish())
+        await store.durable.create(BASIN, "more", spec())
     closed = await store.durable.append(BASIN, "events", Claim(close=True), content())
     assert closed.closed
     await store.durable.delete(BASIN, "events")

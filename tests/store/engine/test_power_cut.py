@@ -104,7 +104,7 @@ class Machine:
             self.report(event)
 
     def cut_power(self, name: str, mood: Mood | None = None) -> Machine:
-        """The same machine after a power cut at this very moment; this one goes on regardless."""
+        """The same machine after a power cut at this very moment; this one keeps running."""
         with self.disk.frozen():
             folder = self.folder / name
             image = folder / f"boot-{self.boot + 1}"
@@ -124,7 +124,7 @@ class Machine:
         return machine
 
     async def check_survival(self) -> None:
-        """Everything acknowledged is there, and the store goes on working: write, restart, read."""
+        """Everything acknowledged is stored, and the store still works: write, restart, read."""
         async with self.store() as store:
             await self.verify(store)
             await self.prepare(store)

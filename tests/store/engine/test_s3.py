@@ -20,7 +20,7 @@ from streamfold.store.engine.location import Location, open_location
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import open_store
 from tests.s3 import S3Server, run_s3_server, s3_client
-from tests.store.crash.ledger import Doubted, Event, Ledger, Placed
+from tests.store.crash.ledger import Event, Ledger, OutcomeUnknown, Stored
 from tests.store.crash.load import STREAMS, Load, prepare
 from tests.store.crash.verify import BASIN, read_all, verify
 from tests.store.engine.flaky_proxy import FlakyProxy, Weather
@@ -54,7 +54,7 @@ async def proxy(s3_server: S3Server) -> AsyncIterator[FlakyProxy]:
 
 @pytest.fixture
 def far(s3_server: S3Server, proxy: FlakyProxy, request: pytest.FixtureRequest) -> Location:
-    """The same place, reached through the proxy."""
+    """The same location, reached through the proxy."""
     return _location(s3_server, request, proxy.endpoint)
 
 
@@ -167,11 +167,11 @@ async def test_the_store_recovers_by_itself_with_everything_acknowledged(
         async with asyncio.TaskGroup() as group:
             group.create_task(load.run(writers=3))
             for _ in range(2):
-                await watch.more(Placed, 20)
+                await watch.more(Stored, 20)
                 await proxy.turn(weather)
-                await watch.more(Doubted, 1)
+                await watch.more(OutcomeUnknown, 1)
                 await proxy.turn(Weather.CLEAR)
-            await watch.more(Placed, 20)
+            await watch.more(Stored, 20)
             load.stop()
         assert load.ended_by is None
         assert bool(proxy.answers_lost) == (weather is Weather.ANSWERS_LOST)

@@ -122,7 +122,7 @@ async def test_what_makes_a_bucket_unusable_is_said_before_it_is_opened(
             pass
 
 
-def test_credentials_are_handed_to_nobody_without_the_token() -> None:
+def test_credentials_are_refused_without_the_token() -> None:
     def never() -> S3Credential:
         raise AssertionError("credentials were asked for")
 

@@ -1,4 +1,4 @@
-"""What a golden store holds: how it is written, and how it is told again."""
+"""What a golden store holds: how it is written, and how it is described."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def finish_deletions(store: StreamStore) -> None:
     await store.upkeep()
 
 
-async def tell(store: StreamStore) -> dict[str, Any]:
+async def describe(store: StreamStore) -> dict[str, Any]:
     """Everything that `store` holds once nothing is left to be deleted, as JSON has it."""
     await finish_deletions(store)
     basins = {}
@@ -99,8 +99,8 @@ async def tell(store: StreamStore) -> dict[str, Any]:
             streams[info.name]["info"] = info
         config = await store.basin_config(basin.name)
         basins[basin.name] = {"info": basin, "config": config, "streams": streams}
-    told: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(basins))
-    return told
+    reported: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(basins))
+    return reported
 
 
 async def _tell_stream(store: StreamStore, basin: str, stream: str) -> dict[str, Any]:

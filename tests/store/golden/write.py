@@ -34,8 +34,8 @@ async def write(target: Path) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "store"
         await _write(folder, target)
-        told = await _tell(target, Path(temporary) / "copy")
-    (target / "expected.json").write_bytes(msgspec.json.encode(told))
+        reported = await _tell(target, Path(temporary) / "copy")
+    (target / "expected.json").write_bytes(msgspec.json.encode(reported))
 
 
 async def _write(folder: Path, target: Path) -> None:
@@ -69,7 +69,7 @@ async def _write(folder: Path, target: Path) -> None:
 async def _tell(golden: Path, copy: Path) -> object:
     shutil.copytree(golden, copy)
     async with open_store(copy.as_uri(), _NEVER, now=lambda: content.EPOCH + 3_600_000) as store:
-        return await content.tell(store)
+        return await content.describe(store)
 
 
 def main() -> None:

@@ -246,7 +246,7 @@ async def test_a_cancelled_append_gives_its_room_back_only_when_it_is_settled(be
             await asyncio.sleep(0)
         assert not waiting.done()
         bench.engine.resume()
-        assert (await waiting).start.seq_num == 2  # the cancelled batch had its place
+        assert (await waiting).start.seq_num == 2  # the cancelled batch had its slot
 
 
 async def test_nothing_is_acknowledged_or_readable_before_it_is_durable(

@@ -182,5 +182,5 @@ async def test_an_empty_stream_is_deleted_when_its_time_comes_not_at_the_next_ro
             asyncio.timeout(60),
             store.follow(BASIN, "s", ReadRequest(from_tail())) as session,
         ):
-            with pytest.raises(StreamDeletingError):  # followers are told when it happens
+            with pytest.raises(StreamDeletingError):  # followers get the error when it happens
                 await next_seq_nums(session, 1000)

@@ -46,7 +46,7 @@ def sit(audience: TailWaiters, loop: HandLoop, count: int) -> list[asyncio.Futur
     return [Waiter(audience, loop).wait(None) for _ in range(count)]
 
 
-def told(waits: list[asyncio.Future[bool]]) -> int:
+def reported(waits: list[asyncio.Future[bool]]) -> int:
     return sum(wait.done() for wait in waits)
 
 
@@ -62,12 +62,12 @@ def test_a_crowd_is_told_a_few_in_each_turn_so_that_others_have_theirs(
 ) -> None:
     waits = sit(audience, loop, MANY)
     audience.wake()
-    assert told(waits) == WAKES_PER_STEP
+    assert reported(waits) == WAKES_PER_STEP
     loop.take_turn()
-    assert told(waits) == 2 * WAKES_PER_STEP
+    assert reported(waits) == 2 * WAKES_PER_STEP
     assert len(audience) == MANY - 2 * WAKES_PER_STEP
     loop.pass_time(0)
-    assert told(waits) == MANY
+    assert reported(waits) == MANY
 
 
 def test_what_comes_soon_after_a_round_waits_for_the_next_and_is_told_once(
@@ -80,9 +80,9 @@ def test_what_comes_soon_after_a_round_waits_for_the_next_and_is_told_once(
     for _ in range(10):
         audience.wake()
     loop.pass_time(MANY * PAUSE_PER_WAITER * 0.9)
-    assert told(waits) == 0
+    assert reported(waits) == 0
     loop.pass_time(MANY * PAUSE_PER_WAITER * 0.2)
-    assert told(waits) == MANY
+    assert reported(waits) == MANY
 
 
 def test_a_record_during_a_round_reaches_those_already_told_and_those_not_yet(
@@ -93,23 +93,25 @@ def test_a_record_during_a_round_reaches_those_already_told_and_those_not_yet(
     again = sit(audience, loop, WAKES_PER_STEP)
     audience.wake()
     loop.pass_time(0)
-    assert told(first) == MANY
-    assert told(again) == 0
+    assert reported(first) == MANY
+    assert reported(again) == 0
     loop.pass_time(2 * MANY * PAUSE_PER_WAITER)
-    assert told(again) == WAKES_PER_STEP
+    assert reported(again) == WAKES_PER_STEP
 
 
-def test_who_leaves_is_not_told_and_holds_nobody_up(audience: TailWaiters, loop: HandLoop) -> None:
+def test_a_closed_waiter_is_not_woken_and_delays_no_other(
+    audience: TailWaiters, loop: HandLoop
+) -> None:
     waiter = Waiter(audience, loop)
     waiter.wait(None).cancel()
     waiter.stop_waiting()
     assert len(audience) == 0
     waits = sit(audience, loop, 1)
     audience.wake()
-    assert told(waits) == 1
+    assert reported(waits) == 1
 
 
-def test_patience_counts_from_the_wait_however_many_there_were_before(
+def test_a_timeout_counts_from_its_wait_however_many_came_before(
     audience: TailWaiters, loop: HandLoop
 ) -> None:
     waiter = Waiter(audience, loop)
@@ -127,7 +129,7 @@ def test_patience_counts_from_the_wait_however_many_there_were_before(
     assert wait.result() is False
 
 
-def test_a_wait_of_less_patience_than_those_before_ends_in_time(
+def test_a_wait_with_a_shorter_timeout_than_those_before_ends_in_time(
     audience: TailWaiters, loop: HandLoop
 ) -> None:
     waiter = Waiter(audience, loop)
@@ -156,5 +158,5 @@ def test_dismissal_reaches_those_who_wait_and_those_of_a_round_under_way(
     for wait in (*called[WAKES_PER_STEP:], *waiting):
         with pytest.raises(StoreClosingError):
             wait.result()
-    assert told(called[:WAKES_PER_STEP]) == WAKES_PER_STEP
+    assert reported(called[:WAKES_PER_STEP]) == WAKES_PER_STEP
     assert len(audience) == 0

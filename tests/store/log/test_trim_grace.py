@@ -89,7 +89,7 @@ async def test_the_background_deletes_when_the_grace_is_over_without_being_asked
         await store.append(BASIN, STREAM, [*bodies("a", "b"), trim_record(3)])
         clock.pass_seconds(1)
         async with asyncio.timeout(60):
-            while await stored_chunks(bench):  # noqa: ASYNC110 - storage tells nobody
+            while await stored_chunks(bench):  # noqa: ASYNC110 - storage has no event
                 await asyncio.sleep(0.05)
 
 

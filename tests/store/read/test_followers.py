@@ -24,7 +24,7 @@ SIZE = 4 + RECORD_OVERHEAD
 
 
 @dataclass(frozen=True)
-class Wish:
+class ReadCase:
     """A read, and how many records it is to get once there are `total`, whose timestamps count up."""
 
     request: ReadRequest
@@ -41,7 +41,7 @@ class Wish:
         return range(first, max(first, end))
 
 
-def wishes(rng: random.Random, total: int) -> list[Wish]:
+def read_cases(rng: random.Random, total: int) -> list[ReadCase]:
     found = []
     for _ in range(FOLLOWERS):
         kind, start = rng.randrange(5), from_seq_num(rng.randrange(20))
@@ -53,13 +53,13 @@ def wishes(rng: random.Random, total: int) -> list[Wish]:
             until=limit if kind == 3 else None,
             wait=60.0 if kind in (1, 2, 3) else None,
         )
-        found.append(Wish(request))
+        found.append(ReadCase(request))
     return found
 
 
-async def collect(store: StreamStore, wish: Wish, total: int) -> list[int]:
-    wanted, got = len(wish.expected(total)), list[int]()
-    async with store.follow(BASIN, "counted", wish.request) as session:
+async def collect(store: StreamStore, case: ReadCase, total: int) -> list[int]:
+    wanted, got = len(case.expected(total)), list[int]()
+    async with store.follow(BASIN, "counted", case.request) as session:
         while len(got) < wanted and (batch := await session.next()) is not None:
             for record in batch.records():
                 assert record.body == b"%04d" % record.seq_num
@@ -75,7 +75,7 @@ async def test_every_follower_of_a_crowd_gets_what_it_asked_for_whatever_others_
     async with bench.store(StoreSettings(recent_bytes=recent_bytes)) as store:
         await store.create_basin(BASIN)
         await store.create_stream(BASIN, "counted", StreamConfigLayer(timestamp_uncapped=True))
-        asked, appended = wishes(rng, total), 0
+        asked, appended = read_cases(rng, total), 0
         async with asyncio.timeout(120), asyncio.TaskGroup() as group:
             reads: list[asyncio.Task[list[int]]] = []
             while appended < total:
@@ -85,10 +85,10 @@ async def test_every_follower_of_a_crowd_gets_what_it_asked_for_whatever_others_
                 await store.append(BASIN, "counted", records)
                 appended += count
                 if appended > 20 and not reads:
-                    reads = [group.create_task(collect(store, wish, total)) for wish in asked]
-                await asyncio.sleep(0)  # a turn for followers, so that they are at many places
-        for wish, read in zip(asked, reads, strict=True):
-            assert read.result() == list(wish.expected(total)), (SEED, wish)
+                    reads = [group.create_task(collect(store, case, total)) for case in asked]
+                await asyncio.sleep(0)  # a turn for followers, so that they are at many positions
+        for case, read in zip(asked, reads, strict=True):
+            assert read.result() == list(case.expected(total)), (SEED, case)
 
 
 async def live(session: Reader) -> None:

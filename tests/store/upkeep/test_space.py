@@ -326,7 +326,7 @@ async def test_a_row_that_cannot_be_read_ends_a_scan(tmp_path: Path) -> None:
 
 def runs(*sizes: int) -> tuple[Run, ...]:
     """Runs of these sizes, the newest first."""
-    return tuple(Run(len(sizes) - place, size) for place, size in enumerate(sizes))
+    return tuple(Run(len(sizes) - index, size) for index, size in enumerate(sizes))
 
 
 @pytest.mark.parametrize(

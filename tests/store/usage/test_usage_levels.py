@@ -1,4 +1,4 @@
-"""Bytes that a stream held are told minute by minute."""
+"""Bytes that a stream held are reported minute by minute."""
 
 from __future__ import annotations
 

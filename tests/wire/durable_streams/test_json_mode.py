@@ -122,7 +122,7 @@ def test_an_empty_body_is_no_message(body: bytes) -> None:
 
 
 def _is_valid(body: bytes) -> bool:
-    """By Python's parser, told to take neither NaN nor lone surrogates."""
+    """By Python's parser, set to accept neither NaN nor lone surrogates."""
 
     def refuse(constant: str) -> Any:
         raise ValueError(constant)

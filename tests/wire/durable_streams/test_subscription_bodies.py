@@ -252,7 +252,7 @@ def test_wakes_have_the_members_of_the_protocol() -> None:
     }
 
 
-def test_a_refusal_says_who_holds_the_wake_only_where_somebody_does() -> None:
+def test_a_refusal_names_the_holder_of_the_wake_if_there_is_one() -> None:
     assert shown(RefusalBody(Refusal("FENCED", "m"))) == {
         "error": {"code": "FENCED", "message": "m"}
     }
