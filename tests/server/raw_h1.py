@@ -1,4 +1,4 @@
-"""A bare HTTP/1.1 client that writes whatever it is told."""
+"""A bare HTTP/1.1 client that writes exactly what a test passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commits through a network that loses answers: the request took effect, nobody was told."""
+"""Commits through a network that loses answers: requests take effect, and callers do not know."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parent: starts writers, kills them, and keeps the ledger of what they told."""
+"""The parent: starts writers, kills them, and keeps the ledger of what they reported."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Killer:
 
 @dataclass(slots=True)
 class _Heard:
-    """What one writer told."""
+    """What one writer reported."""
 
     verified: bool = False
     acks: int = 0

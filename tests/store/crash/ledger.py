@@ -118,7 +118,7 @@ class StreamLedger(msgspec.Struct):
 
 
 class Ledger(msgspec.Struct):
-    """What must be true of a store, by all that its writers told."""
+    """What must be true of a store, by all that its writers reported."""
 
     streams: dict[str, StreamLedger] = {}
 

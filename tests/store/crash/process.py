@@ -44,7 +44,7 @@ class WriterProcess:
         return cls(process)
 
     async def event(self) -> Event | None:
-        """The next thing it told; None at its end. A line without its end was never told."""
+        """The next event that it reported; None at its end. An unfinished line does not count."""
         try:
             async with asyncio.timeout(_TIMEOUT):
                 line = await self._lines.readuntil()

@@ -1,4 +1,4 @@
-"""Compares what a store holds with what its writers told."""
+"""Compares what a store holds with what its writers reported."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def read_all(store: StreamStore, stream: str) -> list[SequencedRecord]:
 
 
 async def _fencing_token(store: StreamStore, stream: str) -> str:
-    """The token in force, as an append with another one is told."""
+    """The token in force, from the error of an append with another one."""
     try:
         await store.append(BASIN, stream, [Record(b"never")], fencing_token="nobody has this one")
     except FencingTokenMismatchError as error:

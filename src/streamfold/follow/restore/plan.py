@@ -25,7 +25,7 @@ FIRST_STEP: Final = 1000
 #: Records that are looked at where only a trim that has not taken effect yet may hide a snapshot: more
 #: than there are between two snapshots by default. To replay so many takes less than a second.
 DEFAULT_REACH: Final = 15_000
-#: Records looked at to estimate how large the others are.
+#: Records read to estimate the size of the others.
 _SAMPLE = 32
 #: Records before the tail among which the trim of a snapshot is looked for. Most often it is one of the
 #: last two; what comes before those may be large, and one answer has 1 MiB at most.

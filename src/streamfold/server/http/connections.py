@@ -193,7 +193,7 @@ class Connections:
             except Exception:
                 # Without this task nothing bounds the connections, so it survives any failure.
                 if not failing:
-                    logger.exception("cannot look at the connections to port %d; retrying", port)
+                    logger.exception("cannot scan the connections to port %d; retrying", port)
                 failing = True
             pause = max(_LOOK_INTERVAL, (perf_counter() - began) * _LOOK_SHARE)
             try:

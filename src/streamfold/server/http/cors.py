@@ -135,7 +135,7 @@ def is_preflight(request: Request) -> bool:
 
 
 async def answer_preflight(request: Request) -> None:
-    """Allow whatever headers a page wants to send, provided that its origin was found good."""
+    """Allow all headers that a page asks to send; its origin must have been checked."""
     wanted = request.headers.get(b"access-control-request-headers", b"")
     allowed = ((b"access-control-allow-headers", wanted),) if wanted else ()
     await request.respond(204, (_METHODS, *allowed, _MAX_AGE))

@@ -144,7 +144,7 @@ class ResponseStream:
         self._request.release_answer()
 
     async def close(self) -> None:
-        """Settle the response, and end it as it should end."""
+        """Settle the response, and end it properly."""
         await self.settle()
         await self._send({"type": BODY, "body": b"", "more_body": False})
 
