@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple, NewType
 
 from streamfold.errors import InvalidError
@@ -20,10 +21,11 @@ class StreamRef(NamedTuple):
     def __str__(self) -> str:
         return f"s2://{self.basin}/{self.stream}"
 
-    @classmethod
-    def parse(cls, basin: str, stream: str) -> StreamRef:
+    @staticmethod
+    @lru_cache(4096)  # each request names its stream
+    def parse(basin: str, stream: str) -> StreamRef:
         """Check both names, and raise InvalidError with the rule that one of them breaks."""
-        return cls(parse_bucket_name(basin), parse_stream_name(stream))
+        return StreamRef(parse_bucket_name(basin), parse_stream_name(stream))
 
 
 #: Bytes; the bounds that S2 gives basin names, so that its clients' own checks agree with ours.

@@ -25,7 +25,7 @@ from streamfold.store.engine.slatedb_tables import REPLACED_SECONDS, SlateTables
 #: to keep the event loop free.
 _THREAD_FROM_BYTES = 64 << 10
 _THREAD_FROM_TOTAL = 1 << 20
-_THREAD_FROM_OPS = 200
+_THREAD_FROM_OPS = 600
 
 #: Bytes of memory that SlateDB may use for rows not yet in a sorted table, and the size of a table.
 _TABLE_BYTES = 32 << 20

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: Metered bytes, and number, of shares from which they are built in a thread, which costs 0.1 ms.
 _THREAD_FROM_BYTES: Final = 512 << 10
-_THREAD_FROM_SHARES: Final = 200
+_THREAD_FROM_SHARES: Final = 600
 
 
 class AppendAck(msgspec.Struct, frozen=True, gc=False):
@@ -65,15 +65,16 @@ class Share(msgspec.Struct, frozen=True, eq=False):
         """Make the chunks, and return all rows to commit. Runs in any thread, but only once."""
         log = self.log
         cipher = log.row.cipher
-        self.chunks.extend(
-            _seal(self.batches, log.id, cipher)
-            if cipher
-            else chunks.merge([accepted.chunk for accepted in self.batches])
-        )
+        if cipher is None:
+            built = chunks.merge([accepted.chunk for accepted in self.batches])
+        else:
+            built = _seal(self.batches, log.id, cipher)
+        self.chunks.extend(built)
         ops: list[Op] = [
-            (keys.chunk(log.id, chunk.last_seq_num), chunks.encode(chunk)) for chunk in self.chunks
+            (keys.chunk(log.id, chunk.last_seq_num), chunks.encode(chunk)) for chunk in built
         ]
-        return ops + self.rows
+        ops += self.rows
+        return ops
 
 
 async def build(shares: Sequence[Share]) -> list[Op]:
@@ -85,7 +86,10 @@ async def build(shares: Sequence[Share]) -> list[Op]:
 
 
 def _build(shares: Sequence[Share]) -> list[Op]:
-    return [op for share in shares for op in share.build()]
+    ops: list[Op] = []
+    for share in shares:
+        ops += share.build()
+    return ops
 
 
 def _seal(taken: list[Accepted], stream_id: int, cipher: Cipher) -> list[Chunk]:

@@ -175,7 +175,11 @@ class StreamLog:
 
     def apply(self, request: AppendRequest, now: int) -> asyncio.Future[AppendAck] | Unrecorded:
         """What `accept` does when nothing speaks against it."""
-        self._check_numbers_left(request.count)
+        if self._next_seq_num + request.count > self._seq_num_max:
+            raise InvalidError(
+                f"stream {self.name!r} has no sequence numbers left: {self._seq_num_max} is its "
+                "last; append to a new stream"
+            )
         ack = None
         for batch in request.batches:
             ack = self._sequence(batch, request.key, now)
@@ -227,13 +231,6 @@ class StreamLog:
         """Raise if the stream is encrypted and there is no key."""
         if self.row.cipher is not None and key is None:
             raise KeyRequiredError(self.row.cipher)
-
-    def _check_numbers_left(self, count: int) -> None:
-        if self._next_seq_num + count > self._seq_num_max:
-            raise InvalidError(
-                f"stream {self.name!r} has no sequence numbers left: {self._seq_num_max} is its "
-                "last; append to a new stream"
-            )
 
     def _apply_commands(self, batch: RecordBatch, first: int) -> None:
         for command in batch.commands:
