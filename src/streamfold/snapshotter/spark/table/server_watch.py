@@ -17,8 +17,6 @@ from streamfold.snapshotter.spark.table.intake import StreamEdges
 _PAUSE = 2.0
 #: Seconds between two checks once the table is to stop.
 _STOP_PAUSE = 0.5
-#: Failed checks in a row after which a stop no longer waits: a server may pause for a moment.
-_FAILURES_MAX = 2
 
 
 class ServerWatch:
@@ -26,7 +24,7 @@ class ServerWatch:
 
     `report` gets the error of every failed check, and None when the server answers again; it is not
     called after the block. `give_up` gets the last error, once, if the server does not answer when the
-    table is to stop: it must end the work that waits for the server.
+    table is to stop: it must end the work that waits for the server, which the next run repeats.
     """
 
     def __init__(
@@ -41,8 +39,8 @@ class ServerWatch:
         self._stopping = stopping
         self._report = report
         self._give_up = give_up
-        #: The last failed checks since the server answered.
-        self._failures: list[StreamfoldError] = []
+        #: Why the last check failed, if it did.
+        self._failure: StreamfoldError | None = None
         self._done = threading.Event()
         #: Held by a report, so that none comes after the block.
         self._reporting = threading.Lock()
@@ -61,8 +59,8 @@ class ServerWatch:
             self._note(self._check())
             if not self._stopping.wait(_PAUSE):
                 continue
-            if len(self._failures) >= _FAILURES_MAX and not self._done.is_set():
-                self._give_up(self._failures[-1])
+            if self._failure is not None and not self._done.is_set():
+                self._give_up(self._failure)
                 return
             self._done.wait(_STOP_PAUSE)
 
@@ -76,6 +74,6 @@ class ServerWatch:
 
     def _note(self, error: StreamfoldError | None) -> None:
         with self._reporting:
-            if not self._done.is_set() and (error is not None or self._failures):
-                self._failures = [] if error is None else [*self._failures, error][-_FAILURES_MAX:]
+            if not self._done.is_set() and (error is not None or self._failure is not None):
+                self._failure = error
                 self._report(error)
