@@ -47,6 +47,7 @@ class _Load:
     waiters: list[asyncio.Future[LogLease]] = field(default_factory=list)
     #: Whether the stream's row was replaced since it was read.
     outdated: bool = False
+    #: Referenced here, because the event loop keeps no reference to it.
     task: asyncio.Task[None] | None = None
 
 

@@ -36,10 +36,6 @@ class Admission:
         self._free -= size
         return True
 
-    def overdraw(self, size: int) -> None:
-        """Take the permit even if it does not fit, for a caller that holds one and must not wait."""
-        self._free -= size
-
     async def acquire(self, size: int) -> None:
         """Return once `size` bytes fit, after all earlier callers."""
         if self.acquire_at_once(size):

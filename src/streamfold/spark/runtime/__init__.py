@@ -1,1 +1,0 @@
-"""Java, sessions, and the package that executors import."""
