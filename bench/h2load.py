@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,11 +15,8 @@ from tests.server.frames import append_frame, frames_in
 from bench.figures import Latencies
 from bench.store import BASIN
 
-HEADERS = {
-    "s2-basin": BASIN,
-    "content-type": "application/protobuf",
-    "accept": "application/protobuf",
-}
+#: The forms of an append, by the name that a row gives them.
+CONTENT_TYPES = {"protobuf": "application/protobuf", "JSON": "application/json"}
 #: Appends before a measurement, at least.
 WARM_UP_REQUESTS = 500
 
@@ -34,6 +32,7 @@ class Shape:
     connections: int
     requests: int
     processes: int = 1
+    http1: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +51,29 @@ def available() -> bool:
 
 
 class Appender:
-    """Appends records of one body to many streams of the server at `port`."""
+    """Appends records of one body to many streams of the server at `url`."""
 
-    def __init__(self, port: int, streams: Sequence[str], body: bytes, folder: Path) -> None:
-        self._uris = [f"http://127.0.0.1:{port}/v1/streams/{name}/records" for name in streams]
+    def __init__(
+        self, url: str, streams: Sequence[str], body: bytes, folder: Path, form: str = "protobuf"
+    ) -> None:
+        self._uris = [f"{url}/v1/streams/{name}/records" for name in streams]
         self._folder = folder
-        self._message = folder / "append-input"
-        self._message.write_bytes(frames_in(append_frame(body))[0].body)
+        kind = CONTENT_TYPES[form]
+        self._headers = {"s2-basin": BASIN, "content-type": kind, "accept": kind}
+        self._message = folder / f"append-input-{form}"
+        self._message.write_bytes(_message(body, form))
 
     async def warm_up(self) -> None:
         """Append to every stream, so that the server has all of them open."""
         count = max(len(self._uris), WARM_UP_REQUESTS)
-        load = _join([await self._run(0, f"--requests={count}", "--max-concurrent-streams=64")])
-        if len(load.latencies) != count:
+        load = await self.append_to_each(count, at_once=64)
+        if load.failures:
             raise RuntimeError(f"{load.failures} of {count} appends were not acknowledged")
+
+    async def append_to_each(self, count: int, at_once: int) -> Load:
+        """Append `count` times on one connection, to one stream after the other."""
+        options = (f"--requests={count}", f"--max-concurrent-streams={at_once}")
+        return _join([await self._run(0, *options)])
 
     async def run(self, shape: Shape, seconds: float) -> Load:
         """Append in this shape for so many seconds."""
@@ -73,6 +81,7 @@ class Appender:
             f"--clients={shape.connections // shape.processes}",
             f"--max-concurrent-streams={shape.requests}",
             f"--duration={seconds * 1000:.0f}ms",
+            *["--h1"] * shape.http1,
         )
         step = len(self._uris) // shape.processes
         runs = (self._run(number * step, *options) for number in range(shape.processes))
@@ -83,7 +92,8 @@ class Appender:
         uris, log = self._folder / f"uris-{first}", self._folder / f"h2load-{first}.log"
         uris.write_text("\n".join((*self._uris[first:], *self._uris[:first])))
         log.unlink(missing_ok=True)
-        command = ["h2load", *options, *(f"--header={name}: {HEADERS[name]}" for name in HEADERS)]
+        headers = (f"--header={name}: {value}" for name, value in self._headers.items())
+        command = ["h2load", *options, *headers]
         command += [f"--input-file={uris}", f"--data={self._message}", f"--log-file={log}"]
         process = await asyncio.create_subprocess_exec(
             *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
@@ -92,6 +102,12 @@ class Appender:
         if process.returncode or not log.stat().st_size:
             raise RuntimeError(f"h2load {process.returncode}: {output.decode()[-2000:]}")
         return np.loadtxt(log, dtype=np.int64, usecols=(0, 1, 2), ndmin=2)
+
+
+def _message(body: bytes, form: str) -> bytes:
+    if form == "JSON":
+        return json.dumps({"records": [{"body": body.decode()}]}).encode()
+    return frames_in(append_frame(body))[0].body
 
 
 def _join(logs: Sequence[Latencies]) -> Load:

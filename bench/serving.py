@@ -27,6 +27,10 @@ class Served:
     port: int
 
     @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
     def rss_mib(self) -> float:
         return float(psutil.Process(self.pid).memory_info().rss) / MIB
 

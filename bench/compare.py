@@ -1,0 +1,341 @@
+"""Measures S2 endpoints by the same clients, in turns in one run: `python -m bench.compare --help`.
+
+Streamfold is `streamfold serve` on local disk with fsync. Beside it: the null server, which
+shows what the client and granian can do alone, and every S2 endpoint given as `--peer NAME=URL`, for
+example s2-lite. A basin `bench-basin` is made on each, which creates streams when they are first
+appended to. `--peer-pid NAME=PID` adds the processor time and the memory of a peer on this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from http.client import HTTPConnection
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import numpy as np
+import psutil
+
+from bench import bulk, h2load
+from bench.figures import Latencies, settle
+from bench.h2load import Appender, Shape
+from bench.machine import conditions, wait_until_quiet
+from bench.null_server import null_serving
+from bench.report import Benchmark, Row, Sample, publish
+from bench.serving import serving
+from bench.sessions import read_session
+from bench.store import BASIN, MIB
+
+OURS, NULL = "Streamfold", "null server"
+#: Bytes of a small record.
+SMALL = 256
+#: Streams that small appends are spread over.
+SPREAD = 500
+#: Appends on their way at once, when each goes to the next of many streams.
+AT_ONCE = 256
+#: Bytes per second of the steady load.
+STEADY = 20 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much is measured, in seconds and streams."""
+
+    seconds: float
+    steady: float
+    streams: int
+    repeat: int
+
+
+FULL = Scale(seconds=8.0, steady=60.0, streams=25_000, repeat=3)
+QUICK = Scale(seconds=1.0, steady=3.0, streams=2_000, repeat=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An endpoint, and its process when it is on this machine."""
+
+    name: str
+    url: str
+    pid: int | None = None
+
+    def cpu(self) -> float:
+        """Processor seconds of the process and of its children."""
+        return sum(sum(one.cpu_times()[:2]) for one in self._processes())
+
+    def written(self) -> int:
+        """Bytes that went to the disk."""
+        return sum(one.io_counters().write_bytes for one in self._processes())
+
+    def resident(self) -> float:
+        """MiB of memory."""
+        return float(sum(one.memory_info().rss for one in self._processes())) / MIB
+
+    def _processes(self) -> list[psutil.Process]:
+        if self.pid is None:
+            return []
+        first = psutil.Process(self.pid)
+        return [first, *first.children(recursive=True)]
+
+
+#: What a workload found: the value of each measure, in the unit that its name ends with.
+Found = dict[str, float]
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of all workloads; a number makes the streams of each repetition new ones."""
+
+    scale: Scale
+    folder: Path
+    number: int = 0
+    found: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+
+    def names(self, kind: str, count: int) -> list[str]:
+        return [f"{kind}-{os.getpid()}-{self.number}-{index}" for index in range(count)]
+
+    def keep(self, target: Target, found: Found) -> None:
+        for measure, value in found.items():
+            self.found.setdefault(measure, {}).setdefault(target.name, []).append(value)
+            print(f"  {target.name:14} {measure:64} {value:12,.2f}", flush=True)
+
+
+def ack_alone(run: Run, target: Target) -> Found:
+    """One writer that waits for each ack."""
+    connection = HTTPConnection(urlsplit(target.url).netloc)
+    headers = {"s2-basin": BASIN, "content-type": "application/json"}
+    body = b'{"records":[{"body":"%b"}]}' % (b"x" * SMALL)
+    (stream,), taken = run.names("alone", 1), []
+    end = time.perf_counter() + run.scale.seconds
+    while (began := time.perf_counter()) < end:
+        connection.request("POST", f"/v1/streams/{stream}/records", body, headers)
+        answer = connection.getresponse()
+        if answer.read() == b"" or answer.status != 200:
+            raise RuntimeError(f"{target.name} answered an append with {answer.status}")
+        taken.append(time.perf_counter() - began)
+    connection.close()
+    return {"one writer, mean ack, ms": statistics.fmean(taken[1:]) * 1000}
+
+
+def small(form: str, shape: Shape) -> Callable[[Run, Target], Found]:
+    """Appends of one small record over many streams."""
+    kind = f"256 B appends, {SPREAD} streams, {form}, {'HTTP/1.1' if shape.http1 else 'h2'}"
+
+    def measure(run: Run, target: Target) -> Found:
+        streams = run.names("small", SPREAD)
+        appender = Appender(target.url, streams, SMALL * b"x", run.folder, form)
+        asyncio.run(appender.warm_up())
+        rest(target)
+        cpu = target.cpu()
+        load = asyncio.run(appender.run(shape, run.scale.seconds))
+        refuse_failures(target, load)
+        found = {f"{kind}, acks/s": load.acks_per_s}
+        if target.pid is not None:
+            found[f"{kind}, processor µs"] = (target.cpu() - cpu) / len(load.latencies) * 1e6
+        return found
+
+    return measure
+
+
+def many_streams(run: Run, target: Target) -> Found:
+    """The first append creates each stream; then one append to each in turn."""
+    count = run.scale.streams
+    appender = Appender(target.url, run.names("many", count), SMALL * b"x", run.folder)
+    first = asyncio.run(appender.append_to_each(count, AT_ONCE))
+    rest(target)
+    turn = asyncio.run(appender.append_to_each(count, AT_ONCE))
+    refuse_failures(target, turn)
+    return {
+        f"first append to each of {count:,} streams, acks/s": first.acks_per_s,
+        f"first append to each of {count:,} streams, refused %": 100 * first.failures / count,
+        f"one append to each of {count:,} streams in turn, acks/s": turn.acks_per_s,
+        f"one append to each of {count:,} streams in turn, p50 ms": percentile(turn.latencies, 50),
+    }
+
+
+def session(body: int) -> Callable[[Run, Target], Found]:
+    """One append session flat out, and then a catch-up read of what it wrote."""
+
+    def measure(run: Run, target: Target) -> Found:
+        (stream,) = run.names(f"session-{body}", 1)
+        kind = f"one session, {body + bulk.OVERHEAD} B records"
+        written = target.written()
+        acked = bulk.append(target.url, stream, bulk.Bulk(body, run.scale.seconds))
+        found = {
+            f"{kind}, records/s": acked.records / acked.seconds,
+            f"{kind}, MiB/s": acked.metered / MIB / acked.seconds,
+            f"{kind}, ack p99 ms": percentile(acked.latencies, 99),
+        }
+        rest(target)
+        if target.pid is not None:
+            amplified = (target.written() - written) / acked.metered
+            found[f"{kind}, bytes to disk per byte"] = amplified
+        began = time.perf_counter()
+        size = read_session(urlsplit(target.url).port or 80, stream, acked.records)
+        if size < acked.records * body:
+            raise RuntimeError(f"{target.name} sent {size} bytes of {acked.records} records")
+        found[f"catch-up, {body + bulk.OVERHEAD} B records, MiB/s"] = (
+            acked.metered / MIB / (time.perf_counter() - began)
+        )
+        return found
+
+    return measure
+
+
+def steady(run: Run, target: Target) -> Found:
+    """A fifth of what a session can take, for long: what stalls shows."""
+    (stream,) = run.names("steady", 1)
+    acked = bulk.append(target.url, stream, bulk.Bulk(1016, run.scale.steady, STEADY))
+    if acked.metered / acked.seconds < 0.95 * STEADY:
+        raise RuntimeError(f"{target.name} took {acked.metered / MIB / acked.seconds:.1f} MiB/s")
+    return {
+        f"steady 20 MiB/s of 1 KiB for {run.scale.steady:.0f} s, ack p{part} ms": percentile(
+            acked.latencies, part
+        )
+        for part in (50, 99, 100)
+    }
+
+
+def resident(run: Run, target: Target) -> Found:
+    """Memory after all of the above, at rest."""
+    rest(target)
+    return {"resident memory after all that, MiB": target.resident()}
+
+
+WORKLOADS: dict[str, Callable[[Run, Target], Found]] = {
+    "alone": ack_alone,
+    "small-protobuf": small("protobuf", Shape(8, 64, processes=4)),
+    "small-json": small("JSON", Shape(8, 64, processes=4)),
+    "small-http1": small("JSON", Shape(100, 1, processes=4, http1=True)),
+    "many-streams": many_streams,
+    "session-1KiB": session(1016),
+    "session-256": session(248),
+    "session-100": session(92),
+    "steady": steady,
+    "resident": resident,
+}
+#: What the null server takes part in: it stores nothing.
+NULL_WORKLOADS = ("small-protobuf", "small-json", "small-http1")
+
+
+def percentile(latencies: Latencies, part: float) -> float:
+    return float(np.percentile(latencies, part)) / 1e6
+
+
+def refuse_failures(target: Target, load: h2load.Load) -> None:
+    if load.failures:
+        raise RuntimeError(f"{target.name} did not acknowledge {load.failures} appends")
+
+
+def rest(target: Target) -> None:
+    """Wait until the target has done what it does in the background."""
+    if target.pid is not None:
+        asyncio.run(settle(target.pid))
+
+
+@contextmanager
+def targets(peers: Sequence[Target], folder: Path) -> Iterator[list[Target]]:
+    """Streamfold, the null server and the peers, all up, with the basin of the benchmark."""
+    with ExitStack() as stack:
+        ours = stack.enter_context(serving("local-fsync", (), folder))
+        null = stack.enter_context(null_serving())
+        all_of_them = [Target(OURS, ours.url, ours.pid), *peers]
+        for one in all_of_them:
+            make_basin(one)
+        yield [*all_of_them, Target(NULL, null.url, null.pid)]
+
+
+def make_basin(target: Target) -> None:
+    """A basin that creates streams on append; one that exists is reconfigured."""
+    config = {"create_stream_on_append": True}
+    basin = f"{target.url}/v1/basins/{BASIN}"
+    answer = httpx.put(basin, json={"config": config})
+    if answer.status_code == 409:
+        answer = httpx.patch(basin, json=config)
+    answer.raise_for_status()
+
+
+def run_all(run: Run, everyone: Sequence[Target], only: str) -> None:
+    """Every workload, `repeat` times, on one target after the other."""
+    for name, workload in WORKLOADS.items():
+        if only not in name:
+            continue
+        print(name, flush=True)
+        for number in range(run.scale.repeat if name != "resident" else 1):
+            run.number = number
+            for target in everyone:
+                if target.name != NULL or name in NULL_WORKLOADS:
+                    run.keep(target, workload(run, target))
+
+
+def rows_of(run: Run) -> list[Row]:
+    """Streamfold first, and a measure's unit apart from its name."""
+    rows = []
+    for measure, found in run.found.items():
+        name, _, unit = measure.rpartition(", ")
+        samples = [Sample(subject, values) for subject, values in found.items()]
+        if unit.startswith(("p50", "p99", "ack", "processor", "refused")):
+            kind, _, unit = unit.rpartition(" ")
+            name = f"{name}, {kind}"
+        rows.append(Row(name, unit, samples, more=unit.endswith("/s")))
+    return rows
+
+
+def named(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--peer", type=named, action="append", default=[], metavar="NAME=URL")
+    parser.add_argument("--peer-pid", type=named, action="append", default=[], metavar="NAME=PID")
+    parser.add_argument("--only", default="", help="workloads whose name has this in it")
+    parser.add_argument("--quick", action="store_true", help="less of everything; nothing is kept")
+    parser.add_argument("--noisy", action="store_true", help="measure although others are at work")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
+    options = parser.parse_args()
+    if not h2load.available():
+        parser.error("h2load is missing: install nghttp2-client (Debian), nghttp2 (Homebrew)")
+    busy = None if options.noisy else wait_until_quiet()
+    pids = {name: int(pid) for name, pid in options.peer_pid}
+    peers = [Target(name, url.rstrip("/"), pids.get(name)) for name, url in options.peer]
+    folder = Path(tempfile.mkdtemp(prefix="streamfold-bench-", dir=options.folder))
+    run = Run(QUICK if options.quick else FULL, folder)
+    try:
+        under = conditions(folder, busy, ["Streamfold syncs every ack to disk (fsync)"])
+        with targets(peers, folder) as everyone:
+            run_all(run, everyone, options.only)
+    finally:
+        shutil.rmtree(folder)
+    if not options.quick and not options.only:
+        publish(
+            Benchmark(
+                "s2",
+                "The S2 API beside other servers",
+                "The same clients load each server in turns: h2load for small appends, one session "
+                "over HTTP/1.1 for bulk. The null server reads a request and answers at once; it shows "
+                "that the load generator is not the limit.",
+                "python -m bench.compare",
+                under,
+                rows_of(run),
+            )
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Whether this machine is quiet enough to measure on, and what it is."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from bench.store import bare_sync_loop, plain_python, processor_times, stolen_share
+
+#: Part of all processors that others may use; seconds of one look; looks until it is given up.
+BUSY_MAX, LOOK, LOOKS = 0.10, 3.0, 40
+
+
+class NotQuietError(Exception):
+    """Other processes use the machine: what would be measured is not ours."""
+
+
+def wait_until_quiet() -> float:
+    """Wait until the processors are idle; returns the part in use, or raises `NotQuietError`."""
+    for _ in range(LOOKS):
+        since = processor_times()
+        busy: float = psutil.cpu_percent(LOOK) / 100 + stolen_share(since)
+        if busy <= BUSY_MAX:
+            return busy
+    raise NotQuietError(
+        f"{busy:.0%} of the processors were in use for {LOOK * LOOKS:.0f} s, and more than "
+        f"{BUSY_MAX:.0%} would change the figures: stop what runs beside this, or give --noisy"
+    )
+
+
+def conditions(folder: Path, busy: float | None, extra: Sequence[str] = ()) -> list[str]:
+    """What a reader needs to judge the figures."""
+    memory = psutil.virtual_memory().total / (1 << 30)
+    bare = bare_sync_loop(folder)
+    day = time.strftime("%Y-%m-%d", time.gmtime())
+    state = "was not quiet" if busy is None else f"was {busy:.0%} busy before the first measurement"
+    return [
+        f"{os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()}, "
+        f"Python {platform.python_version()}, {day}; the machine {state}",
+        f"a bare write + fsync + fsync of the folder took {bare['p50_ms']:.2f} ms (p50), "
+        f"{bare['p99_ms']:.2f} ms (p99); sum(range(1000)) in plain Python {plain_python():.1f} µs",
+        *extra,
+    ]

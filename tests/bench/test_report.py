@@ -1,0 +1,44 @@
+"""The pages of docs/benchmarks/ say what was measured, and which way a ratio points."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from bench.report import Benchmark, Row, Sample, kept, publish
+
+RATE = Row(
+    "appends", "acks/s", [Sample("Streamfold", [300.0, 200.0, 100.0]), Sample("peer", [50.0])]
+)
+LATENCY = Row("ack", "ms", [Sample("Streamfold", [2.0]), Sample("peer", [8.0])], more=False)
+
+
+def benchmark(*rows: Row) -> Benchmark:
+    return Benchmark("speed", "Speed", "About it.", "python -m it", ["2 cores"], list(rows))
+
+
+@pytest.mark.parametrize("row", [RATE, LATENCY], ids=["more is better", "less is better"])
+def test_a_ratio_above_one_means_that_ours_is_better(row: Row) -> None:
+    assert row.ratio(row.samples[1]) == 4.0
+
+
+def test_a_page_shows_medians_with_their_spread_and_the_ratios(tmp_path: Path) -> None:
+    publish(benchmark(RATE, LATENCY), tmp_path)
+    page = (tmp_path / "speed.md").read_text()
+    assert "| appends | 200 (100-300) acks/s | 50 | **4.00** |" in page
+    assert "| ack | 2 ms | 8 | **4.00** |" in page
+    assert "- 2 cores" in page
+    assert "[Speed](speed.md)" in (tmp_path / "README.md").read_text()
+    assert (tmp_path / "speed.svg").read_text().count("<svg") == 1
+
+
+def test_what_was_published_is_read_back(tmp_path: Path) -> None:
+    publish(benchmark(RATE), tmp_path)
+    assert kept(tmp_path) == [benchmark(RATE)]
+
+
+def test_a_measure_that_the_peer_lacks_has_an_empty_cell(tmp_path: Path) -> None:
+    publish(
+        benchmark(RATE, Row("memory", "MiB", [Sample("Streamfold", [9.0])], more=False)), tmp_path
+    )
+    assert "| memory | 9 MiB |  |  |" in (tmp_path / "speed.md").read_text()
