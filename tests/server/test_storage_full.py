@@ -12,7 +12,7 @@ from s2_sdk import AppendInput, Record, Retry, S2ServerError
 
 from streamfold.server.main import Server, running_server
 from streamfold.server.streams.snapshots import SNAPSHOT_MAX
-from streamfold.store.engine import memory_space
+from streamfold.store.engine import disk_space
 from streamfold.store.settings import StoreSettings
 from tests.server.conftest import BASIN, STREAM, configuration, sdk
 from tests.server.frames import PATH, SESSION, append_frame, frames_in
@@ -66,7 +66,7 @@ async def test_a_store_in_memory_is_full_before_its_process_is() -> None:
             assert (answer.status, json.loads(answer.body)["code"]) == (503, "storage_full")
             assert "memory has" in json.loads(answer.body)["message"]
             assert (await h2.exchange("GET", "/ready")).status == 503
-    usage = memory_space.read_usage(Path("/proc/self"))
+    usage = disk_space.read_memory_usage(Path("/proc/self"))
     assert usage.total > usage.free > 0
 
 

@@ -26,7 +26,7 @@ from streamfold.records.batch import RecordBatch
 from streamfold.store.engine.local_disk import LocalDisk, sync_path
 from streamfold.store.engine.location import open_location
 from streamfold.store.engine.slatedb import SlateEngine
-from streamfold.store.log.append_request import AppendRequest
+from streamfold.store.log.admission import AppendRequest
 from streamfold.store.read.requests import ReadRequest, from_seq_num
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore, open_store

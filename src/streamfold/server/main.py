@@ -41,7 +41,7 @@ from streamfold.server.http.router import Route, Router
 from streamfold.server.init_file import apply_spec, read_init_file
 from streamfold.server.metrics import AppendMetrics, StoreMetrics
 from streamfold.server.ops import OpsEndpoints, add_front_page
-from streamfold.server.s2.problems import write_problem
+from streamfold.server.s2.responses import write_problem
 from streamfold.server.s2.routes import add_s2
 from streamfold.server.tls import write_self_signed
 from streamfold.store.store import StreamStore, open_store

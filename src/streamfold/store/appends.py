@@ -12,7 +12,7 @@ from streamfold.errors import (
     StreamfoldError,
     TermsError,
 )
-from streamfold.store.log.append_request import AppendRequest, Unrecorded
+from streamfold.store.log.admission import AppendRequest, Unrecorded
 from streamfold.store.log.shares import AppendAck
 from streamfold.store.log.stream_log import StreamLog
 from streamfold.store.supervisor import MountedStore, Supervisor

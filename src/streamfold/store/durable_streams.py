@@ -26,7 +26,7 @@ from streamfold.model.resources import Claim, StreamStatus
 from streamfold.store.appends import Appends, settle_refusal
 from streamfold.store.catalog.creation import Content, Creator, ForkSpec, StreamSpec, prepared
 from streamfold.store.catalog.snapshots import Publication, Snapshot
-from streamfold.store.log.append_request import AppendRequest, Unrecorded
+from streamfold.store.log.admission import AppendRequest, Unrecorded
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.log.shares import AppendAck
 from streamfold.store.log.stream_log import StreamLog

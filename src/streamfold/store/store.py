@@ -38,19 +38,16 @@ from streamfold.store.catalog import listing
 from streamfold.store.catalog.account import Account
 from streamfold.store.catalog.documents import Documents
 from streamfold.store.durable_streams import DurableStreams
-from streamfold.store.engine.disk_space import DiskSpace, UsageReader, read_usage
+from streamfold.store.engine.disk_space import DiskSpace, UsageReader, memory_space, read_usage
 from streamfold.store.engine.engine import EngineOpener
 from streamfold.store.engine.local_disk import LocalDisk
 from streamfold.store.engine.location import Location, choose_location, open_location
-from streamfold.store.engine.memory_space import memory_space
 from streamfold.store.engine.slatedb import SlateEngine
-from streamfold.store.log.admission import Admission
-from streamfold.store.log.append_request import AppendRequest
+from streamfold.store.log.admission import Admission, AppendRequest
 from streamfold.store.log.committer import CommitReport
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.log.shares import AppendAck
-from streamfold.store.open_stream import OpenStream
-from streamfold.store.read.reader import Reader
+from streamfold.store.read.reader import OpenStream, Reader
 from streamfold.store.read.requests import ReadBatch, ReadRequest
 from streamfold.store.settings import StoreSettings
 from streamfold.store.supervisor import Supervisor

@@ -18,10 +18,10 @@ from streamfold.model.records import Record
 from streamfold.model.resources import Claim
 from streamfold.records.batch import RecordBatch
 from streamfold.server.durable_streams.subscriptions import CONTROL_ROOT, Subscriptions
-from streamfold.server.durable_streams.subscriptions.state import Subscription, decode
+from streamfold.server.durable_streams.subscriptions.leases import Subscription, decode
 from streamfold.server.http.listener import Listener, bind
 from streamfold.server.http.request import Request
-from streamfold.server.s2.problems import write_problem
+from streamfold.server.s2.responses import write_problem
 from streamfold.store.durable_streams import StreamSpec, prepared
 from streamfold.store.store import StreamStore
 from streamfold.wire.durable_streams.offsets import format_offset

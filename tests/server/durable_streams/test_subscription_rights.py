@@ -16,8 +16,8 @@ import pytest
 from s2_sdk import S2, AccessTokenScope, Endpoints, Operation, PrefixMatch
 
 from streamfold.model.access_tokens import Secret
+from streamfold.server.durable_streams.subscriptions.leases import Subscription, decode
 from streamfold.server.durable_streams.subscriptions.registry import SUBSCRIPTIONS_PER_OWNER
-from streamfold.server.durable_streams.subscriptions.state import Subscription, decode
 from streamfold.server.main import Server, running_server
 from tests.server.conftest import configuration
 from tests.server.durable_streams.conftest import JSON, browsing, token

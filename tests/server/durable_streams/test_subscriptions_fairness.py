@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from streamfold.server.durable_streams.subscriptions.fairness import SLICE
-from streamfold.server.durable_streams.subscriptions.state import decode, encode
+from streamfold.server.durable_streams.subscriptions.leases import decode, encode
 from streamfold.store.store import StreamStore, open_store
 from streamfold.wire.durable_streams.subscriptions import MANY_MAX, SEGMENTS_MAX
 from tests.server.durable_streams.subscribing import BASIN, Clock, append, create, serving

@@ -12,13 +12,14 @@ import pytest
 from streamfold.model.access_tokens import EVERYTHING, Operation
 from streamfold.model.grants import Grant
 from streamfold.server.durable_streams.subscriptions import fairness, runner
-from streamfold.server.durable_streams.subscriptions.webhook_addresses import (
+from streamfold.server.durable_streams.subscriptions.webhooks import (
     LOOKUPS_MAX,
     LOOKUPS_PER_OWNER,
     HostLookups,
+    Reply,
     WebhookAddress,
+    WebhookClient,
 )
-from streamfold.server.durable_streams.subscriptions.webhook_client import Reply, WebhookClient
 from streamfold.server.http.request import Request
 from streamfold.store.store import open_store
 from tests.server.durable_streams.subscribing import BASIN, Clock, create, receiving, serving

@@ -10,18 +10,16 @@ from pathlib import Path
 import pytest
 
 from streamfold.server.durable_streams.subscriptions.problems import WebhookUrlRejectedError
-from streamfold.server.durable_streams.subscriptions.webhook_addresses import (
+from streamfold.server.durable_streams.subscriptions.webhooks import (
+    BODY_MAX,
     HostLookups,
+    Reply,
     WebhookAddress,
+    WebhookClient,
+    WebhookError,
     is_public,
     parse_webhook_url,
     require_allowed,
-)
-from streamfold.server.durable_streams.subscriptions.webhook_client import (
-    BODY_MAX,
-    Reply,
-    WebhookClient,
-    WebhookError,
 )
 from streamfold.server.tls import write_self_signed
 from streamfold.store.store import open_store

@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from streamfold.errors import UnauthenticatedError
-from streamfold.server.durable_streams.subscriptions.state import Subscription
+from streamfold.server.durable_streams.subscriptions.leases import Subscription
 from streamfold.store.store import StreamStore, open_store
 from streamfold.wire.durable_streams.offsets import format_offset
 from streamfold.wire.durable_streams.signing import verify

@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from streamfold.server.http.offload import OffloadPool
-from streamfold.server.streams.arrival_order import ArrivalOrder
+from streamfold.server.http.offload import ArrivalOrder, OffloadPool
 
 
 @pytest.fixture

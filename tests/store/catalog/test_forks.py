@@ -20,8 +20,8 @@ from streamfold.model.records import trim_record
 from streamfold.model.resources import Claim, Producer
 from streamfold.store import keys
 from streamfold.store.log.sealing import SealingKey
-from streamfold.store.read.lineage import FORK_DEPTH_MAX
 from streamfold.store.read.requests import ReadRequest, from_seq_num, from_tail, from_timestamp
+from streamfold.store.read.seek import FORK_DEPTH_MAX
 from streamfold.store.store import StreamStore
 from tests.store.conftest import BASIN, STREAM, Bench, Clock
 from tests.store.durable_streams import append, content, create, fork_of, read, spec, stamps

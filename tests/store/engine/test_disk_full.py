@@ -19,7 +19,7 @@ from streamfold.model.records import Record, fence_record, trim_record
 from streamfold.model.resources import Claim
 from streamfold.records.batch import RecordBatch
 from streamfold.store.engine.disk_space import RESERVE_BYTES, DiskSpace, DiskUsage, is_disk_full
-from streamfold.store.log.append_request import AppendRequest
+from streamfold.store.log.admission import AppendRequest
 from streamfold.store.read.requests import ReadRequest, from_seq_num
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore, open_store

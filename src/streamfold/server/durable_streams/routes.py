@@ -10,7 +10,6 @@ from streamfold.model.grants import Grant
 from streamfold.model.names import BasinName, StreamName
 from streamfold.server.auth import Access
 from streamfold.server.durable_streams import problems
-from streamfold.server.durable_streams.buckets import BUCKET_NEEDS, Buckets, missing
 from streamfold.server.durable_streams.content import whole_updates
 from streamfold.server.durable_streams.paths import (
     CONTROL,
@@ -22,7 +21,13 @@ from streamfold.server.durable_streams.paths import (
     parse_stream_path,
 )
 from streamfold.server.durable_streams.reads import BeyondTailError, Events, Reads, parse_query
-from streamfold.server.durable_streams.streams import Streams, source_of
+from streamfold.server.durable_streams.streams import (
+    BUCKET_NEEDS,
+    Buckets,
+    Streams,
+    missing,
+    source_of,
+)
 from streamfold.server.durable_streams.subscriptions import Subscriptions
 from streamfold.server.http.bodies import answer_json
 from streamfold.server.http.drain import DrainGate

@@ -22,9 +22,9 @@ from streamfold.server.http.offload import COPIED_BYTES, LIGHT_BYTES
 from streamfold.server.http.request import Request
 from streamfold.server.http.response_stream import ResponseStream
 from streamfold.server.metrics import AppendMetrics
-from streamfold.server.s2.problems import end_frames
+from streamfold.server.s2.responses import end_frames
 from streamfold.server.s2.stream_refs import StreamRequest
-from streamfold.store.log.append_request import AppendRequest
+from streamfold.store.log.admission import AppendRequest
 from streamfold.store.log.shares import AppendAck
 from streamfold.store.store import StreamStore
 from streamfold.wire.durable_streams.content import check_message, is_json

@@ -14,7 +14,7 @@ from streamfold.model.names import StreamRef
 from streamfold.server.http.request import Request, text_of
 from streamfold.server.s2.resources import basin_of, stream_of
 from streamfold.store.log.sealing import SealingKey
-from streamfold.store.open_stream import OpenStream
+from streamfold.store.read.reader import OpenStream
 from streamfold.store.store import StreamStore
 from streamfold.wire.s2 import headers
 from streamfold.wire.s2.headers import EncryptionKey

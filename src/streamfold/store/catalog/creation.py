@@ -29,16 +29,15 @@ from streamfold.records.batch import RecordBatch
 from streamfold.store import keys, rows
 from streamfold.store.catalog.catalog import Catalog
 from streamfold.store.engine.engine import Op, first_row
-from streamfold.store.log.append_request import AppendRequest
+from streamfold.store.log.admission import AppendRequest
 from streamfold.store.log.retention import Lifetime
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.log.shares import Share
 from streamfold.store.log.stream_log import StreamLog
 from streamfold.store.mount import Mount
-from streamfold.store.read import lineage
 from streamfold.store.read.cursor import Cursor
 from streamfold.store.read.requests import Allowance
-from streamfold.store.read.seek import apply_retention, chunk_from
+from streamfold.store.read.seek import apply_retention, chunk_from, ends_at, fork_at, own_part
 from streamfold.store.rows import BasinRow, CleanupRow, ForkRow, StateRow, StreamRow
 
 
@@ -101,7 +100,7 @@ async def _append_at(
                 if not is_command(record):
                     yield record
                     end = record.seq_num + 1
-                    cut = in_records and lineage.ends_at(source.row, end)
+                    cut = in_records and ends_at(source.row, end)
                     if cut or CONTINUED not in record.headers:
                         return
     finally:
@@ -119,7 +118,7 @@ async def _position(
     chunk = await chunk_from(mount, source, end - 1, key)
     if chunk is None:
         return StreamPosition(SeqNum(end), Timestamp(0))
-    index = payloads.measure(lineage.own(chunk, source.row, key).payload)
+    index = payloads.measure(own_part(chunk, source.row, key).payload)
     stamp = int(index.timestamps[end - 1 - chunk.first_seq_num])
     return StreamPosition(SeqNum(end), Timestamp(stamp))
 
@@ -278,7 +277,7 @@ class Creator:
             ),
             cipher=parent.config.stream_cipher,
             traits=traits,
-            lineage=lineage.fork_at(source.row, point.end.seq_num) if source else (),
+            lineage=fork_at(source.row, point.end.seq_num) if source else (),
             forked_from=source.id if source else None,
         )
         first = self._seed(ref, row, source, point, content, spec)

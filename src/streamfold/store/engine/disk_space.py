@@ -1,4 +1,4 @@
-"""Keeps some local disk free, so that a full disk refuses appends before they are written.
+"""Keeps some disk, or memory, free, so that a full one refuses appends before they are written.
 
 An append that fills the disk halfway has an unknown outcome; one that is refused beforehand certainly
 did not happen. The reserve leaves room for trims, deletions, and the tables that SlateDB writes from
@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -197,3 +198,30 @@ class SpaceClaim:
 
 def _mib(size: int) -> str:
     return f"{size / (1 << 20):.1f} MiB"
+
+
+#: Bytes kept free: what clients may hold (docs/reference/limits.md), and SlateDB's buffers.
+MEMORY_RESERVE_BYTES = 1 << 30
+#: Where Linux shows this process, and the limits of its container, by version of control groups.
+_PROCESS = Path("/proc/self")
+_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+
+
+def memory_space(reserve: int | None) -> DiskSpace:
+    """The room of a store in memory; unlimited on systems that do not show what a process uses."""
+    folder = _PROCESS if _PROCESS.exists() else None
+    return DiskSpace(folder, reserve, read_memory_usage, "memory", MEMORY_RESERVE_BYTES)
+
+
+def read_memory_usage(process: Path) -> DiskUsage:
+    """The memory that the machine, or the container, lets a process have, and what is left of it."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    total = page * os.sysconf("SC_PHYS_PAGES")
+    for limit in _LIMITS:
+        with suppress(OSError, ValueError):  # not this version, or "max"
+            total = min(total, int(limit.read_text()))
+    resident = page * int((process / "statm").read_text().split()[1])
+    return DiskUsage(total, max(0, total - resident))

@@ -27,7 +27,7 @@ from streamfold.records.batch import Fence, RecordBatch
 from streamfold.records.sequencing import Slot
 from streamfold.store import keys, rows
 from streamfold.store.engine.engine import Op
-from streamfold.store.log.append_request import AppendRequest, Unrecorded
+from streamfold.store.log.admission import AppendRequest, Unrecorded
 from streamfold.store.log.chunks import Chunk
 from streamfold.store.log.retention import Expiry, Lifetime, TrimPoints, age_limit
 from streamfold.store.log.sealing import GCM_SEQ_NUM_MAX, SealingKey

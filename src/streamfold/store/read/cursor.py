@@ -15,9 +15,8 @@ from streamfold.store.log.chunks import Chunk
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.log.stream_log import StreamLog
 from streamfold.store.mount import Mount
-from streamfold.store.read import lineage
 from streamfold.store.read.requests import Allowance, ReadBatch
-from streamfold.store.read.seek import apply_retention
+from streamfold.store.read.seek import apply_retention, own_part, segment_of, span_from
 from streamfold.store.rows import Segment
 
 #: Bytes read after which storage fetches ahead for a reader.
@@ -178,7 +177,7 @@ class Cursor:
                 self._ahead.popleft()
             if self._ahead:
                 self._check_no_hole(self._ahead[0])
-                self._ahead[0] = lineage.own(self._ahead[0], self._log.row, self._key)
+                self._ahead[0] = own_part(self._ahead[0], self._log.row, self._key)
                 return self._ahead[0]
             if self.at_tail:
                 await self._end_scan()
@@ -210,7 +209,7 @@ class Cursor:
 
     async def _fetch(self) -> None:
         """Read the next page from storage."""
-        segment = lineage.segment_of(self._log.row, self.seq_num)
+        segment = segment_of(self._log.row, self.seq_num)
         eager = self._eager or (self._fetched >= _EAGER_FROM and self._mount.scans.room_for_eager)
         if segment is not self._segment or eager is not self._eager:
             await self._end_scan()
@@ -218,7 +217,7 @@ class Cursor:
         fresh = self._scan is None
         durable = self._log.durable.seq_num
         if self._scan is None:
-            start, end = lineage.span_from(self._log.row, self.seq_num)
+            start, end = span_from(self._log.row, self.seq_num)
             if segment is None:
                 end = keys.chunk(self._log.id, durable)
             self._eager = eager = self._eager and self._mount.scans.room_for_eager

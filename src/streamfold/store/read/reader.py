@@ -1,14 +1,17 @@
-"""Reads: where they start, when they wait, when they end."""
+"""Reads: the stream that a request opens, where reads start, when they wait, when they end."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 
 from streamfold.errors import PositionTrimmedError, PositionUnwrittenError
+from streamfold.model.configs import Cipher
 from streamfold.model.positions import StreamPosition
 from streamfold.model.records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
 from streamfold.model.resources import StreamStatus
@@ -25,6 +28,7 @@ from streamfold.store.read.requests import (
     from_seq_num,
 )
 from streamfold.store.read.seek import apply_retention, seek_timestamp
+from streamfold.store.usage.recorder import UsageRecorder
 
 
 async def read_once(
@@ -212,3 +216,38 @@ def _empty(seq_num: int, tail: StreamPosition | None) -> ReadBatch:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStream:
+    """What a caller may do with a stream whose log it has a lease of."""
+
+    mount: Mount
+    log: StreamLog
+    usage: UsageRecorder
+
+    @property
+    def cipher(self) -> Cipher | None:
+        return self.log.row.cipher
+
+    @property
+    def tail(self) -> StreamPosition:
+        """The position after the last durable record."""
+        return self.log.durable
+
+    async def read(self, request: ReadRequest, key: SealingKey | None = None) -> ReadBatch:
+        """One batch of at most 1000 records and 1 MiB; PositionUnwrittenError at the tail."""
+        batch = await read_once(self.mount, self.log, request, key)
+        self.usage.record_read(self.log.basin, batch.metered)
+        return batch
+
+    @asynccontextmanager
+    async def follow(
+        self, request: ReadRequest, key: SealingKey | None = None
+    ) -> AsyncIterator[Reader]:
+        """A reader of the stored records and then of new ones, within the limits of `request`."""
+        reader = await Reader.open(self.mount, self.log, request, key)
+        self.usage.record_read_session(self.log.basin)
+        reader.on_delivered = partial(self.usage.record_delivery, self.log.basin)
+        async with aclosing(reader):
+            yield reader

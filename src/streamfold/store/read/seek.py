@@ -1,6 +1,7 @@
-"""Finds the first record whose timestamp, or time of arrival, reaches a value.
+"""Finds the chunk with a record: by its seq_num, by its timestamp, or by its time of arrival.
 
-Neither ever decreases within a stream, so a binary search over seq_nums finds the chunk: about
+A fork reads the chunks of the streams it came from, and copies nothing. Timestamps and times of arrival
+never decrease within a stream, so a binary search over seq_nums finds the chunk: about
 log2(records) seeks, and no second index to write.
 """
 
@@ -8,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from streamfold.errors import InvalidError
 from streamfold.records import payload as payloads
+from streamfold.store import keys
 from streamfold.store.engine.engine import first_row
 from streamfold.store.log import chunks
 from streamfold.store.log.chunks import Chunk
@@ -16,7 +19,61 @@ from streamfold.store.log.retention import Expiry
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.log.stream_log import StreamLog
 from streamfold.store.mount import Mount
-from streamfold.store.read import lineage
+from streamfold.store.rows import Segment, StreamRow
+
+#: Streams whose records a fork may have, beside its own: rows, memory and reads grow with them.
+FORK_DEPTH_MAX = 64
+
+
+def segment_of(row: StreamRow, seq_num: int) -> Segment | None:
+    """The inherited segment with this record; None if the stream wrote it itself."""
+    for segment in row.lineage:
+        if seq_num < segment.end:
+            return segment
+    return None
+
+
+def ends_at(row: StreamRow, seq_num: int) -> bool:
+    """Whether an inherited segment ends at `seq_num`."""
+    return any(segment.end == seq_num for segment in row.lineage)
+
+
+def fork_at(row: StreamRow, end: int) -> tuple[Segment, ...]:
+    """The lineage of a fork that inherits everything of `row`'s stream below `end`.
+
+    Raises InvalidError if that would be too deep a chain of forks.
+    """
+    lineage = [segment for segment in row.lineage if segment.end < end]
+    following = next((s for s in row.lineage if s.end >= end), None)
+    holder = row.id if following is None else following.stream_id
+    if len(lineage) >= FORK_DEPTH_MAX:
+        raise InvalidError(
+            f"the fork would have records of {len(lineage) + 1} streams, one forked from another: "
+            f"{FORK_DEPTH_MAX} is the most; copy the records to a new stream instead"
+        )
+    return (*lineage, Segment(holder, end)) if end else ()
+
+
+def span_from(row: StreamRow, seq_num: int) -> tuple[bytes, bytes]:
+    """The range of keys from the chunk that holds `seq_num` on, in the stream that wrote it."""
+    segment = segment_of(row, seq_num)
+    holder = row.id if segment is None else segment.stream_id
+    return keys.chunk(holder, seq_num), keys.chunks_end(holder)
+
+
+def next_segment(chunk: Chunk, row: StreamRow, seq_num: int) -> int:
+    """The first record after the stream's part of `chunk`, which holds its record `seq_num`."""
+    segment = segment_of(row, seq_num)
+    end = chunk.last_seq_num + 1
+    return end if segment is None else min(end, segment.end)
+
+
+def own_part(chunk: Chunk, row: StreamRow, key: SealingKey | None) -> Chunk:
+    """The stream's part of `chunk`, in the clear."""
+    segment = segment_of(row, chunk.first_seq_num)
+    if segment is None:
+        return chunks.clear(chunk, row.id, key)
+    return chunks.cut_before(chunks.clear(chunk, segment.stream_id, key), segment.end)
 
 
 async def chunk_from(
@@ -24,10 +81,10 @@ async def chunk_from(
 ) -> Chunk | None:
     """This stream's part of the chunk that holds `seq_num`."""
     chunk = await _stored_chunk(mount, log, seq_num)
-    segment = lineage.segment_of(log.row, seq_num)
+    segment = segment_of(log.row, seq_num)
     if chunk is None or segment is None or chunk.last_seq_num < segment.end:
         return chunk
-    return lineage.own(chunk, log.row, key)
+    return own_part(chunk, log.row, key)
 
 
 async def seek_timestamp(
@@ -43,7 +100,7 @@ async def seek_timestamp(
     )
     if found is None:
         return int(log.durable.seq_num)
-    clear = lineage.own(found, log.row, key)
+    clear = own_part(found, log.row, key)
     within = payloads.measure(clear.payload).index_of_timestamp(timestamp)
     return max(found.first_seq_num + within, first)
 
@@ -73,7 +130,7 @@ async def apply_retention(mount: Mount, log: StreamLog) -> None:
 
 async def _stored_chunk(mount: Mount, log: StreamLog, seq_num: int) -> Chunk | None:
     """The whole chunk that holds `seq_num`, from the stream that wrote it."""
-    row = await first_row(mount.engine, *lineage.span_from(log.row, seq_num))
+    row = await first_row(mount.engine, *span_from(log.row, seq_num))
     return chunks.decode(row[1]) if row else None
 
 
@@ -94,6 +151,6 @@ async def _first_chunk(
         elif reached(chunk):
             found, high = chunk, min(middle, chunk.first_seq_num)
         else:
-            low = lineage.next_segment(chunk, log.row, middle)
+            low = next_segment(chunk, log.row, middle)
         middle = (low + high) // 2
     return found

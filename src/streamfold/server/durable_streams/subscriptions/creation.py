@@ -12,15 +12,15 @@ from msgspec.structs import replace
 from streamfold.errors import InvalidError, PermissionDeniedError
 from streamfold.model.access_tokens import Operation
 from streamfold.model.grants import Grant
+from streamfold.server.durable_streams.subscriptions.leases import Config, Subscription
 from streamfold.server.durable_streams.subscriptions.links import literal_prefix
 from streamfold.server.durable_streams.subscriptions.problems import (
     SubscriptionExistsError,
     SubscriptionNotFoundError,
 )
 from streamfold.server.durable_streams.subscriptions.registry import SubscriptionRegistry
-from streamfold.server.durable_streams.subscriptions.state import Config, Subscription
 from streamfold.server.durable_streams.subscriptions.subscription import ActiveSubscription
-from streamfold.server.durable_streams.subscriptions.webhook_addresses import (
+from streamfold.server.durable_streams.subscriptions.webhooks import (
     literal_addresses,
     parse_webhook_url,
     require_allowed,

@@ -25,7 +25,7 @@ from streamfold.errors import (
 from streamfold.model.resources import StreamStatus
 from streamfold.server.durable_streams.subscriptions import leases
 from streamfold.server.durable_streams.subscriptions.fairness import TimeSlice
-from streamfold.server.durable_streams.subscriptions.state import (
+from streamfold.server.durable_streams.subscriptions.leases import (
     LINKS_MAX,
     LINKS_PER_OWNER,
     LINKS_TOTAL_MAX,

@@ -13,9 +13,9 @@ from typing import Final, TypeAlias
 from streamfold.errors import InvalidError, StreamfoldError
 from streamfold.model.grants import Grant
 from streamfold.server.durable_streams.subscriptions.fairness import TimeSlice
+from streamfold.server.durable_streams.subscriptions.leases import LINKS_MAX, Subscription, decode
 from streamfold.server.durable_streams.subscriptions.links import LinkedStreams
 from streamfold.server.durable_streams.subscriptions.problems import SubscriptionNotFoundError
-from streamfold.server.durable_streams.subscriptions.state import LINKS_MAX, Subscription, decode
 from streamfold.server.durable_streams.subscriptions.subscription import (
     ActiveSubscription,
     Draft,

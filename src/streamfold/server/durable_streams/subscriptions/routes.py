@@ -33,12 +33,13 @@ from streamfold.server.durable_streams.subscriptions.registry import (
 )
 from streamfold.server.durable_streams.subscriptions.runner import Runner
 from streamfold.server.durable_streams.subscriptions.subscription import ActiveSubscription
-from streamfold.server.durable_streams.subscriptions.webhook_addresses import (
+from streamfold.server.durable_streams.subscriptions.webhooks import (
     HostLookups,
+    Keyring,
     Resolve,
+    WebhookClient,
     resolve,
 )
-from streamfold.server.durable_streams.subscriptions.webhook_client import Keyring, WebhookClient
 from streamfold.server.http.bodies import NO_STORE, answer_json
 from streamfold.server.http.request import Request
 from streamfold.server.http.router import PUBLIC, OtherRule, Route, Router

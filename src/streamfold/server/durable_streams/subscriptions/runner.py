@@ -29,17 +29,15 @@ from streamfold.server.durable_streams.subscriptions.problems import (
 )
 from streamfold.server.durable_streams.subscriptions.registry import SubscriptionRegistry
 from streamfold.server.durable_streams.subscriptions.subscription import ActiveSubscription, Draft
-from streamfold.server.durable_streams.subscriptions.webhook_addresses import (
+from streamfold.server.durable_streams.subscriptions.webhooks import (
     HostLookups,
-    WebhookAddress,
-    parse_webhook_url,
-    require_allowed,
-)
-from streamfold.server.durable_streams.subscriptions.webhook_client import (
     Keyring,
     Reply,
+    WebhookAddress,
     WebhookClient,
     WebhookError,
+    parse_webhook_url,
+    require_allowed,
 )
 from streamfold.store.durable_streams import prepared
 from streamfold.store.store import StreamStore

@@ -14,8 +14,13 @@ from streamfold.model.grants import ROOT, Grant
 from streamfold.model.names import parse_stream_name
 from streamfold.server.durable_streams.subscriptions import leases
 from streamfold.server.durable_streams.subscriptions.fairness import TimeSlice
+from streamfold.server.durable_streams.subscriptions.leases import (
+    Link,
+    Subscription,
+    decode,
+    encode,
+)
 from streamfold.server.durable_streams.subscriptions.problems import SubscriptionNotFoundError
-from streamfold.server.durable_streams.subscriptions.state import Link, Subscription, decode, encode
 from streamfold.store.catalog.documents import Documents
 from streamfold.wire.durable_streams.offsets import format_offset
 from streamfold.wire.durable_streams.subscriptions import (
