@@ -55,11 +55,12 @@ async def test_only_public_routes_answer_a_stranger(guarded: Server) -> None:
     }
 
 
-async def test_only_operators_routes_and_the_keys_of_webhooks_are_public(
+async def test_only_operators_routes_the_files_of_the_console_and_the_keys_of_webhooks_are_public(
     guarded: Server,
 ) -> None:
     public = {route.path for route in guarded.routes if route.needs is PUBLIC}
-    assert public == {"/", "/health", "/ping", "/ready", "/v1/stream/__ds/jwks.json"}
+    console = {"/console", "/console/{...}"}
+    assert public == {"/", "/health", "/ping", "/ready", "/v1/stream/__ds/jwks.json"} | console
 
 
 async def test_a_caller_with_another_right_is_denied(guarded: Server) -> None:

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from streamfold.errors import InvalidError
 from streamfold.model.access_tokens import Secret
+from streamfold.server.console import ConsoleSettings
 from streamfold.server.http.connections import FIRST_REQUEST, IDLE
 from streamfold.server.http.cors import is_loopback, parse_origin
 from streamfold.server.http.listener import TlsFiles
@@ -50,6 +51,8 @@ class Configuration:
     #: Serve /metrics without a token even if a root token is set.
     open_metrics: bool = False
     access_log: bool = True
+    #: The web console; None serves none.
+    console: ConsoleSettings | None = field(default_factory=ConsoleSettings)
     #: Seconds over which the pace of a body is measured; also the time limit of a small body.
     body_timeout: float = BODY_TIMEOUT
     #: Bytes of memory for bodies that are arriving, over all requests.

@@ -20,6 +20,7 @@ from streamfold.records import warm_up
 from streamfold.server.application import Application
 from streamfold.server.auth import Access
 from streamfold.server.config import Configuration
+from streamfold.server.console import add_console
 from streamfold.server.durable_streams.routes import DurableStreamsFace
 from streamfold.server.durable_streams.subscriptions import Subscriptions
 from streamfold.server.http.access_log import AccessLog
@@ -177,7 +178,9 @@ def _application(
     watchers = None if configuration.open_metrics else access
     measured = (instruments, StoreMetrics(store), ClientMetrics(client_limits))
     OpsEndpoints(store, drain_gate, measured, watchers).add_to(router)
-    add_front_page(router)
+    add_front_page(router, console=configuration.console is not None)
+    if configuration.console is not None:
+        add_console(router, configuration.console, guarded=configuration.guarded)
     durable = DurableStreamsFace(
         store,
         drain_gate,

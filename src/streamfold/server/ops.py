@@ -47,14 +47,22 @@ _TEXT: Final = (b"content-type", b"text/plain; charset=utf-8")
 _PROMETHEUS: Final = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 
 
-def add_front_page(router: Router) -> None:
-    """Answer `GET /` with the page."""
+def add_front_page(router: Router, *, console: bool) -> None:
+    """Answer `GET /`: send browsers to the console if there is one, and others the page."""
     for method in ("GET", "HEAD"):
-        router.add(method, "/", PUBLIC, _show)
+        router.add(method, "/", PUBLIC, _redirect_browser if console else _show)
 
 
 async def _show(request: Request) -> None:
     await request.respond(200, _HEADERS, _PAGE)
+
+
+async def _redirect_browser(request: Request) -> None:
+    if "text/html" in (request.header("accept") or ""):
+        headers = ((b"location", b"console/"), (b"cache-control", b"no-store"))
+        await request.respond(302, headers)
+    else:
+        await _show(request)
 
 
 class OpsEndpoints:

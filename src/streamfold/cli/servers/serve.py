@@ -18,6 +18,7 @@ from streamfold.errors import InvalidError
 from streamfold.model.access_tokens import Secret
 from streamfold.model.units import parse_duration
 from streamfold.server.config import PORT, TLS_PORT, Configuration, store_location
+from streamfold.server.console import ConsoleSettings
 from streamfold.server.http.cors import is_loopback, parse_origin
 from streamfold.server.main import Server, TlsFiles, run
 from streamfold.store.settings import StoreSettings
@@ -203,6 +204,13 @@ def unused(environment: Mapping[str, str], options: Iterable[str]) -> Iterator[s
 @click.option(
     "--local-webhooks", is_flag=True, help="Let webhooks go to http://localhost: for development."
 )
+@click.option("--no-console", is_flag=True, help="Do not serve the web console at /console.")
+@click.option(
+    "--console-read-only",
+    is_flag=True,
+    help="Offer nothing in the console that changes what is stored; access tokens still decide what "
+    "a caller may do.",
+)
 @click.option("--no-access-log", is_flag=True, help="Do not log requests to standard error.")
 @click.option("--json", "as_json", is_flag=True, help="Announce the server as JSON.")
 def serve(
@@ -233,6 +241,8 @@ def serve(
     default_basin: str,
     long_poll: float,
     local_webhooks: bool,
+    no_console: bool,
+    console_read_only: bool,
     no_access_log: bool,
     as_json: bool,
 ) -> None:
@@ -267,6 +277,7 @@ def serve(
         default_basin=default_basin,
         long_poll=long_poll,
         local_webhooks=local_webhooks,
+        console=None if no_console else ConsoleSettings(read_only=console_read_only),
     )
     options = (
         option for known in click.get_current_context().command.params for option in known.opts
@@ -335,4 +346,6 @@ def _announce(server: Server, configuration: Configuration, as_json: bool) -> No
         return
     click.echo(f"Streamfold serves {configuration.location} at {server.url}", err=True)
     click.echo(_reach(configuration), err=True)
+    if configuration.console is not None:
+        click.echo(f"Open {server.url}/console in a browser.", err=True)
     click.echo(server.exports(), nl=False)

@@ -1,0 +1,113 @@
+"""Serves the files of the console; they hold no data, so anyone may load them.
+
+The page fetches all data through the public HTTP APIs, with the token that its user types in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Final
+
+import msgspec
+from blake3 import blake3
+
+from streamfold import __version__
+from streamfold.server.http.bodies import answer, answer_json
+from streamfold.server.http.request import Request
+from streamfold.server.http.router import PUBLIC, Router
+
+ROOT: Final = "/console"
+_INDEX: Final = "index.html"
+_SETTINGS: Final = "settings.json"
+_MEDIA_TYPES: Final = {
+    "css": "text/css; charset=utf-8",
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "json": "application/json",
+    "svg": "image/svg+xml",
+    "txt": "text/plain; charset=utf-8",
+}
+#: Scripts and styles come from files of this server alone, and markup is never made from text.
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
+)
+_HEADERS: Final = (
+    (b"content-security-policy", _POLICY.encode()),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    # A browser asks again each time, and a new version of the server takes effect at once.
+    (b"cache-control", b"no-cache"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleSettings:
+    """How the console of a server behaves."""
+
+    #: Offer nothing that changes what is stored. Access tokens decide what a caller may do.
+    read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    body: bytes
+    media_type: str
+    tag: str
+
+    @classmethod
+    def of(cls, name: str, body: bytes) -> _File:
+        suffix = name.rpartition(".")[2]
+        return cls(body, _MEDIA_TYPES[suffix], f'W/"{blake3(body).hexdigest(16)}"')
+
+
+def add_console(router: Router, settings: ConsoleSettings, *, guarded: bool) -> None:
+    """Route everything below /console; `guarded` says that requests for data need a token."""
+    console = _Console(settings, guarded=guarded)
+    for method in ("GET", "HEAD"):
+        router.add(method, ROOT, PUBLIC, console.redirect)
+        router.add(method, f"{ROOT}/{{...}}", PUBLIC, console.show)
+
+
+class _Console:
+    """Handlers of the files, all of which are in memory."""
+
+    def __init__(self, settings: ConsoleSettings, *, guarded: bool) -> None:
+        shown = {"version": __version__, "read_only": settings.read_only, "guarded": guarded}
+        self._files = {
+            **{name: _File.of(name, body) for name, body in _static_files()},
+            _SETTINGS: _File.of(_SETTINGS, msgspec.json.encode(shown)),
+        }
+
+    async def redirect(self, request: Request) -> None:
+        """Answer with the address that links of the page are relative to."""
+        await request.respond(308, ((b"location", b"console/"),))
+
+    async def show(self, request: Request, path: str) -> None:
+        file = self._files.get(path or _INDEX)
+        if file is None:
+            problem = {"code": "not_found", "message": f"the console has no file {path[:80]!r}"}
+            await answer_json(request, problem, 404)
+            return
+        headers = ((b"etag", file.tag.encode()), *_HEADERS)
+        if request.header("if-none-match") == file.tag:
+            await request.respond(304, headers)
+            return
+        typed = (b"content-type", file.media_type.encode())
+        await answer(request, file.body, 200, (typed, *headers))
+
+
+def _static_files() -> Iterator[tuple[str, bytes]]:
+    """Path and content of each file that the package brings."""
+    folders: list[tuple[str, Traversable]] = [("", files(__package__) / "static")]
+    while folders:
+        prefix, folder = folders.pop()
+        for entry in folder.iterdir():
+            if entry.is_dir():
+                folders.append((f"{prefix}{entry.name}/", entry))
+            else:
+                yield prefix + entry.name, entry.read_bytes()

@@ -1,0 +1,56 @@
+// Small charts, drawn as SVG.
+
+import { html } from "./vendor/htm-preact.js";
+
+const WIDTH = 200;
+const HEIGHT = 44;
+
+/** A line without axes; values that are not numbers leave a gap. */
+export function Sparkline({ values, size, label }) {
+  const top = Math.max(...values.filter(Number.isFinite), 0) || 1;
+  const x = (at) => ((at + size - values.length) * WIDTH) / Math.max(1, size - 1);
+  const y = (value) => HEIGHT - 2 - (value / top) * (HEIGHT - 6);
+  const runs = [];
+  let run = null;
+  values.forEach((value, at) => {
+    if (!Number.isFinite(value)) run = null;
+    else if (run) run.push([x(at), y(value)]);
+    else runs.push((run = [[x(at), y(value)]]));
+  });
+  const line = runs.map((points) => `M${points.map((point) => point.map((one) => one.toFixed(1)).join(" ")).join("L")}`).join("");
+  const area = runs
+    .filter((points) => points.length > 1)
+    .map((points) => `M${points[0][0]} ${HEIGHT}L${points.map((point) => point.join(" ")).join("L")}L${points.at(-1)[0]} ${HEIGHT}Z`)
+    .join("");
+  return html`<svg class="spark" viewBox=${`0 0 ${WIDTH} ${HEIGHT}`} preserveAspectRatio="none" role="img" aria-label=${label}>
+    <path class="area" d=${area || "M0 0"} /><path d=${line || "M0 0"} /></svg>`;
+}
+
+const PLOT_WIDTH = 640;
+const PLOT_HEIGHT = 190;
+const LEFT = 58;
+const BOTTOM = 22;
+
+/** Bars over time: `points` are [seconds since 1970, value], one for each `step` seconds from `start` to `end`. */
+export function BarPlot({ points, start, end, step, format, formatTime, label }) {
+  const top = niceTop(Math.max(...points.map(([, value]) => value), 0));
+  const width = (PLOT_WIDTH - LEFT) / Math.max(1, Math.ceil((end - start) / step));
+  const x = (at) => LEFT + ((at - start) / (end - start)) * (PLOT_WIDTH - LEFT);
+  const y = (value) => 8 + (1 - value / top) * (PLOT_HEIGHT - BOTTOM - 8);
+  const marks = [0, 0.5, 1].map((share) => share * top);
+  const times = [0, 0.25, 0.5, 0.75, 1].map((share) => start + share * (end - start));
+  return html`<svg class="plot" viewBox=${`0 0 ${PLOT_WIDTH} ${PLOT_HEIGHT}`} role="img" aria-label=${label}>
+    ${marks.map((mark) => html`<line key=${mark} x1=${LEFT} x2=${PLOT_WIDTH} y1=${y(mark)} y2=${y(mark)} />
+      <text x=${LEFT - 8} y=${y(mark) + 4} text-anchor="end">${format(mark)}</text>`)}
+    ${times.map((at, number) => html`<text key=${at} x=${x(at)} y=${PLOT_HEIGHT - 4}
+      text-anchor=${number === 0 ? "start" : number === 4 ? "end" : "middle"}>${formatTime(at)}</text>`)}
+    ${points.map(([at, value]) => value > 0 && html`<rect key=${at} class="bar" x=${x(at) + 0.5} width=${Math.max(1, width - 1)}
+      y=${y(value)} height=${Math.max(1, y(0) - y(value))}><title>${`${formatTime(at)}: ${format(value)}`}</title></rect>`)}
+  </svg>`;
+}
+
+function niceTop(value) {
+  if (value <= 0) return 1;
+  const power = 10 ** Math.floor(Math.log10(value));
+  return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= value);
+}

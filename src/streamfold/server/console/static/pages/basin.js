@@ -1,0 +1,79 @@
+// One basin: its streams and its configuration.
+
+import { html, useState } from "../vendor/htm-preact.js";
+import { getJson, list, request, streamPath } from "../api.js";
+import { ago } from "../format.js";
+import { go, link } from "../routes.js";
+import { Button, Confirm, Empty, Notice, useConnection, useLoaded } from "../widgets.js";
+import { Search } from "./basins.js";
+import { BasinDialog, CreateStreamDialog, retentionText } from "./config.js";
+
+/** Streams that one page of the list shows. */
+const PAGE = 200;
+
+function StreamList({ basin, prefix, round, onDelete }) {
+  const [after, setAfter] = useState([]);
+  const { settings } = useConnection();
+  const load = () => list("v1/streams", "streams", { basin, prefix, limit: PAGE, startAfter: after.at(-1) ?? "" });
+  const { value, error } = useLoaded(load, [prefix, after, round]);
+  if (error) return html`<${Notice} error=${error} />`;
+  if (value?.items.length === 0 && !after.length) {
+    return html`<section class="card"><${Empty} title=${prefix ? "No stream begins like that." : "This basin has no streams yet."}>
+      ${!prefix && html`<p>Create one, or run <code>streamfold create-stream ${basin}/my-stream</code>.</p>`}<//></section>`;
+  }
+  return html`<section class="card"><div class="scroll"><table>
+    <thead><tr><th>Name</th><th class="optional">Created</th><th><span class="visually-hidden">Actions</span></th></tr></thead>
+    <tbody>${value?.items.map(({ name, created_at, deleted_at, cipher }) => html`<tr key=${name}>
+      <td><a class="name" href=${link(["basins", basin, name])}>${name}</a> ${cipher && html`<span class="badge">${cipher}</span>`}
+        ${deleted_at && html` <span class="badge warn">being deleted</span>`}</td>
+      <td class="optional muted" title=${created_at}>${ago(Date.parse(created_at))}</td>
+      <td><div class="row-actions"><${Button} icon="trash" kind="quiet" label=${`Delete stream ${name}`} disabled=${settings.read_only || Boolean(deleted_at)}
+        onClick=${() => onDelete(name)} /></div></td>
+    </tr>`)}</tbody></table></div>
+    ${(after.length > 0 || value?.more) && html`<div class="body pager">
+      <${Button} disabled=${!after.length} onClick=${() => setAfter(after.slice(0, -1))}>Previous<//>
+      <${Button} disabled=${!value?.more} onClick=${() => setAfter([...after, value.items.at(-1).name])}>Next<//></div>`}
+  </section>`;
+}
+
+function Facts({ config }) {
+  if (!config) return html`<div class="facts"></div>`;
+  const streams = config.default_stream_config;
+  return html`<div class="facts">
+    <span>Records of new streams <b>${retentionText(streams?.retention_policy)}</b></span>
+    <span>Created on append <b>${config.create_stream_on_append ? "yes" : "no"}</b></span>
+    <span>Created on read <b>${config.create_stream_on_read ? "yes" : "no"}</b></span>
+    ${config.stream_cipher && html`<span>Encryption <b>${config.stream_cipher}</b></span>`}
+  </div>`;
+}
+
+export function BasinPage({ basin }) {
+  const [prefix, setPrefix] = useState("");
+  const [dialog, setDialog] = useState(null);
+  const [round, setRound] = useState(0);
+  const { settings } = useConnection();
+  const config = useLoaded(() => getJson(`v1/basins/${encodeURIComponent(basin)}`), [basin, round]);
+  const close = () => setDialog(null);
+  const changed = () => setRound((count) => count + 1);
+  const remove = async (stream) => {
+    await request(streamPath(stream), { basin, method: "DELETE" });
+    changed();
+  };
+  return html`
+    <div class="page-head">
+      <div class="crumbs"><a href=${link(["basins"])}>Basins</a><span>/</span></div>
+      <h1>${basin}</h1>
+      <div class="actions">
+        <${Button} icon="gear" disabled=${settings.read_only || !config.value} onClick=${() => setDialog({ configure: true })}>Configure<//>
+        <${Button} icon="plus" kind="primary" disabled=${settings.read_only} onClick=${() => setDialog({ create: true })}>Create stream<//>
+      </div>
+    </div>
+    <${Notice} error=${config.error} />
+    <${Facts} config=${config.value} />
+    <${Search} label="Find by prefix" value=${prefix} onInput=${setPrefix} />
+    <${StreamList} key=${prefix} basin=${basin} prefix=${prefix} round=${round} onDelete=${(stream) => setDialog({ remove: stream })} />
+    ${dialog?.create && html`<${CreateStreamDialog} basin=${basin} onClose=${close} onDone=${(name) => go(["basins", basin, name])} />`}
+    ${dialog?.configure && html`<${BasinDialog} basin=${basin} config=${config.value} onClose=${close} onDone=${changed} />`}
+    ${dialog?.remove && html`<${Confirm} title="Delete stream" action="Delete stream" name=${dialog.remove} onClose=${close} submit=${() => remove(dialog.remove)}>
+      The stream <code class="name">${dialog.remove}</code> and all its records are deleted. This cannot be undone.<//>`}`;
+}

@@ -1,0 +1,130 @@
+// What the server does now, and what is wrong with it, in words.
+
+import { html, useRef, useState, useEffect } from "../vendor/htm-preact.js";
+import { list, getJson, request, ApiError } from "../api.js";
+import { Sparkline } from "../charts.js";
+import { bytes, latency, number, plural, short } from "../format.js";
+import { parseMetrics, quantile, sample } from "../metrics.js";
+import { link } from "../routes.js";
+import { Notice, useInterval, useLoaded } from "../widgets.js";
+
+/** Milliseconds between readings, and how many are shown: four minutes. */
+const INTERVAL = 2000;
+const KEPT = 120;
+/** Seconds that acknowledgements may take before the page calls them slow. */
+const SLOW_ACK = 1;
+/** Shares of a limit that the page warns about. */
+const NEARLY = 0.9;
+
+const rate = (before, after, name, seconds) =>
+  (sample(after, name) - sample(before, name)) / seconds;
+
+/** One point of every chart from two readings of the metrics. */
+function point(before, after, seconds) {
+  return {
+    batches: rate(before, after, "s2_append_ack_latency_seconds_count", seconds),
+    records: rate(before, after, "s2_append_batch_records_sum", seconds),
+    bytes: rate(before, after, "s2_append_batch_bytes_sum", seconds),
+    p50: quantile(before, after, "s2_append_ack_latency_seconds", 0.5),
+    p99: quantile(before, after, "s2_append_ack_latency_seconds", 0.99),
+    connections: sample(after, "streamfold_connections"),
+    memory: sample(after, "process_resident_memory_bytes"),
+    disk: sample(after, "streamfold_store_bytes", { state: "disk" }),
+  };
+}
+
+/** Sentences about what is wrong; [kind, text] each, the worst first. */
+function problems(now, latest, readiness) {
+  const found = [];
+  if (readiness) found.push(["bad", `The server takes no new work: ${readiness}`]);
+  if (sample(now, "streamfold_storage_full") === 1) {
+    found.push(["bad", "Storage is full: appends are refused. Free space, or trim and delete streams; reads and trims still work."]);
+  }
+  const free = sample(now, "streamfold_storage_free_bytes");
+  const reserve = sample(now, "streamfold_storage_reserve_bytes");
+  if (free !== undefined && free < 2 * reserve && free > reserve) {
+    found.push(["warn", `Only ${bytes(free)} are free; below ${bytes(reserve)} appends are refused.`]);
+  }
+  const waiting = sample(now, "streamfold_flush_queue_waiting");
+  if (waiting > 0) found.push(["warn", `${plural(waiting, "append")} wait for room: storage is slower than the writers.`]);
+  if (latest?.p99 > SLOW_ACK) found.push(["warn", `Acknowledgements take ${latency(latest.p99)}: storage is slow.`]);
+  for (const [name, text] of [["connections", "connections"], ["unread_bytes", "bytes for clients that do not read"], ["body_bytes", "bytes for arriving bodies"]]) {
+    const used = sample(now, `streamfold_${name}`);
+    const most = sample(now, `streamfold_${name}_max`);
+    if (used > NEARLY * most) found.push(["warn", `${number(used)} of ${number(most)} ${text} are in use.`]);
+  }
+  return found;
+}
+
+function useHistory() {
+  const [state, setState] = useState({ now: null, points: [], readiness: "", error: null });
+  const last = useRef(null);
+  const read = async () => {
+    try {
+      const [text, readiness] = await Promise.all([(await request("metrics")).text(), notReady()]);
+      const now = parseMetrics(text);
+      const at = performance.now();
+      const before = last.current;
+      last.current = { now, at };
+      const points = before ? [point(before.now, now, (at - before.at) / 1000)] : [];
+      setState((state) => ({ now, readiness, error: null, points: [...state.points, ...points].slice(-KEPT) }));
+    } catch (error) {
+      last.current = null;
+      if (error instanceof ApiError) setState((state) => ({ ...state, error }));
+    }
+  };
+  useEffect(() => void read(), []);
+  useInterval(read, INTERVAL);
+  return state;
+}
+
+/** Why the server takes no new work; empty if it does. */
+async function notReady() {
+  try {
+    await request("ready");
+    return "";
+  } catch (error) {
+    if (error instanceof ApiError) return error.message;
+    throw error;
+  }
+}
+
+const Figure = ({ what, value, more, values, label }) => html`<section class="card figure">
+  <div class="what">${what}</div><div class="value">${value}</div><div class="more">${more}</div>
+  ${values && html`<${Sparkline} values=${values} size=${KEPT} label=${label ?? `${what}, last minutes`} />`}
+</section>`;
+
+export function OverviewPage() {
+  const { now, points, readiness, error } = useHistory();
+  const basins = useLoaded(() => list("v1/basins", "basins"), []);
+  const location = useLoaded(() => getJson("v1/locations/default"), []);
+  const latest = points.at(-1);
+  const of = (name) => points.map((one) => one[name]);
+  const wrong = problems(now, latest, readiness);
+  const worst = wrong.some(([kind]) => kind === "bad") ? "bad" : wrong.length ? "warn" : "";
+  const value = (name, format) => (latest && latest[name] !== undefined ? format(latest[name]) : "–");
+  const free = sample(now, "streamfold_storage_free_bytes");
+  const dead = sample(now, "streamfold_store_bytes", { state: "dead" });
+  return html`
+    <div class="page-head"><h1>Overview</h1></div>
+    <${Notice} kind="warn" error=${error} />
+    <section class=${`card state ${worst}`} aria-live="polite"><span class="dot"></span><div>
+      <h2>${!now ? "Reading the server's state …" : wrong.length ? "Something needs attention" : "Everything works"}</h2>
+      ${wrong.length
+        ? html`<ul>${wrong.map(([, text]) => html`<li key=${text}>${text}</li>`)}</ul>`
+        : html`<p class="muted">Storage answers, and the server takes new work.</p>`}
+    </div></section>
+    <div class="figures">
+      <${Figure} what="Records appended" value=${`${value("records", short)} /s`} more=${`${value("batches", short)} batches/s`} values=${of("records")} />
+      <${Figure} what="Bytes appended" value=${`${value("bytes", bytes)}/s`} more="metered size" values=${of("bytes")} />
+      <${Figure} what="Acknowledged within" value=${value("p50", latency)} more=${`p50; p99 ${value("p99", latency)}`} values=${of("p50")} />
+      <${Figure} what="Connections" value=${value("connections", number)} more=${`of ${number(sample(now, "streamfold_connections_max") ?? 0)} possible`} values=${of("connections")} />
+      <${Figure} what="Memory" value=${value("memory", bytes)} more="of the server's process" values=${of("memory")} />
+      <${Figure} what="Storage" value=${value("disk", bytes)} more=${`${dead === undefined ? "" : `${bytes(dead)} to be reclaimed`}${free === undefined ? "" : `, ${bytes(free)} free`}`} values=${of("disk")} />
+    </div>
+    <section class="card"><header><h2>What is stored</h2></header><div class="body facts">
+      <span>Location <b class="name">${location.value?.name ?? "–"}</b></span>
+      <span>Basins <b>${basins.value ? `${number(basins.value.items.length)}${basins.value.more ? "+" : ""}` : "–"}</b></span>
+      <a href=${link(["basins"])}>All basins</a>
+    </div></section>`;
+}

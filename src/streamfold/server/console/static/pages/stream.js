@@ -1,0 +1,69 @@
+// One stream: its records, its configuration, and what can be done with it.
+
+import { html, useState } from "../vendor/htm-preact.js";
+import { getJson, request, streamPath } from "../api.js";
+import { number } from "../format.js";
+import { AppendDialog, FenceDialog, TrimDialog } from "../records/append.js";
+import { RecordBrowser } from "../records/browser.js";
+import { go, link } from "../routes.js";
+import { Button, Confirm, Notice, useConnection, useLoaded } from "../widgets.js";
+import { retentionText, StreamConfigDialog } from "./config.js";
+
+/** What Durable Streams reports of a stream; an empty object where its name has no such path. */
+async function durableState(basin, stream) {
+  try {
+    const { headers } = await request(`${basin}/${encodeURIComponent(stream)}`, { method: "HEAD" });
+    return { type: headers.get("content-type"), closed: headers.get("stream-closed") === "true", ttl: headers.get("stream-ttl"), expires: headers.get("stream-expires-at") };
+  } catch {
+    return {};
+  }
+}
+
+function Facts({ config, state, range }) {
+  return html`<div class="facts">
+    ${range && html`<span>Records <b>${number(range.tail - range.first)}</b></span><span>Tail <b>${number(range.tail)}</b></span>`}
+    ${config && html`<span>Retention <b>${retentionText(config.retention_policy)}</b></span><span>Timestamps <b>${config.timestamping.mode}</b></span>`}
+    ${state?.type && html`<span>Content type <b>${state.type}</b></span>`}
+    ${state?.ttl && html`<span>Expires when unused for <b>${state.ttl} s</b></span>`}
+    ${state?.expires && html`<span>Expires <b>${state.expires}</b></span>`}
+    ${state?.closed && html`<span class="badge warn">closed</span>`}
+  </div>`;
+}
+
+export function StreamPage({ basin, stream, query }) {
+  const [dialog, setDialog] = useState(null);
+  const [round, setRound] = useState(0);
+  const [range, setRange] = useState(null);
+  const { settings } = useConnection();
+  const config = useLoaded(() => getJson(streamPath(stream), { basin }), [round]);
+  const state = useLoaded(() => durableState(basin, stream), [round]);
+  const close = () => setDialog(null);
+  const changed = () => setRound((count) => count + 1);
+  const remove = async () => {
+    await request(streamPath(stream), { basin, method: "DELETE" });
+    go(["basins", basin]);
+  };
+  const frozen = settings.read_only;
+  const named = { basin, stream, onClose: close };
+  return html`
+    <div class="page-head">
+      <div class="crumbs"><a href=${link(["basins"])}>Basins</a><span>/</span><a class="name" href=${link(["basins", basin])}>${basin}</a><span>/</span></div>
+      <h1>${stream}</h1>
+      <div class="actions">
+        <${Button} disabled=${frozen || !config.value} onClick=${() => setDialog("configure")}>Configure<//>
+        <${Button} disabled=${frozen} onClick=${() => setDialog("trim")}>Trim<//>
+        <${Button} disabled=${frozen} onClick=${() => setDialog("fence")}>Fence<//>
+        <${Button} icon="trash" label="Delete stream" disabled=${frozen} onClick=${() => setDialog("delete")} />
+        <${Button} icon="plus" kind="primary" disabled=${frozen} onClick=${() => setDialog("append")}>Append<//>
+      </div>
+    </div>
+    <${Notice} error=${config.error} />
+    <${Facts} config=${config.value} state=${state.value} range=${range} />
+    <${RecordBrowser} basin=${basin} stream=${stream} query=${query} onTail=${setRange} />
+    ${dialog === "append" && html`<${AppendDialog} ...${named} onDone=${() => {}} />`}
+    ${dialog === "trim" && html`<${TrimDialog} ...${named} tail=${range?.tail ?? 0} suggestion=${range?.tail ?? 0} onDone=${() => {}} />`}
+    ${dialog === "fence" && html`<${FenceDialog} ...${named} onDone=${() => {}} />`}
+    ${dialog === "configure" && html`<${StreamConfigDialog} ...${named} config=${config.value} onDone=${changed} />`}
+    ${dialog === "delete" && html`<${Confirm} title="Delete stream" action="Delete stream" name=${stream} onClose=${close} submit=${remove}>
+      The stream <code class="name">${stream}</code> and all its records are deleted. This cannot be undone.<//>`}`;
+}

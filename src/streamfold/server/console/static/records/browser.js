@@ -1,0 +1,252 @@
+// The record browser: seek, follow live, filter, look at one record.
+
+import { html, useEffect, useLayoutEffect, useRef, useState } from "../vendor/htm-preact.js";
+import { UnreachableError } from "../api.js";
+import { bytes, number, plural, time } from "../format.js";
+import { replaceQuery } from "../routes.js";
+import { Button, Empty, Icon, Notice, useConnection } from "../widgets.js";
+import { Detail } from "./detail.js";
+import { parseFilter } from "./filter.js";
+import { VirtualList } from "./list.js";
+import { command, preview } from "./record.js";
+import { MatchSource, RangeSource } from "./sources.js";
+
+/** Rows that the list has at first, and at most: browsers limit the height of a page. */
+const WINDOW = 200_000;
+const WINDOW_MAX = 2 * WINDOW;
+/** Rows from an edge of the window at which it moves. */
+const EDGE = 500;
+/** Milliseconds after the last key before a filter is applied. */
+const TYPING = 350;
+
+const Row = ({ index, record, seqNum, trimmed, selected, onSelect }) => {
+  if (!record) {
+    return html`<div class="row" role="option" aria-selected="false"><span class="seq">${seqNum === null ? "" : number(seqNum)}</span>
+      <span class="muted">${trimmed ? "trimmed" : "…"}</span></div>`;
+  }
+  const done = command(record);
+  const { text, binary } = preview(record);
+  return html`<div class="row" role="option" id=${`record-${index}`} aria-selected=${selected} onClick=${onSelect}>
+    <span class="seq">${number(record.seqNum)}</span>
+    <span class="when" title=${String(record.timestamp)}>${time(record.timestamp)}</span>
+    <span class="what">${done
+      ? html`<span class="badge accent">${done.name}</span> <span class="mono">${done.argument}</span>`
+      : html`${record.headers.length > 0 && html`<span class="badge count">${plural(record.headers.length, "header")}</span> `}<span class=${binary ? "mono muted" : "mono"}>${text}</span>`}</span>
+    <span class="size">${bytes(record.size)}</span>
+  </div>`;
+};
+
+function Jump({ onJump }) {
+  const [kind, setKind] = useState("seq_num");
+  const [text, setText] = useState("");
+  const submit = (event) => {
+    event.preventDefault();
+    onJump(kind, text);
+  };
+  return html`<form class="jump" onSubmit=${submit} aria-label="Go to">
+    <select aria-label="Go to" value=${kind} onChange=${(event) => (setKind(event.target.value), setText(""))}>
+      <option value="seq_num">seq_num</option><option value="time">time</option><option value="back">from the tail</option></select>
+    ${kind === "time"
+      ? html`<input key="time" type="datetime-local" step="0.001" aria-label="Time" value=${text} onInput=${(event) => setText(event.target.value)} />`
+      : html`<input key="number" inputmode="numeric" pattern="[0-9]+" required aria-label=${kind === "back" ? "Records from the tail" : "seq_num"}
+          placeholder=${kind === "back" ? "100" : "0"} value=${text} onInput=${(event) => setText(event.target.value)} />`}
+    <button type="submit" class="button"><span>Go</span></button>
+  </form>`;
+}
+
+function useSource(basin, stream, applied, start) {
+  const [, draw] = useState(0);
+  const [opened, setOpened] = useState(null);
+  const [error, setError] = useState(null);
+  const { online, needsToken } = useConnection();
+  const source = useRef(null);
+  useEffect(() => {
+    if (!online || needsToken || source.current?.applied === applied) return;
+    source.current?.close();
+    const onChange = () => draw((count) => count + 1);
+    let made;
+    try {
+      made = applied ? new MatchSource(basin, stream, parseFilter(applied), onChange) : new RangeSource(basin, stream, onChange);
+    } catch (malformed) {
+      setError(malformed);
+      return;
+    }
+    source.current = made;
+    made.applied = applied;
+    setError(null);
+    made.open().then(
+      () => source.current === made && (start(made), setOpened(made)),
+      (failure) => {
+        made.applied = null; // it is tried again
+        if (!(failure instanceof UnreachableError)) setError(failure);
+      },
+    );
+  }, [applied, online, needsToken]);
+  useEffect(() => () => source.current?.close(), []);
+  useEffect(() => {
+    // A hidden page gives its connection back: browsers allow six for all pages of a server.
+    const change = () => {
+      if (!source.current?.live) return;
+      if (document.hidden) source.current.stop();
+      else source.current.follow();
+    };
+    document.addEventListener("visibilitychange", change);
+    return () => document.removeEventListener("visibilitychange", change);
+  }, []);
+  return [opened && opened === source.current ? opened : null, error, online];
+}
+
+export function RecordBrowser({ basin, stream, query, onTail }) {
+  const [filter, setFilter] = useState(query.get("filter") ?? "");
+  const [applied, setApplied] = useState(filter.trim());
+  const [base, setBase] = useState(0);
+  const [stuck, setStuck] = useState(true);
+  const [selected, setSelected] = useState(null);
+  const [problem, setProblem] = useState(null);
+  const list = useRef(null);
+  const filterInput = useRef(null);
+  const toShow = useRef(null);
+  const view = useRef([0, 0]);
+
+  const [source, error, online] = useSource(basin, stream, applied, (made) => {
+    const wanted = made.filtered ? null : selected?.record?.seqNum ?? (query.has("seq") ? Number(query.get("seq")) : null);
+    setBase(made.filtered ? 0 : windowAt(made, wanted ?? made.tail));
+    setStuck(wanted === null);
+    setSelected(wanted === null ? null : { key: wanted });
+    if (wanted !== null) toShow.current = { key: wanted, where: "start" };
+    made.follow();
+  });
+  const filtered = source?.filtered ?? false;
+  const count = !source ? 0 : filtered ? source.found.length : Math.min(source.tail - base, WINDOW_MAX);
+  const keyAt = (index) => (filtered ? index : base + index);
+
+  useEffect(() => onTail?.(source && { first: source.first, tail: source.tail }), [source?.first, source?.tail]);
+  useEffect(() => {
+    const timer = setTimeout(() => setApplied(filter.trim()), TYPING);
+    return () => clearTimeout(timer);
+  }, [filter]);
+  useEffect(() => {
+    const press = (event) => {
+      if (event.key !== "/" || event.target.closest("input, textarea, select, dialog")) return;
+      event.preventDefault();
+      filterInput.current?.focus();
+    };
+    document.addEventListener("keydown", press);
+    return () => document.removeEventListener("keydown", press);
+  }, []);
+  useEffect(() => {
+    if (source && online) source.ensure(keyAt(view.current[0]), keyAt(view.current[1]));
+  }, [online]);
+  // After the rows exist: scroll to what was asked for.
+  useLayoutEffect(() => {
+    if (!toShow.current || !source || !list.current) return;
+    const { key, where, offset = 0 } = toShow.current;
+    toShow.current = null;
+    list.current.show(key - (filtered ? 0 : base) + offset, where);
+  });
+  // A record that was selected before it was loaded.
+  const record = selected && (selected.record ?? source?.at(selected.key));
+  if (record && !selected.record) selected.record = record;
+
+  const select = (index) => {
+    const key = keyAt(index);
+    const found = source.at(key);
+    setSelected({ key, record: found });
+    setStuck(false);
+    replaceQuery({ seq: found?.seqNum ?? (filtered ? undefined : key), filter: applied });
+  };
+  const unselect = () => {
+    setSelected(null);
+    replaceQuery({ filter: applied });
+    list.current?.focus();
+  };
+  const step = (by) => {
+    const index = selected.key - (filtered ? 0 : base) + by;
+    if (index < 0 || index >= count) return;
+    select(index);
+    list.current.show(index);
+  };
+  const seek = (seqNum) => {
+    const wanted = Math.max(source.first, Math.min(seqNum, source.tail));
+    const inside = wanted >= base && wanted < base + WINDOW;
+    if (!inside) setBase(windowAt(source, wanted));
+    toShow.current = { key: wanted, where: "start" };
+    setStuck(wanted >= source.tail);
+    setBase((now) => now);
+    source.changed();
+  };
+  const jump = async (kind, text) => {
+    setProblem(null);
+    try {
+      if (kind === "seq_num") seek(Number(text));
+      else if (kind === "back") seek(source.tail - Number(text));
+      else if (text) seek(await source.seekTime(new Date(text).getTime()));
+    } catch (failure) {
+      setProblem(failure);
+    }
+  };
+  const looked = (from, to) => {
+    view.current = [from, to];
+    if (!source || filtered) return;
+    source.ensure(base + from, base + to);
+    const atStart = from < EDGE && base > source.first;
+    const atEnd = to > count - EDGE && base + count < source.tail;
+    if (!atStart && !atEnd && count < WINDOW_MAX) return;
+    const moved = windowAt(source, base + from);
+    if (moved === base) return;
+    toShow.current = { key: base, where: "start", offset: list.current.topRow() };
+    setBase(moved);
+  };
+  const toggle = () => (source.live ? source.pause() : source.follow());
+  const pressed = (event) => {
+    if (event.key === "Escape" && selected) unselect();
+    if (event.key === " " && event.target.classList.contains("virtual")) {
+      event.preventDefault();
+      toggle();
+    }
+  };
+  const row = (index) => {
+    const key = keyAt(index);
+    return html`<${Row} key=${key} index=${index} record=${source.at(key)} seqNum=${filtered ? null : key} trimmed=${!filtered && key < source.first}
+      selected=${selected?.key === key} onSelect=${() => select(index)} />`;
+  };
+
+  return html`<div class="browser" onKeyDown=${pressed}>
+    <div class="toolbar">
+      <${Button} icon=${source?.live ? "pause" : "play"} kind=${source?.live ? "on" : ""} disabled=${!source} aria-pressed=${Boolean(source?.live)} onClick=${toggle}>
+        ${filtered ? (source?.live ? "Stop search" : "Search on") : source?.live ? "Live" : "Paused"}<//>
+      <div class="search wide"><${Icon} name="search" /><input ref=${filterInput} type="search" aria-label="Filter records" value=${filter}
+        placeholder="Filter: text, header:name=value, $.path=value" onInput=${(event) => setFilter(event.target.value)} /></div>
+      <${Jump} onJump=${jump} />
+    </div>
+    <${Notice} error=${problem ?? error ?? source?.error} />
+    <div class=${`panes ${record ? "split" : ""}`}>
+      <section class="card list">
+        <div class="status" role="status">${!source ? "Opening …" : filtered
+          ? html`<span>${plural(source.found.length, "match", "matches")}</span><span>${number(source.scanned)} of ${number(source.tail)} read</span>
+              ${source.full && html`<span>paused at many matches: search on, or narrow the filter</span>`}`
+          : html`<span>${plural(source.tail - source.first, "record")}</span><span>tail ${number(source.tail)}</span>${!source.live && html`<span>paused</span>`}`}
+          ${source && !filtered && !stuck && html`<${Button} kind="quiet" icon="down" onClick=${() => (setStuck(true), setBase(windowAt(source, source.tail)))}>To the tail<//>`}
+        </div>
+        ${source && count === 0
+          ? html`<${Empty} title=${filtered ? "No record matches yet." : "No records yet."}>
+              ${!filtered && html`<p>Append one here, or from anywhere: it appears at once.</p>`}<//>`
+          : html`<${VirtualList} count=${count} row=${row} label="Records" handle=${list} stuck=${stuck}
+              selected=${selected === null ? null : selected.key - (filtered ? 0 : base)}
+              onSelect=${select} onView=${looked} onAtEnd=${setStuck} />`}
+        ${source && !filtered && source.tail - source.first > 100 && html`<div class="seekbar">
+          <span>${number(source.first)}</span>
+          <input type="range" aria-label="Position in the stream" min=${source.first} max=${source.tail} step="1"
+            value=${stuck ? source.tail : Math.min(source.tail, base + view.current[0] + (view.current[0] ? 12 : 0))} onInput=${(event) => seek(Number(event.target.value))} />
+          <span>${number(source.tail)}</span></div>`}
+      </section>
+      ${record && html`<${Detail} basin=${basin} stream=${stream} record=${record} onClose=${unselect} onStep=${step} />`}
+    </div>
+  </div>`;
+}
+
+/** The first seq_num of a window of rows around a position. */
+function windowAt(source, seqNum) {
+  if (source.tail - source.first <= WINDOW) return source.first;
+  return Math.max(source.first, Math.min(seqNum - WINDOW / 2, source.tail - WINDOW));
+}
