@@ -94,10 +94,19 @@ class FaultyEngine:
 
     async def get(self, key: bytes) -> bytes | None:
         value = await self.inner.get(key)
-        if held := self._held_reads.pop(key, None):
-            held.answered.set()
-            await held.release.wait()
+        await self._hold_answers([key])
         return value
+
+    async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        values = await self.inner.get_many(keys)
+        await self._hold_answers(keys)
+        return values
+
+    async def _hold_answers(self, keys: Sequence[bytes]) -> None:
+        for key in keys:
+            if held := self._held_reads.pop(key, None):
+                held.answered.set()
+                await held.release.wait()
 
     def scan(
         self,

@@ -2,9 +2,76 @@
 
 from __future__ import annotations
 
-from streamfold.store.engine import slatedb_binding
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from streamfold.errors import StorageError
+from streamfold.store.engine import slatedb, slatedb_binding, slatedb_reads
+from streamfold.store.engine.location import open_location
+from streamfold.store.engine.slatedb import SlateEngine
+
+#: Bytes of values: empty, around the sizes of length fields, and larger than a block.
+SIZES = (0, 1, 4, 5, 255, 256, 70_000, *range(300, 560))
 
 
 # Upstream defect 5.
 def test_this_version_of_the_binding_can_be_called_without_its_copies() -> None:
     assert slatedb_binding._missing() == []
+
+
+async def test_reads_without_the_bindings_copies_find_what_the_binding_finds() -> None:
+    numbers = random.Random(7)
+    stored = {
+        numbers.randbytes(numbers.randrange(1, 40)): numbers.randbytes(size) for size in SIZES
+    }
+    absent = [numbers.randbytes(12) for _ in range(70)]
+    engine = await SlateEngine.open(open_location("memory:"))
+    try:
+        rows = list(stored.items())
+        await engine.commit(rows[:100])
+        await engine.flush()
+        await engine.commit(rows[100:])
+        keys = [*stored, *absent]
+        db, options = engine._db, slatedb._READ
+        expected = [await db.get_with_options(key, options) for key in keys]
+        assert expected == [stored.get(key) for key in keys]
+        assert await engine.get_many(keys) == expected
+        assert [await engine.get(key) for key in keys] == expected
+        for first, descending in ((1, False), (3, True), (50, False)):
+            scan = engine.scan(b"\x00", b"\xff" * 50, first=first, descending=descending)
+            found = [row async for page in scan for row in page]
+            assert found == sorted(stored.items(), reverse=descending)
+    finally:
+        await engine.close()
+
+
+async def test_reads_that_are_cancelled_leave_nothing_behind_and_later_ones_answer(
+    tmp_path: Path,
+) -> None:
+    engine = await SlateEngine.open(open_location((tmp_path / "store").as_uri()))
+    try:
+        stored = {number.to_bytes(4, "big"): b"x" * 5000 for number in range(300)}
+        await engine.commit(list(stored.items()))
+        await engine.flush()
+        for _ in range(20):
+            reads = [asyncio.create_task(engine.get_many(list(stored))) for _ in range(3)]
+            await asyncio.sleep(0)
+            for read in reads:
+                read.cancel()
+            await asyncio.gather(*reads, return_exceptions=True)
+        assert await engine.get_many(list(stored)) == list(stored.values())
+        assert not slatedb_reads._waiting
+    finally:
+        await engine.close()
+
+
+async def test_a_read_of_a_closed_database_is_a_storage_error() -> None:
+    engine = await SlateEngine.open(open_location("memory:"))
+    await engine.close()
+    with pytest.raises(StorageError):
+        await engine.get(b"key")
+    with pytest.raises(StorageError):
+        await engine.get_many([b"key", b"other"])

@@ -69,6 +69,10 @@ class Engine(Protocol):
         """The durable value of `key`."""
         ...
 
+    async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The durable values of `keys`, in order, read at the same time."""
+        ...
+
     def scan(
         self,
         start: bytes,

@@ -12,7 +12,7 @@ from typing import Any
 from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 
 from streamfold.errors import StorageError, StorageFullError, WriterFencedError
-from streamfold.store.engine import slatedb_binding
+from streamfold.store.engine import slatedb_binding, slatedb_reads
 from streamfold.store.engine.disk_space import is_disk_full
 from streamfold.store.engine.engine import DiskUse, Op, Row, Tables
 from streamfold.store.engine.local_disk import LocalDisk, forget_restore_point
@@ -83,6 +83,7 @@ class SlateEngine:
         self, db: Any, admin: Any, epoch: int, disk: LocalDisk | None, tables: SlateTables
     ) -> None:
         self._db = db
+        self._reads = slatedb_reads.Reads(db, _READ)
         self._admin = admin
         self._epoch = epoch
         self._disk = disk
@@ -183,13 +184,21 @@ class SlateEngine:
     async def get(self, key: bytes) -> bytes | None:
         try:
             try:
-                value: bytes | None = await self._db.get_with_options(key, _READ)
+                return await self._reads.get(key)
             except binding.Error.Data:
                 # On slow storage a table may have been replaced meanwhile.
-                value = await self._db.get_with_options(key, _READ)
+                return await self._reads.get(key)
         except binding.Error as error:
             raise _translated(error) from error
-        return value
+
+    async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        try:
+            try:
+                return await self._reads.get_many(keys)
+            except binding.Error.Data:
+                return await self._reads.get_many(keys)
+        except binding.Error as error:
+            raise _translated(error) from error
 
     async def scan(
         self,
@@ -224,25 +233,24 @@ class SlateEngine:
                 raise _translated(error) from error
 
     async def _scan(
-        self, start: bytes, end: bytes, first: int, options: Any
+        self, start: bytes, end: bytes, first: int, options: slatedb_reads.ScanOptions
     ) -> AsyncGenerator[list[Row]]:
-        span = binding.KeyRange(start=start, start_inclusive=True, end=end, end_inclusive=False)
         most, ahead = first, None
         try:
-            rows = await self._db.scan_with_options(span, options)
-            page = await slatedb_binding.next_rows(rows, most)
+            rows = await self._reads.scan(start, end, options)
+            page = await slatedb_reads.next_rows(rows, most)
             while page:
                 # From the second page on, an eager scan fetches the next one in the background.
                 wanted = len(page) == most
                 if wanted and most != first and options is _EAGER:
                     most = _page_rows(page)
-                    ahead = asyncio.ensure_future(slatedb_binding.next_rows(rows, most))
+                    ahead = asyncio.ensure_future(slatedb_reads.next_rows(rows, most))
                 yield page
                 if not wanted:
                     return
                 if ahead is None:
                     most = _page_rows(page)
-                    page = await slatedb_binding.next_rows(rows, most)
+                    page = await slatedb_reads.next_rows(rows, most)
                 else:
                     page, ahead = await ahead, None
         finally:
@@ -388,14 +396,16 @@ def _settings(*, local: bool) -> Any:
     return settings
 
 
-def _scan_options(order: Any, read_ahead: int, tasks: int) -> Any:
-    return binding.ScanOptions(
-        durability_filter=binding.DurabilityLevel.REMOTE,
-        dirty=False,
-        read_ahead_bytes=read_ahead,
-        cache_blocks=False,
-        max_fetch_tasks=tasks,
-        order=order,
+def _scan_options(order: Any, read_ahead: int, tasks: int) -> slatedb_reads.ScanOptions:
+    return slatedb_reads.ScanOptions(
+        binding.ScanOptions(
+            durability_filter=binding.DurabilityLevel.REMOTE,
+            dirty=False,
+            read_ahead_bytes=read_ahead,
+            cache_blocks=False,
+            max_fetch_tasks=tasks,
+            order=order,
+        )
     )
 
 

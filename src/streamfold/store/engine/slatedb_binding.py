@@ -2,9 +2,9 @@
 
 The binding (uniffi, slatedb 0.17) copies every byte string into Rust one Python-level byte at a time:
 6 MiB/s, with the event loop blocked, and 60 us for a small put. `write_batch` makes the
-same C calls with one `memmove` each: 12 us for a small put. `next_rows` reads a scan's result
-without building an object per field. `read_manifest` builds a large manifest in a thread: that takes
-60 us per table, and a store of 100 GiB has 1600 tables.
+same C calls with one `memmove` each: 12 us for a small put. `read_rows` reads a scan's result
+without building an object per field; `slatedb_reads` calls it. `read_manifest` builds a large manifest
+in a thread: that takes 60 us per table, and a store of 100 GiB has 1600 tables.
 
 This module checks what it replaces. If the binding has changed, it warns, and the store uses the
 binding's own, slower methods. It can be removed once the binding is regenerated with bulk copies
@@ -32,6 +32,9 @@ _NEEDED = (
     "_UniffiRustCallStatus",
     "_uniffi_check_call_status",
     "_UniffiFfiConverterTypeError",
+    "_UNIFFI_RUST_FUTURE_CONTINUATION_CALLBACK",
+    "_UniffiFfiConverterTypeReadOptions",
+    "_UniffiFfiConverterTypeScanOptions",
     "_UniffiFfiConverterSequenceTypeKeyValue",
     "_UniffiFfiConverterOptionalTypeVersionedManifest",
     "_UniffiFfiConverterOptionalUInt64",
@@ -41,11 +44,22 @@ _CALLS = (
     "uniffi_slatedb_uniffi_fn_clone_writebatch",
     "uniffi_slatedb_uniffi_fn_method_writebatch_put",
     "uniffi_slatedb_uniffi_fn_method_writebatch_delete",
+    "ffi_slatedb_uniffi_rustbuffer_free",
+    "uniffi_slatedb_uniffi_fn_clone_db",
+    "uniffi_slatedb_uniffi_fn_clone_dbiterator",
+    "uniffi_slatedb_uniffi_fn_method_db_get_with_options",
+    "uniffi_slatedb_uniffi_fn_method_db_scan_with_options",
+    "uniffi_slatedb_uniffi_fn_method_dbiterator_next_batch",
+    *(
+        f"ffi_slatedb_uniffi_rust_future_{step}_{kind}"
+        for step in ("poll", "complete", "free")
+        for kind in ("rust_buffer", "u64")
+    ),
 )
 #: Bytes of a manifest from which it is built in a thread: about 2 ms.
 _THREAD_FROM = 8 << 10
 
-_LENGTH = struct.Struct(">i")
+FRAME = struct.Struct(">i")
 
 
 def _missing() -> list[str]:
@@ -73,40 +87,40 @@ if MISSING:
 _UNLOCK_FROM = 16 << 10
 
 
-class _View(ctypes.Structure):
+class View(ctypes.Structure):
     """The binding's ForeignBytes, with a pointer that takes a byte string without a copy."""
 
     _fields_ = (("len", ctypes.c_int32), ("data", ctypes.c_char_p))
 
 
 def _library(load: Callable[[str], Any]) -> Any:
-    """A second handle on SlateDB's library, whose calls take `_View`."""
+    """A second handle on SlateDB's library, whose calls take `View`."""
     library = load(binding._UniffiLib._name)
     for name in _CALLS:
         call = getattr(binding._UniffiLib, name)
         getattr(library, name).argtypes = call.argtypes
         getattr(library, name).restype = call.restype
     status = ctypes.POINTER(binding._UniffiRustCallStatus)
-    library.ffi_slatedb_uniffi_rustbuffer_from_bytes.argtypes = (_View, status)
+    library.ffi_slatedb_uniffi_rustbuffer_from_bytes.argtypes = (View, status)
     return library
 
 
 #: Keeps the interpreter's lock: for calls of a microsecond.
-_QUICK: Any = None if MISSING else _library(ctypes.PyDLL)
+LOCKED_CALLS: Any = None if MISSING else _library(ctypes.PyDLL)
 #: Releases it: for calls that copy much.
-_SLOW: Any = None if MISSING else _library(ctypes.CDLL)
+UNLOCKED_CALLS: Any = None if MISSING else _library(ctypes.CDLL)
 
 
 def _fill_fast(batch: Any, ops: list[Op]) -> None:
     large = any(value is not None and len(value) >= _UNLOCK_FROM for _, value in ops)
-    lib = _SLOW if large else _QUICK
+    lib = UNLOCKED_CALLS if large else LOCKED_CALLS
     clone = lib.uniffi_slatedb_uniffi_fn_clone_writebatch
     put = lib.uniffi_slatedb_uniffi_fn_method_writebatch_put
     delete = lib.uniffi_slatedb_uniffi_fn_method_writebatch_delete
-    copy, frame = lib.ffi_slatedb_uniffi_rustbuffer_from_bytes, _LENGTH.pack
+    copy, frame = lib.ffi_slatedb_uniffi_rustbuffer_from_bytes, FRAME.pack
     status = binding._UniffiRustCallStatus.default()
     ref = ctypes.byref(status)
-    view = _View()  # one for all values: making one takes as long as the copy
+    view = View()  # one for all values: making one takes as long as the copy
 
     def rust_bytes(data: bytes) -> Any:
         """`data` as the length-prefixed buffer in which the binding passes byte strings to Rust."""
@@ -140,17 +154,10 @@ def write_batch(ops: list[Op]) -> Any:
     return batch
 
 
-def _lift_rows(buffer: Any) -> list[Row]:
-    """Read `Vec<KeyValue>` from a Rust buffer as rows, and free the buffer."""
-    try:
-        return _read_rows(ctypes.cast(buffer.data, ctypes.c_void_p).value or 0, buffer.len)
-    finally:
-        buffer.free()
-
-
-def _read_rows(address: int, size: int) -> list[Row]:
+def read_rows(address: int, size: int) -> list[Row]:
+    """Read `Vec<KeyValue>` from `size` bytes of Rust's memory as rows."""
     string_at = ctypes.string_at
-    unpack = _LENGTH.unpack
+    unpack = FRAME.unpack
     (count,) = unpack(string_at(address, 4))
     at, end = address + 4, address + size
     rows = []
@@ -166,24 +173,6 @@ def _read_rows(address: int, size: int) -> list[Row]:
         rows.append((key, value))
     if at != end:
         raise RuntimeError(f"slatedb's row layout has changed: {end - at} bytes left over")
-    return rows
-
-
-async def next_rows(iterator: Any, most: int) -> list[Row]:
-    """Up to `most` further rows of a SlateDB iterator; fewer means that it has ended."""
-    if MISSING:
-        return [(row.key, row.value) for row in await iterator.next_batch(most)]
-    lib = binding._UniffiLib
-    rows: list[Row] = await binding._uniffi_rust_call_async(
-        lib.uniffi_slatedb_uniffi_fn_method_dbiterator_next_batch(
-            iterator._uniffi_clone_handle(), most
-        ),
-        lib.ffi_slatedb_uniffi_rust_future_poll_rust_buffer,
-        lib.ffi_slatedb_uniffi_rust_future_complete_rust_buffer,
-        lib.ffi_slatedb_uniffi_rust_future_free_rust_buffer,
-        _lift_rows,
-        binding._UniffiFfiConverterTypeError,
-    )
     return rows
 
 
