@@ -31,6 +31,7 @@ prove: $(READY) ## Run the long proofs: crash test, random state machine, attack
 bench: $(READY) ## Measure everything, beside something named (PEERS='--peer s2-lite=URL'); writes docs/benchmarks/
 	$(BIN)/python -m bench.compare $(PEERS)
 	$(BIN)/python -m bench.store
+	$(BIN)/python -m bench.streams
 	$(BIN)/python -m bench.space
 	$(BIN)/python -m bench.space --churn --seconds 300
 	$(BIN)/python -m bench.http
