@@ -7,9 +7,11 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import numpy as np
 
+from bench.store import PathNotTakenError
 from bench.table_archives import SCHEMA, TABLE, manifest_of, write_archive
 from streamfold.archive.formats import format_of
 
@@ -23,7 +25,10 @@ SMALL, SMALL_BUCKETS = 10_000, 16
 
 
 def fold_with_spark(folder: Path, settings: Mapping[str, str] | None = None) -> Fold:
-    """A re-base by a warm snapshotter, which has folded a small table before."""
+    """A re-base by a warm snapshotter, which has folded a small table before.
+
+    Fails unless Spark ran one task for each bucket that changed.
+    """
     from streamfold.snapshotter.spark import snapshotter_session
 
     spark = snapshotter_session(settings)
@@ -40,12 +45,25 @@ def _rebase(spark: SparkSession, folder: Path) -> int:
     from streamfold.snapshotter.spark.table.archive import TableArchive
     from streamfold.snapshotter.spark.table.pipeline import TablePipeline
 
-    job = table_job(folder)
+    job, group = table_job(folder), f"fold {uuid4().hex}"
+    touched = {part.bucket for diff in manifest_of(folder).chain for part in diff.parts()}
+    spark.sparkContext.setJobGroup(group, group)
     with DriverLoop() as loop:
         published = TableArchive(job, loop)
         published.open()
         TablePipeline(spark, job, published).rebase("measured")
+        tasks = _tasks(spark, group)
+        if tasks != len(touched) or None in touched:
+            raise PathNotTakenError(f"{tasks} tasks folded the {len(touched)} buckets {touched}")
         return published.writer.manifest.base.row_count or 0 if published.writer.manifest else 0
+
+
+def _tasks(spark: SparkSession, group: str) -> int:
+    """How many tasks the jobs of a group had."""
+    tracker = spark.sparkContext.statusTracker()
+    jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
+    stages = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
+    return sum(stage.numTasks for stage in stages if stage)
 
 
 def table_job(folder: Path) -> Any:

@@ -22,9 +22,11 @@ from typing import Any
 import msgspec
 from s2_sdk import S2, Endpoints, S2Stream
 
+from bench.store import PathNotTakenError
 from streamfold.follow import Snapshots, external, follow
 from streamfold.follow.clients.client import StreamRecord
 from streamfold.follow.encoding.container import Description, pack
+from streamfold.follow.restore.progress import Progress
 from streamfold.model.records import Record
 from streamfold.records import RecordBatch
 from streamfold.server.config import Configuration
@@ -77,12 +79,18 @@ async def append(store: StreamStore, batches: list[RecordBatch]) -> None:
 
 
 async def restore(stream: S2Stream, snapshots: Snapshots[Any] | None) -> tuple[float, State]:
-    """Seconds to the state of this moment, and the state."""
+    """Seconds to the state of this moment, and the state; fails if no snapshot was loaded."""
+    steps: list[Progress] = []
     began = time.perf_counter()
     async with follow(
-        stream, fold=fold, initial=dict, snapshots=snapshots, progress=lambda _: None
+        stream, fold=fold, initial=dict, snapshots=snapshots, progress=steps.append
     ) as state:
-        return time.perf_counter() - began, state.value
+        seconds, found = time.perf_counter() - began, state.value
+    replayed = max((step.done for step in steps if step.phase == "replay"), default=0)
+    loaded = any(step.phase == "load" for step in steps)
+    if snapshots is not None and (not loaded or replayed > AFTER):
+        raise PathNotTakenError(f"the restore loaded {loaded=} and replayed {replayed} records")
+    return seconds, found
 
 
 async def measure(folder: Path, keys: int, deltas: int) -> dict[str, Any]:

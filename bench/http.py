@@ -36,8 +36,14 @@ from bench.rows import (
     small_appends,
 )
 from bench.serving import serving
-from bench.store import BASIN, bare_sync_loop, plain_python, processor_times, stolen_share
-from streamfold.records import warm_up
+from bench.store import (
+    BASIN,
+    bare_sync_loop,
+    plain_python,
+    processor_times,
+    stolen_share,
+    warm_kernels,
+)
 from streamfold.server.main import loop_factory, tune_collector
 from streamfold.store import StoreSettings, open_store
 
@@ -153,7 +159,7 @@ def keep(results: dict[str, Any]) -> None:
 
 def run_as_a_server_would(backend: str, parent: Path, quick: bool) -> dict[str, Any]:
     """With the event loop and the garbage collection that `streamfold serve` has."""
-    warm_up()
+    warm_kernels()
     tune_collector()
     folder = Path(tempfile.mkdtemp(prefix="streamfold-bench-", dir=parent))
     try:

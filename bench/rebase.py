@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from bench.folding import fold_with_spark
-from bench.store import MIB
+from bench.store import MIB, PathNotTakenError
 from bench.subjects import be_subject, measure
 from bench.table_archives import manifest_of, rows, write_archive
 
@@ -46,6 +46,10 @@ def after_few_changes(folder: Path, keys: int, distinct: int) -> dict[str, Any]:
     figures = measure("bench.rebase", "--subject", str(folder))
     parts = list(manifest_of(folder).base.parts())
     written = [part for part in parts if part.path not in before]
+    if len(parts) != BUCKETS or len(written) > distinct:
+        raise PathNotTakenError(
+            f"{len(written)} of {len(parts)} buckets were written for {distinct} changed keys"
+        )
     return {
         "keys_changed": distinct,
         "buckets": len(parts),

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.store import warm_kernels
 from streamfold.model.records import Record, trim_record
-from streamfold.records import warm_up
 from streamfold.server.main import loop_factory, tune_collector
 from streamfold.store import StoreSettings, StreamStore, open_store
 from streamfold.store.engine.location import open_location
@@ -194,7 +194,7 @@ class Run:
 
 
 async def measure(options: argparse.Namespace, folder: Path) -> None:
-    warm_up()
+    warm_kernels()
     tune_collector()
     footprint = Footprint(folder)
     async with open_store(folder.as_uri(), StoreSettings()) as store:

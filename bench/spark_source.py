@@ -27,11 +27,12 @@ import s2_sdk
 from pyspark.sql import DataFrame, SparkSession
 
 from bench.serving import serving
-from bench.store import BASIN, plain_python, processor_times, stolen_share
+from bench.store import BASIN, PathNotTakenError, plain_python, processor_times, stolen_share
 from streamfold.model.records import Record
 from streamfold.records.columns import encode_append
 from streamfold.spark import local_session
 from streamfold.spark.stream.client import Connection, Endpoint, Streams
+from streamfold.spark.stream.range_reads import transfer
 
 STREAM, LOOP = "records", "loop with the S2 client"
 #: Bytes of a body, and records of one append.
@@ -52,6 +53,13 @@ def fill(url: str, records: int) -> float:
         for _ in range(records // APPEND):
             streams.append(STREAM, raw)
     return records / (time.perf_counter() - began)
+
+
+def check_sessions(url: str) -> None:
+    """Fail if reads would fall back from sessions, which are measured, to pages."""
+    with Connection(Endpoint(url, BASIN)) as connection:
+        if not any(len(piece) for piece in transfer(connection, STREAM, 0, 1, sessions=True)):
+            raise PathNotTakenError("the session of a read returned nothing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +182,7 @@ def run(records: int, backend: str, repeats: int, folder: Path) -> dict[str, Any
     with serving(backend, [STREAM], folder) as server:
         url = f"http://127.0.0.1:{server.port}"
         filled = fill(url, records)
+        check_sessions(url)
         work = works(spark, url, folder, records)
         figures = measure(work, server.pid, repeats)
     spark.stop()

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TextIO
 
 import psutil
 
@@ -35,13 +36,16 @@ def be_subject(work: Callable[[], dict[str, Any]]) -> None:
 def measure(module: str, *arguments: str) -> dict[str, Any]:
     """Run `python -m module arguments`, which is a subject, and look at it while it works."""
     command = [sys.executable, "-m", module, *arguments]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
+    with tempfile.TemporaryFile("w+") as complaints:
+        return _measured(command, complaints)
+
+
+def _measured(command: list[str], complaints: TextIO) -> dict[str, Any]:
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=complaints, text=True)
     assert process.stdout is not None
     while process.stdout.readline().strip() != READY:
         if process.poll() is not None:
-            raise RuntimeError(f"{' '.join(command)} did not start")
+            raise RuntimeError(f"{' '.join(command)} did not start: {_last(complaints)}")
     before, usage = processor_times(), Usage()
     usage.look(process.pid)
     start = sum(usage.cpu.values())
@@ -51,13 +55,19 @@ def measure(module: str, *arguments: str) -> dict[str, Any]:
     said = process.stdout.read().splitlines()
     process.stdout.close()
     if process.returncode or not said:
-        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}")
+        failure = f"{' '.join(command)} ended with {process.returncode}"
+        raise RuntimeError(f"{failure}: {_last(complaints)}")
     return {
         **json.loads(said[-1]),
         "cpu_seconds": round(sum(usage.cpu.values()) - start, 2),
         **{f"{name}_mib": round(size / MIB) for name, size in usage.peaks.items()},
         "stolen": round(stolen_share(before), 3),
     }
+
+
+def _last(complaints: TextIO) -> str:
+    complaints.seek(0)
+    return complaints.read()[-2000:]
 
 
 @dataclass

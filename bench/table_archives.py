@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 from streamfold.archive import ArchiveWriter, Destination, Manifest, Mirrors, TableSchema
 from streamfold.archive.formats import format_of
 from streamfold.archive.manifest.positions import SEQ_NUM
-from streamfold.archive.write.artifacts import write_part
+from streamfold.archive.write.artifacts import PartPlan, WrittenPart, write_part
+from streamfold.snapshotter.spark.tasks.fold import mark_bucketing
 from streamfold.spark.buckets import bucket_numbers
 
 #: Rows in a batch as they are made.
@@ -76,13 +77,20 @@ async def write_archive(
     numbers = np.concatenate(
         [bucket_numbers([batch["key"]], buckets) for batch in _in_batches(rows, every, 0)]
     )
-    base = {b: _in_batches(rows, every[numbers == b], 0) for b in range(buckets)}
-    await writer.write_base(base, "0", reason="first")
     mirrors = Mirrors([destination], SEQ_NUM)
+
+    async def bucketed(plan: PartPlan, batches: Iterable[pa.RecordBatch], b: int) -> WrittenPart:
+        return mark_bucketing(await write_part(plan, batches, mirrors, bucket=b))
+
+    plan = writer.plan_base("0")
+    base = [
+        await bucketed(plan, _in_batches(rows, every[numbers == b], 0), b) for b in range(buckets)
+    ]
+    await writer.commit_base(plan, base, reason="first")
     for seq, changed in enumerate(diffs, 1):
         plan = writer.plan_diff(str(seq - 1), str(seq))
         parts = [
-            await write_part(plan, list(_in_batches(changes, own, seq)), mirrors, bucket=b)
+            await bucketed(plan, _in_batches(changes, own, seq), b)
             for b in range(buckets)
             if len(own := changed[numbers[changed] == b])
         ]

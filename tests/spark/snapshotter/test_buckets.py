@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from bench.table_archives import manifest_of, write_archive
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streamfold.errors import InvalidError
+from streamfold.snapshotter.spark.tasks.layers import Stack
 from streamfold.spark.buckets import (
     BUCKETS_MAX,
     bucket_count,
@@ -75,6 +79,13 @@ def test_the_count_follows_the_size_and_never_falls() -> None:
     assert [bucket_count(size, bucket_bytes=100) for size in (0, 100, 101, 399)] == [1, 1, 2, 4]
     assert bucket_count(1, least=8) == 8
     assert bucket_count(1 << 50) == BUCKETS_MAX
+
+
+def test_the_archives_of_the_fold_benchmark_are_folded_bucket_by_bucket(tmp_path: Path) -> None:
+    asyncio.run(write_archive(tmp_path, 100, [np.arange(0, 100, 3)], buckets=4))
+    stack = Stack.of(manifest_of(tmp_path))
+    assert (stack.buckets, stack.is_bucketed) == (4, True)
+    assert all(diff.is_bucketed for diff in stack.diffs)
 
 
 GOLDEN: dict[str, list[int]] = {

@@ -91,12 +91,15 @@ def own_attempt(plan: PartPlan) -> PartPlan:
 def part_result(bucket: int, written: WrittenPart) -> TaskResult:
     """Make the report of a part."""
     rows = next(iter(written.files.values())).rows or 0
-    files = {name: _marked(part) for name, part in written.files.items()}
-    return TaskResult(bucket, rows, msgspec.json.encode(replace(written, files=files)))
+    return TaskResult(bucket, rows, msgspec.json.encode(mark_bucketing(written)))
+
+
+def mark_bucketing(written: WrittenPart) -> WrittenPart:
+    """Return the part marked as bucketed by our hash; without the mark, a fold reads it whole."""
+    return replace(written, files={name: _marked(part) for name, part in written.files.items()})
 
 
 def _marked(part: Part) -> Part:
-    """Mark the part as bucketed by our hash, which readers rely on."""
     return msgspec.structs.replace(part, extra={**part.extra, BUCKETING: SPLITMIX64})
 
 
