@@ -12,7 +12,7 @@ from msgspec import inspect
 
 from streamfold.archive.events import SINKS
 from streamfold.archive.formats import FORMATS
-from streamfold.archive.formats.registry import format_names
+from streamfold.archive.formats.format import format_names
 from streamfold.blob import DESTINATIONS
 from streamfold.extensions import Extension, Options, Registry
 from streamfold.follow import CODECS

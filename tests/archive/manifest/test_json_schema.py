@@ -6,7 +6,7 @@ from pathlib import Path
 import jsonschema  # type: ignore[import-untyped]  # has no types
 import pytest
 
-from streamfold.archive.manifest.json_schema import manifest_schema, schema_text
+from tests.archive.manifest.json_schema import manifest_schema, schema_text
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests" / "archive" / "golden"
@@ -14,7 +14,7 @@ GOLDEN = ROOT / "tests" / "archive" / "golden"
 
 def test_the_published_schema_is_the_models() -> None:
     published = (ROOT / "docs" / "reference" / "manifest.schema.json").read_text()
-    assert published == schema_text(), "run python -m streamfold.archive.manifest.json_schema"
+    assert published == schema_text(), "run python -m tests.archive.manifest.json_schema"
 
 
 @pytest.mark.parametrize("name", ["published.json", "streamfold-v1.json"])

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamfold.archive.errors import PositionInvalidError
-from streamfold.archive.manifest.file_names import artifact_path, published_path
+from streamfold.archive.manifest.encoding import artifact_path, published_path
 from streamfold.archive.manifest.positions import LSN, SEQ_NUM, PositionOrder
 from streamfold.blob.blob_store import check_key
 from streamfold.errors import InvalidError

@@ -14,7 +14,7 @@ import pytest
 from streamfold.archive import ArchiveWriter, TableSchema, write_part
 from streamfold.archive.destinations.mirrors import Mirrors
 from streamfold.archive.formats import format_of
-from streamfold.archive.formats.registry import FORMATS
+from streamfold.archive.formats.format import FORMATS
 from streamfold.archive.manifest.positions import SEQ_NUM
 from tests.archive.reading import Consumer, folder_at, reopened, state_at
 from tests.archive.tables import Change, changes, open_writer, rows

@@ -10,7 +10,7 @@ from typing import Any
 
 import streamfold.archive
 from streamfold.archive import Archive, Manifest, TableSchema, Thresholds
-from streamfold.archive.formats.registry import format_of
+from streamfold.archive.formats.format import format_of
 from streamfold.archive.manifest.positions import SEQ_NUM
 from streamfold.snapshotter.decoding import EnvelopeDecoder, parse_ddl
 from streamfold.snapshotter.spark.destinations import DeadLetterFolder, DestinationSpec

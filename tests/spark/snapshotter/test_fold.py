@@ -17,7 +17,7 @@ import pytest
 
 from streamfold.archive import Mirrors, TableSchema
 from streamfold.archive.errors import ArtifactCorruptError
-from streamfold.archive.formats.registry import format_of
+from streamfold.archive.formats.format import format_of
 from streamfold.archive.manifest.positions import SEQ_NUM
 from streamfold.archive.read.part_files import PartFiles
 from streamfold.archive.write.artifacts import PartPlan, WrittenPart, write_part

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 from urllib.parse import unquote, urlsplit
 
-from streamfold.archive.concurrency import finish_all
-from streamfold.archive.errors import ManifestNotFoundError, SwapUnsupportedError
+from streamfold.archive.errors import (
+    ManifestNotFoundError,
+    SwapUnsupportedError,
+)
 from streamfold.archive.manifest.encoding import read_manifest, write_manifest
 from streamfold.archive.manifest.model import MANIFEST_KEY, Manifest, with_uris
 from streamfold.archive.manifest.positions import PositionOrder
@@ -21,6 +24,9 @@ from streamfold.errors import (
     BlobOutcomeUnknownError,
     StreamfoldError,
 )
+
+#: What storage raises when the condition of a swap did not hold.
+SWAP_REFUSED = (BlobChangedError, BlobExistsError, BlobNotFoundError)
 
 
 def folder_url(text: str) -> str:
@@ -199,3 +205,18 @@ def _swap_is_broken(destination: Destination, what: str) -> SwapUnsupportedError
         f"destination {destination.uri} {what}: it cannot keep an archive safe; use storage with "
         "conditional writes, or remove the proxy in between"
     )
+
+
+T = TypeVar("T")
+
+
+async def finish_all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return all results; every piece of work has ended, also when the first error is raised.
+
+    Work left running could still write after the caller has moved on.
+    """
+    results = await asyncio.gather(*work, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]

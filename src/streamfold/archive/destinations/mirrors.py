@@ -12,12 +12,16 @@ import hashlib
 from collections.abc import AsyncIterator, Collection, Sequence
 from functools import partial
 
-from streamfold.archive.concurrency import finish_all
-from streamfold.archive.destinations.destination import Destination, Pieces, Stored
+from streamfold.archive.destinations.destination import (
+    SWAP_REFUSED,
+    Destination,
+    Pieces,
+    Stored,
+    finish_all,
+)
 from streamfold.archive.errors import ArtifactCorruptError, CommitConflictError
 from streamfold.archive.manifest.model import Manifest, Part, age, are_versions
 from streamfold.archive.manifest.positions import PositionOrder
-from streamfold.archive.write.commit import REFUSED
 from streamfold.errors import InvalidError, StreamfoldError
 
 
@@ -106,7 +110,7 @@ class Mirrors:
         try:
             try:
                 await self._bring_forward(other, manifest, self.primary)
-            except REFUSED:  # a collector may have brought it forward: read it again
+            except SWAP_REFUSED:  # a collector may have brought it forward: read it again
                 self._known.pop(other.uri, None)
                 await self._bring_forward(other, manifest, self.primary)
         except StreamfoldError as error:

@@ -1,24 +1,22 @@
 """Events of archives: every committed artifact is announced at least once, in order."""
 
+from streamfold.archive.events.aws_sinks import EventBridgeSink, KinesisSink, SnsSink, SqsSink
 from streamfold.archive.events.cursor import CursorConflictError, CursorInvalidError
 from streamfold.archive.events.delivery import EventDispatcher, SinkStatus
 from streamfold.archive.events.event import Event, decode_event, encode_event
 from streamfold.archive.events.sink import (
+    SINKS,
     EventRefusedError,
     EventSink,
     EventUnconfirmedError,
+    MemorySink,
     SecretReference,
     SinkContext,
     SinkType,
     WorkerThread,
+    open_sink,
 )
-from streamfold.archive.events.sinks.eventbridge import EventBridgeSink
-from streamfold.archive.events.sinks.kinesis import KinesisSink
-from streamfold.archive.events.sinks.memory import MemorySink
-from streamfold.archive.events.sinks.registry import SINKS, open_sink
-from streamfold.archive.events.sinks.sns import SnsSink
-from streamfold.archive.events.sinks.sqs import SqsSink
-from streamfold.archive.events.sinks.webhook import WebhookSink
+from streamfold.archive.events.webhook_sink import WebhookSink
 from streamfold.backoff import Backoff
 
 __all__ = [

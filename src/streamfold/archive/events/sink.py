@@ -1,4 +1,4 @@
-"""The seam to the services that carry events: what every sink guarantees, and what it is made of.
+"""The seam to the services that carry events: what every sink guarantees, and which types exist.
 
 A sink of your own subclasses `EventSink`, declares itself by a `SinkType` and runs
 `streamfold.testing.EventSinkConformance`; see docs/contributing/extending.md.
@@ -22,12 +22,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import msgspec
 
 from streamfold.archive.destinations.aws_credentials import Profiles
 from streamfold.archive.events.event import Event
 from streamfold.errors import InvalidError, OutcomeUnknownError, RetryLaterError
-from streamfold.extensions import Extension, Options
+from streamfold.extensions import Extension, Options, Registry
 
 #: What marks a secret as base64 in the published webhook convention.
 PREFIX = "whsec_"
@@ -164,3 +166,68 @@ class WorkerThread:
         """Wait for the running call; no call starts afterwards."""
         self._closed = True
         await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
+
+
+class MemorySink(EventSink):
+    """Holds every event that was sent, repetitions included, in order."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self._closed = False
+        self._arrived = asyncio.Condition()
+
+    async def send(self, event: Event) -> None:
+        if self._closed:
+            raise EventRefusedError("the sink is closed: open another one")
+        async with self._arrived:
+            self.events.append(event)
+            self._arrived.notify_all()
+
+    async def wait_for(self, count: int) -> list[Event]:
+        """Return the events once there are `count` of them."""
+        async with self._arrived:
+            await self._arrived.wait_for(lambda: len(self.events) >= count)
+        return list(self.events)
+
+    async def close(self) -> None:
+        self._closed = True
+
+
+_EVENTS = "streamfold.archive.events"
+
+#: Every type of sink that `open_sink` knows.
+SINKS: Registry[SinkType[Any]] = Registry(
+    "streamfold.sinks",
+    "event sink",
+    SinkType,
+    {
+        "sns": f"{_EVENTS}.aws_sinks:SNS",
+        "sqs": f"{_EVENTS}.aws_sinks:SQS",
+        "kinesis": f"{_EVENTS}.aws_sinks:KINESIS",
+        "eventbridge": f"{_EVENTS}.aws_sinks:EVENTBRIDGE",
+        "webhook": f"{_EVENTS}.webhook_sink:WEBHOOK",
+    },
+)
+
+
+class _Typed(msgspec.Struct):
+    type: str
+
+
+def open_sink(raw: object, profiles: Profiles, *, path: str) -> EventSink:
+    """Return the sink that plain values describe: its `type` and its options. Contacts nothing yet.
+
+    Errors name `path`, where the values were found.
+    """
+    try:
+        given = msgspec.convert(raw, dict[str, Any])
+        kind = SINKS.get(msgspec.convert(given, _Typed).type)
+        del given["type"]
+        return kind.open(msgspec.convert(given, kind.options), SinkContext(profiles, path))
+    except msgspec.ValidationError as error:
+        # The text names fields and types, never values.
+        raise InvalidError(f"{path}: {error}") from None
+    except InvalidError as error:
+        if error.message.startswith(path):
+            raise
+        raise InvalidError(f"{path}: {error.message}") from None

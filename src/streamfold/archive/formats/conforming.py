@@ -18,6 +18,8 @@ import pyarrow.compute as pc
 
 from streamfold.errors import InvalidError
 
+Bytes = npt.NDArray[np.uint8]
+
 Lengths = npt.NDArray[np.int64]
 
 
@@ -211,3 +213,12 @@ def _sorted_entries(lists: pa.Array, entries: pa.Array, kind: pa.DataType) -> pa
         raise InvalidError("a map has a key twice: keep one of them")
     children = [entries.field(0).take(order), sorted_maps(entries.field(1)).take(order)]
     return build_struct(children, [kind.key_field, kind.item_field], None)
+
+
+def values_of(array: pa.Array) -> tuple[Bytes, Lengths]:
+    """The bytes of all values of a string or binary column in a row, and their lengths."""
+    filled = pc.fill_null(array, b"" if pa.types.is_binary(array.type) else "")
+    _, offsets, data = filled.buffers()
+    bounds = np.frombuffer(offsets, np.int32)[filled.offset : filled.offset + len(filled) + 1]
+    view = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
+    return view[bounds[0] : bounds[-1]], np.diff(bounds).astype(np.int64)

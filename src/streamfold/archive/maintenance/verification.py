@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from streamfold.archive.errors import ArtifactCorruptError
 from streamfold.archive.formats.admission import Limits, pieces
-from streamfold.archive.formats.base64_column import values_of
+from streamfold.archive.formats.conforming import values_of
+from streamfold.archive.formats.format import FORMATS
 from streamfold.archive.formats.jsonl.json_text import object_text
-from streamfold.archive.formats.registry import FORMATS
 from streamfold.archive.manifest.model import Artifact, Manifest, Part
 from streamfold.archive.read.decoding import ChosenFiles, Decoding
 from streamfold.archive.read.folding import fitted

@@ -14,9 +14,16 @@ from typing import Any, Protocol
 import msgspec
 
 from streamfold.archive.errors import ChainGapError, CommitConflictError, WriterFencedOutError
-from streamfold.archive.manifest.model import Artifact, Manifest, Pin, Retired, Source, Writer
+from streamfold.archive.manifest.model import (
+    Artifact,
+    Manifest,
+    Pin,
+    Retired,
+    Source,
+    Writer,
+    check_manifest,
+)
 from streamfold.archive.manifest.positions import PositionOrder, format_time, parse_time
-from streamfold.archive.manifest.rules import check_manifest
 from streamfold.errors import InvalidError
 
 replace = msgspec.structs.replace

@@ -14,8 +14,7 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from streamfold.archive.errors import ArtifactCorruptError, ManifestInvalidError
-from streamfold.archive.formats.format import Format
-from streamfold.archive.formats.registry import FORMATS, format_of
+from streamfold.archive.formats.format import FORMATS, Format, format_of
 from streamfold.archive.manifest.model import Artifact, FormatFiles, Manifest, Part
 from streamfold.archive.read.untyped import DeclaredTypes, with_keys
 from streamfold.archive.schema import TableSchema

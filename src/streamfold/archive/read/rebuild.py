@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +17,6 @@ from typing import BinaryIO, TypeVar
 
 import pyarrow as pa
 
-from streamfold.archive.concurrency import prefetch
 from streamfold.archive.manifest.model import Part
 from streamfold.archive.read.decoding import ChosenFiles, Decoding
 from streamfold.archive.read.folding import Delta, fitted
@@ -181,3 +181,16 @@ def _selected(table: pa.Table, columns: Sequence[str]) -> pa.Table:
     if unknown := [name for name in columns if name not in table.column_names]:
         raise InvalidError(f"columns {unknown} do not exist: name some of {table.column_names}")
     return table.select(list(columns))
+
+
+def prefetch(items: Iterator[T]) -> Generator[T]:
+    """Yield the same items, each made in another thread while the one before is in use.
+
+    Closed early, it waits for the item under way: nothing is read behind the caller's back.
+    """
+    nothing = object()
+    with ThreadPoolExecutor(1, "archive-ahead") as maker:
+        coming = maker.submit(next, items, nothing)
+        while (item := coming.result()) is not nothing:
+            coming = maker.submit(next, items, nothing)
+            yield item  # type: ignore[misc]  # not the sentinel

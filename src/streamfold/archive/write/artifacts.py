@@ -23,7 +23,7 @@ from streamfold.archive.destinations.mirrors import Mirrors
 from streamfold.archive.errors import ArtifactCorruptError
 from streamfold.archive.formats.conforming import conform
 from streamfold.archive.formats.format import Format
-from streamfold.archive.manifest.file_names import artifact_path
+from streamfold.archive.manifest.encoding import artifact_path
 from streamfold.archive.manifest.model import Artifact, FormatFiles, Manifest, Part
 from streamfold.archive.manifest.positions import PositionOrder
 from streamfold.archive.manifest.updates import TableShape

@@ -11,8 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
-from streamfold.archive.concurrency import finish_all
-from streamfold.archive.destinations.destination import Destination
+from streamfold.archive.destinations.destination import Destination, finish_all
 from streamfold.archive.destinations.mirrors import Mirrors
 from streamfold.archive.errors import ArtifactCorruptError, ChainGapError, PositionInvalidError
 from streamfold.archive.formats.format import Format
@@ -30,7 +29,7 @@ from streamfold.archive.write.artifacts import (
     table_shape,
     write_part,
 )
-from streamfold.archive.write.ownership import OwnedTable
+from streamfold.archive.write.commit import OwnedTable
 from streamfold.errors import InvalidError, StreamfoldError
 
 #: Rows of a base: all in one, or by key bucket.

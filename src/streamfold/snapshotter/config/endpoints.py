@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from streamfold.archive.destinations.aws_credentials import Profile, Profiles
-from streamfold.archive.events.sinks.registry import SINKS
+from streamfold.archive.events.sink import SINKS
 from streamfold.blob import DESTINATIONS
 from streamfold.errors import InvalidError
 from streamfold.model.names import parse_bucket_name, parse_stream_name

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from streamfold.archive.formats.registry import format_names, format_of, parse_format_name
+from streamfold.archive.formats.format import format_names, format_of, parse_format_name
 from streamfold.archive.maintenance.garbage_collection import DEFAULT_GRACE, Retention
 from streamfold.archive.schema import TableSchema
 from streamfold.archive.write.thresholds import Thresholds

@@ -15,8 +15,7 @@ import msgspec
 
 from streamfold.archive.destinations.aws_credentials import Profile
 from streamfold.archive.events import SINKS
-from streamfold.archive.formats.format import Format
-from streamfold.archive.formats.registry import format_of
+from streamfold.archive.formats.format import Format, format_of
 from streamfold.archive.maintenance.garbage_collection import Retention
 from streamfold.archive.schema import TableSchema
 from streamfold.archive.write.thresholds import Thresholds

@@ -13,14 +13,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamfold.archive.formats import base64_column
 from streamfold.archive.formats.conforming import (
     as_list,
     build_list,
     list_lengths,
     nulls_of,
     struct_children,
+    values_of,
 )
+from streamfold.archive.formats.jsonl.json_values import encode_base64
 from streamfold.archive.schema import is_decimal
 
 #: First and last instant that RFC 3339 can write, in microseconds since 1970; and days likewise.
@@ -77,7 +78,7 @@ def plain_text(column: pa.Array) -> tuple[pa.Array, bool]:
     if types.is_string(kind):
         return column, True
     if types.is_binary(kind):
-        return base64_column.encode(column), True
+        return encode_base64(column), True
     if is_decimal(kind):
         return _decimal_text(column), True
     if types.is_temporal(kind):
@@ -132,7 +133,7 @@ def _nested_text(column: pa.Array) -> pa.Array:
 
 def _escaped(text: pa.Array) -> pa.Array:
     """Only what a column really holds is replaced; most columns hold nothing special."""
-    data, _ = base64_column.values_of(text)
+    data, _ = values_of(text)
     special = data[_SPECIAL[data]]
     if not len(special):
         return text

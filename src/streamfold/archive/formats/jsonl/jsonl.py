@@ -21,10 +21,14 @@ import pyarrow.json as pj
 
 from streamfold.archive.errors import ArtifactCorruptError
 from streamfold.archive.formats.admission import admitted_changes, admitted_rows
-from streamfold.archive.formats.base64_column import values_of
-from streamfold.archive.formats.compression import Compression, compress_stream, decompress_stream
-from streamfold.archive.formats.conforming import has_map
-from streamfold.archive.formats.format import Format, FormatType
+from streamfold.archive.formats.conforming import has_map, values_of
+from streamfold.archive.formats.format import (
+    Compression,
+    Format,
+    FormatType,
+    compress_stream,
+    decompress_stream,
+)
 from streamfold.archive.formats.inference import (
     inferred_batch,
     inferred_changes,

@@ -24,7 +24,7 @@ from google.protobuf.message import DecodeError
 
 from streamfold.archive.errors import ArtifactCorruptError
 from streamfold.archive.formats.admission import Limits, admitted_changes, admitted_rows
-from streamfold.archive.formats.base64_column import values_of
+from streamfold.archive.formats.conforming import values_of
 from streamfold.archive.formats.format import Format, FormatType
 from streamfold.archive.formats.inference import (
     inferred_batch,

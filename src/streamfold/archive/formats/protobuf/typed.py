@@ -21,7 +21,6 @@ import pyarrow.compute as pc
 
 from streamfold.archive.errors import ArtifactCorruptError
 from streamfold.archive.formats.admission import admitted_changes, admitted_rows
-from streamfold.archive.formats.base64_column import values_of
 from streamfold.archive.formats.conforming import (
     as_list,
     build_list,
@@ -29,6 +28,7 @@ from streamfold.archive.formats.conforming import (
     list_lengths,
     offsets_of,
     struct_children,
+    values_of,
 )
 from streamfold.archive.formats.format import Format, FormatType
 from streamfold.archive.formats.protobuf.frames import (

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from streamfold.archive.concurrency import finish_all
+from streamfold.archive.destinations.destination import finish_all
 from streamfold.archive.errors import ManifestInvalidError
 from streamfold.archive.formats.format import Format
 from streamfold.archive.manifest.model import Artifact, Manifest, Part

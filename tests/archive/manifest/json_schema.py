@@ -1,6 +1,6 @@
 """The JSON schema of the manifest, made from the model: `docs/reference/manifest.schema.json`.
 
-python -m streamfold.archive.manifest.json_schema > docs/reference/manifest.schema.json
+python -m tests.archive.manifest.json_schema > docs/reference/manifest.schema.json
 """
 
 from __future__ import annotations
