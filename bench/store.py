@@ -25,7 +25,7 @@ import psutil
 from streamfold.model.records import Record
 from streamfold.records import warm_up
 from streamfold.records.batch import RecordBatch
-from streamfold.server.main import loop_factory, tune_collector
+from streamfold.server.main import loop_factory, tune_allocator, tune_collector
 from streamfold.store import ReadRequest, StoreSettings, StreamStore, from_seq_num, open_store
 
 BASIN = "bench-basin"
@@ -269,8 +269,9 @@ def main() -> None:
 
 
 def run_as_a_server_would(backend: str, folder: Path, quick: bool) -> dict[str, Any]:
-    """With the event loop and the garbage collection that `streamfold serve` has."""
+    """With the event loop and the memory management that `streamfold serve` has."""
     tune_collector()
+    tune_allocator()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(run_backend(backend, folder, quick))
 

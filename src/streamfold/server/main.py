@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import logging
 import signal
@@ -55,6 +56,11 @@ _CLOSE_TIMEOUT: Final = 2.0
 #: also looks at older ones, and at all. Each look keeps the interpreter's lock, 0.1 us for an object:
 #: requests have hundreds of thousands at times, of which no more than 30,000 are looked at together.
 _GC_THRESHOLDS: Final = (5_000, 5, 1_000)
+#: Parameters of glibc's `mallopt`, by their numbers in <malloc.h>: bytes from which a block has its own
+#: mapping; free bytes that are kept; heaps that threads share. Without them, glibc returns the memory
+#: of a batch to the system and has it mapped anew for the next: 300 page faults per MiB of records,
+#: which take longer than copying them. Few heaps, because each keeps free memory of its own.
+_MALLOC_PARAMETERS: Final = {-3: 32 << 20, -1: 128 << 20, -8: 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +246,7 @@ async def _failure_before(stop: asyncio.Event, store: StreamStore) -> Streamfold
 def run(configuration: Configuration, announce: Callable[[Server], None]) -> None:
     """Serve in a new event loop: uvloop if installed, which doubles the throughput."""
     tune_collector()
+    tune_allocator()
     sys.setswitchinterval(SWITCH_INTERVAL)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(serve(configuration, announce))
@@ -251,6 +258,14 @@ def tune_collector() -> None:
     gc.set_threshold(*_GC_THRESHOLDS)
 
 
+def tune_allocator() -> None:
+    """Keep freed memory for the next batch; does nothing where the C library has no such settings."""
+    set_parameter = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_parameter is not None:
+        for parameter, value in _MALLOC_PARAMETERS.items():
+            set_parameter(parameter, value)
+
+
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     try:
         import uvloop
@@ -259,4 +274,13 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-__all__ = ["Server", "TlsFiles", "loop_factory", "run", "running_server", "serve", "tune_collector"]
+__all__ = [
+    "Server",
+    "TlsFiles",
+    "loop_factory",
+    "run",
+    "running_server",
+    "serve",
+    "tune_allocator",
+    "tune_collector",
+]
