@@ -23,6 +23,11 @@ def test_importing_the_kits_loads_neither_pytest_nor_hypothesis() -> None:
     assert not {"pytest", "hypothesis", "pyarrow"} & modules_after("import streamfold.testing")
 
 
+def test_importing_what_every_verb_needs_loads_neither_an_http_client_nor_pandas() -> None:
+    assert "httpx" not in modules_after("import streamfold.cli.errors_from_s2")
+    assert "pandas" not in modules_after("import streamfold.archive")
+
+
 def test_a_kit_loads_pytest_at_its_first_use() -> None:
     loaded = modules_after("import streamfold.testing; streamfold.testing.BlobStoreConformance")
     assert "pytest" in loaded
@@ -40,6 +45,7 @@ def test_every_exported_kit_and_double_can_be_imported(name: str) -> None:
     ("package", "name", "module"),
     [
         ("streamfold.follow", "ArrowCodec", "streamfold.follow.encoding.arrow_codec"),
+        ("streamfold.follow", "ServerSnapshots", "streamfold.follow.snapshots.server_snapshots"),
         ("streamfold.archive", "Profiles", "streamfold.archive.destinations.aws_credentials"),
     ],
 )

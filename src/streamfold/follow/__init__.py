@@ -27,7 +27,6 @@ from streamfold.follow.restore.plan import RestorePlan, make_plan
 from streamfold.follow.restore.progress import Progress, TerminalBar
 from streamfold.follow.snapshots.placement import BlobSnapshots, auto, external, in_stream
 from streamfold.follow.snapshots.policy import Policy, SinceSnapshot, due, prune
-from streamfold.follow.snapshots.server_snapshots import ServerSnapshots
 from streamfold.follow.snapshots.snapshot_store import (
     Placement,
     SnapshotInfo,
@@ -37,10 +36,18 @@ from streamfold.follow.snapshots.snapshot_store import (
 from streamfold.follow.snapshots.taker import Outcome, RetentionRules, SnapshotTaker, Taken
 
 # ArrowCodec needs the extra `archive`. It is not in `__all__`: `import *` must work without it.
+# ServerSnapshots imports an HTTP client, which takes a third of the start of a command.
 if TYPE_CHECKING:
     from streamfold.follow.encoding.arrow_codec import ArrowCodec as ArrowCodec
+    from streamfold.follow.snapshots.server_snapshots import ServerSnapshots
 else:
-    __getattr__ = lazy_exports(__name__, {"ArrowCodec": "encoding.arrow_codec"})
+    __getattr__ = lazy_exports(
+        __name__,
+        {
+            "ArrowCodec": "encoding.arrow_codec",
+            "ServerSnapshots": "snapshots.server_snapshots",
+        },
+    )
 
 __all__ = [
     # following

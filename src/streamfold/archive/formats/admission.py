@@ -28,8 +28,6 @@ from streamfold.archive.formats.format import BATCH_BYTES_MAX, BATCH_ROWS_MAX
 from streamfold.archive.schema import ACTIONS, TableSchema
 from streamfold.errors import InvalidError
 
-_ACTIONS = pa.array(ACTIONS)
-
 
 class Limits(NamedTuple):
     """Rows, and bytes of their values without Arrow's own overhead, that a piece may reach."""
@@ -147,7 +145,7 @@ def check_changes(schema: TableSchema, batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _check_actions(actions: pa.Array) -> None:
-    if not pc.all(pc.is_in(actions, _ACTIONS)).as_py():
+    if not pc.all(pc.is_in(actions, pa.array(ACTIONS))).as_py():
         unknown = pc.unique(actions).to_pylist()
         raise InvalidError(f"actions {unknown} are unknown: use {', '.join(ACTIONS)}")
 

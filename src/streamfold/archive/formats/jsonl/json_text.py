@@ -36,12 +36,10 @@ _ESCAPES = {0x5C: "\\\\", 0x22: '\\"', 0x0A: "\\n", 0x0D: "\\r", 0x09: "\\t"} | 
 }
 _SPECIAL = np.isin(np.arange(256), list(_ESCAPES))
 
-_EMPTY = pa.scalar("")
-
 
 def join(*parts: str | pa.Array) -> pa.Array:
     """The parts of each row put together; null where a part is null."""
-    return pc.binary_join_element_wise(*parts, _EMPTY)
+    return pc.binary_join_element_wise(*parts, "")
 
 
 def object_text(fields: Sequence[pa.Field], columns: Sequence[pa.Array]) -> pa.Array:

@@ -45,7 +45,6 @@ _NUMBER, _STRING, _TRUE, _FALSE, _STRUCT, _LIST = (
     b"\x32",
 )
 _FIRST, _SECOND = b"\x0a", b"\x12"
-_EMPTY = pa.scalar(b"")
 Bytes = npt.NDArray[np.uint8]
 Offsets = npt.NDArray[np.int64]
 #: Bytes of padding after a block, so that reading ahead at its end stays within the buffer.
@@ -61,7 +60,7 @@ _NAME_TAG, _VALUE_TAG = 0x0A, 0x12
 
 def join(*parts: bytes | pa.Array) -> pa.Array:
     """The parts of each row put together; null where a part is null."""
-    return pc.binary_join_element_wise(*parts, _EMPTY)
+    return pc.binary_join_element_wise(*parts, b"")
 
 
 def sized(content: pa.Array) -> pa.Array:
