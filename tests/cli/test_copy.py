@@ -10,6 +10,7 @@ from itertools import count
 import pytest
 
 from tests.cli.commands import Shell
+from tests.cli.conftest import create
 from tests.interop.serving import serving
 
 _NUMBERS = count(1)
@@ -26,7 +27,7 @@ def origin() -> Iterator[Shell]:
 def source(origin: Shell) -> str:
     """A basin on that server."""
     name = f"copied-basin-{next(_NUMBERS)}"
-    origin.ok("create-basin", name)
+    create(origin.environment, f"basins/{name}")
     return name
 
 
