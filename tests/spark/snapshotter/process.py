@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.request import urlopen
 
 from tests.spark.server import BASIN, TOKEN, Server
@@ -36,7 +36,7 @@ http = {{ port = 0, host = "127.0.0.1" }}
 
 
 class Process:
-    """One run of the writer."""
+    """One run of the writer; it does not outlive its `with` block, whatever happens there."""
 
     def __init__(self, file: Path, log: Path, *, master: str = "local[2]") -> None:
         command = [sys.executable, "-m", "streamfold.cli.main", "snapshotter", "run", "--json"]
@@ -50,8 +50,16 @@ class Process:
             )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
+        if not line:
+            self.kill()
         assert line, log.read_text()[-3000:]
         self.port = int(json.loads(line)["port"])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
     def status(self, table: str = "items") -> dict[str, Any]:
         with urlopen(f"http://127.0.0.1:{self.port}/status", timeout=30) as answer:

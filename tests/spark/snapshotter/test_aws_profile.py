@@ -98,10 +98,8 @@ def test_a_profile_is_all_that_a_writer_and_a_reader_of_an_archive_on_s3_need(
     file, log = tmp_path / "writer.toml", tmp_path / "writer.log"
     local = configuration(server, stream, tmp_path)
     file.write_text(local.replace(f'type = "local", path = "{tmp_path}"', _place(gate)))
-    process = Process(file, log, master=MASTER)
-    try:
+    with Process(file, log, master=MASTER) as process:
         wait_for(process.status, lambda status: status["manifest_head"] == "39")
-    finally:
         process.stop()
     assert asked.take() >= {"driver", _EXECUTOR}, log.read_text()
 

@@ -43,16 +43,13 @@ def test_a_table_is_published_and_read_with_the_extensions_of_an_installed_packa
         """
     )
     feed(server, stream, [change("insert", id=1, name="pear"), change("insert", id=2, name="fig")])
-    process = Process(file, log)
-    try:
+    with Process(file, log) as process:
         wait_for(lambda: process.status()["ready"], bool)
         more = [change("update", id=1, name="plum"), change("delete", id=2, name="fig")]
         feed(server, stream, more)
         wait_for(lambda: process.status()["position"], lambda position: position == 3)
         wait_for(lambda: events.read_text().splitlines(), lambda lines: len(lines) >= 2)
-    finally:
-        status = process.stop()
-    assert status == 0, log.read_text()[-3000:]
+        assert process.stop() == 0, log.read_text()[-3000:]
     restored = Shell({})("archive", "restore", f"disk://{disk}/archives/items")
     assert restored.stderr == ""
     assert restored.objects == [{"id": 1, "name": "plum"}]

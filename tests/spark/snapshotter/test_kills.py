@@ -44,20 +44,20 @@ def test_the_archive_equals_a_replay_after_kills_at_any_point(
     append(300)
     for number in range(KILLS):
         seen = commits(folder / "items")
-        process = Process(file, log)
-        # The first one goes before its first commit, the others in the middle of their work.
-        while number and commits(folder / "items") <= seen + 1:
-            append(50)
-            time.sleep(0.1)
-        time.sleep(rng.uniform(0, WINDOW))
-        process.kill()
+        with Process(file, log) as process:
+            # The first one goes before its first commit, the others in the middle of their work.
+            while number and commits(folder / "items") <= seen + 1:
+                append(50)
+                time.sleep(0.1)
+            time.sleep(rng.uniform(0, WINDOW))
+            process.kill()
         if (folder / "items" / "manifest.json").exists():
             assert check_every_boundary(folder / "items", bodies), f"{SEED=} {number=}"
-    process = Process(file, log)
-    append(200)
-    wait_for(lambda: process.status()["ready"], bool)
-    append(10)
-    assert process.stop() == 0, log.read_text()[-3000:]
+    with Process(file, log) as process:
+        append(200)
+        wait_for(lambda: process.status()["ready"], bool)
+        append(10)
+        assert process.stop() == 0, log.read_text()[-3000:]
     noise = [line for line in log.read_text().splitlines() if not OURS.fullmatch(line)]
     assert noise == []  # neither Spark's banner nor tracebacks of its workers
     assert manifest_of(folder / "items").head_position == str(len(bodies) - 1)

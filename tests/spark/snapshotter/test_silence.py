@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -17,15 +19,16 @@ _MASTER = "local[2,4]"
 _BEFORE_SPARK = 100.0
 
 
-def _start(server: Server, proxy: Proxy, folder: Path, interval: str) -> Process:
+@contextmanager
+def _started(server: Server, proxy: Proxy, folder: Path, interval: str) -> Iterator[Process]:
     """A writer that reaches the server through the proxy, and follows an empty stream."""
     server.create("changes")
     written = configuration(server, "changes", folder / "archive")
     written = written.replace(server.url, proxy.url).replace('"200ms"', f'"{interval}"')
     (folder / "writer.toml").write_text(written)
-    process = Process(folder / "writer.toml", folder / "writer.log", master=_MASTER)
-    wait_for(process.status, lambda status: bool(status["ready"]))
-    return process
+    with Process(folder / "writer.toml", folder / "writer.log", master=_MASTER) as process:
+        wait_for(process.status, lambda status: bool(status["ready"]))
+        yield process
 
 
 def _lines(folder: Path, proxy: Proxy) -> list[str]:
@@ -38,8 +41,7 @@ def _lines(folder: Path, proxy: Proxy) -> list[str]:
 def test_the_silence_of_a_server_is_said_between_two_intervals_and_forgotten_when_it_answers(
     own_server: Server, tmp_path: Path
 ) -> None:
-    with Proxy(own_server.url) as proxy:
-        process = _start(own_server, proxy, tmp_path, "1h")
+    with Proxy(own_server.url) as proxy, _started(own_server, proxy, tmp_path, "1h") as process:
         proxy.silence()
         wait_for(partial(_lines, tmp_path, proxy), lambda lines: len(lines) >= 2)
         status = wait_for(process.status, lambda status: status["state"] == "retrying")
@@ -54,8 +56,10 @@ def test_the_silence_of_a_server_is_said_between_two_intervals_and_forgotten_whe
 def test_a_task_that_reads_from_a_silent_server_is_said_and_holds_up_no_stop(
     own_server: Server, tmp_path: Path
 ) -> None:
-    with Proxy(own_server.url) as proxy:
-        process = _start(own_server, proxy, tmp_path, "200ms")
+    with (
+        Proxy(own_server.url) as proxy,
+        _started(own_server, proxy, tmp_path, "200ms") as process,
+    ):
         proxy.silence(b"records?seq_num=")
         feed(own_server, "changes", Feed(1).changes(10))
         wait_for(lambda: proxy.is_silent, bool)

@@ -27,20 +27,22 @@ def test_what_is_wrong_is_said_before_spark_starts_and_the_process_lives_until_i
         destinations = [{{ type = "local", path = "/dev/null/x" }}]
         """
     )
-    process = Process(file, log)
-    assert process.ask("/health/live")  # Java takes seconds to start, and is not there yet
-    for table in ("waiting", "nowhere"):
-        status = wait_for(partial(process.status, table), lambda s: bool(s["last_error"]))
-        assert (status["state"], status["ready"]) == ("retrying", False)
-    unreachable = f"source.server http://127.0.0.1:{port} cannot be reached (ConnectionRefusedError"
-    assert process.status("waiting")["last_error"]["message"].startswith(unreachable)
-    unusable = "folder /dev/null/x/nowhere cannot be used (Not a directory)"
-    assert process.status("nowhere")["last_error"]["message"].startswith(unusable)
+    with Process(file, log) as process:
+        assert process.ask("/health/live")  # Java takes seconds to start, and is not there yet
+        for table in ("waiting", "nowhere"):
+            status = wait_for(partial(process.status, table), lambda s: bool(s["last_error"]))
+            assert (status["state"], status["ready"]) == ("retrying", False)
+        unreachable = (
+            f"source.server http://127.0.0.1:{port} cannot be reached (ConnectionRefusedError"
+        )
+        assert process.status("waiting")["last_error"]["message"].startswith(unreachable)
+        unusable = "folder /dev/null/x/nowhere cannot be used (Not a directory)"
+        assert process.status("nowhere")["last_error"]["message"].startswith(unusable)
 
-    wait_for(
-        partial(_lines_with, log, unreachable), lambda lines: len(lines) >= 3
-    )  # again and again
-    assert process.stop() in (0, 1)  # 0: Spark had not even started
+        wait_for(
+            partial(_lines_with, log, unreachable), lambda lines: len(lines) >= 3
+        )  # again and again
+        assert process.stop() in (0, 1)  # 0: Spark had not even started
     lines = log.read_text().splitlines()
     assert [line for line in lines if not OURS.fullmatch(line)][:-1] == []  # the last is the error
 
@@ -61,13 +63,13 @@ def test_a_server_that_drops_packets_or_never_answers_is_said_again_and_again_un
             destinations = [{{ type = "local", path = "{tmp_path / "archive"}" }}]
             """
         )
-        process = Process(file, log)
-        for table, listening in (("dropping", dropping), ("silent", silent)):
-            unreachable = f"source.server {address(listening)} cannot be reached (TimeoutError"
-            status = wait_for(partial(process.status, table), lambda s: bool(s["last_error"]))
-            assert status["last_error"]["message"].startswith(unreachable)
-            wait_for(partial(_lines_with, log, unreachable), lambda lines: len(lines) >= 3)
-        assert process.stop() in (0, 1)  # 0: Spark had not even started
+        with Process(file, log) as process:
+            for table, listening in (("dropping", dropping), ("silent", silent)):
+                unreachable = f"source.server {address(listening)} cannot be reached (TimeoutError"
+                status = wait_for(partial(process.status, table), lambda s: bool(s["last_error"]))
+                assert status["last_error"]["message"].startswith(unreachable)
+                wait_for(partial(_lines_with, log, unreachable), lambda lines: len(lines) >= 3)
+            assert process.stop() in (0, 1)  # 0: Spark had not even started
     lines = log.read_text().splitlines()
     assert [line for line in lines if not OURS.fullmatch(line)][:-1] == []  # the last is the error
 
@@ -85,4 +87,5 @@ def test_a_writer_that_is_stopped_while_spark_starts_ends(tmp_path: Path) -> Non
         http = {{ port = 0, host = "127.0.0.1" }}
         """
     )
-    assert Process(file, log).stop() == 0, log.read_text()
+    with Process(file, log) as process:
+        assert process.stop() == 0, log.read_text()
