@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# Tests start hundreds of Python processes: without bytecode each of them would compile our modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint prove bench clean
 
@@ -14,9 +17,9 @@ demo: $(READY) ## Append and read; then feed a live table, kill its writer, and 
 	$(BIN)/python examples/embedded_store.py
 	$(BIN)/python examples/live_table.py
 
-test: lint ## Check everything: lint, types, layers, all tests, most of them by two processes
+test: lint ## Check everything: lint, types, layers, all tests, most of them by three processes
 	$(BIN)/pytest -m alone
-	$(BIN)/pytest -m 'not alone' -n 2 --dist loadgroup --no-loadscope-reorder
+	$(BIN)/pytest -m 'not alone' -n 3 --dist loadgroup --no-loadscope-reorder
 
 lint: $(READY) ## Check style, types and layers only
 	$(BIN)/ruff check

@@ -1,4 +1,4 @@
-"""What holds for all tests: which stay together when two processes share the work, as `pytest -n 2
+"""What holds for all tests: which stay together when several processes share the work, as `pytest -n 3
 --dist loadgroup` has them do, and that random examples are the same each time.
 """
 
@@ -20,17 +20,19 @@ settings.register_profile(
 settings.load_profile("tests")
 
 ROOT = Path(__file__).parent
-#: Folders whose files stay together: those of Spark share a session, which takes long to start and much
-#: memory, and those of other clients install packages into the same folder.
+#: Tests that stay together: those with the fixture `spark` share a session, which takes long to start
+#: and much memory, and those of the folder `interop` install packages into the same folder.
 SPARK, INTEROP = "spark", "interop"
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist looks at the marks in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of a file stay together, for their fixtures; those of Spark all do, and begin first."""
+    """Tests of a file stay together, for their fixtures. The longest begin first, so that no process
+    is left with one of them at the end: the Spark session's, then those that start their own Spark.
+    """
     for item in items:
         item.add_marker(pytest.mark.xdist_group(_group(item)))
-    items.sort(key=lambda item: _group(item) != SPARK)
+    items.sort(key=lambda item: (_group(item) != SPARK, _folder(item) != SPARK))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -41,5 +43,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def _group(item: pytest.Item) -> str:
-    relative = item.path.relative_to(ROOT)
-    return relative.parts[0] if relative.parts[0] in (SPARK, INTEROP) else relative.as_posix()
+    if SPARK in getattr(item, "fixturenames", ()):
+        return SPARK
+    return INTEROP if _folder(item) == INTEROP else item.path.relative_to(ROOT).as_posix()
+
+
+def _folder(item: pytest.Item) -> str:
+    return item.path.relative_to(ROOT).parts[0]
