@@ -23,7 +23,6 @@ TESTS_MIN = 338
 pytestmark = [
     pytest.mark.skipif(shutil.which("npx") is None, reason="node and npm are not installed"),
     pytest.mark.timeout(600),
-    pytest.mark.alone,
 ]
 
 

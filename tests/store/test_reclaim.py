@@ -121,7 +121,6 @@ async def test_a_small_deletion_is_dropped_reclaim_after_seconds_later_on_local_
     await check_small_deletion(tmp_path.as_uri())
 
 
-@pytest.mark.alone
 async def test_a_small_deletion_is_dropped_reclaim_after_seconds_later_on_object_storage(
     s3_server: S3Server,
 ) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
-import pytest
 
 from streamfold.archive import TableSchema
 from streamfold.archive.formats import Format, JsonlFormat, ParquetFormat
@@ -49,7 +48,6 @@ async def write(folder: Path, count: int) -> None:
     await writer.write_diff([updates(count)], "0", "1")
 
 
-@pytest.mark.alone
 def test_memory_does_not_grow_with_the_table(tmp_path: Path) -> None:
     for count in (SMALL, LARGE):
         asyncio.run(write(tmp_path / str(count), count))

@@ -147,7 +147,6 @@ async def _trickle(client: H1Client) -> None:
         await asyncio.sleep(0.05)
 
 
-@pytest.mark.alone
 async def test_bodies_that_stall_cost_no_more_than_the_budget(tmp_path: Path) -> None:
     async with (
         attacked(tmp_path, streams=(STREAM,)) as server,

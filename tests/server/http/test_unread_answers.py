@@ -57,7 +57,6 @@ def silent(server: Attacked, request: bytes, count: int) -> Iterator[list[socket
         yield [stack.enter_context(server.connect(request)) for _ in range(count)]
 
 
-@pytest.mark.alone
 async def test_readers_of_pages_who_do_not_read_cost_no_more_than_the_budget(
     tmp_path: Path,
 ) -> None:
@@ -72,7 +71,6 @@ async def test_readers_of_pages_who_do_not_read_cost_no_more_than_the_budget(
                 assert len((await client.get(PAGE)).content) >= MIB
 
 
-@pytest.mark.alone
 async def test_requests_of_a_connection_without_a_window_cost_no_more_than_the_budget(
     tmp_path: Path,
 ) -> None:
@@ -87,7 +85,6 @@ async def test_requests_of_a_connection_without_a_window_cost_no_more_than_the_b
                 assert len((await client.get(PAGE)).content) >= MIB
 
 
-@pytest.mark.alone
 async def test_unread_small_pages_over_http2_cost_no_more_than_the_budget(
     tmp_path: Path,
 ) -> None:
@@ -108,7 +105,6 @@ async def test_unread_small_pages_over_http2_cost_no_more_than_the_budget(
             assert len((await client.get(PAGE)).content) == 31_000
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("accept", ["text/event-stream", "s2s/proto"])
 async def test_followers_who_do_not_read_cost_no_more_than_the_budget(
     tmp_path: Path, accept: str
@@ -128,7 +124,6 @@ async def test_followers_who_do_not_read_cost_no_more_than_the_budget(
             assert await steady(server) - before < FOLLOWERS_GROWTH
 
 
-@pytest.mark.alone
 async def test_sessions_far_behind_the_tail_that_do_not_read_cost_no_more_than_the_budget(
     tmp_path: Path,
 ) -> None:

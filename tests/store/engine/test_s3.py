@@ -25,8 +25,6 @@ from tests.store.crash.load import STREAMS, Load, prepare
 from tests.store.crash.verify import BASIN, read_all, verify
 from tests.store.engine.flaky_proxy import FlakyProxy, Weather
 
-pytestmark = pytest.mark.alone
-
 STREAM = STREAMS[0]
 #: A store that does not wait long for an answer, but long enough on a slow machine; nor for its
 #: recovery. Seconds.

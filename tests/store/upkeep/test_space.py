@@ -149,7 +149,6 @@ async def test_the_store_tells_what_is_live_what_is_dead_and_what_its_files_take
         await falls_below(MIB, lambda: use().disk)
 
 
-@pytest.mark.alone
 async def test_a_deleted_stream_leaves_object_storage_without_further_writes(
     s3_server: S3Server,
 ) -> None:
