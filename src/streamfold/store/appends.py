@@ -37,6 +37,12 @@ class Appends:
         log = mounted.mount.log_in_memory(request.ref)
         if log is None or log.row.traits is not None:
             return None
+        return self._accept_at_once(mounted, log, request)
+
+    def _accept_at_once(
+        self, mounted: MountedStore, log: StreamLog, request: AppendRequest
+    ) -> asyncio.Future[AppendAck] | None:
+        """Accept the append if there is room and it is not refused; None otherwise."""
         metered = request.metered
         if not self.supervisor.admission.acquire_at_once(metered):
             return None
@@ -60,8 +66,18 @@ class Appends:
         if not request.only_trims:
             self.supervisor.space.check()
         mounted = self.supervisor.current or await self.supervisor.mounted()
-        lease = await mounted.catalog.lease(request.ref, request.create_with, on_append=True)
+        accepted: list[asyncio.Future[AppendAck]] = []
+
+        def accept_first(log: StreamLog) -> None:
+            if (ack := self._accept_at_once(mounted, log, request)) is not None:
+                accepted.append(ack)
+
+        lease = await mounted.catalog.lease(
+            request.ref, request.create_with, on_append=True, first=accept_first
+        )
         with lease as log:
+            if accepted:
+                return accepted[0]
             if request.check is not None and log.row.traits is not None:
                 for batch in request.batches:
                     request.check(log.terms.content_type, batch)

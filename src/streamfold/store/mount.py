@@ -8,12 +8,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
-from streamfold.errors import StoreClosingError, StreamfoldError, StreamNotFoundError
+from streamfold.errors import (
+    DataCorruptError,
+    StoreClosingError,
+    StreamfoldError,
+    StreamNotFoundError,
+)
 from streamfold.model.names import StreamRef
+from streamfold.model.positions import SeqNum, StreamPosition, Timestamp
 from streamfold.store import keys, rows
 from streamfold.store.engine.engine import Engine, Op, first_row
 from streamfold.store.log import chunks
@@ -38,17 +45,24 @@ from streamfold.store.upkeep.live_bytes import LiveBytes
 _PRODUCERS_MAX = 250_000
 #: Logs in memory that are checked at a time: several, so that their number can shrink.
 _CHECKED_AT_ONCE = 32
+#: Logs that are read at the same time: each may take a scan and a block of 64 KiB.
+_READ_AT_ONCE = 256
+#: Rows of basins in memory: creating a stream needs its basin's.
+_BASINS_MAX = 1000
+#: Stream ids that one commit reserves. A restart skips those that were not assigned.
+_IDS_AT_ONCE = 256
+
+#: Appends to a new stream, in the same step in which it is created. Must not fail.
+FirstAppend: TypeAlias = Callable[[StreamLog], None]
 
 
 @dataclass(slots=True)
 class _Load:
-    """A log that is being read from storage, and the callers that wait for it."""
+    """A log that is being read from storage, or created, and the callers that wait for it."""
 
     waiters: list[asyncio.Future[LogLease]] = field(default_factory=list)
     #: Whether the stream's row was replaced since it was read.
     outdated: bool = False
-    #: Referenced here, because the event loop keeps no reference to it.
-    task: asyncio.Task[None] | None = None
 
 
 class Mount:
@@ -80,8 +94,17 @@ class Mount:
         #: Milliseconds.
         self._trim_grace = round(settings.trim_grace * 1000)
         self._next_stream_id = next_stream_id
+        #: The first stream id that storage does not know to be reserved.
+        self._ids_end = next_stream_id
+        self._basins: dict[str, BasinRow] = {}
+        #: Begun and finished writes of basins: a row that was read meanwhile may be outdated.
+        self._basin_writes = 0
         self._logs: OrderedDict[StreamRef, StreamLog] = OrderedDict()
         self._loads: dict[StreamRef, _Load] = {}
+        #: Logs to read in the next turn of the event loop.
+        self._wanted: list[StreamRef] = []
+        #: Referenced here, because the event loop keeps no reference to them.
+        self._reading: set[asyncio.Task[None]] = set()
         #: Producers of the logs in memory that have any, by stream id, and of all of them.
         self._producer_counts: dict[int, int] = {}
         self._producer_total = 0
@@ -107,13 +130,39 @@ class Mount:
         return cls(engine, settings, admission, now, following, live)
 
     def new_stream_id(self) -> int:
-        """An id that no stream has had; commit `CounterRow(id + 1)` together with its first use."""
+        """An id that no stream has had; commit it together with `id_rows(id)`."""
         self._next_stream_id += 1
         return self._next_stream_id - 1
 
+    def id_rows(self, stream_id: int) -> list[Op]:
+        """The rows that keep `stream_id` from being assigned again; commit them in the same step."""
+        if stream_id < self._ids_end:
+            return []
+        self._ids_end = stream_id + _IDS_AT_ONCE
+        return [(keys.STREAM_IDS, rows.encode(CounterRow(self._ids_end)))]
+
     async def basin(self, name: str) -> BasinRow | None:
+        row = self._basins.get(name)
+        if row is not None:
+            return row
+        writes = self._basin_writes
         value = await self.engine.get(keys.basin(name))
-        return rows.decode(value, BasinRow) if value else None
+        if value is None:
+            return None
+        row = rows.decode(value, BasinRow)
+        if writes == self._basin_writes:
+            if len(self._basins) >= _BASINS_MAX:
+                self._basins.clear()
+            self._basins[name] = row
+        return row
+
+    async def put_basin(self, name: str, row: BasinRow | None, *ops: Op) -> None:
+        """Commit the basin's row, or its removal, with `ops`; the caller holds its lock."""
+        self._basin_writes += 1
+        value = None if row is None else rows.encode(row)
+        await self.committer.write([(keys.basin(name), value), *ops])
+        self._basin_writes += 1
+        self._basins.pop(name, None)
 
     async def stream(self, ref: StreamRef) -> StreamRow | None:
         value = await self.engine.get(keys.stream(*ref))
@@ -140,6 +189,31 @@ class Mount:
         self._drop(log)
         log.failure = StreamNotFoundError(*ref)
 
+    async def create_stream(
+        self, ref: StreamRef, row: StreamRow, *, first: FirstAppend
+    ) -> LogLease:
+        """Commit a new stream with what `first` appends; the caller holds its lock.
+
+        There must be no such stream. Until it is durable, other callers wait for its log.
+        """
+        while ref in self._loads:
+            with suppress(StreamNotFoundError):
+                (await self.lease(ref)).release()
+        load = self._loads[ref] = _Load()
+        tail = StreamPosition(SeqNum(0), Timestamp(0))
+        created_at, grace = row.created_at, self._trim_grace
+        log = StreamLog(ref, row, StateRow(), tail, created_at, self.now, None, grace)
+        lease = LogLease(log)
+        try:
+            first(log)  # before the rows, so that they are committed together
+            ids = self.id_rows(row.id)
+            await self.committer.write([(keys.stream(*ref), rows.encode(row)), *ids])
+        except BaseException as error:
+            self._end_load(ref, load, error)
+            raise
+        self._end_load(ref, load, log)
+        return lease
+
     async def lease(self, ref: StreamRef) -> LogLease:
         """A lease of the stream's log; StreamNotFoundError if there is no such stream.
 
@@ -150,7 +224,7 @@ class Mount:
         load = self._loads.get(ref)
         if load is None:
             load = self._loads[ref] = _Load()
-            load.task = asyncio.create_task(self._load(ref, load))
+            self._want(ref)
         waiter: asyncio.Future[LogLease] = asyncio.get_running_loop().create_future()
         load.waiters.append(waiter)
         try:
@@ -186,13 +260,30 @@ class Mount:
             if log.failure is None:
                 log.fail((), cause, cause)
 
-    async def _load(self, ref: StreamRef, load: _Load) -> None:
-        """Read the stream's log, and give each waiter a lease of it."""
-        while True:
-            load.outdated = False
-            found = await self._try_read_log(ref)
-            if not load.outdated:
-                break
+    def _want(self, ref: StreamRef) -> None:
+        """Read the log together with the others that are asked for in this turn of the event loop."""
+        if not self._wanted:
+            task = asyncio.create_task(self._read_wanted())
+            self._reading.add(task)
+            task.add_done_callback(self._reading.discard)
+        self._wanted.append(ref)
+
+    async def _read_wanted(self) -> None:
+        """Read the logs that are asked for, for those that wait for them."""
+        wanted, self._wanted = self._wanted, []
+        for first in range(0, len(wanted), _READ_AT_ONCE):
+            refs = wanted[first : first + _READ_AT_ONCE]
+            for ref in refs:
+                self._loads[ref].outdated = False
+            for ref, found in zip(refs, await self._read_logs(refs), strict=True):
+                load = self._loads[ref]
+                if load.outdated:
+                    self._want(ref)
+                else:
+                    self._end_load(ref, load, found)
+
+    def _end_load(self, ref: StreamRef, load: _Load, found: StreamLog | BaseException) -> None:
+        """Keep the log in memory, and give each waiter a lease of it."""
         del self._loads[ref]
         if isinstance(found, StreamLog):
             self._logs[ref] = found
@@ -202,21 +293,31 @@ class Mount:
                 continue
             if isinstance(found, StreamLog):
                 waiter.set_result(LogLease(found))
-            else:
+            elif isinstance(found, Exception):
                 waiter.set_exception(found)
+            else:
+                waiter.cancel()
         self._shrink()
 
-    async def _try_read_log(self, ref: StreamRef) -> StreamLog | Exception:
+    async def _read_logs(self, refs: Sequence[StreamRef]) -> list[StreamLog | Exception]:
+        """The logs of `refs`, or why they cannot be read; each kind of row is read for all at once."""
         try:
-            return await self._read_log(ref)
+            values = await self.engine.get_many([keys.stream(*ref) for ref in refs])
+            found = [_stream_row(*pair) for pair in zip(refs, values, strict=True)]
+            known = [row.id for row in found if isinstance(row, StreamRow)]
+            states = await self.engine.get_many([keys.state(stream_id) for stream_id in known])
         except Exception as error:
-            return error
+            return [error] * len(refs)
+        state_of = dict(zip(known, states, strict=True))
+        reads = [
+            self._read_log(ref, row, state_of[row.id])
+            for ref, row in zip(refs, found, strict=True)
+            if isinstance(row, StreamRow)
+        ]
+        logs = iter(await _gather(reads))
+        return [next(logs) if isinstance(row, StreamRow) else row for row in found]
 
-    async def _read_log(self, ref: StreamRef) -> StreamLog:
-        row = await self.stream(ref)
-        if row is None:
-            raise StreamNotFoundError(*ref)
-        value = await self.engine.get(keys.state(row.id))
+    async def _read_log(self, ref: StreamRef, row: StreamRow, value: bytes | None) -> StreamLog:
         state = rows.decode(value, StateRow) if value else StateRow()
         tail = state.bare_tail
         arrived_at = max(row.created_at, state.bare_arrived_at)
@@ -275,3 +376,22 @@ class Mount:
         self.on_appended(shares)
         if self._producer_total > _PRODUCERS_MAX:
             self._shrink()
+
+
+def _stream_row(ref: StreamRef, value: bytes | None) -> StreamRow | Exception:
+    if value is None:
+        return StreamNotFoundError(*ref)
+    try:
+        return rows.decode(value, StreamRow)
+    except DataCorruptError as error:
+        return error
+
+
+async def _gather(reads: Sequence[Coroutine[Any, Any, StreamLog]]) -> list[StreamLog | Exception]:
+    """The results of `reads`, which run at the same time, or why they failed."""
+    found: list[StreamLog | Exception] = []
+    for result in await asyncio.gather(*reads, return_exceptions=True):
+        if not isinstance(result, StreamLog | Exception):
+            raise result
+        found.append(result)
+    return found

@@ -39,8 +39,8 @@ from streamfold.store import keys, rows
 from streamfold.store.engine.engine import Op
 from streamfold.store.log.shares import Share
 from streamfold.store.log.stream_log import LogLease, StreamLog
-from streamfold.store.mount import Mount
-from streamfold.store.rows import BasinRow, CleanupRow, CounterRow, StreamRow
+from streamfold.store.mount import FirstAppend, Mount
+from streamfold.store.rows import BasinRow, CleanupRow, StreamRow
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -114,7 +114,7 @@ class Catalog:
             row = await self.mount.basin(name)
             if row is None:
                 row = BasinRow(self.now(), config, creation, location=location)
-                await self._write((keys.basin(name), rows.encode(row)))
+                await self.mount.put_basin(name, row)
                 return basin_info(name, row), Provision.CREATED
             _check_basin_active(name, row)
             if creation is None or creation != row.creation:
@@ -127,7 +127,7 @@ class Catalog:
         async with self.locks.hold(name):
             if await self.mount.basin(name) is None:
                 row = BasinRow(created_at=self.now(), config=config)
-                await self._write((keys.basin(name), rows.encode(row)))
+                await self.mount.put_basin(name, row)
 
     @_finished
     async def ensure_basin(
@@ -144,7 +144,7 @@ class Catalog:
                 if row.config == config:
                     return basin_info(name, row), Provision.NOOP
                 row, result = msgspec.structs.replace(row, config=config), Provision.UPDATED
-            await self._write((keys.basin(name), rows.encode(row)))
+            await self.mount.put_basin(name, row)
             return basin_info(name, row), result
 
     @_finished
@@ -153,7 +153,7 @@ class Catalog:
             row = await self._basin_row(name)
             _check_basin_active(name, row)
             row = msgspec.structs.replace(row, config=reconfigure_basin(row.config, change))
-            await self._write((keys.basin(name), rows.encode(row)))
+            await self.mount.put_basin(name, row)
             return row.config
 
     async def basin_config(self, name: BasinName) -> BasinConfig:
@@ -166,7 +166,7 @@ class Catalog:
             row = await self._basin_row(name)
             if row.deleted_at is None:
                 row = msgspec.structs.replace(row, deleted_at=self.now())
-                await self._write((keys.basin(name), rows.encode(row)))
+                await self.mount.put_basin(name, row)
 
     @_finished
     async def create_stream(
@@ -201,12 +201,27 @@ class Catalog:
             await self.replace_stream(ref, msgspec.structs.replace(row, config=resolved))
             return stream_info(ref.stream, row), Provision.UPDATED
 
-    @_finished
-    async def open_stream(self, ref: StreamRef, config: StreamConfigLayer) -> None:
-        """Create the stream unless another call just did."""
+    async def _open_stream(
+        self, ref: StreamRef, config: StreamConfigLayer, first: FirstAppend
+    ) -> LogLease:
+        """A lease of the log; creates the stream with what `first` appends if it is missing."""
         async with self.locks.hold(*ref):
-            if await self.mount.stream(ref) is None:
-                await self._insert_stream(ref, config, None)
+            try:
+                return await self.mount.lease(ref)
+            except StreamNotFoundError:
+                row = await self._new_row(ref, config, None)
+                return await self._create(ref, row, first)
+
+    async def _finish_lease(self, change: Coroutine[Any, Any, LogLease]) -> LogLease:
+        """`finish` for a change whose result must be released if the caller is cancelled."""
+        task = asyncio.create_task(change)
+        self.under_way.add(task)
+        task.add_done_callback(self._leave)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(_release)
+            raise
 
     async def lease(
         self,
@@ -214,24 +229,23 @@ class Catalog:
         create_with: StreamConfigLayer | None = None,
         *,
         on_append: bool = False,
+        first: FirstAppend = lambda log: None,
     ) -> LogLease:
         """A lease of the stream's log; BasinNotFoundError or StreamNotFoundError without one.
 
-        With `create_with`, a missing stream is created if its basin is configured so.
+        With `create_with`, a missing stream is created if its basin is configured so, in one commit
+        with what `first` appends.
         """
+        if create_with is not None and self.mount.log_in_memory(ref) is None:
+            basin = await self.mount.basin(ref.basin)
+            if basin is not None and _may_create(basin.config, on_append=on_append):
+                return await self._finish_lease(self._open_stream(ref, create_with, first))
         try:
             return await self.mount.lease(ref)
         except StreamNotFoundError:
-            basin = await self.mount.basin(ref.basin)
-            if basin is None:
+            if await self.mount.basin(ref.basin) is None:
                 raise BasinNotFoundError(ref.basin) from None
-            config = basin.config
-            allowed = config.create_stream_on_append if on_append else config.create_stream_on_read
-            if create_with is None or not allowed:
-                raise
-            _check_basin_active(ref.basin, basin)
-        await self.open_stream(ref, create_with)
-        return await self.mount.lease(ref)
+            raise
 
     async def stream_config(self, ref: StreamRef) -> StreamConfig:
         return (await self._active_stream(ref)).config
@@ -274,27 +288,39 @@ class Catalog:
     async def _insert_stream(
         self, ref: StreamRef, config: StreamConfigLayer, creation: bytes | None
     ) -> StreamRow:
+        row = await self._new_row(ref, config, creation)
+        (await self._create(ref, row)).release()
+        return row
+
+    async def _new_row(
+        self, ref: StreamRef, config: StreamConfigLayer, creation: bytes | None
+    ) -> StreamRow:
         parent = await self._basin_row(ref.basin)
         _check_basin_active(ref.basin, parent)
-        row = StreamRow(
+        return StreamRow(
             id=self.mount.new_stream_id(),
             created_at=self.now(),
             config=resolve(config, parent.config.default_stream_config),
             cipher=parent.config.stream_cipher,
             creation=creation,
         )
-        await self.insert(ref, row)
-        return row
+
+    async def _create(
+        self, ref: StreamRef, row: StreamRow, first: FirstAppend = lambda log: None
+    ) -> LogLease:
+        lease = await self.mount.create_stream(ref, row, first=first)
+        self._schedule_empty_check(ref, row)
+        return lease
 
     async def insert(
         self, ref: StreamRef, row: StreamRow, *ops: Op, content: Share | None = None
     ) -> None:
-        """Commit a stream with a new id, its first content and `ops`; the caller holds its lock.
+        """Commit a stream with a new id, its first content and `ops`; the caller holds its lock."""
+        ids = self.mount.id_rows(row.id)
+        await self.mount.put_stream(ref, row, *ids, *ops, content=content)
+        self._schedule_empty_check(ref, row)
 
-        Call it in the same step in which the id is assigned: the counter must never go back.
-        """
-        counter = keys.STREAM_IDS, rows.encode(CounterRow(row.id + 1))
-        await self.mount.put_stream(ref, row, counter, *ops, content=content)
+    def _schedule_empty_check(self, ref: StreamRef, row: StreamRow) -> None:
         if min_age := row.config.delete_on_empty_secs:
             self.mount.on_delete_on_empty(ref, row.created_at + min_age * 1000)
 
@@ -317,9 +343,6 @@ class Catalog:
         _check_stream_active(ref, row)
         return row
 
-    async def _write(self, *ops: Op) -> None:
-        await self.mount.committer.write(ops)
-
 
 def basin_info(name: str, row: BasinRow) -> BasinInfo:
     return BasinInfo(BasinName(name), row.created_at, row.deleted_at, row.location)
@@ -337,6 +360,15 @@ def _check_basin_active(name: str, row: BasinRow) -> None:
 def _check_stream_active(ref: StreamRef, row: StreamRow) -> None:
     if row.deleted_at is not None:
         raise StreamDeletingError(*ref)
+
+
+def _may_create(config: BasinConfig, *, on_append: bool) -> bool:
+    return config.create_stream_on_append if on_append else config.create_stream_on_read
+
+
+def _release(opened: asyncio.Task[LogLease]) -> None:
+    if not opened.cancelled() and opened.exception() is None:
+        opened.result().release()
 
 
 def _mentioned(config: BasinConfig | StreamConfigLayer) -> dict[str, object]:

@@ -146,7 +146,7 @@ class Upkeep:
         if not left:
             async with self.catalog.locks.hold(basin):
                 usage = await self.usage.forget_basin(basin)
-                await self.mount.committer.write([(keys.basin(basin), None), *usage])
+                await self.mount.put_basin(basin, None, *usage)
         else:
             self.request_pass()  # to delete the basin after its streams
 

@@ -1,0 +1,212 @@
+"""More streams than memory holds: created by appends, appended to in turn, listed, restarted."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from streamfold.errors import OutcomeUnknownError, SeqNumMismatchError, StreamNotFoundError
+from streamfold.model.configs import BasinConfig, BasinReconfiguration
+from streamfold.model.names import StreamRef
+from streamfold.store import ReadRequest, StoreSettings, StreamStore, from_seq_num, keys, rows
+from streamfold.store.engine.engine import Engine
+from streamfold.store.mount import Mount
+from streamfold.store.rows import StreamRow
+from streamfold.testing.engine_faults import CommitFault, FaultyEngine
+from tests.store.conftest import BASIN, Bench, bodies
+
+#: Streams of the test that has many.
+STREAMS = 1_000_000 if os.environ.get("STREAMFOLD_PROVE") else 600
+#: Appends under way at once.
+WRITERS = 100
+CREATING = BasinConfig(create_stream_on_append=True)
+#: The background does nothing unless a test asks for it.
+QUIET = StoreSettings(upkeep_interval=1e6, trim_grace=0)
+
+
+class WatchedEngine(FaultyEngine):
+    """Notes which rows are read together."""
+
+    def __init__(self, inner: Engine) -> None:
+        super().__init__(inner)
+        self.read: list[list[bytes]] = []
+
+    async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        self.read.append(list(keys))
+        return await super().get_many(keys)
+
+
+def watch(bench: Bench) -> WatchedEngine:
+    """Watch what is read from storage from now on."""
+    watched = bench.engine.inner = WatchedEngine(bench.engine.inner)
+    return watched
+
+
+@pytest.fixture
+async def store(bench: Bench) -> AsyncIterator[StreamStore]:
+    async with bench.store(QUIET) as opened:
+        await opened.create_basin(BASIN, CREATING)
+        yield opened
+
+
+def mount_of(store: StreamStore) -> Mount:
+    assert store._supervisor.current is not None
+    return store._supervisor.current.mount
+
+
+async def append_in_turn(store: StreamStore, names: Sequence[str]) -> None:
+    turns = iter(names)
+
+    async def write() -> None:
+        for name in turns:
+            await store.append(BASIN, name, bodies(name))
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(WRITERS):
+            group.create_task(write())
+
+
+async def commit_begins(store: StreamStore) -> None:
+    """Return once a commit is under way."""
+    await mount_of(store).committer._started.wait()
+
+
+async def list_all(store: StreamStore) -> list[str]:
+    names: list[str] = []
+    while True:
+        page = await store.list_streams(BASIN, start_after=names[-1] if names else "")
+        names += [str(item.name) for item in page.items]
+        if not page.has_more:
+            return names
+
+
+async def test_streams_are_created_appended_to_in_turn_and_listed_with_few_in_memory(
+    bench: Bench,
+) -> None:
+    few = StoreSettings(idle_streams=STREAMS // 20, upkeep_interval=1e6, recent_bytes=1 << 20)
+    names = [f"agent-{number:07d}" for number in range(STREAMS)]
+    async with bench.store(few) as store:
+        await store.create_basin(BASIN, CREATING)
+        for _ in range(2):
+            await append_in_turn(store, names)
+            assert len(mount_of(store)._logs) <= STREAMS // 20 + WRITERS
+        assert await list_all(store) == names
+    async with bench.store(few) as store:
+        await append_in_turn(store, names)
+        assert len(mount_of(store)._logs) <= STREAMS // 20 + WRITERS
+        assert await list_all(store) == names
+        for name in (names[0], names[STREAMS // 2], names[-1]):
+            batch = await store.read(BASIN, name, ReadRequest(from_seq_num(0)))
+            assert [record.body for record in batch.records()] == [name.encode()] * 3
+
+
+async def test_a_stream_is_committed_together_with_the_append_that_creates_it(
+    store: StreamStore, bench: Bench
+) -> None:
+    bench.engine.commits.clear()
+    ack = await store.append(BASIN, "new", bodies("a"))
+    assert ack.end.seq_num == 1
+    (commit,) = bench.engine.commits
+    row = next(value for key, value in commit if key == keys.stream(BASIN, "new"))
+    assert row is not None
+    stream_id = rows.decode(row, StreamRow).id
+    assert keys.chunk(stream_id, 0) in [key for key, _ in commit]
+
+
+async def test_a_stream_that_an_append_creates_is_looked_for_once_and_not_read_back(
+    store: StreamStore, bench: Bench
+) -> None:
+    watched = watch(bench)
+    for _ in range(2):
+        await store.append(BASIN, "new", bodies("a"))
+    assert watched.read == [[keys.stream(BASIN, "new")], []]
+
+
+async def test_appends_to_cold_streams_in_one_turn_are_opened_together(bench: Bench) -> None:
+    names = [f"s-{number:02d}" for number in range(20)]
+    async with bench.store(QUIET) as store:
+        await store.create_basin(BASIN, CREATING)
+        await append_in_turn(store, names)
+    async with bench.store(QUIET) as store:
+        await store.basin_config(BASIN)
+        watched = watch(bench)
+        await append_in_turn(store, names)
+        assert watched.read[0] == [keys.stream(BASIN, name) for name in names]
+        assert len(watched.read) == 2
+
+
+async def test_appends_that_arrive_while_a_stream_is_created_follow_in_it(
+    store: StreamStore, bench: Bench
+) -> None:
+    bench.engine.hold()
+    appends = [asyncio.create_task(store.append(BASIN, "new", bodies(str(n)))) for n in range(10)]
+    await commit_begins(store)
+    tail = asyncio.create_task(store.check_tail(BASIN, "new"))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not any(task.done() for task in (*appends, tail))
+    bench.engine.resume()
+    acks = await asyncio.gather(*appends)
+    assert sorted(int(ack.start.seq_num) for ack in acks) == list(range(10))
+    assert (await tail).seq_num >= 1
+
+
+@pytest.mark.parametrize("fault", [CommitFault.BEFORE, CommitFault.AFTER])
+async def test_a_creation_that_fails_leaves_the_stream_as_storage_has_it(
+    store: StreamStore, bench: Bench, fault: CommitFault
+) -> None:
+    bench.engine.fail_next(fault, with_records=True)
+    with pytest.raises(OutcomeUnknownError):
+        await store.append(BASIN, "new", bodies("a"))
+    ack = await store.append(BASIN, "new", bodies("b"))
+    assert ack.start.seq_num == (1 if fault is CommitFault.AFTER else 0)
+
+
+async def test_a_caller_that_is_cancelled_while_a_stream_is_created_holds_no_lease(
+    store: StreamStore, bench: Bench
+) -> None:
+    bench.engine.hold()
+    append = asyncio.create_task(store.append(BASIN, "new", bodies("a")))
+    await commit_begins(store)
+    append.cancel()
+    await asyncio.wait([append])
+    bench.engine.resume()
+    await store.append(BASIN, "new", bodies("b"))
+    log = mount_of(store).log_in_memory(StreamRef.parse(BASIN, "new"))
+    assert log is not None
+    assert (log.leases, log.durable.seq_num) == (0, 2)
+
+
+async def test_an_append_that_is_refused_creates_the_stream_without_records(
+    store: StreamStore,
+) -> None:
+    with pytest.raises(SeqNumMismatchError):
+        await store.append(BASIN, "new", bodies("a"), match_seq_num=5)
+    assert (await store.check_tail(BASIN, "new")).seq_num == 0
+
+
+async def test_stream_ids_are_never_assigned_twice(bench: Bench) -> None:
+    ids: list[int] = []
+    for turn in range(3):
+        async with bench.store(QUIET) as store:
+            if not turn:
+                await store.create_basin(BASIN, CREATING)
+            names = [f"s-{turn}-{number}" for number in range(300 if turn == 1 else 3)]
+            await append_in_turn(store, names)
+            for name in names:
+                row = await mount_of(store).stream(StreamRef.parse(BASIN, name))
+                assert row is not None
+                ids.append(row.id)
+    assert len(set(ids)) == len(ids)
+
+
+async def test_a_changed_basin_applies_to_the_next_stream_that_is_created_in_it(
+    store: StreamStore,
+) -> None:
+    await store.append(BASIN, "a", bodies("a"))
+    await store.reconfigure_basin(BASIN, BasinReconfiguration(create_stream_on_append=False))
+    with pytest.raises(StreamNotFoundError):
+        await store.append(BASIN, "b", bodies("b"))
