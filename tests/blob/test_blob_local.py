@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from streamfold.blob import LocalBlobStore
-from streamfold.blob.local.store import WRITE_BUFFER
+from streamfold.blob.local_store import WRITE_BUFFER
 from streamfold.errors import (
     BlobExistsError,
     BlobOutcomeUnknownError,
@@ -317,7 +317,7 @@ def test_the_drafts_of_a_process_that_was_killed_are_removed_by_the_next_and_oth
 ) -> None:
     code = (
         "import sys; from pathlib import Path; "
-        "from streamfold.blob.local.durable_files import DurableTree\n"
+        "from streamfold.blob.local_files import DurableTree\n"
         "draft = DurableTree(Path(sys.argv[1])).open_draft(); draft.write(b'half')\n"
         "print('written', flush=True); sys.stdin.read()"
     )

@@ -20,7 +20,7 @@ from streamfold.records import (
 from streamfold.records import compiled as compiled_twin
 from streamfold.records.append_input import parse_plain, parse_scanned
 from streamfold.records.batch import scan_single
-from streamfold.records.sequencing import Slot
+from streamfold.records.rules import Slot
 
 
 class Clock(NamedTuple):

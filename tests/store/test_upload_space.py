@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from streamfold.blob.local.store import WRITE_BUFFER, LocalBlobStore
+from streamfold.blob.local_store import WRITE_BUFFER, LocalBlobStore
 from streamfold.errors import InvalidError, StorageFullError
 from streamfold.store.catalog.snapshots import Publication, Snapshot
 from streamfold.store.engine.disk_space import DiskUsage

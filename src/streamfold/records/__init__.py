@@ -4,8 +4,7 @@ from streamfold.records.append_input import AppendInput, parse_append_input
 from streamfold.records.batch import RecordBatch
 from streamfold.records.kernels import warm_up
 from streamfold.records.payload import Cut, Index, decode, encode_records, measure
-from streamfold.records.rules import Command, Fence, Trim
-from streamfold.records.sequencing import Sequenced
+from streamfold.records.rules import Command, Fence, Sequenced, Trim
 
 __all__ = [
     "AppendInput",

@@ -27,13 +27,15 @@ from streamfold.records.protobuf import read_varint, varint
 from streamfold.records.rules import (
     Command,
     Fence,
+    Sequenced,
+    Slot,
     Trim,
     check_count,
     check_metered,
     check_types,
     command_of,
+    missing_timestamp,
 )
-from streamfold.records.sequencing import Sequenced, Slot, missing_timestamp
 
 __all__ = ["Fence", "RecordBatch", "Sequenced", "SingleRecord", "Trim", "scan_single", "validate"]
 

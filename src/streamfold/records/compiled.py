@@ -10,7 +10,7 @@ import numpy as np
 from streamfold.model.configs import TimestampMode
 from streamfold.model.records import BATCH_RECORDS_MAX
 from streamfold.records import record_kernel
-from streamfold.records.sequencing import Sequenced, Slot, missing_timestamp
+from streamfold.records.rules import Sequenced, Slot, missing_timestamp
 
 #: Bytes; nearly every batch fits, so that a thread allocates once. Batches are bounded: so is it.
 ROOM_MIN = 5 << 18

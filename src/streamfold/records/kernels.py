@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from streamfold.extras import needing_extra
 from streamfold.model.configs import TimestampMode
 from streamfold.records.columns import warm_up_columns
-from streamfold.records.sequencing import Slot
+from streamfold.records.rules import Slot
 
 if TYPE_CHECKING:
     # Only for types: at run time this would load the compiler.

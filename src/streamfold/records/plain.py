@@ -21,8 +21,7 @@ from streamfold.model.records import (
     metered_size,
 )
 from streamfold.records.protobuf import delimited, fields, varint
-from streamfold.records.rules import check_metered
-from streamfold.records.sequencing import Sequenced, Slot, assign_timestamps
+from streamfold.records.rules import Sequenced, Slot, assign_timestamps, check_metered
 
 #: Tags (field number << 3 | wire type) of s2.v1; RECORDS is the same in AppendInput and ReadBatch.
 RECORDS = 0x0A

@@ -1,11 +1,13 @@
-"""The rules that a batch of records must keep, and the commands among its records."""
+"""The rules that a batch of records must keep, its commands, and how it gets its timestamps."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from streamfold.errors import InvalidError
+from streamfold.model.configs import TimestampMode
 from streamfold.model.names import TOKEN_MAX
 from streamfold.model.positions import U64_MAX
 from streamfold.model.records import (
@@ -116,3 +118,47 @@ def _trim_point(index: int, body: bytes) -> int:
             f"big-endian sequence number of {TRIM_BODY}"
         )
     return int.from_bytes(body, "big")
+
+
+class Slot(NamedTuple):
+    """The seq_nums of a batch, and the rules for its timestamps."""
+
+    first: int
+    mode: TimestampMode
+    #: Whether timestamps may be in the future.
+    uncapped: bool
+    now: int
+    #: Timestamp of the record before the batch: none may be lower.
+    floor: int
+
+
+class Sequenced(NamedTuple):
+    """A batch with its seq_nums and timestamps, in the form in which it is stored and read."""
+
+    payload: bytes
+    first_timestamp: int
+    last_timestamp: int
+
+
+def assign_timestamps(given: Iterable[int | None], slot: Slot) -> list[int]:
+    """One timestamp per record, never decreasing."""
+    _, mode, uncapped, now, latest = slot
+    ignored = mode is TimestampMode.ARRIVAL
+    out: list[int] = []
+    for index, stamp in enumerate(given):
+        if stamp is None and mode is TimestampMode.CLIENT_REQUIRE:
+            raise missing_timestamp(index)
+        value: int = now if ignored or stamp is None else stamp
+        if value > now and not uncapped:
+            value = now
+        if value > latest:
+            latest = value
+        out.append(latest)
+    return out
+
+
+def missing_timestamp(index: int) -> InvalidError:
+    return InvalidError(
+        f"record {index} has no timestamp: this stream requires one from the client "
+        "(timestamp mode client-require)"
+    )

@@ -10,7 +10,6 @@ with needing_extra("spark"):
         FilesGoneError,
         StreamfoldArchiveSource,
     )
-    from streamfold.spark.carried_errors import error_behind
     from streamfold.spark.errors import (
         DataLossError,
         EndpointUnavailableError,
@@ -18,6 +17,7 @@ with needing_extra("spark"):
         OptionError,
         ReplayChangedError,
         StreamGoneError,
+        error_behind,
     )
     from streamfold.spark.java import Java, find_java, use_java
     from streamfold.spark.session import local_session, register

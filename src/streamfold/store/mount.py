@@ -29,7 +29,7 @@ from streamfold.store.log.committer import Committer
 from streamfold.store.log.recent_chunks import RecentChunks
 from streamfold.store.log.shares import Share
 from streamfold.store.log.stream_log import LogLease, StreamLog
-from streamfold.store.read.open_scans import OpenScans
+from streamfold.store.read.requests import OpenScans
 from streamfold.store.rows import (
     BasinRow,
     CounterRow,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from streamfold.blob.local.store import WRITE_BUFFER
+from streamfold.blob.local_store import WRITE_BUFFER
 from streamfold.server.http.connections import upload_files_max
 from streamfold.server.main import Server, running_server
 from streamfold.wire.durable_streams.offsets import format_offset

@@ -18,7 +18,7 @@ from streamfold.snapshotter.config import (
 )
 from streamfold.snapshotter.decoding import DebeziumDecoder, EnvelopeDecoder, UpsertDecoder
 from streamfold.snapshotter.errors import ConfigurationError
-from streamfold.snapshotter.pipeline.transactions import TransactionLimits
+from streamfold.snapshotter.transactions import TransactionLimits
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 

@@ -17,7 +17,7 @@ import pytest
 from streamfold.archive import ArtifactCorruptError, Part
 from streamfold.spark import OptionError
 from streamfold.spark.archive.filters import Condition, matching, parse_conditions
-from streamfold.spark.archive.pruning import WHOLE, Share, may_match, read_row_groups
+from streamfold.spark.archive.planning import WHOLE, Share, may_match, read_row_groups
 from streamfold.spark.archive.relation import arrow_schema, spark_schema
 
 from .conftest import Written

@@ -18,11 +18,11 @@ from pyspark.sql import SparkSession
 from streamfold.archive import Thresholds
 from streamfold.archive.destinations.aws_credentials import AwsAccess, Profiles
 from streamfold.snapshotter.config import read_configuration
-from streamfold.snapshotter.pipeline.transactions import TransactionLimits
 from streamfold.snapshotter.spark import DeadLetterStream, table_jobs
 from streamfold.snapshotter.spark.driver_loop import DriverLoop
 from streamfold.snapshotter.spark.table.writer import TableWriter
 from streamfold.snapshotter.status import State
+from streamfold.snapshotter.transactions import TransactionLimits
 from streamfold.spark.stream.options import parse_source
 from tests.ports import free_port
 from tests.s3 import S3Server, run_s3_server

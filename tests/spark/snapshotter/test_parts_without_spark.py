@@ -40,8 +40,7 @@ from streamfold.errors import (
 from streamfold.snapshotter.config import read_configuration
 from streamfold.snapshotter.decoding import EnvelopeDecoder
 from streamfold.snapshotter.errors import AddressUnavailableError
-from streamfold.snapshotter.pipeline.net_changes import net_schema
-from streamfold.snapshotter.pipeline.transactions import CLOSED
+from streamfold.snapshotter.net_changes import net_schema
 from streamfold.snapshotter.spark import DeadLetterStream, DestinationSpec, Snapshotter, table_jobs
 from streamfold.snapshotter.spark.errors_from_spark import (
     QueryFailedError,
@@ -70,8 +69,9 @@ from streamfold.snapshotter.status import (
     TableStatus,
     render_metrics,
 )
+from streamfold.snapshotter.transactions import CLOSED
 from streamfold.spark import DataLossError
-from streamfold.spark.carried_errors import CarriesErrors
+from streamfold.spark.errors import CarriesErrors
 from streamfold.testing.change_decoder_kit import records
 from tests.ports import free_port
 from tests.spark.server import Server

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamfold.errors import InvalidError
-from streamfold.wire.durable_streams.bootstrap import (
+from streamfold.wire.durable_streams.responses import (
     PART_END,
     SnapshotDigest,
     boundary,

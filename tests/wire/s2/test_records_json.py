@@ -15,7 +15,7 @@ from streamfold.model.configs import TimestampMode
 from streamfold.model.positions import STREAM_START, U64_MAX, SeqNum, StreamPosition, Timestamp
 from streamfold.model.records import Header, SequencedRecord
 from streamfold.records import AppendInput, Fence, decode, encode_records
-from streamfold.records.sequencing import Slot
+from streamfold.records.rules import Slot
 from streamfold.wire.s2.errors import BadJsonError
 from streamfold.wire.s2.records_json import (
     RecordFormat,

@@ -1,13 +1,17 @@
 """The formats of an archive's files."""
 
-from streamfold.archive.formats.admission import admitted_changes, admitted_rows
+from streamfold.archive.formats.admission import (
+    admitted_changes,
+    admitted_rows,
+    verified,
+    verified_rows,
+)
 from streamfold.archive.formats.conforming import conform
 from streamfold.archive.formats.format import FORMATS, Compression, Format, FormatType, format_of
 from streamfold.archive.formats.jsonl.jsonl import JsonlFormat
 from streamfold.archive.formats.parquet import ParquetFormat
 from streamfold.archive.formats.protobuf.published import ProtobufFormat
 from streamfold.archive.formats.protobuf.typed import TypedProtobufFormat
-from streamfold.archive.formats.published_changes import verified, verified_rows
 
 __all__ = [
     "Format",

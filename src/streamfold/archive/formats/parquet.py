@@ -19,10 +19,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from streamfold.archive.errors import ArtifactCorruptError
-from streamfold.archive.formats.admission import Limits, admitted_changes, admitted_rows
+from streamfold.archive.formats.admission import (
+    Limits,
+    admitted_changes,
+    admitted_rows,
+    verified,
+    verified_rows,
+)
 from streamfold.archive.formats.conforming import cast_batch
 from streamfold.archive.formats.format import BATCH_BYTES_MAX, BATCH_ROWS_MAX, Format, FormatType
-from streamfold.archive.formats.published_changes import verified, verified_rows
 from streamfold.archive.schema import TableSchema, is_decimal
 from streamfold.errors import InvalidError
 

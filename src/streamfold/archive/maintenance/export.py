@@ -17,7 +17,7 @@ from streamfold.archive.destinations.mirrors import Mirrors
 from streamfold.archive.errors import CommitConflictError
 from streamfold.archive.manifest.model import Manifest, Part, are_versions
 from streamfold.archive.read.reader import Archive
-from streamfold.blob.local.files import finish
+from streamfold.blob.local_files import finish
 
 #: Bytes per piece of an upload.
 PIECE = 1 << 20

@@ -24,7 +24,7 @@ from streamfold.archive.read.folding import fitted
 from streamfold.archive.read.part_files import PartFiles
 from streamfold.archive.read.plan import TablePlan
 from streamfold.archive.read.rebuild import Rebuild
-from streamfold.blob.local.files import finish
+from streamfold.blob.local_files import finish
 from streamfold.errors import RetryLaterError, StorageError, StreamfoldError
 
 Words = npt.NDArray[np.uint64]

@@ -35,7 +35,7 @@ from streamfold.archive.destinations.destination import (
 from streamfold.archive.errors import ArtifactCorruptError
 from streamfold.archive.manifest.model import Part
 from streamfold.blob import BlobStore, open_blob_store
-from streamfold.blob.local.files import finish
+from streamfold.blob.local_files import finish
 from streamfold.errors import BlobNotFoundError, BlobUnavailableError, InvalidError, RetryLaterError
 
 #: Bytes that a cache holds by default: a few bases of a table of millions of rows.

@@ -24,7 +24,7 @@ from streamfold.archive.read.part_files import PartFiles
 from streamfold.archive.read.plan import TablePlan
 from streamfold.archive.read.untyped import fold_untyped
 from streamfold.archive.schema import TableSchema
-from streamfold.blob.local.files import finish
+from streamfold.blob.local_files import finish
 from streamfold.errors import InvalidError
 
 T = TypeVar("T")

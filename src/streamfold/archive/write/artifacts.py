@@ -28,7 +28,7 @@ from streamfold.archive.manifest.model import Artifact, FormatFiles, Manifest, P
 from streamfold.archive.manifest.positions import PositionOrder
 from streamfold.archive.manifest.updates import TableShape
 from streamfold.archive.schema import TableSchema
-from streamfold.blob.local.files import finish
+from streamfold.blob.local_files import finish
 from streamfold.errors import InvalidError
 
 #: Bytes of a file that are kept in memory; a larger one goes to a temporary file.

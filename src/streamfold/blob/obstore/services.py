@@ -14,8 +14,8 @@ from obstore.store import AzureStore, GCSStore, S3Store
 
 from streamfold.blob.aws_identity import find_identity
 from streamfold.blob.blob_store import BlobStore
-from streamfold.blob.destination_types import CredentialProvider, DestinationType
-from streamfold.blob.obstore.retries import RequestLimits
+from streamfold.blob.destinations import CredentialProvider, DestinationType
+from streamfold.blob.obstore.requests import RequestLimits
 from streamfold.blob.obstore.store import ObstoreBlobStore
 from streamfold.errors import InvalidError
 from streamfold.extensions import Options

@@ -15,13 +15,14 @@ from streamfold.blob.blob_store import (
     check_prefix,
     check_range,
 )
-from streamfold.blob.obstore.errors_from_obstore import (
+from streamfold.blob.obstore.requests import (
     OBSTORE_ERRORS,
     FailureKind,
+    RequestLimits,
+    Sleep,
     classify_error,
     read_error,
 )
-from streamfold.blob.obstore.retries import RequestLimits, Sleep
 from streamfold.blob.obstore.writes import ObjectWriter, SwapField, new_write_id
 from streamfold.errors import BlobNotFoundError, StorageError
 

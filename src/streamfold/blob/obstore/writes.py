@@ -19,14 +19,17 @@ from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Literal
 
 from streamfold.blob.blob_store import BlobChangedError
-from streamfold.blob.obstore.errors_from_obstore import (
+from streamfold.blob.obstore.requests import (
     OBSTORE_ERRORS,
     FailedRequest,
     FailureKind,
+    RequestLimits,
+    Sleep,
+    WriteRetries,
     classify_error,
+    send,
     write_error,
 )
-from streamfold.blob.obstore.retries import RequestLimits, Sleep, WriteRetries, send
 from streamfold.errors import (
     BlobExistsError,
     BlobNotFoundError,

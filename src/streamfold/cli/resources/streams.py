@@ -1,21 +1,90 @@
-"""Verbs on streams, apart from their records."""
+"""Verbs on basins and on streams, apart from their records; listings page by page."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from itertools import count
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from streamfold.cli import json_output
 from streamfold.cli.connection import open_basin, verb
+from streamfold.cli.json_output import Shape, rfc3339
 from streamfold.cli.output import Output, confirm, yes_option
 from streamfold.cli.parameters import basin_argument, stream_argument
 from streamfold.cli.resources import config_options
-from streamfold.cli.resources.listings import config_text, show_basins, show_streams, stream_text
 from streamfold.model.names import StreamRef
 
 if TYPE_CHECKING:
-    from s2_sdk import S2
+    from s2_sdk import S2, BasinInfo, StreamInfo
+
+Item = TypeVar("Item")
+
+
+async def show_basins(
+    s2: S2, output: Output, prefix: str = "", start_after: str = "", limit: int | None = None
+) -> None:
+    """Print basins as pages arrive."""
+    items = s2.list_all_basins(prefix=prefix, start_after=start_after, include_deleted=True)
+    async for info in first(items, limit):
+        output.show(json_output.basin(info), basin_text(info))
+
+
+async def show_streams(
+    s2: S2,
+    output: Output,
+    basin: str,
+    prefix: str = "",
+    start_after: str = "",
+    limit: int | None = None,
+) -> None:
+    """Print the streams of a basin as pages arrive."""
+    items = open_basin(s2, basin).list_all_streams(
+        prefix=prefix, start_after=start_after, include_deleted=True
+    )
+    async for info in first(items, limit):
+        output.show(json_output.stream(info), stream_text(info))
+
+
+async def first(items: AsyncIterator[Item], limit: int | None) -> AsyncIterator[Item]:
+    """Yield the first `limit` of `items`, or all, without fetching a page too many."""
+    numbers = count(1)
+    async for item in items:
+        yield item
+        if next(numbers) == limit:
+            return
+
+
+def basin_text(info: BasinInfo) -> str:
+    notes = [info.location or "", "deleting" if info.deleted_at else ""]
+    return _columns(info.name, rfc3339(info.created_at), *notes)
+
+
+def stream_text(info: StreamInfo) -> str:
+    notes = [info.cipher.value if info.cipher else "", "deleting" if info.deleted_at else ""]
+    return _columns(info.name, rfc3339(info.created_at), *notes)
+
+
+def _columns(name: str, *others: str) -> str:
+    return "  ".join([f"{name:<32}", *(text for text in others if text)])
+
+
+def config_text(shape: Shape, path: str = "") -> str:
+    """Format a configuration, one `member = value` per line."""
+    lines = []
+    for name, value in shape.items():
+        if isinstance(value, dict):
+            lines.append(config_text(value, f"{path}{name}."))
+        else:
+            lines.append(f"{path}{name} = {_plain(value)}")
+    return "\n".join(lines)
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "-" if value is None else str(value)
 
 
 @verb("create-stream", changes=True)
@@ -89,4 +158,70 @@ async def reconfigure_stream(s2: S2, output: Output, ref: StreamRef, **given: An
     config_options.require_some(config)
     changed = await open_basin(s2, ref.basin).reconfigure_stream(ref.stream, config=config)
     shape = json_output.stream_config(changed)
+    output.show(shape, config_text(shape))
+
+
+@verb("create-basin", changes=True)
+@basin_argument
+@click.option("--location", metavar="NAME", help="Location to keep its records in.")
+@click.option(
+    "--ensure", is_flag=True, help="If it exists, give it this configuration and succeed."
+)
+@config_options.basin_config_options
+async def create_basin(
+    s2: S2, output: Output, basin: str, location: str | None, ensure: bool, **given: Any
+) -> None:
+    """Create a basin.
+
+    The configuration is the basin's own, and the default for its streams.
+    """
+    config, status = config_options.basin_config(given), "created"
+    if ensure:
+        ensured = await s2.ensure_basin(basin, config=config, location=location)
+        info, status = ensured.basin, ensured.status.value
+    else:
+        info = await s2.create_basin(basin, config=config, location=location)
+    output.show({**json_output.basin(info), "status": status}, f"{basin_text(info)}  {status}")
+
+
+@verb("list-basins")
+@click.option("--prefix", default="", help="Only names that begin with this.")
+@click.option("--start-after", default="", metavar="NAME", help="Only names after this one.")
+@click.option("--limit", type=click.IntRange(min=1), help="At most this many.")
+async def list_basins(
+    s2: S2, output: Output, prefix: str, start_after: str, limit: int | None
+) -> None:
+    """List basins, in the order of their names, those being deleted too."""
+    await show_basins(s2, output, prefix, start_after, limit)
+
+
+@verb("delete-basin", changes=True)
+@basin_argument
+@yes_option
+async def delete_basin(s2: S2, output: Output, basin: str, yes: bool) -> None:
+    """Delete a basin and all its streams.
+
+    They stop at once; storage is freed in the background. Asks first, unless --yes is given.
+    """
+    confirm(f"delete the basin {basin!r} with all its streams", yes=yes)
+    await s2.delete_basin(basin)
+    output.show({"name": basin, "status": "deleting"}, f"{basin}  deleting")
+
+
+@verb("get-basin-config")
+@basin_argument
+async def get_basin_config(s2: S2, output: Output, basin: str) -> None:
+    """Show the configuration of a basin."""
+    shape = json_output.basin_config(await s2.get_basin_config(basin))
+    output.show(shape, config_text(shape))
+
+
+@verb("reconfigure-basin", changes=True)
+@basin_argument
+@config_options.basin_config_options
+async def reconfigure_basin(s2: S2, output: Output, basin: str, **given: Any) -> None:
+    """Change the configuration of a basin; what is not given stays as it is."""
+    config = config_options.basin_config(given)
+    config_options.require_some(config)
+    shape = json_output.basin_config(await s2.reconfigure_basin(basin, config=config))
     output.show(shape, config_text(shape))

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from streamfold.blob.local.store import WRITE_BUFFER
+from streamfold.blob.local_store import WRITE_BUFFER
 from streamfold.errors import TooLargeError
 from streamfold.server.http.offload import COPIED_BYTES, LIGHT_BYTES
 from streamfold.server.http.request import Headers, Request, text_of

@@ -22,8 +22,7 @@ from streamfold.store.durable_streams import APPEND_BYTES_MAX
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.read.requests import ReadBatch
 from streamfold.store.store import StreamStore
-from streamfold.wire.durable_streams import bootstrap
-from streamfold.wire.durable_streams.bootstrap import SnapshotDigest
+from streamfold.wire.durable_streams import responses
 from streamfold.wire.durable_streams.content import is_json, parse_stream_type
 from streamfold.wire.durable_streams.headers import (
     NEXT_OFFSET,
@@ -32,6 +31,7 @@ from streamfold.wire.durable_streams.headers import (
     parse_trim_on_snapshot,
 )
 from streamfold.wire.durable_streams.offsets import parse_position
+from streamfold.wire.durable_streams.responses import SnapshotDigest
 from streamfold.wire.text import parse_parameters
 
 #: Bytes of one snapshot.
@@ -203,13 +203,13 @@ class Snapshots:
         start = status.first if snapshot is None else snapshot.seq_num
         await request.reserve_answer(_BOOTSTRAP_ROOM)
         parts, end, closed = await self._updates(request, wanted, start)
-        separator = bootstrap.boundary(os.urandom(bootstrap.BOUNDARY_RANDOM_MIN))
+        separator = responses.boundary(os.urandom(responses.BOUNDARY_RANDOM_MIN))
         updates = await request.offload(_multipart, parts, separator)
         del parts
         request.shrink_answer(sum(map(len, updates)) + 2 * READ_PIECE)
         at = "-1" if snapshot is None else self._show(snapshot.seq_num)
         headers = [
-            (b"content-type", bootstrap.multipart_type(separator).encode()),
+            (b"content-type", responses.multipart_type(separator).encode()),
             (b"stream-snapshot-offset", at.encode()),
             (NEXT_OFFSET, self._show(end).encode()),
             NO_STORE,
@@ -224,7 +224,7 @@ class Snapshots:
             first = await anext(pieces, b"")
             stream = await request.open(200, headers)
             kind = OCTETS if snapshot is None else snapshot.content_type
-            await stream.send(bootstrap.part_head(separator, kind), first)
+            await stream.send(responses.part_head(separator, kind), first)
             async for piece in pieces:
                 await stream.send(piece)
         for piece in updates:
@@ -285,12 +285,12 @@ class Snapshots:
 def _multipart(parts: UpdateParts, separator: str) -> Sequence[bytes]:
     """All parts after the first, and the closing boundary, gathered into pieces worth sending."""
     pieces, gathered, size = [], [b""], 0
-    head = bootstrap.PART_END + bootstrap.part_head(separator, parts.content_type)
+    head = responses.PART_END + responses.part_head(separator, parts.content_type)
     for body in parts.bodies:
         gathered += (head, body)
         size += len(head) + len(body)
         if size >= PIECE:
             pieces.append(b"".join(gathered))
             gathered, size = [], 0
-    gathered += (bootstrap.PART_END, bootstrap.closing(separator))
+    gathered += (responses.PART_END, responses.closing(separator))
     return [*pieces, b"".join(gathered)]

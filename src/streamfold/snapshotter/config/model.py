@@ -17,7 +17,7 @@ from streamfold.archive.schema import TableSchema
 from streamfold.archive.write.thresholds import Thresholds
 from streamfold.model.units import duration_text, size_text
 from streamfold.snapshotter.decoding import DECODERS, ChangeDecoder, DecoderOptions, EnvelopeDecoder
-from streamfold.snapshotter.pipeline.transactions import TransactionLimits
+from streamfold.snapshotter.transactions import TransactionLimits
 
 #: The server's basin for streams without one.
 DEFAULT_BASIN = "durable-streams"

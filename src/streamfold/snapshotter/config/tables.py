@@ -35,7 +35,7 @@ from streamfold.snapshotter.config.model import (
 from streamfold.snapshotter.config.section import Section, read_extension, read_options
 from streamfold.snapshotter.decoding import DECODERS, EnvelopeDecoder, parse_ddl
 from streamfold.snapshotter.errors import ConfigurationError
-from streamfold.snapshotter.pipeline.transactions import MAX_HELD, TransactionLimits
+from streamfold.snapshotter.transactions import MAX_HELD, TransactionLimits
 
 #: The object around everything in published configurations.
 ROOT = "snapshotter"

@@ -6,6 +6,7 @@ from streamfold.snapshotter.decoding.ddl import parse_ddl
 from streamfold.snapshotter.decoding.debezium import DebeziumDecoder
 from streamfold.snapshotter.decoding.decoder import (
     DEAD_LETTERS,
+    DECODERS,
     OPS,
     ChangeDecoder,
     Decoded,
@@ -16,7 +17,6 @@ from streamfold.snapshotter.decoding.decoder import (
 )
 from streamfold.snapshotter.decoding.envelope import EnvelopeDecoder
 from streamfold.snapshotter.decoding.records import RawChanges, RecordIntake
-from streamfold.snapshotter.decoding.registry import DECODERS
 from streamfold.snapshotter.decoding.upserts import UpsertDecoder
 
 __all__ = [

@@ -37,7 +37,7 @@ from streamfold.snapshotter.decoding.decoder import (
 from streamfold.snapshotter.decoding.envelope import OP_OF_LETTER
 from streamfold.snapshotter.decoding.json_values import Hint
 from streamfold.snapshotter.decoding.records import RawChanges, RecordIntake
-from streamfold.snapshotter.pipeline.transactions import OUTSIDE, Membership, tail_of
+from streamfold.snapshotter.transactions import OUTSIDE, Membership, tail_of
 
 _PLAIN = {
     "boolean": pa.bool_(),

@@ -1,18 +1,18 @@
-"""The interface of decoders: from the records of a stream to the changes of a table."""
+"""The interface of decoders: records of a stream in, changes of a table out. Their kinds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Generic, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 import pyarrow as pa
 
 from streamfold.archive.read.folding import fitted
 from streamfold.archive.schema import TableSchema
-from streamfold.extensions import Extension, Options
-from streamfold.snapshotter.pipeline.transactions import SILENT, Tail
+from streamfold.extensions import Extension, Options, Registry
+from streamfold.snapshotter.transactions import SILENT, Tail
 
 #: What a record does to a table; a `read` is a row of a source's first copy.
 OPS = ("insert", "update", "delete", "truncate", "read")
@@ -133,3 +133,18 @@ class DecoderType(Extension, Generic[O]):
     options: type[O]
     #: Returns the decoder for a table with these key fields.
     open: Callable[[tuple[str, ...], O], ChangeDecoder]
+
+
+_DECODING = "streamfold.snapshotter.decoding"
+
+#: Every kind of decoder that a configuration may name.
+DECODERS: Registry[DecoderType[Any]] = Registry(
+    "streamfold.decoders",
+    "change decoder",
+    DecoderType,
+    {
+        "envelope": f"{_DECODING}.envelope:ENVELOPE",
+        "debezium": f"{_DECODING}.debezium:DEBEZIUM",
+        "upserts": f"{_DECODING}.upserts:UPSERTS",
+    },
+)

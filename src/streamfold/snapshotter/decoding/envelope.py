@@ -15,7 +15,7 @@
 - `before`: the row as it was, or parts of it. Never needed.
 - `txn`: text or number of the transaction that the change belongs to; or an object of it as `id` and
   of `last`, true for the last change. An object promises an end, as `last` or as `e`; text and
-  numbers do not. See `streamfold.snapshotter.pipeline.transactions`.
+  numbers do not. See `streamfold.snapshotter.transactions`.
 
 Other fields are refused: a misspelt one would lose data. Put anything else into headers.
 """
@@ -34,7 +34,7 @@ from streamfold.snapshotter.decoding.arrow_rows import ABSENT, RowReading
 from streamfold.snapshotter.decoding.assembly import STOP, Assembly
 from streamfold.snapshotter.decoding.decoder import Decoded, DecoderOptions, DecoderType
 from streamfold.snapshotter.decoding.records import RawChanges, RecordIntake
-from streamfold.snapshotter.pipeline.transactions import OUTSIDE, Membership, tail_of
+from streamfold.snapshotter.transactions import OUTSIDE, Membership, tail_of
 
 OP_OF_LETTER = {"c": "insert", "u": "update", "d": "delete", "t": "truncate", "r": "read"}
 

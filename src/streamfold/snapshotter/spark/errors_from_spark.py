@@ -15,7 +15,7 @@ from streamfold.errors import (
     RetryLaterError,
     StreamfoldError,
 )
-from streamfold.spark.carried_errors import error_behind
+from streamfold.spark.errors import error_behind
 
 #: Most characters of Spark's message in a status.
 SHOWN = 500

@@ -28,13 +28,13 @@ from streamfold.snapshotter.config import (
     TableSettings,
 )
 from streamfold.snapshotter.decoding.decoder import ChangeDecoder
-from streamfold.snapshotter.pipeline.transactions import TransactionLimits
 from streamfold.snapshotter.spark.destinations import (
     DeadLetterFolder,
     DeadLetters,
     DeadLetterStream,
     DestinationSpec,
 )
+from streamfold.snapshotter.transactions import TransactionLimits
 from streamfold.spark.buckets import BUCKET_BYTES
 from streamfold.spark.stream.client import Endpoint
 from streamfold.spark.stream.options import parse_source

@@ -27,14 +27,19 @@ from streamfold.archive.read.part_files import PartFiles, PartGoneError
 from streamfold.archive.read.reader import Archive
 from streamfold.archive.read.rebuild import in_thread
 from streamfold.archive.schema import TableSchema
-from streamfold.blob.local.files import finish
+from streamfold.blob.local_files import finish
 from streamfold.spark.archive.change_feed import FeedPart, feed_parts, read_feed
 from streamfold.spark.archive.filters import Condition
-from streamfold.spark.archive.planning import TablePart, choose_all, table_parts
-from streamfold.spark.archive.pruning import WHOLE, read_row_groups, wanted_buckets
+from streamfold.spark.archive.planning import (
+    WHOLE,
+    TablePart,
+    choose_all,
+    read_row_groups,
+    table_parts,
+    wanted_buckets,
+)
 from streamfold.spark.archive.relation import Relation, open_files
-from streamfold.spark.carried_errors import CarriesErrors
-from streamfold.spark.errors import FilesGoneError
+from streamfold.spark.errors import CarriesErrors, FilesGoneError
 
 T = TypeVar("T")
 #: What one task reads.

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from streamfold.errors import InvalidError
 from streamfold.spark.archive.options import parse_options
-from streamfold.spark.carried_errors import CarriesErrors
+from streamfold.spark.errors import CarriesErrors
 
 if TYPE_CHECKING:
     from streamfold.spark.archive.relation import Relation

@@ -25,8 +25,7 @@ from pyspark.sql.types import StructType
 
 from streamfold.errors import InvalidError, OutcomeUnknownError, TooLargeError
 from streamfold.records.columns import warm_up_columns
-from streamfold.spark.carried_errors import CarriesErrors
-from streamfold.spark.errors import OptionError
+from streamfold.spark.errors import CarriesErrors, OptionError
 from streamfold.spark.stream.client import Connection, RetryDeadline, Streams
 from streamfold.spark.stream.exactly_once import MARKER_RESERVE, Transaction
 from streamfold.spark.stream.options import SinkOptions

@@ -34,7 +34,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from streamfold.records.columns import warm_up_columns
-from streamfold.spark.carried_errors import CarriesErrors
+from streamfold.spark.errors import CarriesErrors
 from streamfold.spark.stream.client import Connection, answer_timeout
 from streamfold.spark.stream.options import (
     EARLIEST,

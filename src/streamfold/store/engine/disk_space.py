@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from streamfold.blob.local.store import WRITE_BUFFER
+from streamfold.blob.local_store import WRITE_BUFFER
 from streamfold.errors import StorageFullError
 
 logger = logging.getLogger(__name__)

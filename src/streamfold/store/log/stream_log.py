@@ -24,7 +24,7 @@ from streamfold.model.names import StreamRef
 from streamfold.model.positions import U64_MAX, StreamPosition
 from streamfold.model.resources import Claim, StreamStatus, StreamTraits
 from streamfold.records.batch import Fence, RecordBatch
-from streamfold.records.sequencing import Slot
+from streamfold.records.rules import Slot
 from streamfold.store import keys, rows
 from streamfold.store.engine.engine import Op
 from streamfold.store.log.admission import AppendRequest, Unrecorded

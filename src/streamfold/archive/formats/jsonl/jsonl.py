@@ -20,7 +20,13 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from streamfold.archive.errors import ArtifactCorruptError
-from streamfold.archive.formats.admission import admitted_changes, admitted_rows
+from streamfold.archive.formats.admission import (
+    admitted_changes,
+    admitted_rows,
+    published_schema,
+    verified_changes,
+    verified_rows,
+)
 from streamfold.archive.formats.conforming import has_map, values_of
 from streamfold.archive.formats.format import (
     Compression,
@@ -41,11 +47,6 @@ from streamfold.archive.formats.jsonl.json_values import (
     columns_of,
     readable_field,
     restored_batch,
-)
-from streamfold.archive.formats.published_changes import (
-    published_schema,
-    verified_changes,
-    verified_rows,
 )
 from streamfold.archive.schema import TableSchema
 

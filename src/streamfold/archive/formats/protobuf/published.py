@@ -23,7 +23,14 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, st
 from google.protobuf.message import DecodeError
 
 from streamfold.archive.errors import ArtifactCorruptError
-from streamfold.archive.formats.admission import Limits, admitted_changes, admitted_rows
+from streamfold.archive.formats.admission import (
+    Limits,
+    admitted_changes,
+    admitted_rows,
+    published_schema,
+    verified_changes,
+    verified_rows,
+)
 from streamfold.archive.formats.conforming import values_of
 from streamfold.archive.formats.format import Format, FormatType
 from streamfold.archive.formats.inference import (
@@ -41,11 +48,6 @@ from streamfold.archive.formats.protobuf.structs import (
     read_in_step,
     sized,
     struct_message,
-)
-from streamfold.archive.formats.published_changes import (
-    published_schema,
-    verified_changes,
-    verified_rows,
 )
 from streamfold.archive.schema import TableSchema
 

@@ -20,7 +20,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamfold.archive.errors import ArtifactCorruptError
-from streamfold.archive.formats.admission import admitted_changes, admitted_rows
+from streamfold.archive.formats.admission import (
+    admitted_changes,
+    admitted_rows,
+    verified,
+    verified_rows,
+)
 from streamfold.archive.formats.conforming import (
     as_list,
     build_list,
@@ -39,7 +44,6 @@ from streamfold.archive.formats.protobuf.frames import (
     read_frames,
     write_frame,
 )
-from streamfold.archive.formats.published_changes import verified, verified_rows
 from streamfold.archive.schema import TableSchema, is_decimal
 from streamfold.errors import InvalidError, MalformedError
 from streamfold.records.protobuf import DELIMITED, VARINT, delimited, fields, varint

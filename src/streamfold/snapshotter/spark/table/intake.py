@@ -24,11 +24,11 @@ from pyspark.sql.streaming import StreamingQuery
 
 from streamfold.archive.errors import ChainGapError
 from streamfold.archive.schema import TableSchema
-from streamfold.snapshotter.pipeline.transactions import TransactionWait
 from streamfold.snapshotter.spark.errors_from_spark import ServerUnreachableError
 from streamfold.snapshotter.spark.jobs import TableJob
 from streamfold.snapshotter.spark.tasks.decode import DecodeReport, DecodeStep, decode
 from streamfold.snapshotter.spark.tasks.results import REPORT, TASK_RESULTS, raise_task_errors
+from streamfold.snapshotter.transactions import TransactionWait
 from streamfold.spark.errors import EndpointUnavailableError
 from streamfold.spark.stream.client import Connection, Streams, answer_timeout
 from streamfold.spark.stream.options import EARLIEST, LATEST, parse_source

@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 
 from streamfold.archive.schema import TableSchema
 from streamfold.snapshotter.decoding.decoder import ChangeDecoder, Decoded
-from streamfold.snapshotter.pipeline.transactions import CLOSED, SILENT, Tail
 from streamfold.snapshotter.spark.destinations import DeadLetters
 from streamfold.snapshotter.spark.tasks.results import REPORT, Batches, TaskResult, pack, task
+from streamfold.snapshotter.transactions import CLOSED, SILENT, Tail
 from streamfold.spark.buckets import bucket_numbers
 
 

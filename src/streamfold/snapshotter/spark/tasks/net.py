@@ -22,9 +22,9 @@ from streamfold.archive.read.folding import KeyIndex, columns_of, fitted
 from streamfold.archive.read.part_files import PartFiles
 from streamfold.archive.schema import TableSchema
 from streamfold.archive.write.artifacts import PartPlan, WrittenPart, write_part
-from streamfold.blob.local.files import finish
+from streamfold.blob.local_files import finish
 from streamfold.snapshotter.decoding.decoder import decoded_schema
-from streamfold.snapshotter.pipeline.net_changes import net_changes
+from streamfold.snapshotter.net_changes import net_changes
 from streamfold.snapshotter.spark.destinations import DestinationSpec, open_mirrors
 from streamfold.snapshotter.spark.tasks.bucket_rows import BucketRows
 from streamfold.snapshotter.spark.tasks.fold import own_attempt, part_result

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamfold.snapshotter.decoding import ChangeDecoder, DebeziumDecoder, EnvelopeDecoder
-from streamfold.snapshotter.pipeline.transactions import (
+from streamfold.snapshotter.transactions import (
     CLOSED,
     OUTSIDE,
     SILENT,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from streamfold.archive.formats import ParquetFormat
 from streamfold.snapshotter.decoding import decoded_schema, parse_ddl
-from streamfold.snapshotter.pipeline.net_changes import net_changes, net_schema
+from streamfold.snapshotter.net_changes import net_changes, net_schema
 
 PAIRS = parse_ddl("a STRING NOT NULL, b INT NOT NULL, x INT, y STRING", ["a", "b"])
 Key = tuple[str, int]

@@ -1,9 +1,9 @@
-"""What obstore's exceptions mean for the caller, in words that contain no secrets.
+"""Requests to remote storage: their time limits and retries, and what obstore's exceptions mean.
 
 obstore gives a few exception classes and a long text: the URL, the server's answer, a dump of its
 internals. An S3 server that refuses a signature answers with the signed headers, session token
 included, so none of that text is passed on: a `FailedRequest` keeps a status, an error code and a
-phrase of ours. Nor is the exception chained, because every traceback would show it.
+phrase of ours, without secrets. Nor is the exception chained, because every traceback would show it.
 
 Only the text distinguishes a refused connection from a lost answer (upstream defect 15). Where a
 pattern below does not match, the failure counts as `OUTCOME_UNKNOWN`, which is always safe to say.
@@ -13,16 +13,22 @@ from __future__ import annotations
 
 import ast
 import enum
+import math
 import re
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from typing import TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
+from streamfold.backoff import pause_after
 from streamfold.errors import (
     BlobNotFoundError,
     BlobOutcomeUnknownError,
     BlobUnavailableError,
+    InvalidError,
     StreamfoldError,
 )
 
@@ -191,3 +197,88 @@ def _find(pattern: str, text: str) -> str | None:
 def _find_number(pattern: str, text: str) -> int | None:
     found = _find(pattern, text)
     return int(found) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """Bounds on one call: at most about `attempts * request_timeout` plus the pauses.
+
+    All times are in seconds.
+    """
+
+    #: A host that accepts no connection within this time counts as down.
+    connect_timeout: float = 5.0
+    #: One request with its body: a 128 MiB blob in one request needs 18 Mbit/s.
+    request_timeout: float = 60.0
+    #: How often one request is sent at most, including the first time.
+    attempts: int = 4
+    #: Pause after the first failure; doubles up to `longest_pause`, each up to half shorter.
+    first_pause: float = 0.1
+    longest_pause: float = 2.0
+
+    @classmethod
+    def take_from(cls, options: Mapping[str, str]) -> tuple[RequestLimits, dict[str, str]]:
+        """Return the limits among `options`, and the other options."""
+        names = {field.name for field in fields(cls)}
+        given = {name: _parse(name, text) for name, text in options.items() if name in names}
+        attempts = int(given.pop("attempts", cls().attempts))
+        rest = {name: text for name, text in options.items() if name not in names}
+        return cls(attempts=attempts, **given), rest
+
+    def pauses(self) -> Iterator[float]:
+        """Yield the pause before each retry."""
+        for failures in range(1, self.attempts):
+            yield pause_after(failures, self.first_pause, self.longest_pause)
+
+    @property
+    def total(self) -> timedelta:
+        """After this time no further retry starts."""
+        return timedelta(seconds=self.attempts * self.request_timeout)
+
+
+def _parse(name: str, text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf or (name == "attempts" and not number.is_integer()):
+        kind = "a whole number above 0" if name == "attempts" else "a number of seconds above 0"
+        raise InvalidError(f"option {name} is {text!r}: it must be {kind}")
+    return number
+
+
+T = TypeVar("T")
+
+Sleep = Callable[[float], Awaitable[None]]
+
+
+class WriteRetries:
+    """Retries one write; `name` is the store's name in messages."""
+
+    def __init__(self, name: str, limits: RequestLimits, sleep: Sleep) -> None:
+        self._name = name
+        self._limits = limits
+        self._sleep = sleep
+
+    async def repeat(self, key: str, attempt: Callable[[bool], Awaitable[T | FailedRequest]]) -> T:
+        """Retry `attempt` until it succeeds, and return its result.
+
+        `attempt` sends one request; its argument says whether an earlier one may have worked.
+        """
+        outcome_unknown = False
+        pauses = self._limits.pauses()
+        while isinstance(result := await attempt(outcome_unknown), FailedRequest):
+            outcome_unknown = outcome_unknown or result.kind is FailureKind.OUTCOME_UNKNOWN
+            pause = next(pauses, None)
+            if pause is None or not result.is_retryable:
+                raise write_error(self._name, key, result, outcome_unknown=outcome_unknown)
+            await self._sleep(pause)
+        return result
+
+
+async def send(request: Awaitable[T]) -> T | FailedRequest:
+    """Return the result of the request, or how it failed."""
+    try:
+        return await request
+    except OBSTORE_ERRORS as error:
+        return classify_error(error)

@@ -1,4 +1,4 @@
-"""Blobs as files under one folder, published by `streamfold.blob.local.durable_files`.
+"""Blobs as files under one folder, published by `streamfold.blob.local_files`.
 
 obstore's local store is not used: it renames before anything can be synced to disk, lists in no order,
 and reserves names that end in `#` and digits.
@@ -26,9 +26,11 @@ from streamfold.blob.blob_store import (
     check_prefix,
     check_range,
 )
-from streamfold.blob.destination_types import DestinationType, refuse_options
-from streamfold.blob.local.durable_files import DRAFTS, DurableTree, Fsync
-from streamfold.blob.local.files import (
+from streamfold.blob.destinations import DestinationType, refuse_options
+from streamfold.blob.local_files import (
+    DRAFTS,
+    DurableTree,
+    Fsync,
     etag_of,
     finish,
     open_file,

@@ -1,1 +1,0 @@
-"""Blobs as files under one folder that survive a power cut."""
