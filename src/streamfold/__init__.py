@@ -18,6 +18,7 @@ convention. A store inside this process:
   are what its methods take.
 - `connect` returns a client of a server: of this one, or of any S2 endpoint.
 - `streamfold.follow` restores a state from its newest snapshot and follows its stream.
+- `streamfold.ingest` fills streams from tables of PostgreSQL.
 - `streamfold.archive` reads and writes tables published as files: `streamfold.archive.open(url)`.
 - `streamfold.spark` has the data sources for Spark, `streamfold.testing` the conformance kits.
 - `streamfold.errors` has every error, with stable codes.

@@ -30,6 +30,7 @@ COMMANDS = {
     "snapshot plan s2://a-basin/b --endpoint http://127.0.0.1:9": "client",
     "archive show /nowhere": "archive",
     "snapshotter validate --config /nowhere": "spark",
+    "ingest tables --help": "postgres",
 }
 IMPORTS = {
     "streamfold": None,
@@ -43,11 +44,13 @@ IMPORTS = {
     "streamfold.server.main": "server",
     "streamfold.snapshotter.config": "spark",
     "streamfold.spark": "spark",
+    "streamfold.ingest": None,
+    "streamfold.ingest.postgres.ingester": "postgres",
     "streamfold.testing": None,
     "streamfold.testing.blob_kit": "testing",
     "streamfold.testing.store_machine": "testing",
 }
-EXTRAS = [None, "server", "client", "archive", "aws", "spark", "fast", "testing"]
+EXTRAS = [None, "server", "client", "archive", "aws", "spark", "postgres", "fast", "testing"]
 
 PROBE = """
 import contextlib, importlib, io, json, sys

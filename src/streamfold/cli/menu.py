@@ -71,6 +71,11 @@ SECTIONS: Final[dict[str, dict[str, Entry]]] = {
         ),
     },
     "Tables": {
+        "ingest": Entry(
+            "servers.ingest",
+            "Fill streams from tables of PostgreSQL, and follow their changes.",
+            "postgres",
+        ),
         "archive": Entry(
             "archives.archive",
             "Inspect, verify, restore and follow tables published as files.",

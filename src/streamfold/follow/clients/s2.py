@@ -68,7 +68,7 @@ class S2Client:
         try:
             tail = await self._stream.check_tail()
         except s2_sdk.S2Error as error:
-            raise _translate(error) from error
+            raise translate(error) from error
         return StreamPosition(SeqNum(tail.seq_num), Timestamp(tail.timestamp))
 
     async def peek(self, seq_num: int, count: int) -> Sequence[StreamRecord]:
@@ -79,7 +79,7 @@ class S2Client:
         except s2_sdk.ReadUnwrittenError:
             return []
         except s2_sdk.S2Error as error:
-            raise _translate(error) from error
+            raise translate(error) from error
         records: Sequence[StreamRecord] = batch.records
         return records
 
@@ -89,7 +89,7 @@ class S2Client:
             async for batch in session:
                 yield batch.records
         except s2_sdk.S2Error as error:
-            raise _translate(error) from error
+            raise translate(error) from error
         finally:
             closing = asyncio.create_task(session.close())
             await cancel_until_done(closing)
@@ -117,7 +117,7 @@ class S2Client:
                 fencing_token or "", error.expected_fencing_token
             ) from error
         except s2_sdk.S2Error as error:
-            raise _translate(error, appending=True) from error
+            raise translate(error, appending=True) from error
         return Appended(ack.start.seq_num, ack.end.seq_num)
 
 
@@ -126,7 +126,7 @@ def _record(record: Record) -> Any:
     return s2_sdk.Record(record.body, headers, record.timestamp)
 
 
-def _translate(error: s2_sdk.S2Error, *, appending: bool = False) -> StreamfoldError:
+def translate(error: s2_sdk.S2Error, *, appending: bool = False) -> StreamfoldError:
     """The same failure in our words; for an append, whether it may have had its effect."""
     if isinstance(error, AppendIndefiniteFailureError):
         return errors.OutcomeUnknownError(str(error))

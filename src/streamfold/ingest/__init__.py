@@ -1,0 +1,19 @@
+"""Sources that fill streams: PostgreSQL tables, copied once and then followed, each change once."""
+
+from streamfold.ingest.errors import (
+    ForeignStreamError,
+    IngestFencedError,
+    RowTooLargeError,
+    SlotLostError,
+    SourceUnavailableError,
+    SourceUnusableError,
+)
+
+__all__ = [
+    "SourceUnusableError",
+    "SourceUnavailableError",
+    "SlotLostError",
+    "IngestFencedError",
+    "ForeignStreamError",
+    "RowTooLargeError",
+]

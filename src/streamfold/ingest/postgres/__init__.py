@@ -1,0 +1,1 @@
+"""PostgreSQL as a source: catalog, first copy, logical replication."""

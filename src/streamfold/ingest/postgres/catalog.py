@@ -1,0 +1,234 @@
+"""Tables as PostgreSQL's catalog describes them, and whether they can be followed."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from psycopg2 import sql
+
+from streamfold.ingest.errors import SourceUnusableError
+from streamfold.ingest.postgres.values import column_type
+
+#: The oldest version with everything that is used here: 14.
+VERSION_MIN: Final = 140_000
+#: The first version that can send stored generated columns.
+_VERSION_GENERATED: Final = 180_000
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column whose values are sent."""
+
+    name: str
+    #: Of the type that a domain is based on.
+    type_oid: int
+    modifier: int
+    nullable: bool
+    #: As PostgreSQL writes it, such as `numeric(12,2)`.
+    source_type: str
+
+    @property
+    def type(self) -> str:
+        return column_type(self.type_oid, self.modifier)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table that can be followed."""
+
+    schema: str
+    name: str
+    columns: tuple[Column, ...]
+    key: tuple[str, ...]
+    #: Estimates: -1 before the first ANALYZE.
+    rows: int
+    size_bytes: int
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+    @property
+    def identifier(self) -> sql.Identifier:
+        return sql.Identifier(self.schema, self.name)
+
+
+def check_server(cursor: Any) -> None:
+    """Raise SourceUnusableError unless the server can send changes."""
+    version = cursor.connection.server_version
+    if version < VERSION_MIN:
+        raise SourceUnusableError(
+            f"the server has PostgreSQL {version // 10_000}: 14 or newer is needed"
+        )
+    cursor.execute("SELECT pg_is_in_recovery(), current_setting('wal_level')")
+    in_recovery, level = cursor.fetchone()
+    if in_recovery:
+        raise SourceUnusableError("the server is a replica: connect to the primary")
+    if level != "logical":
+        raise SourceUnusableError(
+            f"wal_level is {level}: run ALTER SYSTEM SET wal_level = logical, and restart PostgreSQL"
+        )
+
+
+_TABLES = """
+SELECT n.nspname, c.relname, c.oid, c.relkind, c.relreplident,
+       c.reltuples::bigint, pg_total_relation_size(c.oid)
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence = 'p'
+  AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname NOT LIKE 'pg\\_%'
+ORDER BY 1, 2
+"""
+_COLUMNS = """
+WITH RECURSIVE base AS (
+    SELECT a.attnum, a.attname, a.attnotnull, a.attgenerated, a.atttypmod AS typmod,
+           format_type(a.atttypid, a.atttypmod) AS shown, t.oid, t.typtype, t.typbasetype, t.typtypmod
+    FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+    WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped
+  UNION ALL
+    SELECT b.attnum, b.attname, b.attnotnull, b.attgenerated, b.typtypmod, b.shown,
+           t.oid, t.typtype, t.typbasetype, t.typtypmod
+    FROM base b JOIN pg_type t ON t.oid = b.typbasetype WHERE b.typtype = 'd'
+)
+SELECT attname, oid, typmod, NOT attnotnull, shown, attgenerated
+FROM base WHERE typtype <> 'd' ORDER BY attnum
+"""
+_KEY = """
+SELECT a.attname FROM pg_index i
+CROSS JOIN LATERAL unnest(i.indkey[0:i.indnkeyatts - 1]) WITH ORDINALITY AS k(attnum, n)
+JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+WHERE i.indrelid = %s AND {which} ORDER BY k.n
+"""
+_BARE_PARTITIONS = """
+SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname)
+FROM pg_partition_tree(%s) p JOIN pg_class c ON c.oid = p.relid
+JOIN pg_namespace n ON n.oid = c.relnamespace WHERE p.isleaf AND c.relreplident = 'n'
+"""
+
+
+def find_tables(cursor: Any, patterns: Sequence[str]) -> list[Table]:
+    """Return the tables with these names; `*` and `?` match any characters.
+
+    Raises SourceUnusableError if a name matches no table, or a table cannot be followed.
+    """
+    cursor.execute(_TABLES)
+    found = {f"{row[0]}.{row[1]}": row for row in cursor.fetchall()}
+    chosen: dict[str, Any] = {}
+    for pattern in patterns:
+        full = pattern if "." in pattern else f"public.{pattern}"
+        names = [name for name in found if fnmatch.fnmatchcase(name, full)]
+        if not names:
+            raise SourceUnusableError(
+                f"no table matches {full!r}: `streamfold ingest tables` lists those there are"
+            )
+        chosen.update((name, found[name]) for name in names)
+    return [_table(cursor, *row) for row in chosen.values()]
+
+
+def describe_tables(cursor: Any) -> Iterable[tuple[str, Table | str]]:
+    """Yield every table by name: as it would be followed, or why it cannot be."""
+    cursor.execute(_TABLES)
+    for row in cursor.fetchall():
+        try:
+            yield f"{row[0]}.{row[1]}", _table(cursor, *row)
+        except SourceUnusableError as error:
+            yield f"{row[0]}.{row[1]}", error.message
+
+
+def _table(
+    cursor: Any,
+    schema: str,
+    name: str,
+    oid: int,
+    kind: str,
+    identity: str,
+    rows: int,
+    size_bytes: int,
+) -> Table:
+    key = _key(cursor, schema, name, oid, identity)
+    if kind == "p":
+        _check_partitions(cursor, oid)
+    cursor.execute(_COLUMNS, (oid,))
+    generated = "s" if cursor.connection.server_version >= _VERSION_GENERATED else ""
+    columns = tuple(
+        Column(column, type_oid, modifier, nullable, shown)
+        for column, type_oid, modifier, nullable, shown, how in cursor.fetchall()
+        if how in ("", generated)
+    )
+    return Table(schema, name, columns, key, rows, size_bytes)
+
+
+def _key(cursor: Any, schema: str, name: str, oid: int, identity: str) -> tuple[str, ...]:
+    """Return the columns that identify a row; PostgreSQL must send them with updates and deletes."""
+    shown = f"{schema}.{name}"
+    quoted = sql.Identifier(schema, name).as_string(cursor)
+    if identity == "n":
+        raise SourceUnusableError(
+            f"table {shown} has replica identity nothing, so updates and deletes do not say which row "
+            f"they change: run ALTER TABLE {quoted} REPLICA IDENTITY DEFAULT"
+        )
+    which = "i.indisreplident" if identity == "i" else "i.indisprimary"
+    cursor.execute(_KEY.format(which=which), (oid,))
+    key = tuple(column for (column,) in cursor.fetchall())
+    if not key:
+        raise SourceUnusableError(
+            f"table {shown} has no primary key, so its rows cannot be told apart: run ALTER TABLE "
+            f"{quoted} ADD PRIMARY KEY (…), or, with a unique index on columns that are NOT NULL, "
+            f"ALTER TABLE {quoted} REPLICA IDENTITY USING INDEX …"
+        )
+    return key
+
+
+def _check_partitions(cursor: Any, oid: int) -> None:
+    cursor.execute(_BARE_PARTITIONS, (oid,))
+    bare = cursor.fetchone()
+    if bare is not None:
+        raise SourceUnusableError(
+            f"partition {bare[0]} has replica identity nothing: run ALTER TABLE {bare[0]} REPLICA "
+            "IDENTITY DEFAULT"
+        )
+
+
+def ensure_publication(cursor: Any, publication: str, tables: Sequence[Table]) -> None:
+    """Create the publication unless it exists; raise if it leaves out what is needed."""
+    cursor.execute(
+        "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate, pubviaroot "
+        "FROM pg_publication WHERE pubname = %s",
+        (publication,),
+    )
+    found = cursor.fetchone()
+    if found is None:
+        _create_publication(cursor, publication, tables)
+    elif found != (True, True):
+        quoted = sql.Identifier(publication).as_string(cursor)
+        raise SourceUnusableError(
+            f"publication {publication!r} leaves out changes: run ALTER PUBLICATION {quoted} SET "
+            "(publish = 'insert, update, delete, truncate', publish_via_partition_root = true)"
+        )
+    _add_missing(cursor, publication, tables)
+
+
+def _create_publication(cursor: Any, publication: str, tables: Sequence[Table]) -> None:
+    generated = cursor.connection.server_version >= _VERSION_GENERATED
+    options = ", publish_generated_columns = stored" if generated else ""
+    names = sql.SQL(", ").join(table.identifier for table in tables)
+    cursor.execute(
+        sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH (publish_via_partition_root = true{})")
+        .format(sql.Identifier(publication), names, sql.SQL(options))
+    )  # fmt: skip
+
+
+def _add_missing(cursor: Any, publication: str, tables: Sequence[Table]) -> None:
+    cursor.execute(
+        "SELECT schemaname || '.' || tablename FROM pg_publication_tables WHERE pubname = %s",
+        (publication,),
+    )
+    published = {name for (name,) in cursor.fetchall()}
+    for table in tables:
+        if table.full_name not in published:
+            cursor.execute(
+                sql.SQL("ALTER PUBLICATION {} ADD TABLE {}")
+                .format(sql.Identifier(publication), table.identifier)
+            )  # fmt: skip

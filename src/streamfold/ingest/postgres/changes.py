@@ -1,0 +1,180 @@
+"""Turns the events of pgoutput into records of streams, each once; without I/O.
+
+Every change has a position: the LSN of its commit, and its number among the changes of its table in
+that commit. Both are the same whenever the source sends the transaction again, so what a stream already
+has is left out. The last change of a transaction in each stream says that it is the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+
+from streamfold.errors import MalformedError
+from streamfold.ingest.postgres.pgoutput import (
+    LSN_ZERO,
+    Begin,
+    Commit,
+    Delete,
+    Event,
+    Insert,
+    Lsn,
+    Relation,
+    Row,
+    Truncate,
+    Unchanged,
+    Update,
+    lsn_text,
+)
+from streamfold.ingest.postgres.rows import RowEncoder
+from streamfold.ingest.table_stream import change_headers
+from streamfold.model.records import Record
+
+
+class TableRecord(NamedTuple):
+    """A record for the stream of a table."""
+
+    table: str
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A change that waits until it is known whether it is the last of its transaction."""
+
+    body: bytes
+    row: Row
+    index: int
+
+
+@dataclass(slots=True)
+class _Table:
+    name: str
+    key: tuple[str, ...]
+    #: LSN and index of the last change in the stream.
+    position: tuple[int, int]
+    encoder: RowEncoder | None = None
+    index: int = 0
+    held: _Held | None = None
+
+
+@dataclass(slots=True)
+class ChangeRecords:
+    """Feeds on events, in order, and yields records, in order.
+
+    `base_type` returns the type that a domain is based on, and any other type itself.
+    """
+
+    base_type: Callable[[int], int]
+    _tables: dict[str, _Table] = field(default_factory=dict)
+    _relations: dict[int, _Table | None] = field(default_factory=dict)
+    #: Tables with changes in the open transaction.
+    _touched: list[_Table] = field(default_factory=list)
+    _begin: Begin | None = None
+    _lsn: str = ""
+    #: LSN of the last transaction whose end was fed.
+    committed: Lsn = LSN_ZERO
+    #: Microseconds since 1970: when that transaction was committed.
+    committed_at: int = 0
+
+    def follow(self, table: str, key: Iterable[str], lsn: int, index: int) -> None:
+        """Follow a table, whose stream has everything up to this position."""
+        self._tables[table] = _Table(table, tuple(key), (lsn, index))
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._begin is not None
+
+    def feed(self, event: Event) -> Iterator[TableRecord]:
+        """Yield the records that this event completes."""
+        match event:
+            case Begin():
+                self._begin, self._lsn = event, lsn_text(event.commit_lsn)
+            case Commit():
+                yield from self._commit(event)
+            case Relation():
+                self._relation(event)
+            case Insert():
+                yield from self._row(event.relation, event.new, _insert)
+            case Update():
+                yield from self._update(event)
+            case Delete():
+                old = event.old or event.key or ()
+                yield from self._row(event.relation, old, _delete)
+            case Truncate():
+                for relation in event.relations:
+                    yield from self._row(relation, (), lambda *_: b'{"op":"t"')
+
+    def _relation(self, event: Relation) -> None:
+        table = self._tables.get(f"{event.schema}.{event.name}")
+        self._relations[event.id] = table
+        if table is not None:
+            columns = [(c.name, self.base_type(c.type_oid)) for c in event.columns]
+            table.encoder = RowEncoder(table.name, columns, table.key)
+
+    def _update(self, event: Update) -> Iterator[TableRecord]:
+        new, old = event.new, event.old
+        if old is not None:
+            pairs = zip(new, old, strict=True)
+            new = tuple(was if isinstance(value, Unchanged) else value for value, was in pairs)
+
+        def body(encoder: RowEncoder, row: Row) -> bytes:
+            key = encoder.key_image(event.key or old or row)
+            parts = b'{"op":"u","key":%s,"after":%s' % (key, encoder.image(row))
+            if old is not None:
+                parts += b',"before":%s' % encoder.image(old)
+            unchanged = encoder.unchanged(row)
+            if unchanged:
+                parts += b',"unchanged":%s' % msgspec.json.encode(unchanged)
+            return parts
+
+        yield from self._row(event.relation, new, body)
+
+    def _row(
+        self, relation: int, row: Row, body: Callable[[RowEncoder, Row], bytes]
+    ) -> Iterator[TableRecord]:
+        if relation not in self._relations or self._begin is None:
+            raise MalformedError(f"a change of table {relation} came before its description")
+        table = self._relations[relation]
+        if table is None or table.encoder is None:
+            return
+        index = table.index
+        if index == 0:
+            self._touched.append(table)
+        table.index += 1
+        if (self._begin.commit_lsn, index) <= table.position:
+            return
+        if table.held is not None:
+            yield self._record(table, table.held, last=False)
+        table.held = _Held(body(table.encoder, row), row, index)
+
+    def _commit(self, event: Commit) -> Iterator[TableRecord]:
+        for table in self._touched:
+            if table.held is not None:
+                yield self._record(table, table.held, last=True)
+            table.held, table.index = None, 0
+        self._touched.clear()
+        self._begin = None
+        self.committed, self.committed_at = event.commit_lsn, event.commit_time
+
+    def _record(self, table: _Table, held: _Held, *, last: bool) -> TableRecord:
+        assert self._begin is not None  # noqa: S101 - callers check it
+        assert table.encoder is not None  # noqa: S101
+        lsn = self._lsn.encode()
+        end = b',"last":true' if last else b""
+        body = b'%s,"txn":{"id":"%s"%s}}' % (held.body, lsn, end)
+        headers = change_headers(self._lsn, held.index)
+        table.position = (self._begin.commit_lsn, held.index)
+        made = table.encoder.record(body, held.row, headers, self._begin.commit_time // 1000)
+        return TableRecord(table.name, made)
+
+
+def _insert(encoder: RowEncoder, row: Row) -> bytes:
+    return b'{"op":"c","after":%s' % encoder.image(row)
+
+
+def _delete(encoder: RowEncoder, row: Row) -> bytes:
+    return b'{"op":"d","key":%s' % encoder.key_image(row)

@@ -1,0 +1,120 @@
+"""Connections to PostgreSQL: what every session is set to, and how failures are named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from streamfold.extras import needing_extra
+from streamfold.ingest.errors import SourceUnavailableError, SourceUnusableError
+
+with needing_extra("postgres"):
+    import psycopg2
+    import psycopg2.errors
+    from psycopg2.extensions import make_dsn, parse_dsn
+    from psycopg2.extras import LogicalReplicationConnection
+
+#: So that values have one text form, whatever the database's own settings are; see `values`.
+_SETTINGS: Final = {
+    "client_encoding": "UTF8",
+    "datestyle": "ISO",
+    "intervalstyle": "postgres",
+    "timezone": "UTC",
+    "extra_float_digits": "3",
+    "bytea_output": "hex",
+    "xmloption": "content",
+    "lc_monetary": "C",
+    "search_path": "pg_catalog",
+}
+#: Seconds to connect.
+_CONNECT_TIMEOUT: Final = 10
+#: Seconds of silence after which the kernel probes a connection, and of probing until it is closed.
+_KEEPALIVE: Final = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
+
+
+class Database:
+    """One database, by its connection string; opens connections that are set up alike.
+
+    libpq's own means apply: PGPASSWORD, PGPASSFILE, ~/.pgpass, a service file, sslmode.
+    """
+
+    def __init__(
+        self, dsn: str, *, password_file: Path | None = None, options: Sequence[str] = ()
+    ) -> None:
+        try:
+            given = parse_dsn(dsn)
+        except psycopg2.ProgrammingError:
+            # The text is not shown: it may have a password.
+            raise SourceUnusableError(
+                "the connection string is not valid: write it as in "
+                "postgresql://user@host:5432/database, or as in 'host=… dbname=…'"
+            ) from None
+        if password_file is not None:
+            given["password"] = password_file.read_text().rstrip("\n")
+        settings = " ".join(f"-c {name}={value}" for name, value in _SETTINGS.items())
+        given["options"] = " ".join([*options, given.get("options", ""), settings]).strip()
+        given.setdefault("application_name", "streamfold ingest")
+        given.setdefault("connect_timeout", str(_CONNECT_TIMEOUT))
+        self._dsn = make_dsn(**_KEEPALIVE | given)
+        shown = {name: given[name] for name in ("host", "port", "dbname", "user") if name in given}
+        #: For messages, without secrets.
+        self.shown = " ".join(f"{name}={value}" for name, value in shown.items())
+
+    def connect(self) -> Any:
+        """Open a connection for queries."""
+        with named_failures(self.shown):
+            connection = psycopg2.connect(self._dsn)
+            connection.autocommit = True
+            return connection
+
+    @contextmanager
+    def query(self) -> Iterator[Any]:
+        """Yield a cursor of a connection of its own."""
+        connection = self.connect()
+        try:
+            with named_failures(self.shown), connection.cursor() as cursor:
+                yield cursor
+        finally:
+            connection.close()
+
+    def connect_replication(self) -> Any:
+        """Open a connection that speaks the replication protocol too."""
+        with named_failures(self.shown):
+            return psycopg2.connect(self._dsn, connection_factory=LogicalReplicationConnection)
+
+
+@contextmanager
+def named_failures(database: str) -> Iterator[None]:
+    """Raise what PostgreSQL reports as our errors: what may pass later, and what will not."""
+    try:
+        yield
+    except psycopg2.errors.InsufficientPrivilege as error:
+        raise SourceUnusableError(
+            f"{database}: {_line(error)}; see the grants in docs/guides/postgres.md"
+        ) from error
+    except psycopg2.Error as error:
+        line = _line(error)
+        # Without a code, it is libpq that reports a connection.
+        passing = error.pgcode is None or error.pgcode[:2] in _PASSING
+        if passing and not any(text in line for text in _LASTING):
+            raise SourceUnavailableError(f"{database} is unavailable: {line}") from error
+        raise SourceUnusableError(f"{database}: {line}") from error
+
+
+#: Classes of errors that may pass: connection, conflict, resources, state, shutdown, system.
+_PASSING: Final = ("08", "40", "53", "55", "57", "58")
+#: What libpq says of connections that no retry makes good; it has no code for them.
+_LASTING: Final = (
+    "password authentication failed",
+    "no password supplied",
+    "does not exist",
+    "no pg_hba.conf entry",
+    "certificate verify failed",
+    "does not support SSL",
+)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())

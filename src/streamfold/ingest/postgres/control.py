@@ -1,0 +1,85 @@
+"""The control stream: which slot of which database belongs to the streams, and how far it may be.
+
+Its records note the position up to which the slot may be confirmed although no table has a change
+there. A slot that is further than every note and every change was not confirmed by this ingester, so
+changes may be missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from streamfold.ingest.errors import SlotLostError, SourceUnusableError
+from streamfold.ingest.postgres.pgoutput import Lsn, lsn_text, parse_lsn
+from streamfold.ingest.postgres.slot import Slot
+from streamfold.ingest.table_stream import TableStream, change_headers
+from streamfold.model.records import Record, trim_record
+
+#: Records after which those before are trimmed: only the last one counts.
+_TRIM_AFTER = 1000
+
+
+class Note(msgspec.Struct, frozen=True):
+    """The body of a record."""
+
+    #: Identifies the database cluster.
+    system: str
+    slot: str
+    publication: str
+    #: The slot may be confirmed up to here; 0/0 before it exists.
+    lsn: str
+
+
+class Control:
+    """Notes for one slot; `stream` is taken."""
+
+    def __init__(self, stream: TableStream, system: str, slot: str, publication: str) -> None:
+        self._stream = stream
+        self._slot = slot
+        self._note = Note(system, slot, publication, "0/0")
+        self._written = 0
+        last = stream.last
+        self.found = None if last is None else msgspec.json.decode(last.body, type=Note)
+        #: The position of the last note.
+        self.lsn = parse_lsn(self.found.lsn) if self.found else Lsn(0)
+
+    async def note(self, lsn: Lsn) -> None:
+        """Note durably that the slot may be confirmed up to here."""
+        note = msgspec.structs.replace(self._note, lsn=lsn_text(lsn))
+        records = [Record(msgspec.json.encode(note), change_headers(note.lsn, 0))]
+        self._written += 1
+        if self._written % _TRIM_AFTER == 1:
+            records.insert(0, trim_record(self._stream.next_seq_num))
+        await self._stream.append(records)
+        self.lsn = lsn
+
+    def check_database(self) -> None:
+        """Raise if the streams belong to another database cluster."""
+        if self.found is not None and self.found.system != self._note.system:
+            raise SourceUnusableError(
+                f"the streams hold tables of the database cluster {self.found.system}, and this one is "
+                f"{self._note.system}: name another --slot and --prefix, or connect to the other one"
+            )
+
+    def check_slot(self, slot: Slot | None, followed: Iterable[Lsn], current: Lsn) -> None:
+        """Raise SlotLostError unless the slot has everything that the streams lack."""
+        newest = max([self.lsn, *followed])
+        if slot is None:
+            raise SlotLostError(self._slot, "does not exist any more")
+        if slot.lost:
+            raise SlotLostError(
+                self._slot, "is invalid, because PostgreSQL removed the log it needs"
+            )
+        if slot.confirmed > newest:
+            raise SlotLostError(
+                self._slot,
+                f"starts at {lsn_text(slot.confirmed)}, after the streams' {lsn_text(newest)}",
+            )
+        if newest > current:
+            raise SlotLostError(
+                self._slot,
+                f"is on a server that ends at {lsn_text(current)}, before the streams' "
+                f"{lsn_text(newest)}, as after a failover that lost commits",
+            )

@@ -1,0 +1,256 @@
+"""The first copy of a table: all rows as of one snapshot, in the order of the key, resumable.
+
+The rows come from COPY, which takes no lock that stops writers. A copy that was interrupted continues
+after the last key in the stream, in a newer snapshot; the changes since the first snapshot follow it
+all the same, so rows that were copied earlier catch up, and for the others they repeat what the
+copy has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Final, NamedTuple
+
+from psycopg2 import sql
+
+from streamfold.ingest.postgres.catalog import Table
+from streamfold.ingest.postgres.connection import Database, named_failures
+from streamfold.ingest.postgres.pgoutput import Row
+from streamfold.ingest.postgres.rows import RowEncoder
+from streamfold.ingest.table_stream import (
+    CopyPosition,
+    Position,
+    TableStream,
+    copy_end_headers,
+    copy_headers,
+)
+from streamfold.model.records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, Record, metered_size
+
+#: Bytes that COPY may be ahead of the stream, as blocks of about 64 KiB.
+_BLOCKS_AHEAD: Final = 64
+_BLOCK_BYTES: Final = 64 << 10
+#: Bytes for the header with the key, in the last record of an append.
+_KEY_RESERVE: Final = 8 << 10
+_ESCAPES: Final = {
+    ord("b"): b"\b", ord("f"): b"\f", ord("n"): b"\n", ord("r"): b"\r", ord("t"): b"\t",
+    ord("v"): b"\v", ord("\\"): b"\\",
+}  # fmt: skip
+
+
+class Snapshot(NamedTuple):
+    """A state of the database, for other connections."""
+
+    lsn: str
+    name: str
+
+
+@contextmanager
+def exported_snapshot(database: Database) -> Iterator[Snapshot]:
+    """Yield a snapshot, which is valid in the block.
+
+    It holds every transaction with a commit before the LSN, and no other.
+    """
+    connection = database.connect_replication()
+    try:
+        with named_failures(database.shown), connection.cursor() as cursor:
+            name = f"streamfold_copy_{connection.info.backend_pid}"
+            cursor.execute(
+                f"CREATE_REPLICATION_SLOT {name} TEMPORARY LOGICAL pgoutput (SNAPSHOT 'export')"
+            )
+            _, lsn, snapshot, _ = cursor.fetchone()
+        yield Snapshot(str(lsn), str(snapshot))
+    finally:
+        connection.close()
+
+
+def copy_query(cursor: Any, table: Table, after: Sequence[str] | None) -> str:
+    """Return the COPY of all rows, or of those after a key, in the order of the key."""
+    columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in table.columns)
+    key = sql.SQL(", ").join(sql.Identifier(name) for name in table.key)
+    where = sql.SQL("")
+    if after is not None:
+        types = {column.name: column.source_type for column in table.columns}
+        values = sql.SQL(", ").join(
+            sql.SQL("CAST({} AS " + types[name] + ")").format(sql.Literal(text))
+            for name, text in zip(table.key, after, strict=True)
+        )
+        where = sql.SQL("WHERE ({}) > ({}) ").format(key, values)
+    query = sql.SQL("COPY (SELECT {} FROM {} {}ORDER BY {}) TO STDOUT").format(
+        columns, table.identifier, where, key
+    )
+    return str(query.as_string(cursor))
+
+
+@asynccontextmanager
+async def copied_blocks(
+    database: Database, table: Table, snapshot: str, after: Sequence[str] | None
+) -> AsyncIterator[AsyncIterator[bytes]]:
+    """Yield the output of COPY in blocks; it waits for its reader."""
+    copying = _Copying(database, table, snapshot, after)
+    try:
+        yield copying.blocks()
+    finally:
+        await asyncio.to_thread(copying.stop)
+
+
+class _Copying:
+    """COPY in a thread; psycopg2 writes to it as to a file."""
+
+    def __init__(
+        self, database: Database, table: Table, snapshot: str, after: Sequence[str] | None
+    ) -> None:
+        self._blocks: queue.Queue[bytes | None] = queue.Queue(_BLOCKS_AHEAD)
+        self._database, self._table = database, table
+        self._snapshot, self._after = snapshot, after
+        self._stopped = False
+        self._failure: BaseException | None = None
+        self._pending = bytearray()
+        self._thread = threading.Thread(target=self._run, name=f"copy {table.full_name}")
+        self._thread.start()
+
+    async def blocks(self) -> AsyncIterator[bytes]:
+        while (block := await asyncio.to_thread(self._blocks.get)) is not None:
+            yield block
+        if self._failure is not None:
+            raise self._failure
+
+    def write(self, data: bytes) -> int:
+        self._pending += data
+        if len(self._pending) >= _BLOCK_BYTES:
+            self._flush()
+        return len(data)
+
+    def _flush(self) -> None:
+        self._put(bytes(self._pending))
+        self._pending.clear()
+
+    def _put(self, block: bytes | None) -> None:
+        while True:
+            if self._stopped:
+                raise InterruptedError("the copy was stopped")
+            try:
+                return self._blocks.put(block, timeout=0.2)
+            except queue.Full:
+                continue
+
+    def _run(self) -> None:
+        try:
+            with named_failures(self._database.shown):
+                self._copy()
+            self._flush()
+        except BaseException as error:
+            self._failure = error
+        if not self._stopped:
+            self._put(None)
+
+    def _copy(self) -> None:
+        connection = self._database.connect()
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+                cursor.execute(
+                    sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(self._snapshot))
+                )
+                cursor.copy_expert(copy_query(cursor, self._table, self._after), self)
+        finally:
+            connection.close()
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._thread.join()
+
+
+async def copied_rows(blocks: AsyncIterator[bytes]) -> AsyncIterator[list[Row]]:
+    """Yield the rows of COPY's text form."""
+    rest = b""
+    async for block in blocks:
+        *lines, rest = (rest + block).split(b"\n")
+        if lines:
+            yield [split_line(line) for line in lines]
+
+
+def split_line(line: bytes) -> Row:
+    """Split a line of COPY's text form into values."""
+    if b"\\" not in line:
+        return tuple(line.split(b"\t"))
+    return tuple(None if part == b"\\N" else _unescaped(part) for part in line.split(b"\t"))
+
+
+def _unescaped(text: bytes) -> bytes:
+    if b"\\" not in text:
+        return text
+    first, *parts = text.split(b"\\")
+    found, at = [first], 0
+    while at < len(parts):
+        part = parts[at]
+        if part:
+            found.append(_ESCAPES[part[0]] + part[1:])
+        else:  # an escaped backslash is two, with nothing between them
+            at += 1
+            found.append(b"\\" + parts[at])
+        at += 1
+    return b"".join(found)
+
+
+class CopyBatches:
+    """Gathers copied rows into appends; the last record of each says where to resume."""
+
+    def __init__(self, encoder: RowEncoder, lsn: str, rows: int) -> None:
+        self._encoder = encoder
+        self._lsn = lsn
+        self.rows = rows
+        self._batch: list[Record] = []
+        self._size = 0
+        self._last: Row = ()
+
+    def add(self, row: Row) -> list[Record]:
+        """Add a row; returns a full batch, or nothing."""
+        body = b'{"op":"r","after":%s}' % self._encoder.image(row)
+        record = self._encoder.record(body, row, copy_headers(self._lsn, self.rows + 1))
+        size = metered_size(record)
+        full: list[Record] = []
+        reserve = BATCH_BYTES_MAX - _KEY_RESERVE
+        if len(self._batch) == BATCH_RECORDS_MAX or (self._batch and self._size + size > reserve):
+            full = self.flush()
+        self.rows += 1
+        self._batch.append(record)
+        self._size += size
+        self._last = row
+        return full
+
+    def flush(self) -> list[Record]:
+        """Return what was gathered."""
+        batch, self._batch, self._size = self._batch, [], 0
+        if batch:
+            key = self._encoder.key_texts(self._last)
+            headers = copy_headers(self._lsn, self.rows, key)
+            batch[-1] = self._encoder.record(batch[-1].body, self._last, headers)
+        return batch
+
+
+async def copy_table(
+    database: Database,
+    table: Table,
+    stream: TableStream,
+    snapshot: Snapshot,
+    copied: CopyPosition,
+    on_rows: Callable[[int], None],
+) -> None:
+    """Append all rows that the stream lacks, and then the mark that the copy is complete."""
+    columns = [(column.name, column.type_oid) for column in table.columns]
+    encoder = RowEncoder(table.full_name, columns, table.key)
+    batches = CopyBatches(encoder, copied.lsn, copied.rows)
+    async with copied_blocks(database, table, snapshot.name, copied.key) as blocks:
+        async for rows in copied_rows(blocks):
+            for row in rows:
+                if full := batches.add(row):
+                    await stream.append(full)
+                    on_rows(batches.rows)
+    end = b'{"op":"e","txn":"copy %s"}' % copied.lsn.encode()
+    await stream.append([*batches.flush(), Record(end, copy_end_headers(copied.lsn))])
+    on_rows(batches.rows)
+    stream.state = Position(copied.lsn, -1)

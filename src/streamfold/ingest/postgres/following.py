@@ -1,0 +1,196 @@
+"""Follows a slot: reads changes, appends them, and confirms what the streams have.
+
+While one batch is on its way to the streams the next is read; beyond that, reading waits. So memory is
+bounded whatever the size of a transaction, and PostgreSQL keeps what is not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from streamfold.errors import RetryLaterError
+from streamfold.ingest.errors import SourceUnavailableError
+from streamfold.ingest.postgres.changes import ChangeRecords
+from streamfold.ingest.postgres.connection import Database, named_failures
+from streamfold.ingest.postgres.control import Control
+from streamfold.ingest.postgres.pgoutput import (
+    LSN_ZERO,
+    Lsn,
+    Relation,
+    decode_message,
+    lsn_text,
+)
+from streamfold.ingest.progress import IngestProgress
+from streamfold.ingest.table_stream import TableStream
+from streamfold.model.records import Record
+
+#: Bytes of records in a batch for all streams: a few appends of the largest size.
+_BATCH_BYTES: Final = 4 << 20
+#: Messages after which other tasks get their turn.
+_MESSAGES: Final = 2000
+#: Seconds between two confirmations at least; PostgreSQL frees its log by them.
+_CONFIRM: Final = 1.0
+_DOMAINS = """
+WITH RECURSIVE d AS (
+    SELECT oid, typbasetype FROM pg_type WHERE typtype = 'd'
+  UNION ALL
+    SELECT d.oid, t.typbasetype FROM d JOIN pg_type t ON t.oid = d.typbasetype WHERE t.typtype = 'd'
+)
+SELECT d.oid, d.typbasetype FROM d JOIN pg_type t ON t.oid = d.typbasetype WHERE t.typtype <> 'd'
+"""
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Records for several streams, and what may be confirmed when they are appended."""
+
+    records: defaultdict[str, list[Record]] = field(default_factory=lambda: defaultdict(list))
+    size: int = 0
+    commits: int = 0
+    lsn: Lsn = LSN_ZERO
+    committed_at: int = 0
+
+
+class Following:
+    """One connection that follows a slot."""
+
+    def __init__(
+        self,
+        database: Database,
+        streams: dict[str, TableStream],
+        control: Control,
+        progress: IngestProgress,
+        on_progress: Callable[[], None],
+    ) -> None:
+        self._database = database
+        self._streams = streams
+        self._control = control
+        self._progress = progress
+        self._on_progress = on_progress
+        self._domains: dict[int, int] = {}
+        self.changes = ChangeRecords(lambda oid: self._domains.get(oid, oid))
+        self._confirmed = Lsn(0)
+        self._batch = _Batch()
+        self._appending: asyncio.Task[None] | None = None
+        self._readable = asyncio.Event()
+
+    async def run(self, slot: str, publication: str, heartbeat: float) -> None:
+        """Follow until cancelled; raises SourceUnavailableError when the connection breaks."""
+        connection = await asyncio.to_thread(self._database.connect_replication)
+        try:
+            with named_failures(self._database.shown), connection.cursor() as cursor:
+                options = {"proto_version": "1", "publication_names": f'"{publication}"'}
+                cursor.start_replication(slot_name=slot, options=options, decode=False)
+                await self._loop(connection, cursor, heartbeat)
+        finally:
+            if self._appending is not None:
+                self._appending.cancel()
+                await asyncio.gather(self._appending, return_exceptions=True)
+            connection.close()
+
+    async def _loop(self, connection: Any, cursor: Any, heartbeat: float) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_reader(connection.fileno(), self._readable.set)
+        try:
+            confirmed_at = noted_at = time.monotonic()
+            while True:
+                self._readable.clear()
+                drained = await self._read(cursor)
+                await self._append(wait=not drained)
+                now = time.monotonic()
+                if now - noted_at >= heartbeat and self._is_idle():
+                    noted_at = now
+                    await self._note_quiet(cursor)
+                if now - confirmed_at >= _CONFIRM:
+                    confirmed_at = now
+                    self._confirm(cursor)
+                if drained:
+                    await self._wait(min(_CONFIRM, heartbeat))
+        finally:
+            loop.remove_reader(connection.fileno())
+
+    async def _wait(self, longest: float) -> None:
+        """Wait for the server, or for the append that is under way."""
+        waiting = {asyncio.ensure_future(self._readable.wait())}
+        try:
+            ours = {self._appending} if self._appending is not None else set()
+            await asyncio.wait(waiting | ours, timeout=longest, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
+
+    async def _read(self, cursor: Any) -> bool:
+        """Read messages into the batch; returns whether the server has no more for now."""
+        for _ in range(_MESSAGES):
+            message = cursor.read_message()
+            if message is None:
+                return True
+            event = decode_message(message.payload)
+            if isinstance(event, Relation):
+                await asyncio.to_thread(self._load_domains)
+            for table, record in self.changes.feed(event):
+                self._batch.records[table].append(record)
+                self._batch.size += len(record.body)
+            if not self.changes.in_transaction and self.changes.committed > self._batch.lsn:
+                self._batch.commits += 1
+                self._batch.lsn = self.changes.committed
+                self._batch.committed_at = self.changes.committed_at
+            if self._batch.size >= _BATCH_BYTES:
+                return False
+        return False
+
+    def _load_domains(self) -> None:
+        with self._database.query() as cursor:
+            cursor.execute(_DOMAINS)
+            self._domains = dict(cursor.fetchall())
+
+    async def _append(self, *, wait: bool) -> None:
+        """Start to append the batch if the one before is done; with `wait`, wait for that."""
+        if self._appending is not None and (wait or self._appending.done()):
+            await self._appending
+            self._appending = None
+        if self._appending is None and self._batch.records:
+            batch, self._batch = self._batch, _Batch()
+            self._appending = asyncio.create_task(self._append_batch(batch))
+
+    async def _append_batch(self, batch: _Batch) -> None:
+        appends = (self._streams[table].append(found) for table, found in batch.records.items())
+        outcomes = await asyncio.gather(*appends, return_exceptions=True)
+        failed = [found for found in outcomes if found is not None]
+        if failed:
+            # What no retry makes good decides.
+            raise min(failed, key=lambda error: isinstance(error, RetryLaterError))
+        for table, records in batch.records.items():
+            self._progress.tables[table].changes += len(records)
+        if batch.commits:
+            self._confirmed = max(self._confirmed, batch.lsn)
+            self._progress.committed_at = batch.committed_at / 1e6
+        self._on_progress()
+
+    def _is_idle(self) -> bool:
+        busy = self._appending is not None or self._batch.records
+        return not busy and not self.changes.in_transaction
+
+    async def _note_quiet(self, cursor: Any) -> None:
+        """Move on although no table changes, so that PostgreSQL need not keep its log."""
+        received = Lsn(cursor.wal_end)
+        if received > max(self._confirmed, self._control.lsn):
+            await self._control.note(received)
+            self._confirmed = received
+
+    def _confirm(self, cursor: Any) -> None:
+        if self._confirmed:
+            cursor.send_feedback(
+                write_lsn=self._confirmed,
+                flush_lsn=self._confirmed,
+                apply_lsn=self._confirmed,
+                force=True,
+            )
+            self._progress.confirmed = lsn_text(self._confirmed)
+        if cursor.connection.closed:
+            raise SourceUnavailableError(f"{self._database.shown} closed the connection")

@@ -1,0 +1,239 @@
+"""Copies tables of a PostgreSQL database into streams, then follows their changes, each once.
+
+A run is a series of sessions: after a failure that may pass, the next one starts from what the streams
+have. A session
+
+1. takes the streams, which fences every other ingester (`table_stream`),
+2. checks that the slot still has everything that the streams lack, or creates it (`control`),
+3. copies the tables whose first copy is not complete (`first_copy`),
+4. follows the slot (`following`), and confirms to PostgreSQL only what the streams have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from streamfold.backoff import Backoff
+from streamfold.errors import OutcomeUnknownError, RetryLaterError, SeqNumMismatchError
+from streamfold.ingest.errors import SourceUnavailableError, SourceUnusableError
+from streamfold.ingest.postgres.catalog import Table, check_server, ensure_publication, find_tables
+from streamfold.ingest.postgres.connection import Database
+from streamfold.ingest.postgres.control import Control
+from streamfold.ingest.postgres.first_copy import copy_table, exported_snapshot
+from streamfold.ingest.postgres.following import Following
+from streamfold.ingest.postgres.pgoutput import Lsn, parse_lsn
+from streamfold.ingest.postgres.slot import (
+    Slot,
+    create_slot,
+    current_lsn,
+    drop_slot,
+    find_slot,
+    system_identifier,
+)
+from streamfold.ingest.progress import IngestProgress, TableProgress
+from streamfold.ingest.streams import Streams
+from streamfold.ingest.table_stream import (
+    CopyPosition,
+    Position,
+    TableStream,
+    copy_headers,
+    fencing_token,
+)
+from streamfold.model.records import Record
+
+logger = logging.getLogger(__name__)
+
+#: Seconds to wait for a slot that is in use: the server may not have noticed yet that its user died.
+_SLOT_WAIT: Final = 10.0
+_SLOT_LOOK: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class IngestOptions:
+    """What to ingest, and under which names."""
+
+    #: Names of tables with `*` and `?`; `public` is the schema of those without one.
+    tables: tuple[str, ...]
+    slot: str = "streamfold"
+    publication: str = "streamfold"
+    #: Before the names of streams; the rest is `schema.table`.
+    prefix: str = ""
+    #: Copy all tables again, whatever the streams have.
+    recopy: bool = False
+    #: Seconds between two notes of the position while no table changes.
+    heartbeat: float = 10.0
+
+    def stream(self, table: str) -> str:
+        return f"{self.prefix}{table}"
+
+    @property
+    def control_stream(self) -> str:
+        return f"{self.prefix}_ingest/{self.slot}"
+
+
+class PostgresIngest:
+    """Ingests tables of one database; `run` ends only when it is cancelled or fails for good."""
+
+    def __init__(
+        self,
+        database: Database,
+        streams: Streams,
+        options: IngestOptions,
+        *,
+        backoff: Backoff | None = None,
+        on_progress: Callable[[IngestProgress], None] = lambda _: None,
+    ) -> None:
+        self._database = database
+        self._streams = streams
+        self._options = options
+        self._backoff = backoff or Backoff()
+        self._on_progress = on_progress
+        self._recopy = options.recopy
+        self.progress = IngestProgress()
+
+    async def run(self) -> None:
+        """Ingest until cancelled; raises what no retry would make good."""
+        failures = 0
+        rng = random.Random()  # noqa: S311 - only for pauses
+        while True:
+            began = time.monotonic()
+            try:
+                await self._session()
+            except (RetryLaterError, OutcomeUnknownError, SeqNumMismatchError) as error:
+                lasted = time.monotonic() - began
+                failures = 1 if lasted > self._backoff.longest else failures + 1
+                pause = self._backoff.pause(failures, rng)
+                self.progress.last_error = error.message
+                self._report("retrying")
+                logger.warning("starting again in %.1f s: %s", pause, error)
+                await asyncio.sleep(pause)
+
+    async def _session(self) -> None:
+        self.progress.sessions += 1
+        self._report("starting")
+        tables = await asyncio.to_thread(self._prepare)
+        system = await asyncio.to_thread(system_identifier, self._database)
+        await self._wait_for_slot()
+        token = fencing_token()
+        options = self._options
+        noted = await self._take(options.control_stream, token)
+        control = Control(noted, system, options.slot, options.publication)
+        control.check_database()
+        streams = {
+            t.full_name: await self._take(options.stream(t.full_name), token) for t in tables
+        }
+        await self._ensure_slot(control, streams)
+        await self._copy(tables, streams)
+        self._report("following")
+        following = Following(
+            self._database, streams, control, self.progress, lambda: self._report()
+        )
+        for table in tables:
+            state = streams[table.full_name].state
+            assert isinstance(state, Position)  # noqa: S101 - the copy is complete
+            lsn = parse_lsn(state.lsn)
+            following.changes.follow(table.full_name, table.key, lsn, state.index)
+        await following.run(options.slot, options.publication, options.heartbeat)
+
+    def _prepare(self) -> list[Table]:
+        with self._database.query() as cursor:
+            check_server(cursor)
+            tables = find_tables(cursor, self._options.tables)
+            ensure_publication(cursor, self._options.publication, tables)
+        for table in tables:
+            known = self.progress.tables.setdefault(table.full_name, TableProgress())
+            known.rows_estimated = table.rows
+        return tables
+
+    async def _take(self, name: str, token: str) -> TableStream:
+        stream = TableStream(await self._streams.ensure(name), token)
+        await stream.take()
+        return stream
+
+    async def _wait_for_slot(self) -> None:
+        """Wait until no process uses the slot; raises SourceUnavailableError if one keeps it."""
+        deadline = time.monotonic() + _SLOT_WAIT
+        while True:
+            slot = await asyncio.to_thread(self._slot)
+            if slot is None or slot.active_pid is None:
+                return
+            if time.monotonic() > deadline:
+                raise SourceUnavailableError(
+                    f"replication slot {slot.name!r} is used by process {slot.active_pid} of the "
+                    "database: stop the other ingester, or name another --slot"
+                )
+            await asyncio.sleep(_SLOT_LOOK)
+
+    def _slot(self) -> Slot | None:
+        with self._database.query() as cursor:
+            return find_slot(cursor, self._options.slot)
+
+    async def _ensure_slot(self, control: Control, streams: dict[str, TableStream]) -> None:
+        """Check the slot; create it for the first copy, and for one that is repeated."""
+        slot = await asyncio.to_thread(self._slot)
+        if slot is not None and control.found is None:
+            raise SourceUnusableError(
+                f"replication slot {slot.name!r} exists, and no ingester of these streams made it: "
+                "name another --slot, or drop it"
+            )
+        if not control.lsn or self._recopy:
+            await control.note(Lsn(0))  # from here on a slot of this name is ours
+            await control.note(await asyncio.to_thread(self._create_slot))
+            for stream in streams.values():
+                if stream.state is not None:
+                    await self._restart_copy(stream)
+            self._recopy = False
+            return
+        states = [parse_lsn(s.state.lsn) for s in streams.values() if s.state is not None]
+        control.check_slot(slot, states, await asyncio.to_thread(self._current_lsn))
+
+    def _create_slot(self) -> Lsn:
+        with self._database.query() as cursor:
+            if find_slot(cursor, self._options.slot) is not None:
+                drop_slot(cursor, self._options.slot)
+            return create_slot(cursor, self._options.slot)
+
+    def _current_lsn(self) -> Lsn:
+        with self._database.query() as cursor:
+            return current_lsn(cursor)
+
+    async def _restart_copy(self, stream: TableStream) -> None:
+        """Empty the table in its stream; the copy begins again."""
+        await stream.append([Record(b'{"op":"t"}', copy_headers("0/0", 0))])
+        stream.state = CopyPosition("0/0", 0, None)
+
+    async def _copy(self, tables: Sequence[Table], streams: dict[str, TableStream]) -> None:
+        """Copy the tables whose copy is not complete, all in one snapshot."""
+        left = [t for t in tables if not isinstance(streams[t.full_name].state, Position)]
+        for table in tables:
+            self.progress.tables[table.full_name].state = (
+                "waiting" if table in left else "following"
+            )
+        if not left:
+            return
+        self._report("copying")
+        with exported_snapshot(self._database) as snapshot:
+            for table in left:
+                progress = self.progress.tables[table.full_name]
+                progress.state = "copying"
+
+                def on_rows(rows: int, progress: TableProgress = progress) -> None:
+                    progress.rows_copied = rows
+                    self._report()
+
+                stream = streams[table.full_name]
+                copied = stream.state
+                if not isinstance(copied, CopyPosition) or copied.key is None:
+                    copied = CopyPosition(snapshot.lsn, 0, None)
+                await copy_table(self._database, table, stream, snapshot, copied, on_rows)
+                progress.state = "following"
+
+    def _report(self, state: str | None = None) -> None:
+        self.progress.state = state or self.progress.state
+        self._on_progress(self.progress)

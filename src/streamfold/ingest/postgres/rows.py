@@ -1,0 +1,64 @@
+"""Rows of one table as Streamfold's envelope, which the snapshotter reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from streamfold.ingest.errors import RowTooLargeError
+from streamfold.ingest.postgres.pgoutput import Row, Unchanged
+from streamfold.ingest.postgres.values import ToJson, to_json
+from streamfold.model.records import BATCH_BYTES_MAX, Header, Record, metered_size
+
+
+class RowEncoder:
+    """Encodes rows with these columns, given as name and type; `key` names some of them."""
+
+    def __init__(self, table: str, columns: Sequence[tuple[str, int]], key: Sequence[str]) -> None:
+        self.table = table
+        self._columns: list[tuple[bytes, ToJson]] = [
+            (msgspec.json.encode(name) + b":", to_json(type_oid)) for name, type_oid in columns
+        ]
+        self._names = [name for name, _ in columns]
+        self._key = [self._names.index(name) for name in key]
+
+    def key_texts(self, row: Row) -> list[str]:
+        """Return the key in PostgreSQL's own text."""
+        return [value.decode() for at in self._key if isinstance(value := row[at], bytes)]
+
+    def key_differs(self, old: Row, new: Row) -> bool:
+        return any(old[at] != new[at] for at in self._key)
+
+    def image(self, row: Row) -> bytes:
+        """Return the row as a JSON object, without what is unchanged."""
+        parts = []
+        for (name, encode), value in zip(self._columns, row, strict=True):
+            if value is None:
+                parts.append(name + b"null")
+            elif not isinstance(value, Unchanged):
+                parts.append(name + encode(value))
+        return b"{%s}" % b",".join(parts)
+
+    def key_image(self, row: Row) -> bytes:
+        """Return the key as a JSON object."""
+        parts = []
+        for at in self._key:
+            (name, encode), value = self._columns[at], row[at]
+            parts.append(name + (encode(value) if isinstance(value, bytes) else b"null"))
+        return b"{%s}" % b",".join(parts)
+
+    def unchanged(self, row: Row) -> list[str]:
+        """Return the columns whose values PostgreSQL did not send."""
+        return [n for n, v in zip(self._names, row, strict=True) if isinstance(v, Unchanged)]
+
+    def record(
+        self, body: bytes, row: Row, headers: tuple[Header, ...], timestamp: int | None = None
+    ) -> Record:
+        """Make a record; RowTooLargeError if it exceeds what a record may have."""
+        record = Record(body, headers, timestamp)
+        size = metered_size(record)
+        if size > BATCH_BYTES_MAX:
+            key = self.key_image(row).decode()
+            raise RowTooLargeError(self.table, key, size, BATCH_BYTES_MAX)
+        return record

@@ -1,0 +1,73 @@
+"""The replication slot: PostgreSQL keeps its log from there on until it is confirmed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from streamfold.ingest.postgres.connection import Database, named_failures
+from streamfold.ingest.postgres.pgoutput import Lsn, parse_lsn
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A slot as the server shows it."""
+
+    name: str
+    #: Process that uses it.
+    active_pid: int | None
+    #: Changes before it are not sent again.
+    confirmed: Lsn
+    #: Bytes of log that the server keeps for it.
+    retained_bytes: int
+    #: Bytes of log after `confirmed`.
+    lag_bytes: int
+    #: Whether the server has removed log that the slot needs.
+    lost: bool
+
+
+_SLOT = """
+SELECT plugin, database, active_pid, confirmed_flush_lsn::text,
+       pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint,
+       pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn)::bigint,
+       wal_status = 'lost'
+FROM pg_replication_slots WHERE slot_name = %s
+"""
+
+
+def find_slot(cursor: Any, name: str) -> Slot | None:
+    """Return the slot; None if there is none."""
+    cursor.execute(_SLOT, (name,))
+    row = cursor.fetchone()
+    if row is None:
+        return None
+    _, _, pid, confirmed, retained, lag, lost = row
+    return Slot(name, pid, parse_lsn(confirmed or "0/0"), retained or 0, lag or 0, bool(lost))
+
+
+def create_slot(cursor: Any, name: str) -> Lsn:
+    """Create the slot; returns where it starts."""
+    cursor.execute(
+        "SELECT lsn::text FROM pg_create_logical_replication_slot(%s, 'pgoutput')", (name,)
+    )
+    return parse_lsn(cursor.fetchone()[0])
+
+
+def drop_slot(cursor: Any, name: str) -> None:
+    cursor.execute("SELECT pg_drop_replication_slot(%s)", (name,))
+
+
+def current_lsn(cursor: Any) -> Lsn:
+    cursor.execute("SELECT pg_current_wal_lsn()::text")
+    return parse_lsn(cursor.fetchone()[0])
+
+
+def system_identifier(database: Database) -> str:
+    """Return what identifies the cluster; its replicas have the same."""
+    connection = database.connect_replication()
+    try:
+        with named_failures(database.shown), connection.cursor() as cursor:
+            cursor.execute("IDENTIFY_SYSTEM")
+            return str(cursor.fetchone()[0])
+    finally:
+        connection.close()

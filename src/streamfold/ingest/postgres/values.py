@@ -1,0 +1,154 @@
+"""Values of PostgreSQL, from its text form to JSON without loss, and the types for readers.
+
+| PostgreSQL | JSON | type |
+|---|---|---|
+| smallint, integer, bigint, oid | number | SMALLINT, INT, BIGINT |
+| real, double precision | number; `"NaN"`, `"Infinity"`, `"-Infinity"` | REAL, DOUBLE |
+| boolean | true, false | BOOLEAN |
+| numeric(p, s) up to 38 digits | text, with all digits | DECIMAL(p, s) |
+| bytea | text in base64 | BINARY |
+| date, timestamp, timestamptz | text in ISO 8601, timestamptz in UTC | DATE, TIMESTAMP_NTZ, TIMESTAMP |
+| all others | PostgreSQL's own text | STRING |
+
+ISO 8601 has years 1 to 9999. Other dates and times are texts of a whole number: days or microseconds
+since 1970. `infinity` is the largest number of the type, `-infinity` the least, as in PostgreSQL.
+Domains have the type they are based on.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+import msgspec
+
+#: Text of one value to JSON.
+ToJson: TypeAlias = Callable[[bytes], bytes]
+
+_encode = msgspec.json.Encoder().encode
+#: Digits of a decimal of 128 bits.
+_DIGITS_MAX: Final = 38
+#: Bytes of a type modifier before its value.
+_MODIFIER_HEAD: Final = 4
+_INT32_MAX, _INT64_MAX = (1 << 31) - 1, (1 << 63) - 1
+_SECOND_US: Final = 1_000_000
+_DAY_US: Final = 86_400 * _SECOND_US
+_DATED: Final = re.compile(
+    rb"(\d+)-(\d\d)-(\d\d)(?: (\d\d):(\d\d):(\d\d)(?:\.(\d+))?(?:\+00)?)?( BC)?"
+)
+
+BOOL, BYTEA, OID = 16, 17, 26
+INT8, INT2, INT4 = 20, 21, 23
+FLOAT4, FLOAT8, NUMERIC = 700, 701, 1700
+DATE, TIMESTAMP, TIMESTAMPTZ = 1082, 1114, 1184
+
+
+def to_json(type_oid: int) -> ToJson:
+    """Return the function for a type; a domain is given as the type that it is based on."""
+    return _FORMS.get(type_oid, _text)
+
+
+def column_type(type_oid: int, modifier: int) -> str:
+    """Return the type for readers, in the words of a snapshotter's `schema`."""
+    if type_oid != NUMERIC:
+        return _TYPES.get(type_oid, "STRING")
+    if modifier < _MODIFIER_HEAD:
+        return "STRING"
+    digits, scale = (modifier - _MODIFIER_HEAD) >> 16, (modifier - _MODIFIER_HEAD) & 0x7FF
+    # The scale has 11 bits with sign; a negative one, or one above the digits, has no equal elsewhere.
+    return f"DECIMAL({digits},{scale})" if scale <= digits <= _DIGITS_MAX else "STRING"
+
+
+def _text(raw: bytes) -> bytes:
+    return _encode(raw.decode())
+
+
+def _number(raw: bytes) -> bytes:
+    return raw
+
+
+def _float(raw: bytes) -> bytes:
+    if raw[-1:].isalpha():  # NaN, Infinity
+        return b'"%s"' % raw
+    # A point tells readers without a schema that it is not a whole number.
+    return raw if b"." in raw or b"e" in raw else raw + b".0"
+
+
+def _bool(raw: bytes) -> bytes:
+    return b"true" if raw == b"t" else b"false"
+
+
+def _bytes(raw: bytes) -> bytes:
+    return b'"%s"' % base64.b64encode(bytes.fromhex(raw[2:].decode()))
+
+
+def _date(raw: bytes) -> bytes:
+    if len(raw) == 10:
+        return b'"%s"' % raw
+    return _counted(raw, 1, _INT32_MAX)
+
+
+def _timestamp(raw: bytes) -> bytes:
+    if raw[4:5] == b"-" and raw[-1:] != b"C":
+        return b'"%s"' % raw.replace(b" ", b"T")
+    return _counted(raw, _DAY_US, _INT64_MAX)
+
+
+def _timestamptz(raw: bytes) -> bytes:
+    if raw[4:5] == b"-" and raw[-3:] == b"+00":
+        return b'"%sZ"' % raw[:-3].replace(b" ", b"T")
+    return _counted(raw, _DAY_US, _INT64_MAX)
+
+
+def _counted(raw: bytes, per_day: int, greatest: int) -> bytes:
+    """Return days or microseconds since 1970 as text."""
+    if raw == b"infinity":
+        return b'"%d"' % greatest
+    if raw == b"-infinity":
+        return b'"%d"' % (-greatest - 1)
+    match = _DATED.fullmatch(raw)
+    if match is None:
+        return _text(raw)
+    year, month, day = (int(part) for part in match.groups()[:3])
+    days = _days(1 - year if match[8] else year, month, day)
+    if per_day == 1:
+        return b'"%d"' % days
+    hour, minute, second = (int(part or 0) for part in match.groups()[3:6])
+    fraction = int((match[7] or b"").ljust(6, b"0") or 0)
+    seconds = hour * 3600 + minute * 60 + second
+    return b'"%d"' % (days * per_day + seconds * _SECOND_US + fraction)
+
+
+def _days(year: int, month: int, day: int) -> int:
+    """Return days since 1970 in the Gregorian calendar, which PostgreSQL extends in both directions."""
+    year -= month <= 2
+    era, year_of_era = divmod(year, 400)
+    day_of_year = (153 * ((month + 9) % 12) + 2) // 5 + day - 1
+    day_of_era = year_of_era * 365 + year_of_era // 4 - year_of_era // 100 + day_of_year
+    return era * 146_097 + day_of_era - 719_468
+
+
+_FORMS: Final[dict[int, ToJson]] = {
+    **dict.fromkeys((INT2, INT4, INT8, OID), _number),
+    **dict.fromkeys((FLOAT4, FLOAT8), _float),
+    BOOL: _bool,
+    BYTEA: _bytes,
+    DATE: _date,
+    TIMESTAMP: _timestamp,
+    TIMESTAMPTZ: _timestamptz,
+}
+_TYPES: Final = {
+    BOOL: "BOOLEAN",
+    INT2: "SMALLINT",
+    INT4: "INT",
+    INT8: "BIGINT",
+    OID: "BIGINT",
+    FLOAT4: "REAL",
+    FLOAT8: "DOUBLE",
+    BYTEA: "BINARY",
+    DATE: "DATE",
+    TIMESTAMP: "TIMESTAMP_NTZ",
+    TIMESTAMPTZ: "TIMESTAMP",
+}

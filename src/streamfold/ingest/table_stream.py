@@ -1,0 +1,168 @@
+"""The stream of one table: where its source was left, and appends that happen once.
+
+The stream alone says how far its source has come: records carry the source's position in headers.
+An ingester first takes the stream with a fencing token of its own, which stops every other one, and
+then reads the last record: from there on nothing but its own appends changes the stream. Every append
+names the seq_num of its first record, so a repeated one is refused. After any failure the ingester
+starts again from here.
+
+| header | value |
+|---|---|
+| `lsn` | position of the commit in the source's log; in the first copy, of its snapshot |
+| `index` | number of the change within its commit, from 0, counted for this table alone |
+| `copy` | in the first copy, instead of `index`: rows so far, or `end` after the last |
+| `key` | in the last record of an append of the first copy: where to resume, as JSON |
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from streamfold.errors import FencingTokenMismatchError
+from streamfold.follow.clients.client import StreamClient, StreamRecord
+from streamfold.ingest.errors import ForeignStreamError, IngestFencedError
+from streamfold.model.records import (
+    BATCH_BYTES_MAX,
+    BATCH_RECORDS_MAX,
+    Header,
+    Record,
+    fence_record,
+    metered_size,
+)
+
+LSN, INDEX, COPY, KEY = b"lsn", b"index", b"copy", b"key"
+COPY_END: Final = b"end"
+#: Records to look at, from the tail backwards, at once: nearly always the last one decides.
+_LOOK_BACK: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The last change in a stream."""
+
+    lsn: str
+    #: -1 after the first copy, before any change.
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPosition:
+    """A first copy that is not complete."""
+
+    #: Of the snapshot in which it began: changes from there on follow the copy.
+    lsn: str
+    rows: int
+    #: Key of the last row, in the source's own text; None before the first.
+    key: tuple[str, ...] | None
+
+
+StreamState = Position | CopyPosition | None
+
+
+def fencing_token() -> str:
+    """Return a token for one run of an ingester."""
+    return f"ingest-{secrets.token_hex(8)}"
+
+
+class TableStream:
+    """Appends to one stream, as its only writer."""
+
+    def __init__(self, client: StreamClient, token: str) -> None:
+        self._client = client
+        self._token = token
+        self._next = 0
+        self.state: StreamState = None
+        #: The last record, commands aside, as it was found by `take`.
+        self.last: StreamRecord | None = None
+
+    @property
+    def name(self) -> str:
+        return self._client.name
+
+    @property
+    def next_seq_num(self) -> int:
+        return self._next
+
+    async def take(self) -> None:
+        """Fence all others, then find where the source was left."""
+        fenced = await self._client.append([fence_record(self._token)])
+        self._next = fenced.end
+        self.last = await self._last_record(fenced.start)
+        self.state = None if self.last is None else _state_of(self.name, self.last)
+
+    async def append(self, records: Sequence[Record]) -> None:
+        """Append the records durably, in as many appends as they need.
+
+        Raises IngestFencedError if another ingester has taken over. After other errors the outcome is
+        unknown: `take` the stream again.
+        """
+        for batch in batches(records):
+            try:
+                done = await self._client.append(
+                    batch, match_seq_num=self._next, fencing_token=self._token
+                )
+            except FencingTokenMismatchError as error:
+                raise IngestFencedError(self.name) from error
+            self._next = done.end
+
+    async def _last_record(self, end: int) -> StreamRecord | None:
+        """Return the last record before `end`, commands aside."""
+        while end > 0:
+            start = max(0, end - _LOOK_BACK)
+            found = [r for r in await self._client.peek(start, end - start) if r.seq_num < end]
+            for record in reversed(found):
+                if not _is_command(record):
+                    return record
+            if not found or found[0].seq_num > start:
+                break  # what is before it was trimmed
+            end = start
+        return None
+
+
+def _state_of(stream: str, record: StreamRecord) -> StreamState:
+    headers = dict(record.headers)
+    if LSN not in headers or not headers.keys() & {INDEX, COPY}:
+        raise ForeignStreamError(stream, record.seq_num)
+    lsn, copied = headers[LSN].decode(), headers.get(COPY)
+    if copied is None:
+        return Position(lsn, int(headers[INDEX]))
+    if copied == COPY_END:
+        return Position(lsn, -1)
+    key = headers.get(KEY)
+    resumed = None if key is None else tuple(msgspec.json.decode(key, type=list[str]))
+    return CopyPosition(lsn, int(copied), resumed)
+
+
+def _is_command(record: StreamRecord) -> bool:
+    return bool(record.headers) and not record.headers[0][0]
+
+
+def batches(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
+    """Yield the records in runs that one append can take."""
+    start, size = 0, 0
+    for at, record in enumerate(records):
+        weight = metered_size(record)
+        if at > start and (at - start == BATCH_RECORDS_MAX or size + weight > BATCH_BYTES_MAX):
+            yield records[start:at]
+            start, size = at, 0
+        size += weight
+    if start < len(records):
+        yield records[start:]
+
+
+def change_headers(lsn: str, index: int) -> tuple[Header, ...]:
+    return Header(LSN, lsn.encode()), Header(INDEX, b"%d" % index)
+
+
+def copy_headers(lsn: str, rows: int, key: Sequence[str] | None = None) -> tuple[Header, ...]:
+    headers = Header(LSN, lsn.encode()), Header(COPY, b"%d" % rows)
+    return headers if key is None else (*headers, Header(KEY, msgspec.json.encode(key)))
+
+
+def copy_end_headers(lsn: str) -> tuple[Header, ...]:
+    return Header(LSN, lsn.encode()), Header(COPY, COPY_END)

@@ -1,0 +1,70 @@
+"""An ingester in the process of the test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+from s2_sdk import S2
+
+from streamfold.backoff import Backoff
+from streamfold.errors import StreamfoldError
+from streamfold.follow.clients.s2 import S2Client
+from streamfold.ingest.postgres.connection import Database
+from streamfold.ingest.postgres.ingester import IngestOptions, PostgresIngest
+from streamfold.ingest.progress import IngestProgress
+from streamfold.ingest.streams import BasinStreams
+from tests.ingest.conftest import BASIN
+
+
+def stream(s2: S2, name: str) -> S2Client:
+    return S2Client(s2.basin(BASIN).stream(name))
+
+
+class Ingesting:
+    """An ingester that runs; an error of it is raised where its progress is awaited."""
+
+    def __init__(self, database: str, s2: S2, chosen: IngestOptions) -> None:
+        self._changed = asyncio.Event()
+        self.ingest = PostgresIngest(
+            Database(database),
+            BasinStreams(s2.basin(BASIN)),
+            chosen,
+            backoff=Backoff(first=0.05, longest=0.2),
+            on_progress=lambda _: self._changed.set(),
+        )
+        self.task = asyncio.create_task(self.ingest.run())
+        self.task.add_done_callback(lambda _: self._changed.set())
+
+    async def until(self, condition: Callable[[IngestProgress], object]) -> IngestProgress:
+        """Wait for progress."""
+        async with asyncio.timeout(60):
+            while not condition(self.ingest.progress):
+                if self.task.done():
+                    self.task.result()
+                self._changed.clear()
+                await self._changed.wait()
+        return self.ingest.progress
+
+    async def followed(self) -> IngestProgress:
+        """Wait until all tables are copied."""
+        return await self.until(lambda progress: progress.state == "following")
+
+    async def failure(self) -> BaseException | None:
+        """Wait until the ingester fails."""
+        async with asyncio.timeout(60):
+            await asyncio.wait({self.task})
+        return self.task.exception()
+
+
+@asynccontextmanager
+async def ingesting(database: str, s2: S2, chosen: IngestOptions) -> AsyncIterator[Ingesting]:
+    """Ingest while the block runs."""
+    running = Ingesting(database, s2, chosen)
+    try:
+        yield running
+    finally:
+        running.task.cancel()
+        with suppress(asyncio.CancelledError, StreamfoldError):
+            await running.task

