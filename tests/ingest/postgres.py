@@ -6,11 +6,11 @@ import asyncio
 import os
 import tempfile
 import warnings
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import psycopg2
@@ -113,22 +113,16 @@ class Rebuilt:
         return sorted(tuple(row[name] for name in columns) for row in self.rows.values())
 
 
-async def rebuild(client: StreamClient, key: Sequence[str]) -> Rebuilt:
-    """Read the whole stream."""
-    rebuilt, at = Rebuilt(key), 0
-    while found := await client.peek(at, 1000):
-        rebuilt.add(found)
-        at = found[-1].seq_num + 1
-    return rebuilt
+Until: TypeAlias = Callable[[Callable[[Rebuilt], object]], Awaitable[Rebuilt]]
 
 
 @asynccontextmanager
-async def following(client: StreamClient, key: Sequence[str]) -> AsyncIterator[Any]:
+async def following(client: StreamClient, key: Sequence[str]) -> AsyncIterator[Until]:
     """A function that reads on until a condition on the rebuilt table holds."""
     rebuilt = Rebuilt(key)
     session = client.read(0)
 
-    async def until(condition: Any) -> Rebuilt:
+    async def until(condition: Callable[[Rebuilt], object]) -> Rebuilt:
         async with asyncio.timeout(60):
             while not condition(rebuilt):
                 rebuilt.add(await anext(session))

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from s2_sdk import S2
 
 from streamfold.ingest.postgres.ingester import IngestOptions
 from tests.ingest.ingesting import ingesting, stream
-from tests.ingest.postgres import database_name, execute, following
+from tests.ingest.postgres import Rebuilt, database_name, execute, following
 
 
 def slot(database: str, *tables: str) -> IngestOptions:
     """Slots belong to the server, so that each database needs a name of its own."""
     return IngestOptions(tables, slot=database_name(database))
+
+
+def has_row(number: int, table: Rebuilt) -> bool:
+    return (number,) in table.rows
 
 
 ORDERS = "CREATE TABLE orders (id int PRIMARY KEY, item text, price numeric(10, 2))"
@@ -48,7 +54,7 @@ async def test_a_restarted_ingester_continues_where_the_stream_ends(database: st
             await running.followed()
             execute(database, f"INSERT INTO orders VALUES ({number}, 'a', 1)")
             async with following(stream(s2, "public.orders"), ["id"]) as until:
-                await until(lambda table, number=number: (number,) in table.rows)
+                await until(partial(has_row, number))
         execute(database, f"UPDATE orders SET item = item || 'b' WHERE id < {number}")
     async with (
         ingesting(database, s2, slot(database, "orders")),

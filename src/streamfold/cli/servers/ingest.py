@@ -104,12 +104,14 @@ def list_tables(dsn: str, password_file: Path | None, as_json: bool) -> None:
     """List the tables of a database, with their keys, or why they cannot be followed."""
     with Database(dsn, password_file=password_file).query() as cursor:
         for name, found in describe_tables(cursor):
+            shown: dict[str, object] = {"table": name}
             if isinstance(found, str):
-                shown = {"table": name, "refused": found}
+                line = found
+                shown["refused"] = found
             else:
-                shown = {"table": name, "key": list(found.key), "bytes": found.size_bytes}
-            refused = found if isinstance(found, str) else f"key {', '.join(found.key)}"
-            click.echo(json.dumps(shown) if as_json else f"{name}: {refused}")
+                line = f"key {', '.join(found.key)}"
+                shown |= {"key": found.key, "bytes": found.size_bytes, "rows": found.rows}
+            click.echo(json.dumps(shown) if as_json else f"{name}: {line}")
 
 
 class _Printed:

@@ -73,6 +73,29 @@ def check_server(cursor: Any) -> None:
         )
 
 
+def key_values(table: Table, key: Sequence[str]) -> sql.Composable:
+    """Return a key, given as text, as a row of typed values."""
+    types = {column.name: column.source_type for column in table.columns}
+    values = (
+        sql.SQL("CAST({} AS " + types[name] + ")").format(sql.Literal(text))
+        for name, text in zip(table.key, key, strict=True)
+    )
+    return sql.SQL("({})").format(sql.SQL(", ").join(values))
+
+
+def identifiers(names: Iterable[str]) -> sql.Composable:
+    return sql.SQL(", ").join(map(sql.Identifier, names))
+
+
+def row_query(cursor: Any, table: Table, columns: Sequence[str], key: Sequence[str]) -> str:
+    """Return a query for columns, as text, of the row with a key."""
+    texts = (sql.SQL("{}::text").format(sql.Identifier(name)) for name in columns)
+    query = sql.SQL("SELECT {} FROM {} WHERE ({}) = {}").format(
+        sql.SQL(", ").join(texts), table.identifier, identifiers(table.key), key_values(table, key)
+    )
+    return str(query.as_string(cursor))
+
+
 _TABLES = """
 SELECT n.nspname, c.relname, c.oid, c.relkind, c.relreplident,
        c.reltuples::bigint, pg_total_relation_size(c.oid)

@@ -7,15 +7,16 @@ has is left out. The last change of a transaction in each stream says that it is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
 from streamfold.errors import MalformedError
 from streamfold.ingest.postgres.pgoutput import (
     LSN_ZERO,
+    UNCHANGED,
     Begin,
     Commit,
     Delete,
@@ -32,6 +33,9 @@ from streamfold.ingest.postgres.pgoutput import (
 from streamfold.ingest.postgres.rows import RowEncoder
 from streamfold.ingest.table_stream import change_headers
 from streamfold.model.records import Record
+
+#: Table, columns, key.
+LookUp: TypeAlias = Callable[[str, Sequence[str], Sequence[str]], Sequence[bytes | None] | None]
 
 
 class TableRecord(NamedTuple):
@@ -65,10 +69,15 @@ class _Table:
 class ChangeRecords:
     """Feeds on events, in order, and yields records, in order.
 
-    `base_type` returns the type that a domain is based on, and any other type itself.
+    `base_type` returns the type that a domain is based on, and any other type itself. `look_up`
+    returns the present values of columns, in PostgreSQL's text, of the row with a key; None if it has
+    none. It is needed for large values that PostgreSQL does not send with an update of the key: readers
+    know them only under the old key. Values that are newer than the update do no harm, because the
+    change that made them follows.
     """
 
     base_type: Callable[[int], int]
+    look_up: LookUp
     _tables: dict[str, _Table] = field(default_factory=dict)
     _relations: dict[int, _Table | None] = field(default_factory=dict)
     #: Tables with changes in the open transaction.
@@ -122,6 +131,8 @@ class ChangeRecords:
             new = tuple(was if isinstance(value, Unchanged) else value for value, was in pairs)
 
         def body(encoder: RowEncoder, row: Row) -> bytes:
+            if event.key is not None and UNCHANGED in row:
+                row = self._filled(encoder, row)
             key = encoder.key_image(event.key or old or row)
             parts = b'{"op":"u","key":%s,"after":%s' % (key, encoder.image(row))
             if old is not None:
@@ -132,6 +143,13 @@ class ChangeRecords:
             return parts
 
         yield from self._row(event.relation, new, body)
+
+    def _filled(self, encoder: RowEncoder, row: Row) -> Row:
+        """Return the row with the values that PostgreSQL did not send."""
+        missing = encoder.unchanged(row)
+        found = self.look_up(encoder.table, missing, encoder.key_texts(row))
+        values = iter(found or [None] * len(missing))
+        return tuple(next(values) if isinstance(v, Unchanged) else v for v in row)
 
     def _row(
         self, relation: int, row: Row, body: Callable[[RowEncoder, Row], bytes]

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from psycopg2 import sql
 
-from streamfold.ingest.postgres.catalog import Table
+from streamfold.ingest.postgres.catalog import Table, identifiers, key_values
 from streamfold.ingest.postgres.connection import Database, named_failures
 from streamfold.ingest.postgres.pgoutput import Row
 from streamfold.ingest.postgres.rows import RowEncoder
@@ -69,18 +69,14 @@ def exported_snapshot(database: Database) -> Iterator[Snapshot]:
 
 def copy_query(cursor: Any, table: Table, after: Sequence[str] | None) -> str:
     """Return the COPY of all rows, or of those after a key, in the order of the key."""
-    columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in table.columns)
-    key = sql.SQL(", ").join(sql.Identifier(name) for name in table.key)
     where = sql.SQL("")
     if after is not None:
-        types = {column.name: column.source_type for column in table.columns}
-        values = sql.SQL(", ").join(
-            sql.SQL("CAST({} AS " + types[name] + ")").format(sql.Literal(text))
-            for name, text in zip(table.key, after, strict=True)
-        )
-        where = sql.SQL("WHERE ({}) > ({}) ").format(key, values)
+        where = sql.SQL("WHERE ({}) > {} ").format(identifiers(table.key), key_values(table, after))
     query = sql.SQL("COPY (SELECT {} FROM {} {}ORDER BY {}) TO STDOUT").format(
-        columns, table.identifier, where, key
+        identifiers(column.name for column in table.columns),
+        table.identifier,
+        where,
+        identifiers(table.key),
     )
     return str(query.as_string(cursor))
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from streamfold.errors import RetryLaterError
 from streamfold.ingest.errors import SourceUnavailableError
+from streamfold.ingest.postgres.catalog import Table, row_query
 from streamfold.ingest.postgres.changes import ChangeRecords
 from streamfold.ingest.postgres.connection import Database, named_failures
 from streamfold.ingest.postgres.control import Control
@@ -62,6 +63,7 @@ class Following:
     def __init__(
         self,
         database: Database,
+        tables: Sequence[Table],
         streams: dict[str, TableStream],
         control: Control,
         progress: IngestProgress,
@@ -73,7 +75,8 @@ class Following:
         self._progress = progress
         self._on_progress = on_progress
         self._domains: dict[int, int] = {}
-        self.changes = ChangeRecords(lambda oid: self._domains.get(oid, oid))
+        self._tables = {table.full_name: table for table in tables}
+        self.changes = ChangeRecords(lambda oid: self._domains.get(oid, oid), self._look_up)
         self._confirmed = Lsn(0)
         self._batch = _Batch()
         self._appending: asyncio.Task[None] | None = None
@@ -148,6 +151,14 @@ class Following:
         with self._database.query() as cursor:
             cursor.execute(_DOMAINS)
             self._domains = dict(cursor.fetchall())
+
+    def _look_up(
+        self, table: str, columns: Sequence[str], key: Sequence[str]
+    ) -> Sequence[bytes | None] | None:
+        with self._database.query() as cursor:
+            cursor.execute(row_query(cursor, self._tables[table], columns, key))
+            row = cursor.fetchone()
+        return None if row is None else [v if v is None else v.encode() for v in row]
 
     async def _append(self, *, wait: bool) -> None:
         """Start to append the batch if the one before is done; with `wait`, wait for that."""

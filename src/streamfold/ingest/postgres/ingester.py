@@ -131,9 +131,7 @@ class PostgresIngest:
         await self._ensure_slot(control, streams)
         await self._copy(tables, streams)
         self._report("following")
-        following = Following(
-            self._database, streams, control, self.progress, lambda: self._report()
-        )
+        following = Following(self._database, tables, streams, control, self.progress, self._report)
         for table in tables:
             state = streams[table.full_name].state
             assert isinstance(state, Position)  # noqa: S101 - the copy is complete

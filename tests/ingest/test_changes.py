@@ -1,0 +1,113 @@
+"""What happens to rows, and what reaches the stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from s2_sdk import S2
+
+from streamfold.ingest.postgres.ingester import IngestOptions
+from tests.ingest.ingesting import ingesting, stream
+from tests.ingest.postgres import Rebuilt, database_name, execute, following
+
+LARGE = "(SELECT string_agg(md5(n::text), '') FROM generate_series(1, 400) n)"  # beyond 2 kB: TOAST
+
+
+async def ingested(database: str, s2: S2, before: list[str], after: list[str]) -> Rebuilt:
+    """Table t with key id, rebuilt from its stream."""
+    execute(database, *before)
+    options = IngestOptions(("t",), slot=database_name(database))
+    async with ingesting(database, s2, options) as running:
+        await running.followed()
+        execute(database, *after, "INSERT INTO t (id) VALUES (-9)", "DELETE FROM t WHERE id = -9")
+        async with following(stream(s2, "public.t"), ["id"]) as until:
+            return await until(lambda table: table.bodies[-1:] == [end(table)])
+
+
+def end(table: Rebuilt) -> Any:
+    last = table.bodies[-1] if table.bodies else {}
+    return last if last.get("op") == "d" and last["key"] == {"id": -9} else None
+
+
+async def test_truncate_empties_the_table(database: str, s2: S2) -> None:
+    rebuilt = await ingested(
+        database,
+        s2,
+        ["CREATE TABLE t (id int PRIMARY KEY, a text)", "INSERT INTO t VALUES (1, 'a')"],
+        ["TRUNCATE t", "INSERT INTO t VALUES (2, 'b')"],
+    )
+    assert rebuilt.table("id", "a") == [(2, "b")]
+
+
+async def test_large_values_that_did_not_change_are_named(database: str, s2: S2) -> None:
+    rebuilt = await ingested(
+        database,
+        s2,
+        [
+            "CREATE TABLE t (id int PRIMARY KEY, a text, n int)",
+            f"INSERT INTO t VALUES (1, {LARGE})",
+        ],
+        ["UPDATE t SET n = 5"],
+    )
+    (update,) = [body for body in rebuilt.bodies if body["op"] == "u"]
+    assert update["unchanged"] == ["a"]
+    assert update["after"] == {"id": 1, "n": 5}
+    assert rebuilt.table("id", "a", "n") == execute(database, "SELECT id, a, n FROM t")
+
+
+async def test_a_changed_key_takes_large_values_along(database: str, s2: S2) -> None:
+    rebuilt = await ingested(
+        database,
+        s2,
+        ["CREATE TABLE t (id int PRIMARY KEY, a text)", f"INSERT INTO t VALUES (1, {LARGE})"],
+        ["UPDATE t SET id = 2", "UPDATE t SET id = 3"],
+    )
+    moves = [body for body in rebuilt.bodies if body["op"] == "u"]
+    assert [body["key"] for body in moves] == [{"id": 1}, {"id": 2}]
+    assert not any("unchanged" in body for body in moves)
+    assert rebuilt.table("id", "a") == execute(database, "SELECT id, a FROM t")
+
+
+async def test_replica_identity_full_sends_whole_rows(database: str, s2: S2) -> None:
+    rebuilt = await ingested(
+        database,
+        s2,
+        [
+            "CREATE TABLE t (id int PRIMARY KEY, a text, n int)",
+            "ALTER TABLE t REPLICA IDENTITY FULL",
+            f"INSERT INTO t VALUES (1, {LARGE}, 1), (2, 'b', 2)",
+        ],
+        ["UPDATE t SET n = 5 WHERE id = 1", "DELETE FROM t WHERE id = 2"],
+    )
+    (update,) = [body for body in rebuilt.bodies if body["op"] == "u"]
+    assert update["before"]["n"] == 1
+    assert "unchanged" not in update
+    assert rebuilt.table("id", "a", "n") == execute(database, "SELECT id, a, n FROM t")
+
+
+async def test_partitions_are_one_table(database: str, s2: S2) -> None:
+    rebuilt = await ingested(
+        database,
+        s2,
+        [
+            "CREATE TABLE t (id int PRIMARY KEY, a text) PARTITION BY RANGE (id)",
+            "CREATE TABLE t_low PARTITION OF t FOR VALUES FROM (-100) TO (100)",
+            "CREATE TABLE t_high PARTITION OF t FOR VALUES FROM (100) TO (200)",
+            "INSERT INTO t VALUES (1, 'a'), (101, 'b')",
+        ],
+        ["UPDATE t SET id = 102 WHERE id = 1", "UPDATE t SET a = 'c' WHERE id = 101"],
+    )
+    assert rebuilt.table("id", "a") == [(101, "c"), (102, "a")]
+
+
+async def test_a_transaction_says_where_it_ends_in_each_stream(database: str, s2: S2) -> None:
+    rebuilt = await ingested(
+        database,
+        s2,
+        ["CREATE TABLE t (id int PRIMARY KEY)"],
+        ["INSERT INTO t SELECT generate_series(1, 5000)"],
+    )
+    inserts = [body["txn"] for body in rebuilt.bodies if body["op"] == "c"][:-1]
+    assert len({txn["id"] for txn in inserts}) == 1
+    assert [number for number, txn in enumerate(inserts) if "last" in txn] == [4999]
+    assert [index for _, index in rebuilt.positions[:5000]] == list(range(5000))

@@ -1,0 +1,117 @@
+"""`kill -9` of the ingester at random points under load: the rebuilt table equals the table."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import threading
+from asyncio.subprocess import PIPE
+
+import psycopg2
+from s2_sdk import S2
+
+from tests.ingest.conftest import BASIN
+from tests.ingest.ingesting import stream
+from tests.ingest.postgres import database_name, execute, following
+
+ROUNDS = 20 if os.environ.get("STREAMFOLD_PROVE") else 3
+ROWS = 5_000
+END = 10_000_000
+
+
+class Load(threading.Thread):
+    """Transactions of inserts, updates, deletes, key changes and, now and then, a truncate."""
+
+    def __init__(self, uri: str, seed: int) -> None:
+        super().__init__()
+        self._uri = uri
+        self._random = random.Random(seed)
+        self._stopping = threading.Event()
+        self.transactions = 0
+
+    def run(self) -> None:
+        connection = psycopg2.connect(self._uri)
+        with connection.cursor() as cursor:
+            while not self._stopping.is_set():
+                for _ in range(self._random.randint(1, 20)):
+                    self._change(cursor)
+                connection.commit()
+                self.transactions += 1
+        connection.close()
+
+    def _change(self, cursor: psycopg2.extensions.cursor) -> None:
+        some, other = self._random.randrange(ROWS), self._random.randrange(ROWS * 2)
+        match self._random.randrange(100):
+            case 0 if self.transactions % 97 == 5:
+                cursor.execute("TRUNCATE t")
+            case n if n < 40:
+                cursor.execute(
+                    "INSERT INTO t VALUES (%s, %s) ON CONFLICT (id) DO UPDATE SET a = t.a || 'x'",
+                    (other, f"v{n}"),
+                )
+            case n if n < 70:
+                cursor.execute("UPDATE t SET a = %s WHERE id = %s", (f"u{n}", some))
+            case n if n < 85:
+                cursor.execute("DELETE FROM t WHERE id = %s", (some,))
+            case _:
+                cursor.execute(
+                    "UPDATE t SET id = %s WHERE id = %s "
+                    "AND NOT EXISTS (SELECT 1 FROM t WHERE id = %s)",
+                    (other, some, other),
+                )
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self.join()
+
+
+async def test_a_killed_ingester_loses_and_repeats_nothing(
+    database: str, s2: S2, endpoint: str
+) -> None:
+    execute(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY, a text)",
+        f"INSERT INTO t SELECT n, 'first' FROM generate_series(0, {ROWS - 1}) n",
+    )
+    arguments = (
+        *("ingest", "postgres", "--dsn", database, "--table", "t", "--basin", BASIN),
+        *("--slot", database_name(database), "--endpoint", endpoint, "--json"),
+    )
+    pauses = random.Random(7)
+    load = Load(database, seed=7)
+    load.start()
+    try:
+        for number in range(ROUNDS):
+            process = await start(*arguments)
+            # In the first round within the copy, then at any point.
+            await line_with(process, b"copying" if number == 0 else b"following")
+            await asyncio.sleep(pauses.uniform(0, 0.1 if number == 0 else 1.5))
+            process.send_signal(signal.SIGKILL)
+            await process.wait()
+    finally:
+        await asyncio.to_thread(load.stop)
+    execute(database, f"INSERT INTO t VALUES ({END}, 'end')")
+    process = await start(*arguments)
+    try:
+        async with following(stream(s2, "public.t"), ["id"]) as until:
+            rebuilt = await until(lambda table: (END,) in table.rows)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
+    assert rebuilt.table("id", "a") == execute(database, "SELECT id, a FROM t ORDER BY id")
+    assert len(rebuilt.positions) == len(set(rebuilt.positions)) > load.transactions
+
+
+async def start(*arguments: str) -> asyncio.subprocess.Process:
+    command = (sys.executable, "-m", "streamfold.cli.main", *arguments)
+    return await asyncio.create_subprocess_exec(*command, stdout=PIPE)
+
+
+async def line_with(process: asyncio.subprocess.Process, text: bytes) -> None:
+    assert process.stdout is not None
+    async with asyncio.timeout(120):
+        while text not in (line := await process.stdout.readline()):
+            assert line, "the ingester ended"
