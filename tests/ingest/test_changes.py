@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from s2_sdk import S2
 
 from streamfold.ingest.postgres.ingester import IngestOptions
@@ -111,3 +112,57 @@ async def test_a_transaction_says_where_it_ends_in_each_stream(database: str, s2
     assert len({txn["id"] for txn in inserts}) == 1
     assert [number for number, txn in enumerate(inserts) if "last" in txn] == [4999]
     assert [index for _, index in rebuilt.positions[:5000]] == list(range(5000))
+
+
+async def test_an_added_column_needs_no_new_copy(database: str, s2: S2) -> None:
+    rebuilt = await ingested(
+        database,
+        s2,
+        ["CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1), (2)"],
+        [
+            "ALTER TABLE t ADD COLUMN at timestamptz",
+            "INSERT INTO t VALUES (3, '2026-01-31 12:00+01')",
+            "ALTER TABLE t ADD COLUMN price numeric(8, 2)",
+            "UPDATE t SET price = 1 WHERE id = 1",
+        ],
+    )
+    rows = {key: (row.get("at"), row.get("price")) for (key,), row in rebuilt.rows.items()}
+    assert rows == {1: (None, "1.00"), 2: (None, None), 3: ("2026-01-31T11:00:00Z", None)}
+    assert [body["op"] for body in rebuilt.bodies].count("t") == 0
+    declared = [body["columns"] for body in rebuilt.bodies if body["op"] == "s"]
+    assert declared[0] == [{"name": "id", "type": "INT", "nullable": False, "source": "integer"}]
+    assert {column["name"]: column["type"] for column in declared[-1]} == {
+        "id": "INT",
+        "at": "TIMESTAMP",
+        "price": "DECIMAL(8,2)",
+    }
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ALTER TABLE t RENAME COLUMN a TO b",
+        "ALTER TABLE t DROP COLUMN a",
+        "ALTER TABLE t ALTER COLUMN a TYPE int USING length(a)",
+        "ALTER TABLE t ADD COLUMN b int DEFAULT 7",
+    ],
+)
+async def test_a_table_whose_old_rows_look_different_is_copied_again(
+    database: str, s2: S2, change: str
+) -> None:
+    execute(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY, a text)",
+        "INSERT INTO t SELECT n, 'row ' || n FROM generate_series(1, 3) n",
+    )
+    options = IngestOptions(("t",), slot=database_name(database))
+    async with ingesting(database, s2, options) as running:
+        await running.followed()
+        execute(database, change, "DELETE FROM t WHERE id = 3")
+        await running.until(lambda progress: progress.sessions == 2)
+        await running.followed()
+        execute(database, "DELETE FROM t WHERE id = 2")
+        async with following(stream(s2, "public.t"), ["id"]) as until:
+            rebuilt = await until(lambda table: table.bodies[-1:] and table.bodies[-1]["op"] == "d")
+    rows = execute(database, "SELECT row_to_json(t) FROM t ORDER BY id")
+    assert [row for _, row in sorted(rebuilt.rows.items())] == [row for (row,) in rows]

@@ -168,8 +168,8 @@ def test_what_an_extra_lacks_is_named_in_one_sentence(
     environment.install(wheel, extra)
     probe = (json.dumps(list(IMPORTS)), json.dumps(list(COMMANDS)))
     found = json.loads(run(environment.python, "-c", PROBE, *probe))
-    # The pipeline reads and writes archives, so its extra has what those need.
-    provided = {None, extra} | ({"archive"} if extra == "spark" else set())
+    # The pipeline reads and writes archives, and ingest appends to streams.
+    provided = {None, extra, {"spark": "archive", "postgres": "client"}.get(extra or "")}
     for what, needed in (IMPORTS | COMMANDS).items():
         reported = found[what]
         if needed in provided:

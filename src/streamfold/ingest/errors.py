@@ -8,7 +8,8 @@ ConflictError
 ├── SlotLostError               changes are lost, because the slot is gone or was moved: copy again
 └── IngestFencedError           another ingester has taken over: stop
 RetryLaterError
-└── SourceUnavailableError      the database does not answer, or the slot is in use
+├── SourceUnavailableError      the database does not answer, or the slot is in use
+└── ColumnsChangedError         the table has to be copied again, which the next session does
 """
 
 from __future__ import annotations
@@ -63,3 +64,13 @@ class IngestFencedError(ConflictError):
 
 class SourceUnavailableError(RetryLaterError):
     code = "source_unavailable"
+
+
+class ColumnsChangedError(RetryLaterError):
+    """Rows that the stream has would look different now."""
+
+    code = "columns_changed"
+
+    def __init__(self, table: str) -> None:
+        super().__init__(f"the columns of table {table} changed, so it is copied again")
+        self.table = table

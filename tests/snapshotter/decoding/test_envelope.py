@@ -349,3 +349,58 @@ def test_a_column_that_was_seen_exists_and_takes_the_type_of_its_first_value(
 def test_a_key_that_was_only_seen_as_null_makes_no_table() -> None:
     found = decode({"op": "c", "after": {"id": None, "name": "x"}}, schema=None)
     assert (found.schema, len(found.changes), len(found.dead_letters)) == (None, 0, 1)
+
+
+def test_declared_columns_have_their_types_whatever_the_first_values_are() -> None:
+    columns = [
+        {"name": "id", "type": "BIGINT", "nullable": False, "source": "bigint"},
+        {"name": "price", "type": "DECIMAL(6,2)"},
+        {"name": "at", "type": "TIMESTAMP", "source": "timestamp with time zone"},
+        {"name": "share", "type": "DOUBLE"},
+    ]
+    found = decode(
+        {"op": "s", "key": ["id"], "columns": columns},
+        {"op": "r", "after": {"id": 1, "price": "1.50", "at": None, "share": "NaN"}},
+        {"op": "r", "after": {"id": 2, "price": None, "at": "9223372036854775807", "share": 1}},
+        schema=None,
+    )
+    assert found.ignored == 1
+    assert found.schema is not None
+    types = {field.name: field.type for field in found.schema.arrow}
+    assert types == {
+        "id": pa.int64(),
+        "price": pa.decimal128(6, 2),
+        "at": pa.timestamp("us", "UTC"),
+        "share": pa.float64(),
+    }
+    first, second = (
+        change.as_py() for change in found.changes["after"].combine_chunks().field("price")
+    )
+    assert (first, second) == (Decimal("1.50"), None)
+    infinite = found.changes["after"].combine_chunks().field("at")[1]
+    assert infinite.value == 2**63 - 1
+
+
+def test_a_declaration_within_a_transaction_does_not_end_it() -> None:
+    transaction = {"id": "7"}
+    found = decode(
+        {"op": "c", "after": {"id": 1}, "txn": transaction},
+        {"op": "s", "columns": [{"name": "id", "type": "BIGINT"}]},
+    )
+    assert (found.tail.id, found.tail.since) == ("7", 0)
+
+
+@pytest.mark.parametrize(
+    ("declaration", "reason"),
+    [
+        ({"op": "s"}, "must have columns"),
+        ({"op": "s", "columns": [], "after": {"id": 1}}, "and no row"),
+        ({"op": "s", "columns": [{"name": "id", "type": "NUMBER"}]}, "NUMBER is not a type"),
+        ({"op": "s", "columns": [{"name": "id"}]}, "type"),
+    ],
+)
+def test_a_declaration_that_cannot_be_read_is_a_dead_letter(
+    declaration: dict[str, Any], reason: str
+) -> None:
+    (letter,) = decode(declaration).dead_letters["reason"].to_pylist()
+    assert reason in letter

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from psycopg2 import sql
+import msgspec
 
+from streamfold.extras import needing_extra
 from streamfold.ingest.errors import SourceUnusableError
 from streamfold.ingest.postgres.values import column_type
+
+with needing_extra("postgres"):
+    from psycopg2 import sql
 
 #: The oldest version with everything that is used here: 14.
 VERSION_MIN: Final = 140_000
@@ -18,9 +22,8 @@ VERSION_MIN: Final = 140_000
 _VERSION_GENERATED: Final = 180_000
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column whose values are sent."""
+class Column(msgspec.Struct, frozen=True):
+    """A column whose values are sent; part of the notes in the control stream."""
 
     name: str
     #: Of the type that a domain is based on.
@@ -29,6 +32,8 @@ class Column:
     nullable: bool
     #: As PostgreSQL writes it, such as `numeric(12,2)`.
     source_type: str
+    #: Whether rows from before the column was added have another value than null.
+    filled: bool = False
 
     @property
     def type(self) -> str:
@@ -52,8 +57,29 @@ class Table:
         return f"{self.schema}.{self.name}"
 
     @property
+    def declaration(self) -> bytes:
+        """The record that declares the columns to readers, as JSON."""
+        columns = [
+            {"name": c.name, "type": c.type, "nullable": c.nullable, "source": c.source_type}
+            for c in self.columns
+        ]
+        return msgspec.json.encode({"op": "s", "key": self.key, "columns": columns})
+
+    @property
     def identifier(self) -> sql.Identifier:
         return sql.Identifier(self.schema, self.name)
+
+
+def shape(columns: Iterable[Column]) -> dict[str, tuple[int, int]]:
+    """Return what decides how values look: types by name."""
+    return {column.name: (column.type_oid, column.modifier) for column in columns}
+
+
+def is_extension(old: Mapping[str, object], new: Mapping[str, object], table: Table) -> bool:
+    """Return whether columns were only added, and rows from before have null in them."""
+    added = new.keys() - old.keys()
+    null = {column.name for column in table.columns if not column.filled}
+    return added <= null and all(new.get(name) == kind for name, kind in old.items())
 
 
 def check_server(cursor: Any) -> None:
@@ -107,15 +133,16 @@ ORDER BY 1, 2
 _COLUMNS = """
 WITH RECURSIVE base AS (
     SELECT a.attnum, a.attname, a.attnotnull, a.attgenerated, a.atttypmod AS typmod,
+           a.atthasdef OR a.attidentity <> '' AS filled,
            format_type(a.atttypid, a.atttypmod) AS shown, t.oid, t.typtype, t.typbasetype, t.typtypmod
     FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
     WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped
   UNION ALL
-    SELECT b.attnum, b.attname, b.attnotnull, b.attgenerated, b.typtypmod, b.shown,
+    SELECT b.attnum, b.attname, b.attnotnull, b.attgenerated, b.typtypmod, b.filled, b.shown,
            t.oid, t.typtype, t.typbasetype, t.typtypmod
     FROM base b JOIN pg_type t ON t.oid = b.typbasetype WHERE b.typtype = 'd'
 )
-SELECT attname, oid, typmod, NOT attnotnull, shown, attgenerated
+SELECT attname, oid, typmod, NOT attnotnull, shown, filled, attgenerated
 FROM base WHERE typtype <> 'd' ORDER BY attnum
 """
 _KEY = """
@@ -136,8 +163,7 @@ def find_tables(cursor: Any, patterns: Sequence[str]) -> list[Table]:
 
     Raises SourceUnusableError if a name matches no table, or a table cannot be followed.
     """
-    cursor.execute(_TABLES)
-    found = {f"{row[0]}.{row[1]}": row for row in cursor.fetchall()}
+    found = _rows(cursor)
     chosen: dict[str, Any] = {}
     for pattern in patterns:
         full = pattern if "." in pattern else f"public.{pattern}"
@@ -150,14 +176,24 @@ def find_tables(cursor: Any, patterns: Sequence[str]) -> list[Table]:
     return [_table(cursor, *row) for row in chosen.values()]
 
 
+def _rows(cursor: Any) -> dict[str, Any]:
+    cursor.execute(_TABLES)
+    return {f"{row[0]}.{row[1]}": row for row in cursor.fetchall()}
+
+
+def find_table(cursor: Any, name: str) -> Table | None:
+    """Return the table with this full name, if there is one."""
+    row = _rows(cursor).get(name)
+    return None if row is None else _table(cursor, *row)
+
+
 def describe_tables(cursor: Any) -> Iterable[tuple[str, Table | str]]:
     """Yield every table by name: as it would be followed, or why it cannot be."""
-    cursor.execute(_TABLES)
-    for row in cursor.fetchall():
+    for name, row in _rows(cursor).items():
         try:
-            yield f"{row[0]}.{row[1]}", _table(cursor, *row)
+            yield name, _table(cursor, *row)
         except SourceUnusableError as error:
-            yield f"{row[0]}.{row[1]}", error.message
+            yield name, error.message
 
 
 def _table(
@@ -175,11 +211,7 @@ def _table(
         _check_partitions(cursor, oid)
     cursor.execute(_COLUMNS, (oid,))
     generated = "s" if cursor.connection.server_version >= _VERSION_GENERATED else ""
-    columns = tuple(
-        Column(column, type_oid, modifier, nullable, shown)
-        for column, type_oid, modifier, nullable, shown, how in cursor.fetchall()
-        if how in ("", generated)
-    )
+    columns = tuple(Column(*row) for *row, how in cursor.fetchall() if how in ("", generated))
     return Table(schema, name, columns, key, rows, size_bytes)
 
 

@@ -49,6 +49,7 @@ class TableRecord(NamedTuple):
 class _Held:
     """A change that waits until it is known whether it is the last of its transaction."""
 
+    encoder: RowEncoder
     body: bytes
     row: Row
     index: int
@@ -60,6 +61,8 @@ class _Table:
     key: tuple[str, ...]
     #: LSN and index of the last change in the stream.
     position: tuple[int, int]
+    relation: Relation | None = None
+    #: None until a change that the stream lacks needs it.
     encoder: RowEncoder | None = None
     index: int = 0
     held: _Held | None = None
@@ -78,6 +81,9 @@ class ChangeRecords:
 
     base_type: Callable[[int], int]
     look_up: LookUp
+    #: Called when the first change with these columns is due: returns a declaration of columns for the
+    #: stream, if they are new; raises if the stream cannot take them.
+    on_columns: Callable[[str, Relation], bytes | None]
     _tables: dict[str, _Table] = field(default_factory=dict)
     _relations: dict[int, _Table | None] = field(default_factory=dict)
     #: Tables with changes in the open transaction.
@@ -121,8 +127,13 @@ class ChangeRecords:
         table = self._tables.get(f"{event.schema}.{event.name}")
         self._relations[event.id] = table
         if table is not None:
-            columns = [(c.name, self.base_type(c.type_oid)) for c in event.columns]
-            table.encoder = RowEncoder(table.name, columns, table.key)
+            table.relation, table.encoder = event, None
+
+    def _describe(self, table: _Table, relation: Relation) -> tuple[RowEncoder, bytes | None]:
+        """Return how to encode rows, and the declaration of new columns."""
+        declaration = self.on_columns(table.name, relation)
+        columns = [(c.name, self.base_type(c.type_oid)) for c in relation.columns]
+        return RowEncoder(table.name, columns, table.key), declaration
 
     def _update(self, event: Update) -> Iterator[TableRecord]:
         new, old = event.new, event.old
@@ -157,7 +168,7 @@ class ChangeRecords:
         if relation not in self._relations or self._begin is None:
             raise MalformedError(f"a change of table {relation} came before its description")
         table = self._relations[relation]
-        if table is None or table.encoder is None:
+        if table is None or table.relation is None:
             return
         index = table.index
         if index == 0:
@@ -167,7 +178,13 @@ class ChangeRecords:
             return
         if table.held is not None:
             yield self._record(table, table.held, last=False)
-        table.held = _Held(body(table.encoder, row), row, index)
+            table.held = None
+        if table.encoder is None:
+            table.encoder, declaration = self._describe(table, table.relation)
+            if declaration is not None:
+                headers = change_headers(self._lsn, index - 1)
+                yield TableRecord(table.name, Record(declaration, headers))
+        table.held = _Held(table.encoder, body(table.encoder, row), row, index)
 
     def _commit(self, event: Commit) -> Iterator[TableRecord]:
         for table in self._touched:
@@ -180,13 +197,12 @@ class ChangeRecords:
 
     def _record(self, table: _Table, held: _Held, *, last: bool) -> TableRecord:
         assert self._begin is not None  # noqa: S101 - callers check it
-        assert table.encoder is not None  # noqa: S101
         lsn = self._lsn.encode()
         end = b',"last":true' if last else b""
         body = b'%s,"txn":{"id":"%s"%s}}' % (held.body, lsn, end)
         headers = change_headers(self._lsn, held.index)
         table.position = (self._begin.commit_lsn, held.index)
-        made = table.encoder.record(body, held.row, headers, self._begin.commit_time // 1000)
+        made = held.encoder.record(body, held.row, headers, self._begin.commit_time // 1000)
         return TableRecord(table.name, made)
 
 

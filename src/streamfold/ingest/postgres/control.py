@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import msgspec
 
 from streamfold.ingest.errors import SlotLostError, SourceUnusableError
+from streamfold.ingest.postgres.catalog import Column, Table
 from streamfold.ingest.postgres.pgoutput import Lsn, lsn_text, parse_lsn
 from streamfold.ingest.postgres.slot import Slot
 from streamfold.ingest.table_stream import TableStream, change_headers
@@ -19,6 +20,13 @@ from streamfold.model.records import Record, trim_record
 
 #: Records after which those before are trimmed: only the last one counts.
 _TRIM_AFTER = 1000
+
+
+class TableNote(msgspec.Struct, frozen=True):
+    """The columns of a table in its stream."""
+
+    key: tuple[str, ...]
+    columns: tuple[Column, ...]
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -30,6 +38,8 @@ class Note(msgspec.Struct, frozen=True):
     publication: str
     #: The slot may be confirmed up to here; 0/0 before it exists.
     lsn: str
+    #: Tables whose copy has begun: the columns that their streams declare.
+    tables: dict[str, TableNote] = {}
 
 
 class Control:
@@ -44,10 +54,26 @@ class Control:
         self.found = None if last is None else msgspec.json.decode(last.body, type=Note)
         #: The position of the last note.
         self.lsn = parse_lsn(self.found.lsn) if self.found else Lsn(0)
+        self.tables = dict(self.found.tables) if self.found else {}
+
+    async def note_columns(self, *tables: Table) -> None:
+        """Note durably which columns the streams of these tables declare from now on."""
+        for table in tables:
+            self.tables[table.full_name] = TableNote(table.key, table.columns)
+        await self.note(self.lsn)
+
+    def check_key(self, table: Table) -> None:
+        """Raise if the table got another key: readers of its stream could not follow."""
+        noted = self.tables.get(table.full_name)
+        if noted is not None and noted.key != table.key:
+            raise SourceUnusableError(
+                f"the key of table {table.full_name} was ({', '.join(noted.key)}) and is now "
+                f"({', '.join(table.key)}): a stream keeps its key, so name another --slot and --prefix"
+            )
 
     async def note(self, lsn: Lsn) -> None:
         """Note durably that the slot may be confirmed up to here."""
-        note = msgspec.structs.replace(self._note, lsn=lsn_text(lsn))
+        note = msgspec.structs.replace(self._note, lsn=lsn_text(lsn), tables=self.tables)
         records = [Record(msgspec.json.encode(note), change_headers(note.lsn, 0))]
         self._written += 1
         if self._written % _TRIM_AFTER == 1:

@@ -15,8 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, NamedTuple
 
-from psycopg2 import sql
-
+from streamfold.extras import needing_extra
 from streamfold.ingest.postgres.catalog import Table, identifiers, key_values
 from streamfold.ingest.postgres.connection import Database, named_failures
 from streamfold.ingest.postgres.pgoutput import Row
@@ -29,6 +28,9 @@ from streamfold.ingest.table_stream import (
     copy_headers,
 )
 from streamfold.model.records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, Record, metered_size
+
+with needing_extra("postgres"):
+    from psycopg2 import sql
 
 #: Bytes that COPY may be ahead of the stream, as blocks of about 64 KiB.
 _BLOCKS_AHEAD: Final = 64
@@ -240,6 +242,8 @@ async def copy_table(
     columns = [(column.name, column.type_oid) for column in table.columns]
     encoder = RowEncoder(table.full_name, columns, table.key)
     batches = CopyBatches(encoder, copied.lsn, copied.rows)
+    if copied.key is None:
+        await stream.append([Record(table.declaration, copy_headers(copied.lsn, 0))])
     async with copied_blocks(database, table, snapshot.name, copied.key) as blocks:
         async for rows in copied_rows(blocks):
             for row in rows:

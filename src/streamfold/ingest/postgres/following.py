@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from streamfold.errors import RetryLaterError
-from streamfold.ingest.errors import SourceUnavailableError
-from streamfold.ingest.postgres.catalog import Table, row_query
+from streamfold.ingest.errors import ColumnsChangedError, SourceUnavailableError
+from streamfold.ingest.postgres.catalog import Table, find_table, is_extension, row_query, shape
 from streamfold.ingest.postgres.changes import ChangeRecords
 from streamfold.ingest.postgres.connection import Database, named_failures
-from streamfold.ingest.postgres.control import Control
+from streamfold.ingest.postgres.control import Control, TableNote
 from streamfold.ingest.postgres.pgoutput import (
     LSN_ZERO,
     Lsn,
@@ -76,8 +76,10 @@ class Following:
         self._on_progress = on_progress
         self._domains: dict[int, int] = {}
         self._tables = {table.full_name: table for table in tables}
-        self.changes = ChangeRecords(lambda oid: self._domains.get(oid, oid), self._look_up)
+        self.changes = ChangeRecords(self._base_type, self._look_up, self._on_columns)
         self._confirmed = Lsn(0)
+        #: Whether columns were declared that the control stream does not have yet.
+        self._declared = False
         self._batch = _Batch()
         self._appending: asyncio.Task[None] | None = None
         self._readable = asyncio.Event()
@@ -109,6 +111,9 @@ class Following:
                 if now - noted_at >= heartbeat and self._is_idle():
                     noted_at = now
                     await self._note_quiet(cursor)
+                if self._declared:
+                    self._declared = False
+                    await self._control.note(self._control.lsn)
                 if now - confirmed_at >= _CONFIRM:
                     confirmed_at = now
                     self._confirm(cursor)
@@ -146,6 +151,34 @@ class Following:
             if self._batch.size >= _BATCH_BYTES:
                 return False
         return False
+
+    def _base_type(self, oid: int) -> int:
+        return self._domains.get(oid, oid)
+
+    def _on_columns(self, name: str, relation: Relation) -> bytes | None:
+        """Return the declaration of added columns; ColumnsChangedError if more than that changed."""
+        noted = self._control.tables[name]
+        old = shape(noted.columns)
+        new = {}
+        for column in relation.columns:
+            base = self._base_type(column.type_oid)
+            # PostgreSQL does not send the modifier of a domain.
+            kept = old.get(column.name, (0, -1))[1] if base != column.type_oid else column.modifier
+            new[column.name] = (base, kept)
+        if new == old:
+            return None
+        with self._database.query() as cursor:
+            table = find_table(cursor, name)
+        if table is None:
+            raise SourceUnavailableError(f"table {name} does not exist any more")
+        if new.items() <= old.items() and old == shape(table.columns):
+            return None  # sent before the columns that are already noted were added
+        if not is_extension(old, new, table):
+            raise ColumnsChangedError(name)
+        self._tables[name] = table
+        self._control.tables[name] = TableNote(table.key, table.columns)
+        self._declared = True
+        return table.declaration
 
     def _load_domains(self) -> None:
         with self._database.query() as cursor:

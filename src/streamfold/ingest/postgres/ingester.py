@@ -21,8 +21,19 @@ from typing import Final
 
 from streamfold.backoff import Backoff
 from streamfold.errors import OutcomeUnknownError, RetryLaterError, SeqNumMismatchError
-from streamfold.ingest.errors import SourceUnavailableError, SourceUnusableError
-from streamfold.ingest.postgres.catalog import Table, check_server, ensure_publication, find_tables
+from streamfold.ingest.errors import (
+    ColumnsChangedError,
+    SourceUnavailableError,
+    SourceUnusableError,
+)
+from streamfold.ingest.postgres.catalog import (
+    Table,
+    check_server,
+    ensure_publication,
+    find_tables,
+    is_extension,
+    shape,
+)
 from streamfold.ingest.postgres.connection import Database
 from streamfold.ingest.postgres.control import Control
 from streamfold.ingest.postgres.first_copy import copy_table, exported_snapshot
@@ -95,6 +106,8 @@ class PostgresIngest:
         self._backoff = backoff or Backoff()
         self._on_progress = on_progress
         self._recopy = options.recopy
+        #: Tables that have to be copied again, because their columns changed.
+        self._stale: set[str] = set()
         self.progress = IngestProgress()
 
     async def run(self) -> None:
@@ -105,6 +118,9 @@ class PostgresIngest:
             began = time.monotonic()
             try:
                 await self._session()
+            except ColumnsChangedError as error:
+                logger.warning("%s", error)
+                self._stale.add(error.table)
             except (RetryLaterError, OutcomeUnknownError, SeqNumMismatchError) as error:
                 lasted = time.monotonic() - began
                 failures = 1 if lasted > self._backoff.longest else failures + 1
@@ -128,8 +144,11 @@ class PostgresIngest:
         streams = {
             t.full_name: await self._take(options.stream(t.full_name), token) for t in tables
         }
+        for table in tables:
+            control.check_key(table)
         await self._ensure_slot(control, streams)
-        await self._copy(tables, streams)
+        await self._restart_stale(tables, streams, control)
+        await self._copy(tables, streams, control)
         self._report("following")
         following = Following(self._database, tables, streams, control, self.progress, self._report)
         for table in tables:
@@ -206,7 +225,24 @@ class PostgresIngest:
         await stream.append([Record(b'{"op":"t"}', copy_headers("0/0", 0))])
         stream.state = CopyPosition("0/0", 0, None)
 
-    async def _copy(self, tables: Sequence[Table], streams: dict[str, TableStream]) -> None:
+    async def _restart_stale(
+        self, tables: Sequence[Table], streams: dict[str, TableStream], control: Control
+    ) -> None:
+        """Let tables be copied again whose rows in the stream would look different now."""
+        for table in tables:
+            stream, noted = streams[table.full_name], control.tables.get(table.full_name)
+            if stream.state is None or noted is None:
+                continue
+            old, new = shape(noted.columns), shape(table.columns)
+            changed = not is_extension(old, new, table)
+            partial = isinstance(stream.state, CopyPosition) and old != new
+            if changed or partial or table.full_name in self._stale:
+                await self._restart_copy(stream)
+            self._stale.discard(table.full_name)
+
+    async def _copy(
+        self, tables: Sequence[Table], streams: dict[str, TableStream], control: Control
+    ) -> None:
         """Copy the tables whose copy is not complete, all in one snapshot."""
         left = [t for t in tables if not isinstance(streams[t.full_name].state, Position)]
         for table in tables:
@@ -216,6 +252,7 @@ class PostgresIngest:
         if not left:
             return
         self._report("copying")
+        await control.note_columns(*left)
         with exported_snapshot(self._database) as snapshot:
             for table in left:
                 progress = self.progress.tables[table.full_name]

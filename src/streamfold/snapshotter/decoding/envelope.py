@@ -5,9 +5,12 @@
     {"op": "d", "key": {"id": 7}}
     {"op": "t"}
     {"op": "e", "txn": "91"}
+    {"op": "s", "key": ["id"], "columns": [{"name": "id", "type": "BIGINT", "nullable": false}, …]}
 
-- `op`: c insert, u update, d delete, t truncate, r a row of the first copy; e is not a change: it ends
-  the transaction.
+- `op`: c insert, u update, d delete, t truncate, r a row of the first copy. Two are not changes: e ends
+  the transaction, s declares the columns of the records that follow.
+- `columns`: of s alone; types as in a `schema` of the configuration. A column that is already known
+  keeps its type. `source`, beside them, is the source's own type, for people.
 - `key`: key of the row *before* the change; may be left out where `before` or `after` shows it. Key
   fields that `after` leaves out are taken from it; where they differ, the row's key changed.
 - `after`: the whole row; needed for c, u and r. A column that is left out is null, unless `unchanged`
@@ -24,23 +27,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 import msgspec
 import pyarrow as pa
 
 from streamfold.archive.schema import TableSchema
+from streamfold.errors import InvalidError
 from streamfold.snapshotter.decoding.arrow_rows import ABSENT, RowReading
 from streamfold.snapshotter.decoding.assembly import STOP, Assembly
+from streamfold.snapshotter.decoding.ddl import parse_ddl
 from streamfold.snapshotter.decoding.decoder import Decoded, DecoderOptions, DecoderType
+from streamfold.snapshotter.decoding.json_values import Hint
 from streamfold.snapshotter.decoding.records import RawChanges, RecordIntake
 from streamfold.snapshotter.transactions import OUTSIDE, Membership, tail_of
 
 OP_OF_LETTER = {"c": "insert", "u": "update", "d": "delete", "t": "truncate", "r": "read"}
 
 
-#: Not a change: the end of a transaction.
-_END = "e"
+#: Not changes: the end of a transaction, and the columns of a table.
+_END, _SCHEMA = "e", "s"
+
+
+class _Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    type: str
+    nullable: bool = True
+    source: str = ""
 
 
 class _Transaction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
@@ -49,12 +63,13 @@ class _Transaction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=F
 
 
 class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    op: Literal["c", "u", "d", "t", "r", "e"]
+    op: Literal["c", "u", "d", "t", "r", "e", "s"]
     key: msgspec.Raw = ABSENT
     before: msgspec.Raw = ABSENT
     after: msgspec.Raw = ABSENT
     unchanged: tuple[str, ...] = ()
     txn: str | int | _Transaction | None = None
+    columns: tuple[_Column, ...] | None = None
 
     def is_bare(self) -> bool:
         return self.key == self.before == self.after == ABSENT and not self.unchanged
@@ -85,8 +100,9 @@ class EnvelopeDecoder:
         indices, found = intake.parsed(_decode)
         tail = tail_of(_backwards(intake, indices, found))
         ops = [m.op for m in found]
-        if _END in ops:
-            indices, found = _without_ends(intake, indices, found)
+        hints: dict[str, Hint] = {}
+        if _END in ops or _SCHEMA in ops:
+            indices, found = _without_marks(intake, indices, found, hints)
             ops = [m.op for m in found]
         changes = RawChanges(
             indices,
@@ -97,7 +113,7 @@ class EnvelopeDecoder:
             [m.unchanged for m in found],
             [_id_of(m.txn) for m in found],
         )
-        assembly = Assembly(self.key_fields, RowReading(), self.mismatch)
+        assembly = Assembly(self.key_fields, RowReading(hints=hints), self.mismatch)
         return replace(assembly.decoded(intake, changes, schema), tail=tail)
 
 
@@ -112,23 +128,53 @@ def _backwards(
 ) -> Iterator[tuple[int, Membership]]:
     """Yield what records, last one first, say about transactions; rows of a first copy say nothing."""
     for index, message in zip(reversed(indices), reversed(found), strict=True):
-        if message.op != "r" or message.txn is not None:
+        if message.op not in ("r", _SCHEMA) or message.txn is not None:
             yield int(intake.seq_nums[index]), message.membership()
 
 
-def _without_ends(
-    intake: RecordIntake, indices: Sequence[int], found: Sequence[_Envelope]
+def _without_marks(
+    intake: RecordIntake,
+    indices: Sequence[int],
+    found: Sequence[_Envelope],
+    hints: dict[str, Hint],
 ) -> tuple[list[int], list[_Envelope]]:
-    """Return only changes; an end without a transaction, or with a row, is a dead letter."""
+    """Return only changes, and add declared columns to the hints.
+
+    An end without a transaction or with a row, and columns that cannot be read, are dead letters.
+    """
     kept = []
     for index, message in zip(indices, found, strict=True):
-        if message.op != _END:
+        if message.op not in (_END, _SCHEMA):
             kept.append((index, message))
-        elif message.txn is None or not message.is_bare():
-            intake.refuse(index, "the end of a transaction must name it as txn, and no row")
+        elif problem := _end_problem(message) if message.op == _END else _declare(message, hints):
+            intake.refuse(index, problem)
         else:
             intake.ignored += 1
     return [index for index, _ in kept], [message for _, message in kept]
+
+
+def _end_problem(message: _Envelope) -> str:
+    if message.txn is None or not message.is_bare():
+        return "the end of a transaction must name it as txn, and no row"
+    return ""
+
+
+def _declare(message: _Envelope, hints: dict[str, Hint]) -> str:
+    """Add the declared columns to the hints; returns what is wrong with them."""
+    if message.columns is None or message.before != ABSENT or message.after != ABSENT:
+        return "a declaration must have columns, and no row"
+    try:
+        declared = {c.name: Hint(_type_of(c.name, c.type)) for c in message.columns}
+    except InvalidError as error:
+        return error.message
+    hints.update(declared)
+    return ""
+
+
+@lru_cache(maxsize=256)
+def _type_of(name: str, kind: str) -> pa.DataType:
+    quoted = name.replace("`", "``")
+    return parse_ddl(f"`{quoted}` {kind}").arrow.field(0).type
 
 
 ENVELOPE = DecoderType(
