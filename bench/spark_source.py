@@ -1,10 +1,10 @@
 """Measures reading streams into Spark: `python -m bench.spark_source --help`.
 
-The same records are read from a server by `format("streamfold")`, from Parquet by Spark itself, and
-from the server by a Python loop with the official client, in turns in one run: these machines are
-shared, and only ratios travel. Spark's own count of Parquet reads no records, so both are read with
-all columns to nowhere as well. Processor time is that of the server, of Spark's Java process, and
-of Python: Spark's workers, or the loop.
+The same records are read from a server by `format("streamfold")`, by the same from the server's storage
+past the server, from Parquet by Spark itself, and from the server by a Python loop with the official
+client, in turns in one run: these machines are shared, and only ratios travel. Spark's own count of
+Parquet reads no records, so both are read with all columns to nowhere as well. Processor time is that
+of the server, of Spark's Java process, and of Python: Spark's workers, or the loop.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from streamfold.model.records import Record
 from streamfold.records.columns import encode_append
 from streamfold.spark import local_session
 from streamfold.spark.stream.client import Connection, Endpoint, Streams
+from streamfold.spark.stream.options import parse_source
 from streamfold.spark.stream.range_reads import transfer
+from streamfold.spark.stream.stored import StoredBasin
 
 STREAM, LOOP = "records", "loop with the S2 client"
 #: Bytes of a body, and records of one append.
@@ -133,6 +135,15 @@ def works(
     def to_nowhere(frame: DataFrame) -> None:
         frame.write.format("noop").mode("overwrite").save()
 
+    stored = {"store": (folder / "served").as_uri(), "basin": BASIN, "stream": STREAM}
+    if not isinstance(parse_source(stored).origin, StoredBasin):
+        raise PathNotTakenError(f"{stored} are not read from storage")
+
+    def count_stored(**more: str) -> None:
+        found = spark.read.format("streamfold").options(**stored, **more).load().count()
+        if found != records:
+            raise RuntimeError(f"Spark counted {found} records, not {records}")
+
     one = json.dumps({STREAM: 1})
     some = min(records, SDK_RECORDS)
     return {
@@ -141,6 +152,8 @@ def works(
         "source, count": (records, count),
         "source, count by columns=seq_num": (records, lambda: count(columns="seq_num")),
         "source, all columns to nowhere": (records, lambda: to_nowhere(source())),
+        "store, count": (records, count_stored),
+        "store, count by columns=seq_num": (records, lambda: count_stored(columns="seq_num")),
         "source, to Parquet": (records, lambda: to_parquet(source(), "from-source")),
         "Spark's Parquet, all columns to nowhere": (records, lambda: to_nowhere(parquet())),
         "Spark's Parquet, to Parquet": (records, lambda: to_parquet(parquet(), "copy")),
@@ -166,6 +179,10 @@ def ratios(figures: dict[str, Any]) -> dict[str, float]:
     return {
         "count / loop": ratio("source, count", LOOP),
         "count by columns=seq_num / loop": ratio(counted, LOOP),
+        "count from the store / loop": ratio("store, count", LOOP),
+        "count from the store by columns=seq_num / loop": ratio(
+            "store, count by columns=seq_num", LOOP
+        ),
         "all columns to nowhere / loop": ratio("source, all columns to nowhere", LOOP),
         "to Parquet / loop": ratio("source, to Parquet", LOOP),
         "all columns / Spark's Parquet": ratio(
@@ -175,11 +192,12 @@ def ratios(figures: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def run(records: int, backend: str, repeats: int, folder: Path) -> dict[str, Any]:
+def run(records: int, repeats: int, folder: Path) -> dict[str, Any]:
     since = processor_times()
     spark = local_session("bench", settings={"spark.ui.showConsoleProgress": "false"})
     spark.sparkContext.setLogLevel("ERROR")
-    with serving(backend, [STREAM], folder) as server:
+    # Storage that Spark can read as well.
+    with serving("local", [STREAM], folder) as server:
         url = f"http://127.0.0.1:{server.port}"
         filled = fill(url, records)
         check_sessions(url)
@@ -188,7 +206,6 @@ def run(records: int, backend: str, repeats: int, folder: Path) -> dict[str, Any
     spark.stop()
     return {
         "records": records,
-        "backend": backend,
         "appended_per_second": filled,
         "figures": figures,
         "ratios": ratios(figures),
@@ -219,12 +236,11 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help=f"{QUICK} records instead of {FULL}")
     parser.add_argument("--repeats", type=int, default=REPEATS, help="turns of each measurement")
-    parser.add_argument("--backend", choices=("memory", "local"), default="local")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="bench-spark-"))
     try:
         records = QUICK if options.quick else FULL
-        results = run(records, options.backend, options.repeats, folder)
+        results = run(records, options.repeats, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     report(results)

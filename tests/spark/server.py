@@ -49,6 +49,11 @@ class Server:
         """What every read and write needs."""
         return {"endpoint": self.url, "basin": BASIN, "accessToken": TOKEN, "retryTimeout": "120"}
 
+    @property
+    def stored(self) -> dict[str, str]:
+        """What reads from storage need, past the server."""
+        return {"store": (self._folder / "data").as_uri(), "basin": BASIN}
+
     def start(self) -> Server:
         command = [sys.executable, "-m", "streamfold.cli.main", "serve", "--json"]
         command += ["--host=127.0.0.1", f"--port={self._port}", "--no-fsync", "--trim-grace=0"]

@@ -22,7 +22,7 @@ from streamfold.spark import (
     OptionError,
     StreamGoneError,
 )
-from streamfold.spark.stream.client import Connection
+from streamfold.spark.stream.client import Connection, Streams
 from streamfold.spark.stream.options import SourceOptions, parse_source
 from streamfold.spark.stream.positions import StreamPositions
 from streamfold.spark.stream.range_reads import Range, Wanted, read_range
@@ -154,13 +154,15 @@ def test_a_stream_that_was_deleted_under_a_query_is_data_loss(
 ) -> None:
     stream = fresh()
     with Connection(source_options(server, stream=stream).endpoint) as connection:
-        positions = StreamPositions(source_options(server, streamsPattern="gone"), connection)
+        positions = StreamPositions(
+            source_options(server, streamsPattern="gone"), Streams(connection)
+        )
         with pytest.raises(StreamGoneError, match=r"'gone'.*before 7.*failOnDataLoss"):
             positions.tails({"gone": 7})
         with pytest.raises(DataLossError, match="failOnDataLoss"):
             positions.tails({stream: 7})
         options = source_options(server, streamsPattern="gone", failOnDataLoss="false")
-        tolerant = StreamPositions(options, connection)
+        tolerant = StreamPositions(options, Streams(connection))
         assert tolerant.tails({"gone": 7, stream: 7}) == {"gone": 7, stream: 7}
 
 
@@ -232,7 +234,7 @@ def refusing_sessions(server: Server) -> Iterator[tuple[str, list[str]]]:
 def starts(server: Server, stream: str, **options: str) -> int:
     given = source_options(server, stream=stream, **options)
     with Connection(given.endpoint) as connection:
-        return StreamPositions(given, connection).starts("latest")[stream]
+        return StreamPositions(given, Streams(connection)).starts("latest")[stream]
 
 
 def put(server: Server, stream: str, what: str, body: bytes) -> None:

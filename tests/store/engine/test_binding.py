@@ -35,7 +35,7 @@ async def test_reads_without_the_bindings_copies_find_what_the_binding_finds() -
         await engine.flush()
         await engine.commit(rows[100:])
         keys = [*stored, *absent]
-        db, options = engine._db, slatedb._READ
+        db, options = engine._db, slatedb.READ
         expected = [await db.get_with_options(key, options) for key in keys]
         assert expected == [stored.get(key) for key in keys]
         assert await engine.get_many(keys) == expected

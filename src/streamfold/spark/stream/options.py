@@ -18,6 +18,7 @@ from typing import Final, TypeAlias
 
 from streamfold.spark.errors import OptionError
 from streamfold.spark.stream.client import Endpoint
+from streamfold.spark.stream.stored import StoredBasin
 
 #: Where a query starts or ends in each stream: a word for all, or a number for each.
 Positions: TypeAlias = str | Mapping[str, int]
@@ -43,10 +44,13 @@ _SHARED = (
     "endpoint", "basin", "caFile", "accessToken", "encryptionKey", "retryTimeout", "stream",
 )  # fmt: skip
 _SOURCE = (
+    "store",
     "streams", "streamsPattern", "startingOffsets", "startingTimestamp", "endingOffsets",
     "failOnDataLoss", "maxRecordsPerTrigger", "maxBytesPerTrigger", "minPartitions",
     "maxRecordsPerPartition", "includeHeaders", "columns", "bootstrap",
 )  # fmt: skip
+#: Options of a server, which storage does not have.
+_SERVER = ("endpoint", "caFile", "accessToken")
 _SINK = ("orderBy", "txnId", "txnVersion", "maxBatchBytes")
 #: Options that Spark adds.
 _OF_SPARK = ("path", "checkpointLocation", "queryName")
@@ -62,7 +66,8 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    endpoint: Endpoint
+    #: Where the streams are read: from a server, or from the storage of a store.
+    origin: Endpoint | StoredBasin
     selection: Selection
     starting: Positions | None
     #: Milliseconds since the Unix epoch; instead of `starting`.
@@ -76,6 +81,13 @@ class SourceOptions:
     max_records_per_partition: int
     columns: tuple[str, ...]
     bootstrap: bool
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The server; raises if streams are read from storage."""
+        if isinstance(self.origin, StoredBasin):
+            raise OptionError("store", "cannot be given here: give endpoint")
+        return self.origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +178,7 @@ def parse_source(given: Mapping[str, str]) -> SourceOptions:
             "startingTimestamp", "cannot be combined with startingOffsets: give one of them"
         )
     return SourceOptions(
-        endpoint=options.endpoint(),
+        origin=_origin(options),
         selection=_selection(options),
         starting=None if starting is None else _positions("startingOffsets", starting),
         starting_timestamp=None if since is None else _milliseconds(since),
@@ -191,6 +203,20 @@ def parse_sink(given: Mapping[str, str]) -> SinkOptions:
         txn_version=options.number("txnVersion", 0) or 0,
         max_batch_bytes=options.number("maxBatchBytes") or SINK_BYTES,
     )
+
+
+def _origin(options: _Options) -> Endpoint | StoredBasin:
+    url = options.text("store")
+    if url is None:
+        return options.endpoint()
+    if given := [name for name in _SERVER if options.text(name) is not None]:
+        raise OptionError(
+            given[0], "is for servers, and cannot be combined with store: give one of them"
+        )
+    if not url.startswith(("file:///", "s3://")):
+        raise OptionError("store", f"is {url!r}, it must be file:///folder or s3://bucket/prefix")
+    key = options.text("encryptionKey", "S2_ENCRYPTION_KEY") or ""
+    return StoredBasin(url, options.required("basin"), key)
 
 
 def _selection(options: _Options) -> Selection:

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from streamfold.errors import NotFoundError
 from streamfold.records.columns import read_columns
 from streamfold.spark.errors import DataLossError, OptionError, StreamGoneError
-from streamfold.spark.stream.client import Connection, Streams
+from streamfold.spark.stream.client import Streams
 from streamfold.spark.stream.options import (
     EARLIEST,
     EARLIEST_NUMBER,
@@ -20,6 +20,7 @@ from streamfold.spark.stream.options import (
     SourceOptions,
 )
 from streamfold.spark.stream.range_reads import Range
+from streamfold.spark.stream.stored import OpenBasin
 
 Offset: TypeAlias = dict[str, int]
 
@@ -72,9 +73,9 @@ _SPECIAL = re.compile(r"[\\^$.|?*+()\[\]{}]")
 class StreamPositions:
     """The streams that options choose, and positions in them. On the driver only."""
 
-    def __init__(self, options: SourceOptions, connection: Connection) -> None:
+    def __init__(self, options: SourceOptions, streams: Streams | OpenBasin) -> None:
         self._options = options
-        self._streams = Streams(connection)
+        self._streams = streams
 
     def chosen(self) -> list[str]:
         """Return the streams to read, in order; with a pattern, those that match it now."""

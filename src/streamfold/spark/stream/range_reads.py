@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 #: Bytes of records in one Arrow batch, exceeded by at most one frame: enough to make the fixed cost of
 #: a batch, mostly Spark's, negligible.
-_PIECE = 3 << 20
+PIECE = 3 << 20
 _SESSION = "s2s/proto"
 _UNWRITTEN = 416
 #: Statuses that refuse the request whatever its form: pages would be refused, too.
@@ -107,7 +107,7 @@ class _Frames:
         #: What has arrived and is not received yet.
         self._rest = memoryview(b"")
         self._stream = stream
-        self._room = memoryview(bytearray(_PIECE + BODY_MAX))
+        self._room = memoryview(bytearray(PIECE + BODY_MAX))
         self._head = memoryview(bytearray(_HEAD))
         self._filled = 0
 
@@ -115,7 +115,7 @@ class _Frames:
         """Yield what has arrived before raising a failure, so that nothing is fetched twice."""
         try:
             while self._receive_frame():
-                if self._filled >= _PIECE:
+                if self._filled >= PIECE:
                     yield self._taken()
         except TransientError:
             if self._filled:
@@ -213,7 +213,7 @@ def read_range(endpoint: Endpoint, wanted_range: Range, wanted: Wanted) -> Itera
             with Connection(endpoint) as connection:
                 for payload in transfer(connection, stream, at, end, sessions):
                     found = read_columns(payload, headers=wanted.headers, bodies=wanted.bodies)
-                    found, at = _within(found, stream, at, end, wanted)
+                    found, at = within(found, stream, at, end, wanted)
                     if len(found.seq_nums):
                         deadline.reset()
                         yield found
@@ -227,7 +227,7 @@ def read_range(endpoint: Endpoint, wanted_range: Range, wanted: Wanted) -> Itera
             deadline.wait(endpoint, error)
 
 
-def _within(found: Columns, stream: str, at: int, end: int, wanted: Wanted) -> tuple[Columns, int]:
+def within(found: Columns, stream: str, at: int, end: int, wanted: Wanted) -> tuple[Columns, int]:
     """Return the rows of `found` that belong to the range, and the position after them."""
     seq_nums = found.seq_nums
     if not len(seq_nums):
@@ -236,7 +236,7 @@ def _within(found: Columns, stream: str, at: int, end: int, wanted: Wanted) -> t
     for hole in np.flatnonzero(seq_nums != expected).tolist():
         if int(expected[hole]) < end:
             first = int(seq_nums[hole])
-            _lost(stream, int(expected[hole]), min(first, end), first, wanted)
+            report_loss(stream, int(expected[hole]), min(first, end), first, wanted)
     rows = int(np.searchsorted(seq_nums, end))
     return cut(found, rows), min(int(seq_nums[-1]) + 1, end)
 
@@ -246,11 +246,11 @@ def _ended_early(streams: Streams, stream: str, at: int, end: int, wanted: Wante
     first = streams.first(stream, at)
     if at <= first < min(end, streams.tail(stream).seq_num):
         raise TransientError(f"the read ended at {at}, before the last record")
-    _lost(stream, at, end, first, wanted)
+    report_loss(stream, at, end, first, wanted)
     return end
 
 
-def _lost(stream: str, start: int, end: int, first: int, wanted: Wanted) -> None:
+def report_loss(stream: str, start: int, end: int, first: int, wanted: Wanted) -> None:
     if wanted.fail_on_data_loss:
         raise DataLossError(stream, start, end, first)
     _log.warning(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -35,7 +36,7 @@ from pyspark.sql.types import StructType
 
 from streamfold.records.columns import warm_up_columns
 from streamfold.spark.errors import CarriesErrors
-from streamfold.spark.stream.client import Connection, answer_timeout
+from streamfold.spark.stream.client import Connection, Endpoint, Streams, answer_timeout
 from streamfold.spark.stream.options import (
     EARLIEST,
     LATEST,
@@ -48,6 +49,7 @@ from streamfold.spark.stream.options import (
 from streamfold.spark.stream.positions import Offset, StreamPositions, backlog, limit_records, split
 from streamfold.spark.stream.range_reads import Range, Wanted, read_range
 from streamfold.spark.stream.rows import arrow_schema, record_batch, spark_schema
+from streamfold.spark.stream.stored import OpenBasin, StoredBasin, open_basin, read_stored
 
 #: Records from which on loading the compiled kernels, a second per worker, pays off.
 _KERNEL_RECORDS = 50_000
@@ -123,7 +125,12 @@ class _RangeReader(CarriesErrors):
         _freeze_modules(len(part) >= _KERNEL_RECORDS)
         schema = arrow_schema(columns)
         wanted = Wanted("headers" in columns, "body" in columns, self._options.fail_on_data_loss)
-        for found in read_range(self._options.endpoint, part, wanted):
+        origin = self._options.origin
+        if isinstance(origin, StoredBasin):
+            found_in = read_stored(origin, part, wanted)
+        else:
+            found_in = read_range(origin, part, wanted)
+        for found in found_in:
             yield record_batch(part.stream, found, schema)
 
     def _parts(self, start: Offset, end: Offset) -> list[InputPartition]:
@@ -139,9 +146,8 @@ class BatchReader(_RangeReader, DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """On the driver, once per query."""
         _freeze_modules()
-        endpoint = self._options.endpoint
-        with Connection(endpoint, answer_timeout(endpoint)) as connection:
-            positions = StreamPositions(self._options, connection)
+        with _open_streams(self._options.origin) as streams:
+            positions = StreamPositions(self._options, streams)
             start = positions.starts(EARLIEST)
             return self._parts(start, positions.ends(start))
 
@@ -159,17 +165,23 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
         """Return what is sent to tasks: all but the connection."""
         return {**self.__dict__, "_connection": None}
 
-    @property
-    def _positions(self) -> StreamPositions:
+    @contextmanager
+    def _positions(self) -> Iterator[StreamPositions]:
+        origin = self._options.origin
+        if isinstance(origin, StoredBasin):
+            # Opened for each call: one that is open does not see later records.
+            with open_basin(origin) as basin:
+                yield StreamPositions(self._options, basin)
+            return
         if self._connection is None:
-            endpoint = self._options.endpoint
-            self._connection = Connection(endpoint, answer_timeout(endpoint))
-        return StreamPositions(self._options, self._connection)
+            self._connection = Connection(origin, answer_timeout(origin))
+        yield StreamPositions(self._options, Streams(self._connection))
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
         """Return the same offset each time: Spark calls it more than once."""
         if self._initial is None:
-            self._initial = self._positions.starts(LATEST)
+            with self._positions() as positions:
+                self._initial = positions.starts(LATEST)
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
@@ -182,8 +194,12 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
         return ReadAllAvailable()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's name
-        end = self._positions.tails(start)
-        start = self._positions.with_new(start, end)
+        with self._positions() as positions:
+            return self._latest(positions, start, limit)
+
+    def _latest(self, positions: StreamPositions, start: Offset, limit: ReadLimit) -> Offset:
+        end = positions.tails(start)
+        start = positions.with_new(start, end)
         if self._target is not None:
             end = {s: min(end[s], target) for s, target in self._target.items() if s in end} | {
                 stream: position for stream, position in start.items() if stream not in self._target
@@ -193,18 +209,21 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
         if isinstance(limit, ReadMaxRows):
             end = limit_records(start, end, limit.max_rows)
         if self._options.max_bytes_per_trigger is not None:
-            end = self._limit_bytes(start, end, self._options.max_bytes_per_trigger)
+            end = _limit_bytes(positions, start, end, self._options.max_bytes_per_trigger)
         return end
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Leave records that arrive from now on to the next run."""
-        self._target = self._positions.tails({})
+        with self._positions() as positions:
+            self._target = positions.tails({})
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802 - Spark's name
-        return self._positions.tails({})
+        with self._positions() as positions:
+            return positions.tails({})
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        return self._parts(self._positions.with_new(start, end), end)
+        with self._positions() as positions:
+            return self._parts(positions.with_new(start, end), end)
 
     def commit(self, end: Offset) -> None:
         """Do nothing: Spark's checkpoint has the position, and streams keep their records."""
@@ -213,11 +232,20 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
         if self._connection is not None:
             self._connection.close()
 
-    def _limit_bytes(self, start: Offset, end: Offset, limit: int) -> Offset:
-        """Return an offset after about `limit` bytes, judging by the size of the next records."""
-        waiting = backlog(start, end)
-        total = sum(map(len, waiting))
-        sizes = [
-            self._positions.mean_size(found.stream, found.start) * len(found) for found in waiting
-        ]
-        return limit_records(start, end, int(limit / (sum(sizes) / total))) if total else end
+
+@contextmanager
+def _open_streams(origin: Endpoint | StoredBasin) -> Iterator[Streams | OpenBasin]:
+    if isinstance(origin, StoredBasin):
+        with open_basin(origin) as basin:
+            yield basin
+    else:
+        with Connection(origin, answer_timeout(origin)) as connection:
+            yield Streams(connection)
+
+
+def _limit_bytes(positions: StreamPositions, start: Offset, end: Offset, limit: int) -> Offset:
+    """Return an offset after about `limit` bytes, judging by the size of the next records."""
+    waiting = backlog(start, end)
+    total = sum(map(len, waiting))
+    sizes = [positions.mean_size(found.stream, found.start) * len(found) for found in waiting]
+    return limit_records(start, end, int(limit / (sum(sizes) / total))) if total else end

@@ -83,7 +83,7 @@ class SlateEngine:
         self, db: Any, admin: Any, epoch: int, disk: LocalDisk | None, tables: SlateTables
     ) -> None:
         self._db = db
-        self._reads = slatedb_reads.Reads(db, _READ)
+        self._reads = slatedb_reads.Reads(db, READ)
         self._admin = admin
         self._epoch = epoch
         self._disk = disk
@@ -127,7 +127,7 @@ class SlateEngine:
             admin = clock.start(lambda: open_admin(location))
             db = await clock.open(builder.build)
         except (binding.Error, OSError) as error:
-            raise _translated(error) from error
+            raise translated(error) from error
         sizes, local = sizes_of(location.folder, location.files), location.folder is not None
         tables = SlateTables(db, admin, sizes, local=local)
         engine = cls(db, admin, 0, disk, tables)
@@ -144,7 +144,7 @@ class SlateEngine:
             if self._disk is not None:
                 await self._disk.take_over(self._admin)
         except (binding.Error, OSError) as error:
-            raise _translated(error) from error
+            raise translated(error) from error
 
     async def commit(self, ops: Sequence[Op]) -> None:
         if not ops:
@@ -161,9 +161,9 @@ class SlateEngine:
             if self._disk is not None:
                 await self._disk.sync_wal()
         except binding.Error as error:
-            raise _translated(await self._cause(error)) from error
+            raise translated(await self._cause(error)) from error
         except OSError as error:
-            raise _translated(error) from error
+            raise translated(error) from error
 
     async def _cause(self, error: Any) -> Any:
         """Storage's answer when a commit failed. SlateDB at first reports, once or several times, only
@@ -189,7 +189,7 @@ class SlateEngine:
                 # On slow storage a table may have been replaced meanwhile.
                 return await self._reads.get(key)
         except binding.Error as error:
-            raise _translated(error) from error
+            raise translated(error) from error
 
     async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         try:
@@ -198,7 +198,7 @@ class SlateEngine:
             except binding.Error.Data:
                 return await self._reads.get_many(keys)
         except binding.Error as error:
-            raise _translated(error) from error
+            raise translated(error) from error
 
     async def scan(
         self,
@@ -227,10 +227,10 @@ class SlateEngine:
                 # after the last row with the tables that replaced them. Unreadable data fails again at
                 # the same row.
                 if resumed_at == (start, end):
-                    raise _translated(error) from error
+                    raise translated(error) from error
                 resumed_at = (start, end)
             except binding.Error as error:
-                raise _translated(error) from error
+                raise translated(error) from error
 
     async def _scan(
         self, start: bytes, end: bytes, first: int, options: slatedb_reads.ScanOptions
@@ -261,7 +261,7 @@ class SlateEngine:
         try:
             manifest = await slatedb_binding.read_manifest(self._admin)
         except binding.Error as error:
-            raise _translated(error) from error
+            raise translated(error) from error
         if manifest is None or manifest.writer_epoch != self._epoch:
             raise WriterFencedError
 
@@ -269,7 +269,7 @@ class SlateEngine:
         try:
             return await self._tables.read()
         except binding.Error as error:
-            raise _translated(error) from error
+            raise translated(error) from error
 
     async def flush(self) -> None:
         """Write a young table, even if there is no row to write.
@@ -282,13 +282,13 @@ class SlateEngine:
                 self._committed = True
             await self._tables.flush()
         except binding.Error as error:
-            raise _translated(error) from error
+            raise translated(error) from error
 
     async def merge(self, runs: Sequence[int], *, young: bool) -> bool:
         try:
             return await self._tables.merge(runs, young=young)
         except binding.Error as error:
-            raise _translated(error) from error
+            raise translated(error) from error
 
     async def collect(self) -> DiskUse:
         """Delete files that are not needed; on local disk, make a restore point first.
@@ -304,7 +304,7 @@ class SlateEngine:
                     await self._collect()
                 return self._disk_use
         except (binding.Error, OSError) as error:
-            raise _translated(error) from error
+            raise translated(error) from error
 
     async def _collect(self) -> None:
         if self._disk is None:
@@ -323,7 +323,7 @@ class SlateEngine:
         except binding.Error as error:
             # A database that is already closed or fenced has nothing left to flush.
             if not isinstance(error, binding.Error.Closed):
-                raise _translated(error) from error
+                raise translated(error) from error
 
 
 def open_admin(location: Location) -> Any:
@@ -412,12 +412,12 @@ def _scan_options(order: Any, read_ahead: int, tasks: int) -> slatedb_reads.Scan
 _ASCENDING = _scan_options(binding.IterationOrder.ASCENDING, _READ_AHEAD_BYTES, 1)
 _EAGER = _scan_options(binding.IterationOrder.ASCENDING, _EAGER_BYTES, _EAGER_TASKS)
 _DESCENDING = _scan_options(binding.IterationOrder.DESCENDING, 1, 1)
-_READ = binding.ReadOptions(
+READ = binding.ReadOptions(
     durability_filter=binding.DurabilityLevel.REMOTE, dirty=False, cache_blocks=True
 )
 
 
-def _translated(error: Exception) -> Exception:
+def translated(error: Exception) -> Exception:
     if isinstance(error, binding.Error.Closed) and error.reason == binding.CloseReason.FENCED:
         return WriterFencedError()
     text = getattr(error, "message", str(error))

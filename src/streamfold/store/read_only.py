@@ -1,0 +1,211 @@
+"""Reads a store that another process writes, straight from its storage and without its server.
+
+SlateDB opens the newest durable state and pins its files by a checkpoint, which it renews while the
+store is open and deletes at the end: compaction by the writer deletes nothing that is still read here.
+Records that are appended after a stream was opened are not seen. Streams answer as they would after a
+restart of their server: trims take effect at once, and so does retention.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+from urllib.parse import unquote, urlsplit
+
+from slatedb.uniffi._slatedb_uniffi import slatedb as binding
+
+from streamfold.errors import BasinNotFoundError, InvalidError, NotFoundError, StorageError
+from streamfold.model import names
+from streamfold.model.names import StreamRef
+from streamfold.model.positions import StreamPosition
+from streamfold.store import keys
+from streamfold.store.catalog import listing
+from streamfold.store.catalog.catalog import Catalog, NamedLocks
+from streamfold.store.engine.engine import Op, first_row
+from streamfold.store.engine.location import DATABASE, MANIFESTS, Location, open_location
+from streamfold.store.engine.slatedb import READ, SlateEngine, open_admin, translated
+from streamfold.store.engine.slatedb_binding import read_manifest
+from streamfold.store.engine.slatedb_reads import Reads, ScanOptions
+from streamfold.store.log.admission import Admission
+from streamfold.store.log.sealing import SealingKey
+from streamfold.store.log.stream_log import StreamLog
+from streamfold.store.mount import Mount
+from streamfold.store.read.reader import Reader
+from streamfold.store.read.requests import ReadBatch, ReadRequest, from_seq_num
+from streamfold.store.read.seek import apply_retention, seek_timestamp
+from streamfold.store.settings import StoreSettings
+from streamfold.store.store import wall_clock
+
+#: Milliseconds that a checkpoint outlives a reader that was killed, and between two renewals of it.
+_CHECKPOINT_LIFETIME, _RENEWAL = 600_000, 60_000
+#: Bytes of rows that are only in the WAL, which a reader holds in memory: as the writer does.
+_WAL_BYTES = 256 << 20
+#: Retries of a request that storage answered with an error.
+_RETRIES = 4
+#: Seconds within which storage must answer.
+_ANSWER_TIMEOUT = 15.0
+
+
+class _ReaderReads(Reads):
+    """Reads through SlateDB's reader, by the binding's own methods: the fast ones are of a writer."""
+
+    async def get(self, key: bytes) -> bytes | None:
+        value: bytes | None = await self._db.get_with_options(key, self._read_options)
+        return value
+
+    async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return [await self.get(key) for key in keys]
+
+    async def scan(self, start: bytes, end: bytes, options: ScanOptions) -> Any:
+        span = binding.KeyRange(start=start, start_inclusive=True, end=end, end_inclusive=False)
+        return await self._db.scan_with_options(span, options.value)
+
+
+class ReaderEngine(SlateEngine):
+    """SlateDB's reader as an engine that refuses to write."""
+
+    def __init__(self, reader: Any) -> None:
+        self._reader = reader
+        self._reads = _ReaderReads(reader, READ)
+
+    @classmethod
+    async def open_reader(cls, location: Location) -> ReaderEngine:
+        """Open the newest durable state; NotFoundError if the location has no store."""
+        builder = binding.DbReaderBuilder(location.path, location.store)
+        builder.with_options(
+            binding.ReaderOptions(
+                manifest_poll_interval_ms=_RENEWAL,
+                checkpoint_lifetime_ms=_CHECKPOINT_LIFETIME,
+                max_memtable_bytes=_WAL_BYTES,
+                skip_wal_replay=False,
+                object_store_max_retries=_RETRIES,
+            )
+        )
+        builder.with_reader_mode(binding.ReaderMode.MANAGED_CHECKPOINT())
+        try:
+            await location.check_access()
+            async with asyncio.timeout(_ANSWER_TIMEOUT):
+                manifest = await read_manifest(open_admin(location))
+            if manifest is None:
+                raise NotFoundError(f"there is no store at {location.url}: check the location")
+            return cls(await builder.build())
+        except TimeoutError:
+            raise StorageError(
+                f"storage at {location.url} did not answer within {_ANSWER_TIMEOUT:g} s: check that it "
+                "exists, its endpoint and the credentials"
+            ) from None
+        except (binding.Error, OSError) as error:
+            raise translated(error) from error
+
+    async def commit(self, ops: Sequence[Op]) -> NoReturn:
+        raise InvalidError("a store that is opened to be read takes no changes: use its server")
+
+    async def close(self, *, flush: bool = True) -> None:
+        try:
+            await self._reader.shutdown()
+        except binding.Error as error:
+            raise translated(error) from error
+
+
+class StoredStreams:
+    """The streams of a store as they were when it was opened."""
+
+    def __init__(self, mount: Mount) -> None:
+        self._mount = mount
+        self._catalog = Catalog(mount, NamedLocks(), mount.now)
+
+    async def names(self, basin: str, prefix: str = "") -> list[str]:
+        """Return the streams that begin with `prefix` and are not being deleted, in order."""
+        name, prefix = names.parse_bucket_name(basin), names.parse_stream_prefix(prefix)
+        if await self._mount.basin(name) is None:
+            raise BasinNotFoundError(name)
+        found: list[str] = []
+        after, more = "", True
+        while more:
+            page = await listing.list_streams(self._mount.engine, name, prefix, after, 0)
+            found += [info.name for info in page.items if info.deleted_at is None]
+            after, more = page.items[-1].name if page.items else "", page.has_more
+        return found
+
+    async def tail(self, basin: str, stream: str) -> StreamPosition:
+        """Return the position after the last record."""
+        async with self._opened(basin, stream) as log:
+            return log.durable
+
+    async def first(self, basin: str, stream: str, at: int) -> int:
+        """Return the first record at or after `at` that can be read; the tail if there is none."""
+        async with self._opened(basin, stream) as log:
+            return min(max(at, log.readable_from), int(log.durable.seq_num))
+
+    async def first_since(
+        self, basin: str, stream: str, timestamp: int, key: SealingKey | None
+    ) -> int:
+        """Return the first record that is not older; the tail if all are."""
+        async with self._opened(basin, stream) as log:
+            log.check_key(key)
+            return await seek_timestamp(self._mount, log, timestamp, key)
+
+    async def newest_snapshot(self, basin: str, stream: str) -> int | None:
+        """Return the first record that the newest snapshot does not cover; None without one."""
+        async with self._opened(basin, stream) as log:
+            span = keys.snapshots_span(log.id)
+            row = await first_row(self._mount.engine, *span, descending=True)
+            return keys.snapshot_seq_num(row[0]) if row else None
+
+    async def batches(
+        self, basin: str, stream: str, start: int, end: int, key: SealingKey | None
+    ) -> AsyncGenerator[ReadBatch]:
+        """Yield the records of `[start, end)` that can be read, in order and in the clear."""
+        async with self._opened(basin, stream) as log:
+            if start >= min(end, int(log.durable.seq_num)):
+                return
+            request = ReadRequest(from_seq_num(start), count=end - start)
+            async with aclosing(await Reader.open(self._mount, log, request, key)) as reader:
+                while (batch := await reader.read()) is not None:
+                    yield batch
+
+    @asynccontextmanager
+    async def _opened(self, basin: str, stream: str) -> AsyncIterator[StreamLog]:
+        with await self._catalog.lease(StreamRef.parse(basin, stream)) as log:
+            log.check_alive()
+            await apply_retention(self._mount, log)
+            yield log
+
+
+@asynccontextmanager
+async def open_read_only(
+    url: str, environment: Mapping[str, str] = os.environ
+) -> AsyncIterator[StoredStreams]:
+    """Open the store at `url` (file:///folder, s3://bucket/prefix) to read what it holds now.
+
+    Does not disturb the process that writes it. On object storage, this needs the right to write
+    manifests, which hold the checkpoint.
+    """
+    _check_exists(url)
+    location = await asyncio.to_thread(open_location, url, environment)
+    try:
+        engine = await ReaderEngine.open_reader(location)
+        try:
+            settings = StoreSettings()
+            admission = Admission(settings.inflight_bytes)
+            yield StoredStreams(await Mount.start(engine, settings, admission, wall_clock))
+        finally:
+            await engine.close()
+    finally:
+        await asyncio.to_thread(location.close)
+
+
+def _check_exists(url: str) -> None:
+    """Raise if `url` cannot be a store; opening a local one would create its folders."""
+    parts = urlsplit(url)
+    if parts.scheme == "file":
+        if not (Path(unquote(parts.path)) / DATABASE / MANIFESTS).is_dir():
+            raise NotFoundError(f"there is no store at {url}: check the folder")
+    elif parts.scheme != "s3" or not parts.netloc:
+        raise InvalidError(
+            f"store {url!r} cannot be read from storage: give file:///folder or s3://bucket/prefix"
+        )
