@@ -148,7 +148,9 @@ class DurableMachine(RuleBasedStateMachine):
             self.engine = FaultyEngine(await SlateEngine.open(self.location))
             return self.engine
 
-        few = StoreSettings(recent_bytes=200, upkeep_interval=1e6, idle_streams=1, trim_grace=0)
+        few = StoreSettings(
+            recent_bytes=200, upkeep_interval=1e6, idle_streams=1, idle_bytes=600, trim_grace=0
+        )
         async with AsyncExitStack() as stack:
             context = open_store(self.location, few, opener=open_engine)
             opened.set_result(await stack.enter_async_context(context))

@@ -22,7 +22,7 @@ from tests.store.conftest import BASIN, STREAM, Bench, bodies
 from tests.store.durable_streams import append, create, fork_of, read
 
 #: Every log leaves memory as soon as another one is used.
-ONE_LOG = StoreSettings(idle_streams=1, trim_grace=0, upkeep_interval=1e6)
+ONE_LOG = StoreSettings(idle_streams=1, idle_bytes=0, trim_grace=0, upkeep_interval=1e6)
 
 
 @pytest.fixture

@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tracemalloc
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from streamfold.errors import OutcomeUnknownError, SeqNumMismatchError, StreamNotFoundError
-from streamfold.model.configs import BasinConfig, BasinReconfiguration
+from streamfold.errors import (
+    FencingTokenMismatchError,
+    InvalidError,
+    OutcomeUnknownError,
+    SeqNumMismatchError,
+    StreamDeletingError,
+    StreamNotFoundError,
+)
+from streamfold.model.configs import (
+    BasinConfig,
+    BasinReconfiguration,
+    StreamReconfiguration,
+    TimestampMode,
+)
 from streamfold.model.names import StreamRef
+from streamfold.model.records import Record, fence_record, trim_record
 from streamfold.store import ReadRequest, StoreSettings, StreamStore, from_seq_num, keys, rows
 from streamfold.store.engine.engine import Engine
+from streamfold.store.log.stream_log import StreamLog
 from streamfold.store.mount import Mount
 from streamfold.store.rows import StreamRow
 from streamfold.testing.engine_faults import CommitFault, FaultyEngine
@@ -23,6 +38,8 @@ STREAMS = 1_000_000 if os.environ.get("STREAMFOLD_PROVE") else 600
 #: Appends under way at once.
 WRITERS = 100
 CREATING = BasinConfig(create_stream_on_append=True)
+#: Every stream but the last used is idle.
+ONE_READY = StoreSettings(idle_streams=1, upkeep_interval=1e6, trim_grace=0)
 #: The background does nothing unless a test asks for it.
 QUIET = StoreSettings(upkeep_interval=1e6, trim_grace=0)
 
@@ -83,16 +100,24 @@ async def list_all(store: StreamStore) -> list[str]:
             return names
 
 
+#: Enough for a tenth of the streams, or for none.
+@pytest.mark.parametrize("idle_bytes", [STREAMS * 50, 0])
 async def test_streams_are_created_appended_to_in_turn_and_listed_with_few_in_memory(
-    bench: Bench,
+    bench: Bench, idle_bytes: int
 ) -> None:
-    few = StoreSettings(idle_streams=STREAMS // 20, upkeep_interval=1e6, recent_bytes=1 << 20)
+    few = StoreSettings(
+        idle_streams=STREAMS // 20,
+        idle_bytes=idle_bytes,
+        upkeep_interval=1e6,
+        recent_bytes=1 << 20,
+    )
     names = [f"agent-{number:07d}" for number in range(STREAMS)]
     async with bench.store(few) as store:
         await store.create_basin(BASIN, CREATING)
         for _ in range(2):
             await append_in_turn(store, names)
             assert len(mount_of(store)._logs) <= STREAMS // 20 + WRITERS
+            assert len(mount_of(store)._idle) * 400 <= idle_bytes
         assert await list_all(store) == names
     async with bench.store(few) as store:
         await append_in_turn(store, names)
@@ -210,3 +235,71 @@ async def test_a_changed_basin_applies_to_the_next_stream_that_is_created_in_it(
     await store.reconfigure_basin(BASIN, BasinReconfiguration(create_stream_on_append=False))
     with pytest.raises(StreamNotFoundError):
         await store.append(BASIN, "b", bodies("b"))
+
+
+async def test_an_idle_stream_is_used_again_without_a_read_and_unchanged(bench: Bench) -> None:
+    async with bench.store(ONE_READY) as store:
+        await store.create_basin(BASIN, CREATING)
+        await store.append(BASIN, "a", [fence_record("token"), *bodies("x", "y")])
+        await store.append(BASIN, "a", [trim_record(2)])
+        await store.upkeep()
+        config = StreamReconfiguration(timestamp_mode=TimestampMode.CLIENT_REQUIRE)
+        await store.reconfigure_stream(BASIN, "a", config)
+        ref = StreamRef.parse(BASIN, "a")
+        before = _seen(mount_of(store).log_in_memory(ref))
+        await store.append(BASIN, "b", bodies("x"))
+        assert ref not in mount_of(store)._logs
+        watched = watch(bench)
+        after = _seen(mount_of(store).log_in_memory(ref))
+        assert after == before
+        with pytest.raises(FencingTokenMismatchError):
+            await store.append(BASIN, "a", [Record(b"z", timestamp=1)], fencing_token="other")
+        with pytest.raises(InvalidError, match="timestamp"):
+            await store.append(BASIN, "a", bodies("without a timestamp"))
+        assert watched.read == []
+
+
+async def test_an_idle_stream_that_is_reconfigured_or_deleted_is_not_used_as_it_was(
+    bench: Bench,
+) -> None:
+    async with bench.store(ONE_READY) as store:
+        await store.create_basin(BASIN, CREATING)
+        for name in ("a", "b", "c"):
+            await store.append(BASIN, name, bodies("x"))
+        assert len(mount_of(store)._idle) == 2
+        required = StreamReconfiguration(timestamp_mode=TimestampMode.CLIENT_REQUIRE)
+        await store.reconfigure_stream(BASIN, "a", required)
+        with pytest.raises(InvalidError, match="timestamp"):
+            await store.append(BASIN, "a", bodies("without a timestamp"))
+        await store.delete_stream(BASIN, "b")
+        await store.append(BASIN, "c", bodies("y"))
+        with pytest.raises(StreamDeletingError):
+            await store.append(BASIN, "b", bodies("y"))
+        await store.upkeep()
+        assert (await store.append(BASIN, "b", bodies("new"))).start.seq_num == 0
+
+
+async def test_what_an_idle_stream_takes_is_counted(bench: Bench) -> None:
+    settings = StoreSettings(idle_streams=1, upkeep_interval=1e6)
+    async with bench.store(settings) as store:
+        await store.create_basin(BASIN, CREATING)
+        await append_in_turn(store, [f"warm-{number:05d}" for number in range(200)])
+        idle = mount_of(store)._idle
+        counted = idle._size
+        copies = [StreamRef.parse(BASIN, f"copy-{number:05d}") for number in range(2000)]
+        log = mount_of(store).log_in_memory(StreamRef.parse(BASIN, "warm-00007"))
+        assert log is not None
+        tracemalloc.start()
+        try:
+            for log.ref in copies:
+                idle.add(log)
+            taken = tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+        assert taken <= 1.1 * (idle._size - counted)
+        assert idle._size / len(idle) < 600
+
+
+def _seen(log: StreamLog | None) -> tuple[object, ...]:
+    assert log is not None
+    return (log.row, log.durable, log.arrived_at, log.state_row(), log.readable_from)

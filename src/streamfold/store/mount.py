@@ -20,12 +20,13 @@ from streamfold.errors import (
     StreamNotFoundError,
 )
 from streamfold.model.names import StreamRef
-from streamfold.model.positions import SeqNum, StreamPosition, Timestamp
+from streamfold.model.positions import STREAM_START, StreamPosition
 from streamfold.store import keys, rows
 from streamfold.store.engine.engine import Engine, Op, first_row
 from streamfold.store.log import chunks
 from streamfold.store.log.admission import Admission
 from streamfold.store.log.committer import Committer
+from streamfold.store.log.idle_streams import IdleStreams
 from streamfold.store.log.recent_chunks import RecentChunks
 from streamfold.store.log.shares import Share
 from streamfold.store.log.stream_log import LogLease, StreamLog
@@ -100,6 +101,7 @@ class Mount:
         #: Begun and finished writes of basins: a row that was read meanwhile may be outdated.
         self._basin_writes = 0
         self._logs: OrderedDict[StreamRef, StreamLog] = OrderedDict()
+        self._idle = IdleStreams(settings.idle_bytes)
         self._loads: dict[StreamRef, _Load] = {}
         #: Logs to read in the next turn of the event loop.
         self._wanted: list[StreamRef] = []
@@ -180,6 +182,7 @@ class Mount:
         await self.committer.write([(keys.stream(*ref), value), *ops], content)
         if load := self._loads.get(ref):
             load.outdated = True
+        self._idle.forget(ref)
         log = self._logs.get(ref)
         if log is None:
             return
@@ -200,9 +203,7 @@ class Mount:
             with suppress(StreamNotFoundError):
                 (await self.lease(ref)).release()
         load = self._loads[ref] = _Load()
-        tail = StreamPosition(SeqNum(0), Timestamp(0))
-        created_at, grace = row.created_at, self._trim_grace
-        log = StreamLog(ref, row, StateRow(), tail, created_at, self.now, None, grace)
+        log = self._log_of(ref, row, StateRow(), STREAM_START, row.created_at)
         lease = LogLease(log)
         try:
             first(log)  # before the rows, so that they are committed together
@@ -239,6 +240,13 @@ class Mount:
         log = self._logs.get(ref)
         if log is not None:
             self._logs.move_to_end(ref)
+            return log
+        idle = self._idle.take(ref)
+        if idle is None:
+            return None
+        log = self._log_of(ref, idle.row, idle.state, idle.tail, idle.arrived_at)
+        self._logs[ref] = log
+        self._shrink(keep=log)
         return log
 
     async def settle(self, log: StreamLog) -> None:
@@ -326,6 +334,17 @@ class Mount:
             last = chunks.decode(found[1])
             tail, arrived_at = last.end, last.arrived_at
         producers = await self._producers(row.id) if state.producers else None
+        return self._log_of(ref, row, state, tail, arrived_at, producers)
+
+    def _log_of(
+        self,
+        ref: StreamRef,
+        row: StreamRow,
+        state: StateRow,
+        tail: StreamPosition,
+        arrived_at: int,
+        producers: dict[str, ProducerRow] | None = None,
+    ) -> StreamLog:
         grace = self._trim_grace
         return StreamLog(ref, row, state, tail, arrived_at, self.now, producers, grace)
 
@@ -337,7 +356,7 @@ class Mount:
                     found[keys.producer_id(key)] = rows.decode(value, ProducerRow)
         return found
 
-    def _shrink(self) -> None:
+    def _shrink(self, keep: StreamLog | None = None) -> None:
         """Drop idle logs, of those that were used longest ago, while there are too many.
 
         Checks a few per call: with 10,000 in memory, checking all would take 10 ms for each log loaded.
@@ -347,8 +366,10 @@ class Mount:
             if few and self._producer_total <= _PRODUCERS_MAX:
                 return
             ref, log = next(iter(self._logs.items()))
-            if log.idle:
+            if log.idle and log is not keep:
                 self._drop(log)
+                if not log.terms.has_producers:
+                    self._idle.add(log)
             else:
                 self._logs.move_to_end(ref)
 

@@ -128,7 +128,7 @@ class StoreMachine(RuleBasedStateMachine):
             return self.engine
 
         settings = StoreSettings(
-            recent_bytes=500, upkeep_interval=1e6, idle_streams=1, trim_grace=0
+            recent_bytes=500, upkeep_interval=1e6, idle_streams=1, idle_bytes=600, trim_grace=0
         )
         async with AsyncExitStack() as stack:
             context = open_store("memory:", settings, now=lambda: self.clock, opener=open_faulty)

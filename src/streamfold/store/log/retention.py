@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -96,6 +95,17 @@ class TrimPoints:
     No point ever goes back, whatever the clock does.
     """
 
+    __slots__ = (
+        "_effective",
+        "_grace",
+        "_now",
+        "_waiting",
+        "accepted",
+        "accepted_at_once",
+        "collected",
+        "durable",
+    )
+
     def __init__(self, point: int, grace: int, now: Callable[[], int]) -> None:
         #: Accepted, but perhaps not durable yet.
         self.accepted = point
@@ -105,7 +115,8 @@ class TrimPoints:
         #: How far the background has deleted, since the stream was loaded.
         self.collected = 0
         self._effective = point
-        self._waiting: deque[_Waiting] = deque()
+        #: In order of time, at most one for each part of the grace period and one more.
+        self._waiting: list[_Waiting] = []
         self._grace = grace
         self._now = now
 
@@ -115,7 +126,7 @@ class TrimPoints:
         if self._waiting:
             now = self._now()
             while self._waiting and self._waiting[0].due_at <= now:
-                self._effective = max(self._effective, self._waiting.popleft().point)
+                self._effective = max(self._effective, self._waiting.pop(0).point)
         return self._effective
 
     @property

@@ -38,7 +38,46 @@ from streamfold.store.rows import CleanupRow, ProducerRow, StateRow, StreamRow
 
 
 class StreamLog:
-    """The state of one stream; readers may see the records from `readable_from` to `durable`."""
+    """The state of one stream; readers may see the records from `readable_from` to `durable`.
+
+    Tens of thousands are in memory without being used, so this takes little: about 1 KiB.
+    """
+
+    __slots__ = (
+        "_bare",
+        "_cleaned_up",
+        "_expired",
+        "_expiry",
+        "_expiry_holds_until",
+        "_fencing_token",
+        "_last_arrival",
+        "_last_timestamp",
+        "_loop",
+        "_next_seq_num",
+        "_now",
+        "_pending",
+        "_seq_num_max",
+        "_settlers",
+        "_state_changed",
+        "_tail_waiters",
+        "_trim_changed",
+        "_unsettled",
+        "age_limit",
+        "arrived_at",
+        "basin",
+        "deleting",
+        "durable",
+        "durable_closed",
+        "failure",
+        "id",
+        "leases",
+        "lifetime",
+        "name",
+        "ref",
+        "row",
+        "terms",
+        "trims",
+    )
 
     def __init__(
         self,
@@ -94,13 +133,16 @@ class StreamLog:
         self._pending: list[Accepted] = []
         self._unsettled = 0
         self._settlers: list[asyncio.Future[None]] = []
-        self._tail_waiters = TailWaiters(self._loop)
+        #: None before the first follower.
+        self._tail_waiters: TailWaiters | None = None
 
     @property
     def idle(self) -> bool:
         """Whether this object can be dropped and read from storage again without effect."""
-        busy = self.leases or self._unsettled or self._state_changed or len(self._tail_waiters)
-        return not busy and self.trims.due_at is None
+        busy = self.leases or self._unsettled or self._state_changed or self._tail_waiters
+        trims = self.trims
+        under_way = self.terms.closed != self.durable_closed or trims.accepted != trims.durable
+        return not busy and not under_way and trims.due_at is None
 
     @property
     def empty(self) -> bool:
@@ -288,6 +330,8 @@ class StreamLog:
 
     def waiter(self) -> Waiter:
         """A waiter for a caller of `advanced`; close it afterwards."""
+        if self._tail_waiters is None:
+            self._tail_waiters = TailWaiters(self._loop)
         return Waiter(self._tail_waiters, self._loop)
 
     async def advanced(self, seq_num: int, waiter: Waiter, max_wait: float | None) -> bool:
@@ -311,7 +355,7 @@ class StreamLog:
         taken, self._pending = self._pending, []
         ops: list[Op] = []
         if self._state_changed:
-            ops.append((keys.state(self.id), rows.encode(self._state_row())))
+            ops.append((keys.state(self.id), rows.encode(self.state_row())))
         if self.terms.changed:
             ops += self.terms.take_changes(self.id)
         if self._trim_changed:
@@ -331,7 +375,8 @@ class StreamLog:
         self._state_changed = self._trim_changed = self._cleaned_up = False
         return share
 
-    def _state_row(self) -> StateRow:
+    def state_row(self) -> StateRow:
+        """The part of the state that records do not contain."""
         return StateRow(
             fencing_token=self._fencing_token,
             trim_point=self.trims.accepted,
@@ -364,7 +409,8 @@ class StreamLog:
             _resolve(self._settlers)
         if share.chunks or (share.closed and not self.durable_closed):
             self.durable_closed = share.closed
-            self._tail_waiters.wake()
+            if self._tail_waiters is not None:
+                self._tail_waiters.wake()
 
     def fail(
         self, written: Sequence[Accepted], unknown: StreamfoldError, unsent: StreamfoldError
@@ -388,7 +434,8 @@ class StreamLog:
 
     def dismiss(self, error: StreamfoldError) -> None:
         """Raise `error` in all followers: nothing more will come."""
-        self._tail_waiters.fail_all(error)
+        if self._tail_waiters is not None:
+            self._tail_waiters.fail_all(error)
 
 
 class LogLease:
