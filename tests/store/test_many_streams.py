@@ -31,7 +31,7 @@ from streamfold.store.log.stream_log import StreamLog
 from streamfold.store.mount import Mount
 from streamfold.store.rows import StreamRow
 from streamfold.testing.engine_faults import CommitFault, FaultyEngine
-from tests.store.conftest import BASIN, Bench, bodies
+from tests.store.conftest import BASIN, Bench, Clock, bodies
 
 #: Streams of the test that has many.
 STREAMS = 1_000_000 if os.environ.get("STREAMFOLD_PROVE") else 600
@@ -298,6 +298,23 @@ async def test_what_an_idle_stream_takes_is_counted(bench: Bench) -> None:
             tracemalloc.stop()
         assert taken <= 1.1 * (idle._size - counted)
         assert idle._size / len(idle) < 600
+
+
+async def test_upkeep_opens_no_stream_that_is_younger_than_its_retention(
+    bench: Bench, clock: Clock
+) -> None:
+    names = [f"s-{number:02d}" for number in range(20)]
+    async with bench.store(QUIET) as store:
+        await store.create_basin(BASIN, CREATING)
+        await append_in_turn(store, names)
+    clock.pass_seconds(6 * 24 * 3600)
+    async with bench.store(QUIET) as store:
+        watched = watch(bench)
+        await store.upkeep()
+        assert watched.read == []
+        clock.pass_seconds(2 * 24 * 3600)
+        await store.upkeep()
+        assert sum(map(len, watched.read)) == 2 * len(names)
 
 
 def _seen(log: StreamLog | None) -> tuple[object, ...]:

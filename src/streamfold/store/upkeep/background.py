@@ -186,7 +186,10 @@ class Upkeep:
         if traits is not None and (traits.ttl is not None or traits.expires_at is not None):
             await self._delete_if_over(ref)
         limit = age_limit(config)
-        if limit is not None and self._oldest.get(row.id, 0) < self.now() - limit:
+        # Nothing that a stream wrote itself arrived before it was created.
+        created_at = 0 if row.lineage else row.created_at
+        oldest = max(self._oldest.get(row.id, 0), created_at)
+        if limit is not None and oldest < self.now() - limit:
             await self._expire(ref)
         if config.delete_on_empty_secs:
             await self._delete_if_empty(ref)
