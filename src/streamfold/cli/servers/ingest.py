@@ -6,21 +6,31 @@ import asyncio
 import json
 import logging
 import signal
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import click
 
 from streamfold.cli.connection import FILE, open_basin, open_client
+from streamfold.cli.exit_status import VerbFailedError
 from streamfold.cli.menu import VerbGroup
+from streamfold.cli.output import confirm, yes_option
 from streamfold.extras import needing_extra
 
 with needing_extra("postgres"):
-    from streamfold.ingest.postgres.catalog import describe_tables
+    from streamfold.ingest.postgres.catalog import describe_tables, drop_publication
     from streamfold.ingest.postgres.connection import Database
     from streamfold.ingest.postgres.ingester import IngestOptions, PostgresIngest
-    from streamfold.ingest.progress import IngestProgress
+    from streamfold.ingest.postgres.pgoutput import lsn_text
+    from streamfold.ingest.postgres.slot import drop_slot, find_slot, flush_lag
+    from streamfold.ingest.progress import IngestProgress, TableProgress, serve_metrics
     from streamfold.ingest.streams import BasinStreams
 
+#: Seconds between two lines about a copy.
+_COPY_NOTE = 5.0
+_BEGIN = "`streamfold ingest postgres` makes it, and --slot names another"
 _DSN = click.option(
     "--dsn",
     required=True,
@@ -32,6 +42,9 @@ _DSN = click.option(
 _PASSWORD = click.option("--password-file", type=FILE, help="File with the database password.")
 _SLOT = click.option(
     "--slot", default="streamfold", show_default=True, help="Name of the replication slot."
+)
+_PUBLICATION = click.option(
+    "--publication", default="streamfold", show_default=True, help="Name of the publication."
 )
 _PREFIX = click.option(
     "--prefix", default="", help="Before the names of streams; the rest is schema.table."
@@ -64,11 +77,12 @@ def ingest() -> None:
 )
 @_BASIN
 @_SLOT
-@click.option(
-    "--publication", default="streamfold", show_default=True, help="Name of the publication."
-)
+@_PUBLICATION
 @_PREFIX
 @click.option("--recopy", is_flag=True, help="Copy all tables again, with a new slot.")
+@click.option(
+    "--metrics-port", type=click.IntRange(1, 65535), help="Serve Prometheus metrics at this port."
+)
 @_ENDPOINT
 @_TOKEN
 @_JSON
@@ -81,6 +95,7 @@ def postgres(
     publication: str,
     prefix: str,
     recopy: bool,
+    metrics_port: int | None,
     endpoint: str | None,
     token_file: Path | None,
     as_json: bool,
@@ -93,7 +108,11 @@ def postgres(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     options = IngestOptions(tables, slot, publication, prefix, recopy)
     database = Database(dsn, password_file=password_file)
-    asyncio.run(_run(database, options, basin, endpoint, token_file, _Printed(as_json)))
+    progress = IngestProgress()
+    if metrics_port is not None:
+        serve_metrics(progress, metrics_port)
+    report = partial(_Printed(as_json), progress)
+    asyncio.run(_run(database, options, basin, endpoint, token_file, progress, report))
 
 
 @ingest.command("tables")
@@ -114,27 +133,86 @@ def list_tables(dsn: str, password_file: Path | None, as_json: bool) -> None:
             click.echo(json.dumps(shown) if as_json else f"{name}: {line}")
 
 
+@ingest.command()
+@_DSN
+@_PASSWORD
+@_SLOT
+@_JSON
+def status(dsn: str, password_file: Path | None, slot: str, as_json: bool) -> None:
+    """Show whether an ingester runs, how far it is behind, and the log that PostgreSQL keeps for it."""
+    with Database(dsn, password_file=password_file).query() as cursor:
+        found = find_slot(cursor, slot)
+        lag = None if found is None else flush_lag(cursor, found)
+    if found is None:
+        raise VerbFailedError("slot_missing", f"there is no replication slot {slot!r}: {_BEGIN}")
+    shown = {
+        "slot": slot,
+        "running": found.active_pid is not None,
+        "lost": found.lost,
+        "confirmed": lsn_text(found.confirmed),
+        "lag_bytes": found.lag_bytes,
+        "lag_seconds": lag,
+        "retained_bytes": found.retained_bytes,
+    }
+    if as_json:
+        click.echo(json.dumps(shown))
+        return
+    for name, value in shown.items():
+        click.echo(f"{name:<15} {'unknown' if value is None else value}")
+
+
+@ingest.command()
+@_DSN
+@_PASSWORD
+@_SLOT
+@_PUBLICATION
+@yes_option
+@_JSON
+def drop(
+    dsn: str, password_file: Path | None, slot: str, publication: str, yes: bool, as_json: bool
+) -> None:
+    """Remove slot and publication from the database, for good; the streams stay as they are.
+
+    Asks first, unless --yes is given.
+    """
+    confirm(f"drop replication slot {slot!r} and publication {publication!r}", yes=yes)
+    with Database(dsn, password_file=password_file).query() as cursor:
+        found = find_slot(cursor, slot)
+        if found is not None:
+            drop_slot(cursor, slot)
+        drop_publication(cursor, publication)
+    removed = found is not None
+    click.echo(json.dumps({"slot": slot, "dropped": removed}) if as_json else f"{slot}  dropped")
+
+
 class _Printed:
-    """Prints a line when a table or the whole enters another state."""
+    """Prints a line when a table enters another state, and during a copy now and then."""
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
-        self._shown: dict[str, str] = {}
+        self._shown: dict[str, tuple[str, float]] = {}
 
     def __call__(self, progress: IngestProgress) -> None:
+        now = time.time()
         for name, table in progress.tables.items():
-            detail = {"rows": table.rows_copied} if table.rows_copied else {}
-            self._print(name, table.state, detail)
+            state, shown_at = self._shown.get(name, ("", 0.0))
+            copying = table.state == "copying" and now - shown_at >= _COPY_NOTE
+            if table.state != state or copying:
+                self._shown[name] = (table.state, now)
+                click.echo(self._line(name, table, now))
 
-    def _print(self, name: str, state: str, detail: dict[str, int]) -> None:
-        if self._shown.get(name) == state:
-            return
-        self._shown[name] = state
+    def _line(self, name: str, table: TableProgress, now: float) -> str:
+        shown: dict[str, object] = {"table": name, "state": table.state}
+        if table.rows_copied:
+            shown |= {"rows": table.rows_copied, "bytes": table.bytes_copied}
+        left = table.seconds_left(now)
+        if table.state == "copying" and table.rows_copied:
+            shown["rows_per_second"] = round(table.rows_per_second(now))
+            shown["seconds_left"] = None if left is None else round(left)
         if self._as_json:
-            click.echo(json.dumps({"table": name, "state": state, **detail}))
-        else:
-            rows = f", {detail['rows']} rows copied" if detail else ""
-            click.echo(f"{name}: {state}{rows}")
+            return json.dumps(shown)
+        details = "".join(f", {value} {key}" for key, value in list(shown.items())[2:])
+        return f"{name}: {table.state}{details}"
 
 
 async def _run(
@@ -143,12 +221,13 @@ async def _run(
     basin: str,
     endpoint: str | None,
     token_file: Path | None,
-    printed: _Printed,
+    progress: IngestProgress,
+    report: Callable[[], None],
 ) -> None:
     async with open_client(endpoint, token_file, at_least_once=False) as client:
         streams = BasinStreams(open_basin(client, basin))
         ingesting = asyncio.create_task(
-            PostgresIngest(database, streams, options, on_progress=printed).run()
+            PostgresIngest(database, streams, options, progress=progress, on_progress=report).run()
         )
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):

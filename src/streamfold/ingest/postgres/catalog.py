@@ -275,6 +275,10 @@ def _create_publication(cursor: Any, publication: str, tables: Sequence[Table]) 
     )  # fmt: skip
 
 
+def drop_publication(cursor: Any, publication: str) -> None:
+    cursor.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(publication)))
+
+
 def _add_missing(cursor: Any, publication: str, tables: Sequence[Table]) -> None:
     cursor.execute(
         "SELECT schemaname || '.' || tablename FROM pg_publication_tables WHERE pubname = %s",

@@ -236,9 +236,12 @@ async def copy_table(
     stream: TableStream,
     snapshot: Snapshot,
     copied: CopyPosition,
-    on_rows: Callable[[int], None],
+    on_rows: Callable[[int, int], None],
 ) -> None:
-    """Append all rows that the stream lacks, and then the mark that the copy is complete."""
+    """Append all rows that the stream lacks, and then the mark that the copy is complete.
+
+    `on_rows` gets the rows of the stream, and the bytes of each append.
+    """
     columns = [(column.name, column.type_oid) for column in table.columns]
     encoder = RowEncoder(table.full_name, columns, table.key)
     batches = CopyBatches(encoder, copied.lsn, copied.rows)
@@ -249,8 +252,9 @@ async def copy_table(
             for row in rows:
                 if full := batches.add(row):
                     await stream.append(full)
-                    on_rows(batches.rows)
+                    on_rows(batches.rows, sum(map(metered_size, full)))
     end = b'{"op":"e","txn":"copy %s"}' % copied.lsn.encode()
-    await stream.append([*batches.flush(), Record(end, copy_end_headers(copied.lsn))])
-    on_rows(batches.rows)
+    rest = batches.flush()
+    await stream.append([*rest, Record(end, copy_end_headers(copied.lsn))])
+    on_rows(batches.rows, sum(map(metered_size, rest)))
     stream.state = Position(copied.lsn, -1)

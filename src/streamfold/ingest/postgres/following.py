@@ -7,6 +7,7 @@ bounded whatever the size of a transaction, and PostgreSQL keeps what is not rea
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -26,9 +27,12 @@ from streamfold.ingest.postgres.pgoutput import (
     decode_message,
     lsn_text,
 )
+from streamfold.ingest.postgres.slot import find_slot
 from streamfold.ingest.progress import IngestProgress
 from streamfold.ingest.table_stream import TableStream
 from streamfold.model.records import Record
+
+logger = logging.getLogger(__name__)
 
 #: Bytes of records in a batch for all streams: a few appends of the largest size.
 _BATCH_BYTES: Final = 4 << 20
@@ -36,6 +40,8 @@ _BATCH_BYTES: Final = 4 << 20
 _MESSAGES: Final = 2000
 #: Seconds between two confirmations at least; PostgreSQL frees its log by them.
 _CONFIRM: Final = 1.0
+#: Bytes of log from which on a warning says how much the server keeps: its disk may fill.
+_RETAINED_WARN: Final = 1 << 30
 _DOMAINS = """
 WITH RECURSIVE d AS (
     SELECT oid, typbasetype FROM pg_type WHERE typtype = 'd'
@@ -91,14 +97,14 @@ class Following:
             with named_failures(self._database.shown), connection.cursor() as cursor:
                 options = {"proto_version": "1", "publication_names": f'"{publication}"'}
                 cursor.start_replication(slot_name=slot, options=options, decode=False)
-                await self._loop(connection, cursor, heartbeat)
+                await self._loop(connection, cursor, slot, heartbeat)
         finally:
             if self._appending is not None:
                 self._appending.cancel()
                 await asyncio.gather(self._appending, return_exceptions=True)
             connection.close()
 
-    async def _loop(self, connection: Any, cursor: Any, heartbeat: float) -> None:
+    async def _loop(self, connection: Any, cursor: Any, slot: str, heartbeat: float) -> None:
         loop = asyncio.get_running_loop()
         loop.add_reader(connection.fileno(), self._readable.set)
         try:
@@ -108,9 +114,13 @@ class Following:
                 drained = await self._read(cursor)
                 await self._append(wait=not drained)
                 now = time.monotonic()
-                if now - noted_at >= heartbeat and self._is_idle():
+                if drained and self._is_idle():
+                    self._progress.caught_up_at = time.time()
+                if now - noted_at >= heartbeat:
                     noted_at = now
                     await self._note_quiet(cursor)
+                    await asyncio.to_thread(self._observe, slot)
+                    self._on_progress()
                 if self._declared:
                     self._declared = False
                     await self._control.note(self._control.lsn)
@@ -223,9 +233,25 @@ class Following:
     async def _note_quiet(self, cursor: Any) -> None:
         """Move on although no table changes, so that PostgreSQL need not keep its log."""
         received = Lsn(cursor.wal_end)
-        if received > max(self._confirmed, self._control.lsn):
+        if self._is_idle() and received > max(self._confirmed, self._control.lsn):
             await self._control.note(received)
             self._confirmed = received
+
+    def _observe(self, slot: str) -> None:
+        """Look at the slot as the server sees it."""
+        with self._database.query() as cursor:
+            found = find_slot(cursor, slot)
+        if found is None:
+            return  # the connection that follows it will fail
+        self._progress.lag_bytes = max(0, found.lag_bytes)
+        self._progress.retained_bytes = max(0, found.retained_bytes)
+        if found.retained_bytes > _RETAINED_WARN:
+            logger.warning(
+                "PostgreSQL keeps %d MiB of log for slot %r: the ingester is behind, or a long "
+                "transaction is open; max_slot_wal_keep_size limits it",
+                found.retained_bytes >> 20,
+                slot,
+            )
 
     def _confirm(self, cursor: Any) -> None:
         if self._confirmed:

@@ -17,6 +17,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from streamfold.backoff import Backoff
@@ -98,7 +99,8 @@ class PostgresIngest:
         options: IngestOptions,
         *,
         backoff: Backoff | None = None,
-        on_progress: Callable[[IngestProgress], None] = lambda _: None,
+        progress: IngestProgress | None = None,
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         self._database = database
         self._streams = streams
@@ -108,7 +110,7 @@ class PostgresIngest:
         self._recopy = options.recopy
         #: Tables that have to be copied again, because their columns changed.
         self._stale: set[str] = set()
-        self.progress = IngestProgress()
+        self.progress = progress or IngestProgress()
 
     async def run(self) -> None:
         """Ingest until cancelled; raises what no retry would make good."""
@@ -256,19 +258,22 @@ class PostgresIngest:
         with exported_snapshot(self._database) as snapshot:
             for table in left:
                 progress = self.progress.tables[table.full_name]
-                progress.state = "copying"
-
-                def on_rows(rows: int, progress: TableProgress = progress) -> None:
-                    progress.rows_copied = rows
-                    self._report()
-
                 stream = streams[table.full_name]
                 copied = stream.state
                 if not isinstance(copied, CopyPosition) or copied.key is None:
                     copied = CopyPosition(snapshot.lsn, 0, None)
+                progress.state, progress.copy_began = "copying", time.time()
+                progress.rows_copied = progress.copy_resumed_at = copied.rows
+                self._report()
+                on_rows = partial(self._on_rows, progress)
                 await copy_table(self._database, table, stream, snapshot, copied, on_rows)
                 progress.state = "following"
 
+    def _on_rows(self, progress: TableProgress, rows: int, size_bytes: int) -> None:
+        progress.rows_copied = rows
+        progress.bytes_copied += size_bytes
+        self._report()
+
     def _report(self, state: str | None = None) -> None:
         self.progress.state = state or self.progress.state
-        self._on_progress(self.progress)
+        self._on_progress()

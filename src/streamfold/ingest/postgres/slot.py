@@ -57,6 +57,18 @@ def drop_slot(cursor: Any, name: str) -> None:
     cursor.execute("SELECT pg_drop_replication_slot(%s)", (name,))
 
 
+def flush_lag(cursor: Any, slot: Slot) -> float | None:
+    """Return by how many seconds the user of the slot is behind; None if the server does not say."""
+    cursor.execute(
+        "SELECT extract(epoch FROM flush_lag)::float FROM pg_stat_replication WHERE pid = %s",
+        (slot.active_pid,),
+    )
+    row = cursor.fetchone()
+    if row is not None and row[0] is None and not slot.lag_bytes:
+        return 0.0
+    return None if row is None else row[0]
+
+
 def current_lsn(cursor: Any) -> Lsn:
     cursor.execute("SELECT pg_current_wal_lsn()::text")
     return parse_lsn(cursor.fetchone()[0])
