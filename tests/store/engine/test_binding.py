@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
+from concurrent.futures import wait
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -46,6 +49,62 @@ async def test_reads_without_the_bindings_copies_find_what_the_binding_finds() -
             assert found == sorted(stored.items(), reverse=descending)
     finally:
         await engine.close()
+
+
+async def test_an_eager_scan_which_reads_pages_in_threads_finds_the_same_rows(
+    tmp_path: Path,
+) -> None:
+    numbers = random.Random(11)
+    sizes = [numbers.choice((0, 100, 70_000, 300_000)) for _ in range(150)]
+    stored = [
+        (number.to_bytes(4, "big"), numbers.randbytes(size)) for number, size in enumerate(sizes)
+    ]
+    engine = await SlateEngine.open(open_location((tmp_path / "store").as_uri()))
+    try:
+        await engine.commit(stored[:90])
+        await engine.flush()
+        await engine.commit(stored[90:])
+        for eager in (False, True):
+            pages = engine.scan(b"\x00", b"\xff", eager=eager)
+            assert [row async for page in pages for row in page] == stored
+    finally:
+        await engine.close()
+
+
+async def test_an_eager_scan_that_is_left_or_cancelled_ends_its_read_in_the_thread(
+    tmp_path: Path,
+) -> None:
+    engine = await SlateEngine.open(open_location((tmp_path / "store").as_uri()))
+    stored = [(number.to_bytes(4, "big"), b"x" * 200_000) for number in range(60)]
+    try:
+        await engine.commit(stored)
+        await engine.flush()
+
+        async def read(pages: int | None) -> int:
+            found = 0
+            async with aclosing(engine.scan(b"\x00", b"\xff", eager=True)) as scan:
+                async for page in scan:
+                    found += len(page)
+                    pages = None if pages is None else pages - 1
+                    if pages == 0:
+                        break
+            return found
+
+        for pages in range(1, 6):
+            await read(pages)
+            cancelled = asyncio.create_task(read(None))
+            for _ in range(pages):
+                await asyncio.sleep(0.002)
+            cancelled.cancel()
+            await asyncio.gather(cancelled, return_exceptions=True)
+        assert await read(None) == len(stored)
+    finally:
+        await engine.close()
+    barrier = threading.Barrier(3)  # passed when no thread reads any more
+    ended = [slatedb_reads._page_reads.submit(barrier.wait, 20) for _ in range(3)]
+    await asyncio.to_thread(wait, ended)
+    assert not barrier.broken
+    assert not slatedb_reads._waiting
 
 
 async def test_reads_that_are_cancelled_leave_nothing_behind_and_later_ones_answer(

@@ -244,7 +244,7 @@ class SlateEngine:
                 wanted = len(page) == most
                 if wanted and most != first and options is _EAGER:
                     most = _page_rows(page)
-                    ahead = asyncio.ensure_future(slatedb_reads.next_rows(rows, most))
+                    ahead = asyncio.ensure_future(slatedb_reads.next_large_page(rows, most))
                 yield page
                 if not wanted:
                     return
