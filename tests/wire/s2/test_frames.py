@@ -23,6 +23,7 @@ from streamfold.wire.s2.frames import (
 from streamfold.wire.s2.records_proto import (
     decode_append_frame,
     encode_append_ack,
+    encode_frame_parts,
     encode_read_batch,
 )
 
@@ -80,6 +81,17 @@ def test_the_published_append_with_conditions_is_understood() -> None:
     assert append.batch.metered == 14
     assert append.match_seq_num == 0
     assert append.fencing_token == ""
+
+
+@given(
+    st.lists(st.binary(max_size=40).map(memoryview) | st.binary(max_size=40), max_size=5),
+    st.none() | st.just(STREAM_START) | st.just(END),
+)
+def test_a_frame_in_parts_has_the_bytes_of_the_frame(
+    parts: list[bytes | memoryview], tail: StreamPosition | None
+) -> None:
+    whole = encode_frame(encode_read_batch(b"".join(parts), tail))
+    assert b"".join(encode_frame_parts(parts, tail)) == whole
 
 
 def test_a_terminal_frame_says_why_the_session_ended() -> None:

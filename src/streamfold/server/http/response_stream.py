@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 Message: TypeAlias = MutableMapping[str, Any]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
+Buffer: TypeAlias = bytes | memoryview
 
 #: The type of messages that have a part of the body.
 BODY: Final = "http.response.body"
@@ -102,7 +103,7 @@ class ResponseStream:
         """Hold memory for an encoding of about `size` bytes, once for all that send it now."""
         return self._unread.sharing(key, size)
 
-    async def send(self, *parts: bytes) -> None:
+    async def send(self, *parts: Buffer) -> None:
         """Hand over `parts`; returns when the client has taken all of it but a little.
 
         Where memory is reserved for the response, that little is counted until `settle` or `close`,
@@ -120,9 +121,9 @@ class ResponseStream:
         elif size > SHARED_PIECE or self._unread.is_sample(size):
             await self._send_watched(parts, size)
         else:
-            await self._hand_over((parts[0] if len(parts) == 1 else b"".join(parts),))
+            await self._hand_over((b"".join(parts),))
 
-    async def _send_watched(self, parts: Sequence[bytes], size: int) -> None:
+    async def _send_watched(self, parts: Sequence[Buffer], size: int) -> None:
         """Hand over `parts`, and count what is below us until the client has taken all of it."""
         response_budget = self._unread
         if size > SHARED_PIECE:
@@ -175,7 +176,7 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _end_of(parts: Sequence[bytes]) -> bytes:
+def _end_of(parts: Sequence[Buffer]) -> bytes:
     """The last bytes of `parts`, which go one by one.
 
     When granian has taken them all, everything before them has left granian, and the client has
@@ -184,14 +185,25 @@ def _end_of(parts: Sequence[bytes]) -> bytes:
     return b"".join([part[-SETTLING:] for part in parts])[-SETTLING:]
 
 
-def _pieces(parts: Sequence[bytes], size: int, kept: int) -> Iterator[bytes]:
-    """`parts` without their last `kept` bytes, in pieces of `size` bytes at most."""
-    rest = sum(map(len, parts)) - kept
+def _pieces(parts: Sequence[Buffer], size: int, kept: int) -> Iterator[bytes]:
+    """`parts` without their last `kept` bytes, in pieces of `size` bytes; the last may have fewer.
+
+    Views are copied once, and bytes that fit a piece not at all.
+    """
+    left = sum(map(len, parts)) - kept
+    room = min(size, left)
+    gathered: list[Buffer] = []
     for part in parts:
-        end = min(len(part), rest)
-        for at in range(0, end, size):
-            yield part[at : min(at + size, end)]
-        rest -= max(0, end)
+        at = 0
+        while at < len(part) and room > 0:
+            gathered.append(part[at : at + room])
+            at += len(gathered[-1])
+            room -= len(gathered[-1])
+            if not room:
+                yield b"".join(gathered)
+                left -= min(size, left)
+                room = min(size, left)
+                gathered.clear()
 
 
 def _single(data: bytes) -> Iterator[bytes]:

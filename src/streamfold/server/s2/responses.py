@@ -15,7 +15,7 @@ from streamfold.server.http.bodies import JSON
 from streamfold.server.http.offload import LIGHT_BYTES
 from streamfold.server.http.problems import log_failure
 from streamfold.server.http.request import Headers, Request
-from streamfold.server.http.response_stream import ResponseStream
+from streamfold.server.http.response_stream import Buffer, ResponseStream
 from streamfold.server.streams.live_reads import SharedEncodings
 from streamfold.store.read.requests import ReadBatch
 from streamfold.store.store import wall_clock
@@ -25,7 +25,11 @@ from streamfold.wire.s2.errors import Failure, describe_failure
 from streamfold.wire.s2.frames import encode_frame
 from streamfold.wire.s2.headers import RETRY_AFTER_MS
 from streamfold.wire.s2.records_json import RecordFormat, encode_read_batch
-from streamfold.wire.s2.records_proto import FRAME_PAYLOAD_MAX, encode_frame_batches
+from streamfold.wire.s2.records_proto import (
+    FRAME_PAYLOAD_MAX,
+    encode_frame_batches,
+    encode_frame_parts,
+)
 from streamfold.wire.s2.sse import EventId
 
 #: Milliseconds after which a client that was turned away while draining may find the next server.
@@ -62,6 +66,8 @@ def _describe(error: Exception, hidden_prefix: str) -> Failure:
     return describe_failure(error, hidden_prefix)
 
 
+#: Bytes of a part of a batch that is worth to be sent from where it is in memory.
+_LARGE_PART: Final = 16 << 10
 #: Of every session of frames. Nothing on the way may hold back or change what is sent.
 FRAME_HEADERS: Final[Headers] = (
     (b"content-type", b"s2s/proto"),
@@ -89,7 +95,10 @@ class FrameEncoding:
             return sum(map(len, batch.parts)) > FRAME_PAYLOAD_MAX  # it must be cut between records
         return batch.metered > LIGHT_BYTES
 
-    def encode(self, batch: ReadBatch) -> tuple[bytes, ...]:
+    def encode(self, batch: ReadBatch) -> tuple[Buffer, ...]:
+        plain = self._compression is Compression.NONE
+        if plain and batch.metered > _LARGE_PART * len(batch.parts):
+            return encode_frame_parts(batch.parts, batch.tail)
         return (self._shared.get(batch, self._compression, self._frames),)
 
     async def encode_heavy(self, request: Request, batch: ReadBatch) -> tuple[bytes, ...]:

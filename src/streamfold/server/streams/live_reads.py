@@ -21,7 +21,7 @@ from streamfold.server.auth import ActiveGrant
 from streamfold.server.http.drain import DrainGate, WaitGuard
 from streamfold.server.http.errors import ClientHangupError
 from streamfold.server.http.request import Headers, Request
-from streamfold.server.http.response_stream import SHARED_PIECE, ResponseStream
+from streamfold.server.http.response_stream import SHARED_PIECE, Buffer, ResponseStream
 from streamfold.store.read.reader import Reader
 from streamfold.store.read.requests import ReadBatch
 
@@ -65,7 +65,7 @@ class LiveEncoding(Protocol):
     def is_heavy(self, batch: ReadBatch) -> bool:
         """Whether the batch must be encoded in a thread."""
 
-    def encode(self, batch: ReadBatch) -> tuple[bytes, ...]:
+    def encode(self, batch: ReadBatch) -> tuple[Buffer, ...]:
         """The message for one batch, or for a heartbeat; shared bytes are one part."""
 
     async def encode_heavy(self, request: Request, batch: ReadBatch) -> tuple[bytes, ...]:
@@ -150,7 +150,7 @@ async def _send(
             await stream.send(*await _encode(request, batch, encoding))
 
 
-async def _encode(request: Request, batch: ReadBatch, encoding: LiveEncoding) -> tuple[bytes, ...]:
+async def _encode(request: Request, batch: ReadBatch, encoding: LiveEncoding) -> tuple[Buffer, ...]:
     if encoding.is_heavy(batch):
         return await encoding.encode_heavy(request, batch)
     return encoding.encode(batch)

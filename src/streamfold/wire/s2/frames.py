@@ -163,5 +163,14 @@ def encode_terminal(failure: Failure) -> bytes:
     return _assemble(_TERMINAL, body)
 
 
+def frame_head(size: int) -> bytes:
+    """What precedes an uncompressed body of `size` bytes in a regular frame."""
+    return _head(0, size)
+
+
 def _assemble(flag: int, body: bytes) -> bytes:
-    return b"".join(((1 + len(body)).to_bytes(_LENGTH_SIZE, "big"), bytes((flag,)), body))
+    return _head(flag, len(body)) + body
+
+
+def _head(flag: int, size: int) -> bytes:
+    return (1 + size).to_bytes(_LENGTH_SIZE, "big") + bytes((flag,))

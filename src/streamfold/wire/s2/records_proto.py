@@ -6,13 +6,15 @@ stored bytes plus at most one field, and a position is two numbers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from streamfold.errors import MalformedError
 from streamfold.model.positions import StreamPosition
 from streamfold.records import AppendInput, measure, parse_append_input
 from streamfold.records.append_input import parse_quickly
 from streamfold.records.plain import encode_position
 from streamfold.wire.s2.errors import BadFrameError, BadProtoError
-from streamfold.wire.s2.frames import BODY_MAX, Frame
+from streamfold.wire.s2.frames import BODY_MAX, Frame, frame_head
 
 #: First byte of a field: its number and type. A varint, or bytes after a length.
 _ACK_START, _ACK_END, _ACK_TAIL = b"\x0a", b"\x12", b"\x1a"
@@ -88,6 +90,17 @@ def encode_read_batch(payload: bytes, tail: StreamPosition | None = None) -> byt
     Clients treat a batch of a session with neither records nor tail as an error.
     """
     return payload if tail is None else payload + _BATCH_TAIL + _position(tail)
+
+
+def encode_frame_parts(
+    parts: Sequence[bytes | memoryview], tail: StreamPosition | None = None
+) -> tuple[bytes | memoryview, ...]:
+    """A frame with a ReadBatch of stored records, in parts that are not copied.
+
+    The records must fit a frame: FRAME_PAYLOAD_MAX bytes.
+    """
+    end = b"" if tail is None else _BATCH_TAIL + _position(tail)
+    return (frame_head(sum(map(len, parts)) + len(end)), *parts, end)
 
 
 def encode_frame_batches(payload: bytes, tail: StreamPosition | None = None) -> list[bytes]:
