@@ -88,12 +88,20 @@ class ConsoleServer:
         bodies: Sequence[bytes],
         stream: str = STREAM,
         headers: Sequence[tuple[bytes, bytes]] = (),
+        timestamps: Sequence[int] | None = None,
     ) -> None:
         pairs = [[_text(name), _text(value)] for name, value in headers]
         records: list[dict[str, Any]] = [{"body": _text(one), "headers": pairs} for one in bodies]
+        for record, timestamp in zip(records, timestamps or (), strict=False):
+            record["timestamp"] = timestamp
         path = f"/v1/streams/{quote(stream, safe='')}/records"
         sent = {"s2-basin": BASIN, "s2-format": "base64"}
         self.http.post(path, json={"records": records}, headers=sent).raise_for_status()
+
+    def tail(self, stream: str) -> int:
+        path = f"/v1/streams/{quote(stream, safe='')}/records/tail"
+        answer = self.http.get(path, headers={"s2-basin": BASIN}).raise_for_status().json()
+        return int(answer["tail"]["seq_num"])
 
 
 def _text(content: bytes) -> str:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from datetime import datetime
 
+import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.server.console.conftest import BASIN, STREAM, ConsoleServer
@@ -56,3 +61,161 @@ def test_what_records_hold_is_shown_as_text(server: ConsoleServer, page: Page) -
         == page.locator("main .facts b").count()
     )
     assert page.title() == f"{stream} · Streamfold"
+
+
+def test_a_link_opens_the_record_that_it_names(server: ConsoleServer, page: Page) -> None:
+    stream = filled(server, "linked", 500)
+    page.goto(server.page("basins", BASIN, stream, query="?seq=250"))
+    expect(page.get_by_role("complementary", name="Record 250")).to_be_visible()
+    expect(rows(page).filter(has_text="number 250.")).to_be_visible()
+
+
+def test_the_list_goes_to_a_seq_num_a_time_and_back_from_the_tail(
+    server: ConsoleServer, page: Page
+) -> None:
+    stream = filled(server, "sought", 900)
+    page.goto(server.page("basins", BASIN, stream))
+    expect(rows(page).filter(has_text="number 899.")).to_be_visible()
+    jump = page.get_by_role("form", name="Go to")
+    for kind, what, text, shown in (
+        ("seq_num", "seq_num", "100", 100),
+        ("back", "Records from the tail", "400", 500),
+        ("time", "Time", "2026-01-01T00:00:00.300", 300),
+    ):
+        jump.get_by_role("combobox").select_option(kind)
+        jump.get_by_label(what, exact=True).fill(text)
+        jump.get_by_role("button", name="Go").click()
+        expect(rows(page).filter(has_text=f"number {shown}.")).to_be_in_viewport()
+    page.get_by_role("button", name="To the tail").click()
+    expect(rows(page).filter(has_text="number 899.")).to_be_in_viewport()
+
+
+def test_a_paused_list_continues_where_it_stopped(server: ConsoleServer, page: Page) -> None:
+    stream = filled(server, "paused", 5)
+    page.goto(server.page("basins", BASIN, stream))
+    page.get_by_role("button", name="Live").click()
+    expect(page.get_by_role("button", name="Paused")).to_be_visible()
+    server.append([b"while it was paused"], stream)
+    page.get_by_role("button", name="Paused").click()
+    expect(rows(page).filter(has_text="while it was paused")).to_be_visible()
+    expect(rows(page)).to_have_count(6)
+
+
+@pytest.mark.parametrize(
+    ("term", "matches"),
+    [
+        ("PEAR", ["pear"]),
+        ("header:kind=fru", ["apple", "pear"]),
+        ("$.price>3", ["pear"]),
+        ("$.tags[0]=new $.name", ["apple"]),
+        ('"no such text"', []),
+    ],
+)
+def test_a_filter_keeps_what_matches(
+    server: ConsoleServer, page: Page, term: str, matches: list[str]
+) -> None:
+    stream = "filtered"
+    server.create(BASIN, stream)
+    if server.tail(stream) == 0:
+        apple, pear = {"name": "apple", "price": 3, "tags": ["new"]}, {"name": "pear", "price": 4}
+        server.append([json.dumps(apple).encode(), json.dumps(pear).encode()], stream,
+                      [(b"kind", b"fruit")])  # fmt: skip
+        server.append([b"plain text"], stream)
+    page.goto(server.page("basins", BASIN, stream))
+    expect(rows(page)).to_have_count(3)
+    page.keyboard.press("/")
+    page.keyboard.type(term)
+    expect(page.get_by_role("status").filter(has_text="3 of 3 read")).to_be_visible()
+    expect(rows(page)).to_have_count(len(matches))
+    for row, name in enumerate(matches):
+        expect(rows(page).nth(row)).to_contain_text(name)
+
+
+def test_a_malformed_filter_is_explained_and_can_be_corrected(
+    server: ConsoleServer, page: Page
+) -> None:
+    stream = filled(server, "corrected", 3)
+    page.goto(server.page("basins", BASIN, stream))
+    page.get_by_label("Filter records").fill("$.[")
+    expect(page.get_by_role("alert")).to_contain_text("is not a JSON path")
+    page.get_by_label("Filter records").fill("")
+    expect(page.get_by_role("alert")).to_be_hidden()
+    expect(rows(page)).to_have_count(3)
+
+
+def test_many_records_are_scrolled_with_few_rows_drawn(server: ConsoleServer, page: Page) -> None:
+    count = 100_000 if "STREAMFOLD_PROVE" in os.environ else 20_000
+    stream = filled(server, "many", count)
+    page.goto(server.page("basins", BASIN, stream))
+    expect(rows(page).filter(has_text=f"number {count - 1}.")).to_be_visible()
+    records = page.get_by_role("listbox", name="Records")
+    for part in (0.75, 0.5, 0.25, 0.0):
+        records.evaluate("(list, part) => { list.scrollTop = part * list.scrollHeight }", part)
+        first = int(part * count)
+        expect(rows(page).filter(has_text=f"number {first}.")).to_be_in_viewport()
+        assert rows(page).count() < 100
+    records.press("ArrowDown")
+    records.press("PageDown")
+    expect(page.get_by_role("complementary")).to_be_visible()
+    records.press("Escape")
+    expect(page.get_by_role("complementary")).to_be_hidden()
+
+
+@pytest.mark.parametrize("kind", ["text", "json", "binary"])
+def test_a_record_of_a_mebibyte_is_shown_in_part(
+    server: ConsoleServer, page: Page, kind: str
+) -> None:
+    size = 1_000_000
+    bodies = {"text": b"x" * size, "json": b"[%s1]" % (b"1," * (size // 2)), "binary": bytes(size)}
+    stream = f"large-{kind}"
+    server.create(BASIN, stream)
+    server.append([bodies[kind]], stream)
+    page.goto(server.page("basins", BASIN, stream, query="?seq=0"))
+    detail = page.get_by_role("complementary")
+    expect(detail.get_by_role("button", name="Show more")).to_be_visible()
+    assert page.locator("*").count() < 2_000
+    detail.get_by_role("button", name="Hex").click()
+    expect(detail.locator("pre.hex")).to_contain_text("000010")
+
+
+def test_a_server_that_goes_away_and_returns_is_shown_and_survived(
+    server: ConsoleServer, page: Page
+) -> None:
+    stream = filled(server, "survivor", 3)
+    page.goto(server.page("basins", BASIN, stream))
+    expect(rows(page)).to_have_count(3)
+    server.stop()
+    away = page.get_by_role("status").filter(has_text="cannot be reached")
+    expect(away).to_be_visible()
+    server.start()
+    expect(away).to_be_hidden()
+    server.append([b"after the restart"], stream)
+    expect(rows(page).filter(has_text="after the restart")).to_be_visible()
+
+
+@pytest.mark.parametrize("form", ["curl", "CLI", "Python"])
+def test_a_copied_command_reads_the_record(server: ConsoleServer, page: Page, form: str) -> None:
+    stream = 'it\'s a "name"'
+    server.create(BASIN, stream)
+    server.append([b"found by a command"], stream)
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.goto(server.page("basins", BASIN, stream, query="?seq=0"))
+    page.get_by_role("complementary").get_by_role("button", name=form).click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    text = page.evaluate("navigator.clipboard.readText()")
+    command = ["sh", "-c", text.replace("streamfold ", f"{sys.executable} -m streamfold.cli.main ")]
+    if form == "Python":
+        command = [sys.executable, "-c", text]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert "found by a command" in done.stdout, done.stderr
+
+
+def filled(server: ConsoleServer, stream: str, count: int) -> str:
+    """A stream of so many numbered records, a millisecond apart from the beginning of 2026."""
+    server.create(BASIN, stream)
+    start = int(datetime(2026, 1, 1).astimezone().timestamp() * 1000)
+    for first in range(server.tail(stream), count, 1000):
+        numbers = range(first, min(first + 1000, count))
+        bodies = [f"number {number}.".encode() for number in numbers]
+        server.append(bodies, stream, timestamps=[start + number for number in numbers])
+    return stream

@@ -17,8 +17,8 @@ export class ApiError extends Error {
 /** The server cannot be reached, or the connection broke. */
 export class UnreachableError extends Error {}
 
-// What the page shows of the connection: `online`, and whether a token is missing or was refused.
-export const connection = { online: true, needsToken: false, refusal: "", settings: null };
+// What the page shows of the connection: `online`, how often it came back, and whether a token is missing or was refused.
+export const connection = { online: true, returns: 0, needsToken: false, refusal: "", settings: null };
 const watchers = new Set();
 
 /** Call `watcher` whenever the state of the connection changes; returns how to stop that. */
@@ -66,7 +66,7 @@ export async function request(path, { basin, headers = {}, method = "GET", ...re
     lost();
     throw new UnreachableError("The server cannot be reached.");
   }
-  update({ online: true });
+  found();
   if (response.ok) return response;
   const problem = await problemOf(response, method);
   if (response.status === 401) update({ needsToken: true, refusal: token() ? problem.message : "" });
@@ -85,6 +85,11 @@ async function problemOf(response, method) {
   return new ApiError(response.status, body.code ?? "", message || `The server answered with status ${response.status}.`);
 }
 
+/** The server answers, again if it was away. */
+function found() {
+  if (!connection.online) update({ online: true, returns: connection.returns + 1 });
+}
+
 /** Show that the server is away, and look for it until it answers. */
 function lost() {
   if (!connection.online) return;
@@ -92,7 +97,7 @@ function lost() {
   const probe = async () => {
     try {
       await fetch(url("health"), { cache: "no-store" });
-      update({ online: true });
+      found();
     } catch {
       setTimeout(probe, PROBE_INTERVAL);
     }

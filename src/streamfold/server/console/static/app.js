@@ -6,6 +6,7 @@ import { BasinPage } from "./pages/basin.js";
 import { BasinsPage } from "./pages/basins.js";
 import { OverviewPage } from "./pages/overview.js";
 import { StreamPage } from "./pages/stream.js";
+import { TokensPage } from "./pages/tokens.js";
 import { link, useRoute } from "./routes.js";
 import { Button, Empty, Field, Icon, Notice, useConnection } from "./widgets.js";
 
@@ -27,6 +28,7 @@ function pageOf({ segments, query }) {
       page: html`<${StreamPage} key=${`${basin}/${stream}`} basin=${basin} stream=${stream} query=${query} />`,
     };
   }
+  if (first === "tokens") return { section: "tokens", title: "Access tokens", page: html`<${TokensPage} />` };
   return {
     section: "",
     title: "Not found",
@@ -60,6 +62,7 @@ function Navigation({ section }) {
     <nav aria-label="Pages">
       ${item("overview", "#/", "Overview")}
       ${item("basins", link(["basins"]), "Basins")}
+      ${item("tokens", link(["tokens"]), "Tokens")}
     </nav>
     <div class="bar-end">
       ${settings?.read_only && html`<span class="badge">read-only</span>`}

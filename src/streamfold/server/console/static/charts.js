@@ -1,6 +1,6 @@
 // Small charts, drawn as SVG.
 
-import { html } from "./vendor/htm-preact.js";
+import { html, useLayoutEffect, useRef, useState } from "./vendor/htm-preact.js";
 
 const WIDTH = 200;
 const HEIGHT = 44;
@@ -26,31 +26,48 @@ export function Sparkline({ values, size, label }) {
     <path class="area" d=${area || "M0 0"} /><path d=${line || "M0 0"} /></svg>`;
 }
 
-const PLOT_WIDTH = 640;
 const PLOT_HEIGHT = 190;
+/** Pixels for one label of the time axis. */
+const LABEL = 90;
 const LEFT = 58;
 const BOTTOM = 22;
 
 /** Bars over time: `points` are [seconds since 1970, value], one for each `step` seconds from `start` to `end`. */
-export function BarPlot({ points, start, end, step, format, formatTime, label }) {
-  const top = niceTop(Math.max(...points.map(([, value]) => value), 0));
-  const width = (PLOT_WIDTH - LEFT) / Math.max(1, Math.ceil((end - start) / step));
-  const x = (at) => LEFT + ((at - start) / (end - start)) * (PLOT_WIDTH - LEFT);
+export function BarPlot({ points, start, end, step, format, formatTime, label, binary }) {
+  const [element, whole] = useWidth();
+  const top = niceTop(Math.max(...points.map(([, value]) => value), 0), binary);
+  const width = (whole - LEFT) / Math.max(1, Math.ceil((end - start) / step));
+  const x = (at) => LEFT + ((at - start) / (end - start)) * (whole - LEFT);
   const y = (value) => 8 + (1 - value / top) * (PLOT_HEIGHT - BOTTOM - 8);
   const marks = [0, 0.5, 1].map((share) => share * top);
-  const times = [0, 0.25, 0.5, 0.75, 1].map((share) => start + share * (end - start));
-  return html`<svg class="plot" viewBox=${`0 0 ${PLOT_WIDTH} ${PLOT_HEIGHT}`} role="img" aria-label=${label}>
-    ${marks.map((mark) => html`<line key=${mark} x1=${LEFT} x2=${PLOT_WIDTH} y1=${y(mark)} y2=${y(mark)} />
+  const labels = Math.max(2, Math.min(5, Math.floor((whole - LEFT) / LABEL)));
+  const times = Array.from({ length: labels }, (_, at) => start + (at / (labels - 1)) * (end - start));
+  return html`<svg class="plot" ref=${element} role="img" aria-label=${label}>
+    ${marks.map((mark) => html`<line key=${mark} x1=${LEFT} x2=${whole} y1=${y(mark)} y2=${y(mark)} />
       <text x=${LEFT - 8} y=${y(mark) + 4} text-anchor="end">${format(mark)}</text>`)}
     ${times.map((at, number) => html`<text key=${at} x=${x(at)} y=${PLOT_HEIGHT - 4}
-      text-anchor=${number === 0 ? "start" : number === 4 ? "end" : "middle"}>${formatTime(at)}</text>`)}
+      text-anchor=${number === 0 ? "start" : number === labels - 1 ? "end" : "middle"}>${formatTime(at)}</text>`)}
     ${points.map(([at, value]) => value > 0 && html`<rect key=${at} class="bar" x=${x(at) + 0.5} width=${Math.max(1, width - 1)}
       y=${y(value)} height=${Math.max(1, y(0) - y(value))}><title>${`${formatTime(at)}: ${format(value)}`}</title></rect>`)}
   </svg>`;
 }
 
-function niceTop(value) {
-  if (value <= 0) return 1;
+/** The width of an element in pixels, kept up to date. */
+function useWidth() {
+  const element = useRef(null);
+  const [width, setWidth] = useState(600);
+  useLayoutEffect(() => {
+    const observer = new ResizeObserver(() => setWidth(element.current.clientWidth || 600));
+    observer.observe(element.current);
+    return () => observer.disconnect();
+  }, []);
+  return [element, width];
+}
+
+/** A round number from which the axis can start down: of powers of two for bytes. */
+function niceTop(value, binary) {
+  if (value <= 0) return binary ? 1024 : 1;
+  if (binary) return 2 ** Math.ceil(Math.log2(value));
   const power = 10 ** Math.floor(Math.log10(value));
   return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= value);
 }

@@ -7,7 +7,7 @@ const ICONS = {
   overview: "M3 12h4l3 7 4-14 3 7h4",
   basins: "M4 6c0-1.700 3.600-3 8-3s8 1.300 8 3-3.600 3-8 3-8-1.300-8-3zm0 0v12c0 1.700 3.600 3 8 3s8-1.300 8-3V6M4 12c0 1.700 3.600 3 8 3s8-1.300 8-3",
   tables: "M4 5h16v14H4zM4 10h16M4 14.500h16M10 10v9",
-  tokens: "M14.500 9.500a4.500 4.500 0 1 1-2-3.740M13 12l7 7m-3-3 2-2",
+  tokens: "M8 16a4.500 4.500 0 1 0 0-9 4.500 4.500 0 0 0 0 9zm4.500-4.500H21V15m-4-3.500V14",
   plus: "M12 5v14M5 12h14",
   play: "M8 5v14l11-7z",
   pause: "M8 5v14M16 5v14",
@@ -52,7 +52,7 @@ export function useConnection() {
 export function useLoaded(load, inputs) {
   const [state, setState] = useState({ value: undefined, error: null, loading: true });
   const [round, setRound] = useState(0);
-  const { online, needsToken } = useConnection();
+  const { online, returns, needsToken } = useConnection();
   useEffect(() => {
     if (!online || needsToken) return undefined;
     let current = true;
@@ -64,7 +64,7 @@ export function useLoaded(load, inputs) {
     return () => {
       current = false;
     };
-  }, [...inputs, round, online, needsToken]);
+  }, [...inputs, round, online, returns, needsToken]);
   return { ...state, reload: () => setRound((count) => count + 1) };
 }
 

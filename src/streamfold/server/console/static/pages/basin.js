@@ -4,9 +4,10 @@ import { html, useState } from "../vendor/htm-preact.js";
 import { getJson, list, request, streamPath } from "../api.js";
 import { ago } from "../format.js";
 import { go, link } from "../routes.js";
-import { Button, Confirm, Empty, Notice, useConnection, useLoaded } from "../widgets.js";
+import { Button, Confirm, Empty, Notice, Tabs, useConnection, useLoaded } from "../widgets.js";
 import { Search } from "./basins.js";
 import { BasinDialog, CreateStreamDialog, retentionText } from "./config.js";
+import { Usage } from "./usage.js";
 
 /** Streams that one page of the list shows. */
 const PAGE = 200;
@@ -47,7 +48,7 @@ function Facts({ config }) {
   </div>`;
 }
 
-export function BasinPage({ basin }) {
+export function BasinPage({ basin, tab }) {
   const [prefix, setPrefix] = useState("");
   const [dialog, setDialog] = useState(null);
   const [round, setRound] = useState(0);
@@ -70,8 +71,11 @@ export function BasinPage({ basin }) {
     </div>
     <${Notice} error=${config.error} />
     <${Facts} config=${config.value} />
-    <${Search} label="Find by prefix" value=${prefix} onInput=${setPrefix} />
-    <${StreamList} key=${prefix} basin=${basin} prefix=${prefix} round=${round} onDelete=${(stream) => setDialog({ remove: stream })} />
+    <${Tabs} label="Parts of the basin" current=${tab} items=${[{ id: "streams", text: "Streams", href: link(["basins", basin]) },
+      { id: "usage", text: "Usage", href: link(["basins", basin], { tab: "usage" }) }]} />
+    ${tab === "usage" ? html`<${Usage} basin=${basin} />` : html`
+      <${Search} label="Find by prefix" value=${prefix} onInput=${setPrefix} />
+      <${StreamList} key=${prefix} basin=${basin} prefix=${prefix} round=${round} onDelete=${(stream) => setDialog({ remove: stream })} />`}
     ${dialog?.create && html`<${CreateStreamDialog} basin=${basin} onClose=${close} onDone=${(name) => go(["basins", basin, name])} />`}
     ${dialog?.configure && html`<${BasinDialog} basin=${basin} config=${config.value} onClose=${close} onDone=${changed} />`}
     ${dialog?.remove && html`<${Confirm} title="Delete stream" action="Delete stream" name=${dialog.remove} onClose=${close} submit=${() => remove(dialog.remove)}>

@@ -7,6 +7,7 @@ import { bytes, latency, number, plural, short } from "../format.js";
 import { parseMetrics, quantile, sample } from "../metrics.js";
 import { link } from "../routes.js";
 import { Notice, useInterval, useLoaded } from "../widgets.js";
+import { Usage } from "./usage.js";
 
 /** Milliseconds between readings, and how many are shown: four minutes. */
 const INTERVAL = 2000;
@@ -126,5 +127,6 @@ export function OverviewPage() {
       <span>Location <b class="name">${location.value?.name ?? "–"}</b></span>
       <span>Basins <b>${basins.value ? `${number(basins.value.items.length)}${basins.value.more ? "+" : ""}` : "–"}</b></span>
       <a href=${link(["basins"])}>All basins</a>
-    </div></section>`;
+    </div></section>
+    <${Usage} />`;
 }

@@ -6,8 +6,12 @@ import { number } from "../format.js";
 import { AppendDialog, FenceDialog, TrimDialog } from "../records/append.js";
 import { RecordBrowser } from "../records/browser.js";
 import { go, link } from "../routes.js";
-import { Button, Confirm, Notice, useConnection, useLoaded } from "../widgets.js";
+import { Button, Confirm, Notice, Tabs, useConnection, useLoaded } from "../widgets.js";
 import { retentionText, StreamConfigDialog } from "./config.js";
+import { Snapshots } from "./snapshots.js";
+import { Usage } from "./usage.js";
+
+const TABS = { records: "Records", snapshots: "Snapshots", usage: "Usage" };
 
 /** What Durable Streams reports of a stream; an empty object where its name has no such path. */
 async function durableState(basin, stream) {
@@ -44,6 +48,7 @@ export function StreamPage({ basin, stream, query }) {
     go(["basins", basin]);
   };
   const frozen = settings.read_only;
+  const tab = TABS[query.get("tab")] ? query.get("tab") : "records";
   const named = { basin, stream, onClose: close };
   return html`
     <div class="page-head">
@@ -59,7 +64,11 @@ export function StreamPage({ basin, stream, query }) {
     </div>
     <${Notice} error=${config.error} />
     <${Facts} config=${config.value} state=${state.value} range=${range} />
-    <${RecordBrowser} basin=${basin} stream=${stream} query=${query} onTail=${setRange} />
+    <${Tabs} label="Parts of the stream" current=${tab} items=${Object.entries(TABS).map(([id, text]) => ({
+      id, text, href: link(["basins", basin, stream], { tab: id === "records" ? undefined : id }) }))} />
+    ${tab === "records" && html`<${RecordBrowser} basin=${basin} stream=${stream} query=${query} onTail=${setRange} />`}
+    ${tab === "snapshots" && html`<${Snapshots} basin=${basin} stream=${stream} />`}
+    ${tab === "usage" && html`<${Usage} basin=${basin} stream=${stream} />`}
     ${dialog === "append" && html`<${AppendDialog} ...${named} onDone=${() => {}} />`}
     ${dialog === "trim" && html`<${TrimDialog} ...${named} tail=${range?.tail ?? 0} suggestion=${range?.tail ?? 0} onDone=${() => {}} />`}
     ${dialog === "fence" && html`<${FenceDialog} ...${named} onDone=${() => {}} />`}

@@ -9,7 +9,7 @@ import { Detail } from "./detail.js";
 import { parseFilter } from "./filter.js";
 import { VirtualList } from "./list.js";
 import { command, preview } from "./record.js";
-import { MatchSource, RangeSource } from "./sources.js";
+import { MatchSource, RangeSource, retryable } from "./sources.js";
 
 /** Rows that the list has at first, and at most: browsers limit the height of a page. */
 const WINDOW = 200_000;
@@ -18,6 +18,8 @@ const WINDOW_MAX = 2 * WINDOW;
 const EDGE = 500;
 /** Milliseconds after the last key before a filter is applied. */
 const TYPING = 350;
+/** Milliseconds before a stream that could not be opened is tried again. */
+const RETRY = 1000;
 
 const Row = ({ index, record, seqNum, trimmed, selected, onSelect }) => {
   if (!record) {
@@ -58,7 +60,8 @@ function useSource(basin, stream, applied, start) {
   const [, draw] = useState(0);
   const [opened, setOpened] = useState(null);
   const [error, setError] = useState(null);
-  const { online, needsToken } = useConnection();
+  const [attempt, setAttempt] = useState(0);
+  const { online, returns, needsToken } = useConnection();
   const source = useRef(null);
   useEffect(() => {
     if (!online || needsToken || source.current?.applied === applied) return;
@@ -68,6 +71,7 @@ function useSource(basin, stream, applied, start) {
     try {
       made = applied ? new MatchSource(basin, stream, parseFilter(applied), onChange) : new RangeSource(basin, stream, onChange);
     } catch (malformed) {
+      source.current = null;
       setError(malformed);
       return;
     }
@@ -77,11 +81,13 @@ function useSource(basin, stream, applied, start) {
     made.open().then(
       () => source.current === made && (start(made), setOpened(made)),
       (failure) => {
+        if (source.current !== made) return;
         made.applied = null; // it is tried again
         if (!(failure instanceof UnreachableError)) setError(failure);
+        if (retryable(failure)) setTimeout(() => setAttempt((count) => count + 1), RETRY);
       },
     );
-  }, [applied, online, needsToken]);
+  }, [applied, online, returns, needsToken, attempt]);
   useEffect(() => () => source.current?.close(), []);
   useEffect(() => {
     // A hidden page gives its connection back: browsers allow six for all pages of a server.
@@ -93,7 +99,7 @@ function useSource(basin, stream, applied, start) {
     document.addEventListener("visibilitychange", change);
     return () => document.removeEventListener("visibilitychange", change);
   }, []);
-  return [opened && opened === source.current ? opened : null, error, online];
+  return [opened && opened === source.current ? opened : null, error, returns];
 }
 
 export function RecordBrowser({ basin, stream, query, onTail }) {
@@ -108,7 +114,7 @@ export function RecordBrowser({ basin, stream, query, onTail }) {
   const toShow = useRef(null);
   const view = useRef([0, 0]);
 
-  const [source, error, online] = useSource(basin, stream, applied, (made) => {
+  const [source, error, returns] = useSource(basin, stream, applied, (made) => {
     const wanted = made.filtered ? null : selected?.record?.seqNum ?? (query.has("seq") ? Number(query.get("seq")) : null);
     setBase(made.filtered ? 0 : windowAt(made, wanted ?? made.tail));
     setStuck(wanted === null);
@@ -135,8 +141,8 @@ export function RecordBrowser({ basin, stream, query, onTail }) {
     return () => document.removeEventListener("keydown", press);
   }, []);
   useEffect(() => {
-    if (source && online) source.ensure(keyAt(view.current[0]), keyAt(view.current[1]));
-  }, [online]);
+    source?.ensure(keyAt(view.current[0]), keyAt(view.current[1]));
+  }, [returns]);
   // After the rows exist: scroll to what was asked for.
   useLayoutEffect(() => {
     if (!toShow.current || !source || !list.current) return;

@@ -87,7 +87,7 @@ class Source {
         await session(control.signal);
       } catch (error) {
         if (control.signal.aborted) return;
-        if (!(error instanceof UnreachableError) && !retryable(error)) {
+        if (!retryable(error)) {
           this.error = error;
           this.live = false;
           this._session = null;
@@ -120,7 +120,8 @@ class Source {
   }
 }
 
-const retryable = (error) => error instanceof ApiError && (error.status >= 500 || error.code === "server_draining");
+/** Whether the same request may succeed later. */
+export const retryable = (error) => error instanceof UnreachableError || (error instanceof ApiError && error.status >= 500);
 
 /** Resolves when the server answers again, after a pause in any case. */
 async function whenOnline(signal) {

@@ -1,0 +1,171 @@
+"""The other pages of the console: what they change and refuse; access; small screens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.server.console.conftest import BASIN, STREAM, ConsoleServer
+
+ROOT_TOKEN = "the-root-token-of-this-test"
+#: Addresses of all pages.
+PAGES = ("", "basins", f"basins/{BASIN}", f"basins/{BASIN}?tab=usage", f"basins/{BASIN}/{STREAM}",
+         f"basins/{BASIN}/{STREAM}?seq=0", f"basins/{BASIN}/{STREAM}?tab=snapshots",
+         f"basins/{BASIN}/{STREAM}?tab=usage", "tokens", "no-such-page")  # fmt: skip
+#: Controls whose name a screen reader could not say.
+NAMELESS = """() => [...document.querySelectorAll("button, a, input, select, textarea, [role=listbox]")]
+  .filter((control) => !(control.ariaLabel || control.labels?.length || control.textContent.trim()))
+  .map((control) => control.outerHTML)"""
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleServer]:
+    folder = tmp_path_factory.mktemp("guarded")
+    with ConsoleServer(folder, ["--auth", "--console-read-only"], ROOT_TOKEN) as running:
+        running.create(BASIN, STREAM)
+        yield running
+
+
+def test_a_basin_and_a_stream_are_created_configured_and_deleted(
+    server: ConsoleServer, page: Page
+) -> None:
+    page.goto(f"{server.url}/")
+    expect(page.get_by_role("heading", name="Everything works")).to_be_visible()
+    page.get_by_role("link", name="Basins", exact=True).click()
+    page.get_by_role("button", name="Create basin").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Name").fill("short")
+    dialog.get_by_role("button", name="Create").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("it must have 8 to 48")
+    dialog.get_by_label("Name").fill("from-the-console")
+    dialog.get_by_role("button", name="Create").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("from-the-console")
+    page.get_by_role("button", name="Create stream").click()
+    dialog.get_by_label("Name").fill("a/b c")
+    dialog.get_by_role("button", name="Create").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("a/b c")
+    page.get_by_role("button", name="Configure").click()
+    dialog.get_by_label("Records are kept").select_option("age")
+    dialog.locator("[name=age]").fill("36h")
+    dialog.get_by_role("button", name="Save").click()
+    expect(page.get_by_text("kept for 1 d 12 h")).to_be_visible()
+    page.get_by_role("button", name="Delete stream").click()
+    expect(dialog.get_by_role("button", name="Delete stream")).to_be_disabled()
+    dialog.get_by_label("to confirm").fill("a/b c")
+    dialog.get_by_role("button", name="Delete stream").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("from-the-console")
+
+
+def test_a_stream_is_fenced_and_trimmed(server: ConsoleServer, page: Page) -> None:
+    server.create(BASIN, "guarded")
+    server.append([b"first", b"second"], "guarded")
+    page.goto(server.page("basins", BASIN, "guarded"))
+    page.get_by_role("button", name="Fence").click()
+    page.get_by_role("dialog").get_by_label("Token").fill("writer-7")
+    page.get_by_role("button", name="Set token").click()
+    rows = page.get_by_role("listbox").get_by_role("option")
+    expect(rows.filter(has_text="writer-7")).to_contain_text("fence")
+    page.get_by_role("button", name="Trim").click()
+    page.get_by_role("dialog").get_by_label("Oldest seq_num to keep").fill("2")
+    page.get_by_role("dialog").get_by_role("button", name="Trim").click()
+    expect(rows.filter(has_text="trim")).to_contain_text("2")
+
+
+def test_a_snapshot_is_published_listed_and_downloaded(
+    server: ConsoleServer, page: Page, tmp_path: Path
+) -> None:
+    server.create(BASIN, "folded")
+    server.append([b"1", b"2", b"3"], "folded")
+    page.goto(server.page("basins", BASIN, "folded", query="?tab=snapshots"))
+    expect(page.get_by_text("There is no snapshot")).to_be_visible()
+    page.get_by_role("button", name="Publish snapshot").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Position").fill("2")
+    dialog.get_by_label("or text").fill("<script>alert(1)</script>")
+    dialog.get_by_role("button", name="Publish").click()
+    expect(page.get_by_text("and then 1 record.")).to_be_visible()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download snapshot at 2").click()
+    download.value.save_as(tmp_path / "snapshot")
+    assert (tmp_path / "snapshot").read_text() == "<script>alert(1)</script>"
+
+
+def test_a_token_is_issued_shown_once_and_revoked(server: ConsoleServer, page: Page) -> None:
+    page.goto(server.page("tokens"))
+    page.get_by_role("button", name="Issue token").click()
+    dialog = page.get_by_role("dialog")
+    dialog.locator("[name=id]").fill("<i>reader</i>")
+    dialog.get_by_label("Valid for").fill("1d")
+    dialog.get_by_role("button", name="Issue").click()
+    expect(page.get_by_text("shown this once")).to_be_visible()
+    page.get_by_role("button", name="Done").click()
+    row = page.get_by_role("row").filter(has_text="<i>reader</i>")
+    expect(row).to_contain_text("stream read, basin read")
+    row.get_by_role("button", name="Revoke").click()
+    dialog.get_by_role("button", name="Revoke").click()
+    expect(row).to_be_hidden()
+
+
+def test_a_server_with_tokens_asks_for_one_and_says_why_it_is_refused(
+    guarded: ConsoleServer, page: Page
+) -> None:
+    page.goto(guarded.page("basins"))
+    page.get_by_label("Access token").fill("not-a-token")
+    page.get_by_role("button", name="Log in").click()
+    expect(page.get_by_role("alert")).to_contain_text("token")
+    page.get_by_label("Access token").fill(ROOT_TOKEN)
+    page.get_by_role("button", name="Log in").click()
+    page.get_by_role("link", name=BASIN).click()
+    page.get_by_role("link", name=STREAM).click()
+    guarded.append([b"for those with a token"])
+    rows = page.get_by_role("listbox").get_by_role("option")
+    expect(rows.filter(has_text="for those with a token")).to_be_visible()
+    page.get_by_role("button", name="Log out").click()
+    expect(page.get_by_label("Access token")).to_be_visible()
+    assert page.evaluate("JSON.stringify([localStorage, sessionStorage])") == "[{},{}]"
+
+
+def test_a_read_only_console_offers_no_changes(guarded: ConsoleServer, page: Page) -> None:
+    page.goto(guarded.page("basins", BASIN, STREAM))
+    page.get_by_label("Access token").fill(ROOT_TOKEN)
+    page.get_by_role("button", name="Log in").click()
+    for name in ("Append", "Trim", "Fence", "Configure", "Delete stream"):
+        expect(page.get_by_role("button", name=name, exact=True)).to_be_disabled()
+
+
+def test_no_page_is_wider_than_a_small_screen_and_every_control_has_a_name(
+    server: ConsoleServer, page: Page
+) -> None:
+    server.append([b"a long line " * 50], STREAM, [(b"name" * 20, b"value" * 100)])
+    page.set_viewport_size({"width": 380, "height": 780})
+    for address in PAGES:
+        page.goto(f"{server.url}/console/#/{address}")
+        expect(page.locator("main h1, main .empty").first).to_be_visible()
+        page.wait_for_load_state("networkidle") if "tab" in address else None
+        assert page.evaluate("document.documentElement.scrollWidth") <= 380, address
+        assert page.evaluate(NAMELESS) == [], address
+
+
+def test_the_theme_follows_the_system_until_one_is_chosen(
+    server: ConsoleServer, browser: Browser
+) -> None:
+    with browser.new_context(color_scheme="dark") as context:
+        page = context.new_page()
+        page.goto(server.page())
+        dark = background(page)
+        page.get_by_role("button", name="System theme").click()
+        light = background(page)
+        assert dark != light
+        page.reload()
+        assert background(page) == light
+        page.get_by_role("button", name="Light theme").click()
+        assert background(page) == dark
+
+
+def background(page: Page) -> str:
+    expect(page.get_by_role("heading", level=1)).to_be_visible()
+    color: str = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    return color
