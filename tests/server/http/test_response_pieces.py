@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from streamfold.server.http.response_stream import Buffer, _pieces
 
-PARTS = st.lists(st.binary(max_size=30).map(memoryview) | st.binary(max_size=30), max_size=6)
+PARTS = st.lists(
+    st.binary(max_size=30).map(lambda data: memoryview(data)) | st.binary(max_size=30), max_size=6
+)
 
 
 @given(PARTS, st.integers(1, 20), st.integers(0, 40))

@@ -84,7 +84,10 @@ def test_the_published_append_with_conditions_is_understood() -> None:
 
 
 @given(
-    st.lists(st.binary(max_size=40).map(memoryview) | st.binary(max_size=40), max_size=5),
+    st.lists(
+        st.binary(max_size=40).map(lambda data: memoryview(data)) | st.binary(max_size=40),
+        max_size=5,
+    ),
     st.none() | st.just(STREAM_START) | st.just(END),
 )
 def test_a_frame_in_parts_has_the_bytes_of_the_frame(
