@@ -156,7 +156,7 @@ async def measure_events(
     await create(subject.port, FOLLOWED, "text/plain")
     load = await start_load(
         "follow", subject, latencies, f"--count={SUBSCRIBERS}", f"--stream={FOLLOWED}",
-        f"--events={events}", f"--patience={seconds + _TIMEOUT}",
+        f"--events={events}", f"--timeout={seconds + _TIMEOUT}",
     )  # fmt: skip
     await settle(subject.pid)
     reader, writer = await asyncio.open_connection("127.0.0.1", subject.port)
@@ -209,9 +209,9 @@ async def start_load(
     return process
 
 
-async def finish_load(process: asyncio.subprocess.Process, patience: float) -> dict[str, Any]:
+async def finish_load(process: asyncio.subprocess.Process, seconds: float) -> dict[str, Any]:
     try:
-        async with asyncio.timeout(patience):
+        async with asyncio.timeout(seconds):
             output, _ = await process.communicate()
     finally:
         if process.returncode is None:

@@ -142,7 +142,7 @@ async def append(options: argparse.Namespace) -> None:
     tally.measuring, seconds = False, time.perf_counter() - began
     tally.over = True
     with suppress(TimeoutError):
-        async with asyncio.timeout(options.patience):
+        async with asyncio.timeout(options.timeout):
             await asyncio.gather(*(writer.ended for writer in writers))
     part = len(tally.latencies) / max(1, tally.answers)
     facts = {"seconds": seconds, "failures": tally.failures, "part": part}
@@ -163,12 +163,12 @@ async def follow(options: argparse.Namespace) -> None:
             )
             return follower
 
-    async with asyncio.timeout(options.patience):
+    async with asyncio.timeout(options.timeout):
         followers = await asyncio.gather(*(connect() for _ in range(options.count)))
         await crowd.ready.wait()
     print("ready", flush=True)
     with suppress(TimeoutError):
-        async with asyncio.timeout(options.patience):
+        async with asyncio.timeout(options.timeout):
             await crowd.done.wait()
     incomplete = sum(not follower.complete for follower in followers)
     _report(options.latencies, crowd.arrivals.latencies(), {"incomplete": incomplete})
@@ -190,7 +190,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="of appends")
     parser.add_argument("--stream", default="", help="to follow")
     parser.add_argument("--events", type=int, default=0, help="that each subscriber is to get")
-    parser.add_argument("--patience", type=float, default=60.0, help="seconds")
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds")
     options = parser.parse_args()
     tune_collector()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:

@@ -91,7 +91,7 @@ async def _crowd(
         sys.executable, "-m", "bench.followers",
         f"--port={setup.server.port}", f"--stream={FOLLOWED[form]}", f"--form={form}",
         f"--followers={count}", f"--records={records}",
-        f"--patience={setup.scale.follow + _LAG_MAX}", f"--latencies={latencies}",
+        f"--timeout={setup.scale.follow + _LAG_MAX}", f"--latencies={latencies}",
         stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:

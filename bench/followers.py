@@ -1,7 +1,7 @@
 """Many followers of one stream in a process of their own; `bench.http` starts it.
 
-Prints "ready" when all of them are connected, and when each has had every record, or patience is
-over, what became of them as JSON. Latencies go to a file, as 64-bit nanoseconds.
+Prints "ready" when all of them are connected, and when each has had every record, or the timeout
+is over, their results as JSON. Latencies go to a file, as 64-bit nanoseconds.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ async def follow(options: argparse.Namespace) -> None:
         f"GET /v1/streams/{options.stream}/records?seq_num=0 HTTP/1.1\r\nhost: localhost\r\n"
         f"s2-basin: {BASIN}\r\n{FORMS[options.form]}\r\n\r\n"
     ).encode()
-    async with asyncio.timeout(options.patience):
+    async with asyncio.timeout(options.timeout):
         followers = await _connect(options.port, options.followers, crowd, request)
         await crowd.ready.wait()
     refusal = next((follower.refusal for follower in followers if follower.refusal), "")
@@ -95,8 +95,8 @@ async def follow(options: argparse.Namespace) -> None:
         raise RuntimeError(f"a follower was refused: {refusal}")
     print("ready", flush=True)
     cpu = time.process_time()
-    with suppress(TimeoutError):  # whoever lacks records then is counted below
-        async with asyncio.timeout(options.patience):
+    with suppress(TimeoutError):  # followers that lack records then are counted below
+        async with asyncio.timeout(options.timeout):
             await crowd.done.wait()
     cpu = time.process_time() - cpu
     incomplete = sum(not follower.complete for follower in followers)
@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("--form", choices=FORMS, required=True)
     parser.add_argument("--followers", type=int, required=True)
     parser.add_argument("--records", type=int, required=True, help="each is to get so many")
-    parser.add_argument("--patience", type=float, required=True, help="seconds, to and from ready")
+    parser.add_argument("--timeout", type=float, required=True, help="seconds, to and from ready")
     parser.add_argument("--latencies", type=Path, required=True, help="file to write")
     options = parser.parse_args()
     tune_collector()

@@ -75,8 +75,8 @@ async def main() -> None:
             await work(stream, turns=30)
             async with SnapshotTaker(
                 stream, fold=remember, initial=Session, snapshots=SNAPSHOTS
-            ) as snapshotter:
-                taken = await snapshotter.take()
+            ) as taker:
+                taken = await taker.take()
                 print(f"a snapshot in the stream covers everything before {taken.cursor}")
             await work(stream, turns=2)
 

@@ -1,4 +1,4 @@
-"""A collaborative counter: several people add to it, and a snapshotter of its own keeps it short."""
+"""A collaborative counter: several people add to it, and a snapshot taker keeps its stream short."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def show(state: Follower[int]) -> None:
 async def run(stream: S2Stream) -> None:
     saved = asyncio.Event()
 
-    def tell(taken: Taken) -> None:
+    def report(taken: Taken) -> None:
         if taken.outcome is Outcome.TAKEN:
             saved.set()
             print(f"  snapshot of everything before {taken.cursor}, as one {taken.placement}")
@@ -59,11 +59,11 @@ async def run(stream: S2Stream) -> None:
             initial=int,
             snapshots=in_stream(),
             policy=Policy(records=60, bytes=None, replay=None),
-            on_taken=tell,
-        ) as snapshotter,
+            on_taken=report,
+        ) as taker,
         follow(stream, fold=counter, initial=int, snapshots=in_stream()) as state,
     ):
-        tasks = [asyncio.create_task(snapshotter.run()), asyncio.create_task(show(state))]
+        tasks = [asyncio.create_task(taker.run()), asyncio.create_task(show(state))]
         people = (vote(stream, random.Random(person)) for person in range(PEOPLE))
         total = sum(await asyncio.gather(*people))
         await saved.wait()  # at the latest when everybody is quiet

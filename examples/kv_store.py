@@ -62,10 +62,8 @@ async def run(stream: S2Stream, snapshots_url: str) -> None:
         await writer.put(f"key-{number % 50}", str(number))
     async with follow(stream, fold=apply, initial=dict, snapshots=snapshots) as early:
         print(f"an early replica replayed {early.plan.records} changes: {len(early.value)} keys")
-        async with SnapshotTaker(
-            stream, fold=apply, initial=dict, snapshots=snapshots
-        ) as snapshotter:
-            taken = await snapshotter.take()
+        async with SnapshotTaker(stream, fold=apply, initial=dict, snapshots=snapshots) as taker:
+            taken = await taker.take()
             print(f"a snapshot covers everything before {taken.cursor}")
         await writer.put("key-0", None)
         async with follow(stream, fold=apply, initial=dict, snapshots=snapshots) as late:

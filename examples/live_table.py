@@ -94,7 +94,7 @@ def line_of(artifact: Artifact) -> str:
 
 
 async def start_writer(file: Path) -> Process:
-    """`streamfold snapshotter run`, ready when it has told where its status is."""
+    """`streamfold snapshotter run`, ready when it has printed the address of its status."""
     command = [sys.executable, "-m", "streamfold.cli.main", "snapshotter", "run", "--json"]
     log = file.with_suffix(".log")  # Spark says much, above all when it is killed
     with log.open("ab") as stderr:
@@ -129,11 +129,11 @@ async def run(stream: S2Stream, port: int, home: Path) -> None:
     feeding = asyncio.create_task(feed(stream, orders, random.Random(1), enough))
     showing = asyncio.create_task(show(folder))
     await wait_for_artifacts(folder, 9)
-    print("killing the writer; the stream goes on")
+    print("killing the writer; the stream continues")
     writer.kill()
     await writer.wait()
     writer = await start_writer(file)
-    print("it goes on where its archive ends")
+    print("it continues where its archive ends")
     await wait_for_artifacts(folder, 16)
     enough.set()
     await feeding

@@ -83,7 +83,7 @@ async def test_d02_a_reloaded_source_begins_an_epoch_that_marks_the_gap(blobs: B
     assert old.to_position != base.to_position, "a follower sees that no diff leads there"
 
 
-async def test_d03_rows_that_break_off_are_no_base(blobs: BlobStore) -> None:
+async def test_d03_rows_that_break_off_do_not_become_a_base(blobs: BlobStore) -> None:
     def half_loaded() -> Iterator[pa.RecordBatch]:
         yield from rows({1: "a"})
         raise ConnectionError("the source went away")

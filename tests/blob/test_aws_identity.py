@@ -174,7 +174,7 @@ async def test_an_sso_session_that_has_ended_is_named_with_the_command_that_rene
         await open_blob_store("s3://bucket").get("key")
 
 
-async def test_bad_credentials_a_missing_bucket_and_another_region_are_told_apart(
+async def test_bad_credentials_a_missing_bucket_and_another_region_are_distinguished(
     gate: Gate,
 ) -> None:
     gate.keys = {"KNOWN"}

@@ -74,7 +74,7 @@ def test_a_stream_is_copied_with_everything_that_it_has(
     assert refused.status == 3
 
 
-def test_a_copy_goes_on_where_it_ended(
+def test_a_copy_continues_where_it_ended(
     shell: Shell, origin: Shell, source: str, target: str
 ) -> None:
     stream_uri, copy = f"s2://{source}/s", f"s2://{target}/other-name"
@@ -138,7 +138,7 @@ def test_padding_keeps_seq_nums_of_a_trimmed_source(
     assert shell.json("copy", stream_uri, target, "--pad", *endpoint(origin))["records"] == 1
 
 
-def test_renumbering_begins_at_0_and_goes_on_so(
+def test_renumbering_begins_at_0_and_continues_densely(
     shell: Shell, origin: Shell, source: str, target: str
 ) -> None:
     stream_uri, copy = trimmed(origin, source), f"{target}/trimmed"

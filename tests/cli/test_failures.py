@@ -151,7 +151,7 @@ def test_deleting_what_is_not_there_does_not_ask_to_create_it(shell: Shell, basi
         assert "create it" not in failed.stderr
 
 
-def test_a_server_that_is_not_there_is_no_unknown_outcome(shell: Shell) -> None:
+def test_an_unreachable_server_is_not_an_unknown_outcome(shell: Shell) -> None:
     nowhere = ("--endpoint", "http://127.0.0.1:1", "--json")
     for verb in (("ls",), ("create-basin", "some-basin"), ("append", "some-basin/s")):
         failed = shell(*verb, *nowhere, stdin=b"x\n")

@@ -18,7 +18,7 @@ def test_the_flush_interval_is_written_as_slatedb_has_it(text: str, seconds: flo
     assert flush_interval({"SL8_FLUSH_INTERVAL": text}) == pytest.approx(seconds)
 
 
-def test_without_the_variable_there_is_no_interval() -> None:
+def test_without_the_variable_no_interval_is_set() -> None:
     assert flush_interval({}) is None
     assert flush_interval({"SL8_FLUSH_INTERVAL": ""}) is None
 

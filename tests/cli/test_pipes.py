@@ -65,7 +65,7 @@ async def test_a_follower_prints_what_comes_until_it_is_interrupted(
         assert (ended.status, ended.stdout, ended.stderr.strip()) == (130, b"", "")
 
 
-async def test_input_that_trickles_is_sent_as_it_comes_and_an_interruption_tells_how_far(
+async def test_slow_input_is_sent_as_it_arrives_and_an_interruption_says_how_far(
     shell: Shell, stream_uri: str
 ) -> None:
     async with (

@@ -69,7 +69,7 @@ def test_records_of_any_bytes_are_copied_without_loss(shell: Shell, basin: str) 
     # pytest puts the id into the environment, which must not hold a megabyte.
     ids=["body", "field", "base64", "size"],
 )
-def test_a_line_that_is_no_record_ends_the_append_and_is_named(
+def test_a_line_that_is_not_a_record_ends_the_append_and_is_named(
     shell: Shell, stream_uri: str, record_format: str, line: bytes, complaint: str
 ) -> None:
     good = b"{}" if record_format != "text" else b"good"

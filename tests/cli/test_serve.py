@@ -129,7 +129,7 @@ async def test_a_folder_that_cannot_be_made_is_refused_in_one_line(
         (("--auth", "--host", "127.0.0.1"), "127.0.0.1", "127.0.0.1 and requires access tokens"),
     ],
 )
-async def test_it_listens_for_this_machine_alone_unless_told_otherwise_and_says_so(
+async def test_it_listens_on_this_machine_only_by_default_and_says_so(
     options: tuple[str, ...], host: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STREAMFOLD_ROOT_TOKEN", "a-root-token-of-this-test")

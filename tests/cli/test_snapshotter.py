@@ -45,7 +45,7 @@ def test_problems_of_a_configuration_are_listed_one_per_line(
     ]
 
 
-def test_a_port_in_use_is_told_in_one_line_before_anything_starts(
+def test_a_port_in_use_is_reported_in_one_line_before_anything_starts(
     shell: Shell, tmp_path: Path
 ) -> None:
     file = tmp_path / "writer.toml"

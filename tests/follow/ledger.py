@@ -120,7 +120,7 @@ class Ledger:
             **others,
         )
 
-    def snapshotter(
+    def taker(
         self,
         snapshots: Snapshots[State],
         stream: StreamClient | None = None,

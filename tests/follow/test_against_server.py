@@ -62,8 +62,8 @@ async def test_snapshots_in_the_stream_and_readers_before_and_after_the_trim(siz
             ledger = Ledger(client)
             await ledger.add(100)
             async with ledger.follow() as early:
-                async with ledger.snapshotter(in_stream(), sizes=sizes) as snapshotter:
-                    taken = await snapshotter.take()
+                async with ledger.taker(in_stream(), sizes=sizes) as taker:
+                    taken = await taker.take()
                 assert taken.placement is (Placement.RECORD if sizes is None else Placement.FRAMED)
                 await until_trimmed(client, taken.cursor)
                 await ledger.add(10)
@@ -81,8 +81,8 @@ async def test_two_snapshotters_run_while_writers_append(s3_server: S3Server) ->
             ledger = Ledger(client)
             policy = Policy(records=40, bytes=None, replay=None)
             async with (
-                ledger.snapshotter(outside, policy=policy) as one,
-                ledger.snapshotter(outside, policy=policy) as other,
+                ledger.taker(outside, policy=policy) as one,
+                ledger.taker(outside, policy=policy) as other,
             ):
                 tasks = [asyncio.create_task(each.run()) for each in (one, other)]
                 for _ in range(20):

@@ -32,8 +32,8 @@ async def main():
         await stream.append(AppendInput([Record(b"{size}")]))
         async with SnapshotTaker(
             stream, fold=grow, initial=empty, snapshots=in_stream(codec=codec)
-        ) as snapshotter:
-            print((await snapshotter.take()).placement)
+        ) as taker:
+            print((await taker.take()).placement)
 
 asyncio.run(main())
 """

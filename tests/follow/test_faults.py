@@ -69,13 +69,11 @@ async def scenario(ledger: Ledger, stream: Any, kind: str, blobs: BlobStore) -> 
     keeping = RetentionRules(trim=True)
     await ledger.add(30)
     async with ledger.follow(snapshots, stream) as state:
-        async with ledger.snapshotter(
-            snapshots, stream, keeping=keeping, sizes=sizes
-        ) as snapshotter:
-            assert (await snapshotter.take()).outcome is Outcome.TAKEN
+        async with ledger.taker(snapshots, stream, keeping=keeping, sizes=sizes) as taker:
+            assert (await taker.take()).outcome is Outcome.TAKEN
             await ledger.add(5)
-            assert (await snapshotter.take()).outcome is Outcome.TAKEN
-            assert snapshotter.state.value["seen"] == ledger.expected
+            assert (await taker.take()).outcome is Outcome.TAKEN
+            assert taker.state.value["seen"] == ledger.expected
         await ledger.add(3)
         await state.catch_up()
         assert state.value["seen"] == ledger.expected
@@ -205,11 +203,11 @@ async def test_a_stream_that_was_never_there_is_given_up_on() -> None:
         await never.__aenter__()
 
 
-async def test_progress_is_told() -> None:
+async def test_progress_is_reported() -> None:
     ledger, blobs, reported = Ledger(), open_blob_store("memory:"), list[Progress]()
     await ledger.add(1000)
-    async with ledger.snapshotter(external(blobs)) as snapshotter:
-        await snapshotter.take()
+    async with ledger.taker(external(blobs)) as taker:
+        await taker.take()
     await ledger.add(10)
     async with follow(
         ledger.stream,

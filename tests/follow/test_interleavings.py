@@ -25,7 +25,7 @@ LATER = 60_000
 
 
 class Interleavings(RuleBasedStateMachine):
-    """Two snapshotters that may die at any append, writers and trims in between, a reader that stays
+    """Two takers that may die at any append, writers and trims in between, a reader that stays
     and readers that are new; the model is the list of all deltas.
     """
 
@@ -36,7 +36,7 @@ class Interleavings(RuleBasedStateMachine):
         self.blobs = open_blob_store("memory:")
         self.outside = False
         self.ledger = self.run(self._ledger(lazy))
-        self.snapshotters: list[tuple[SnapshotTaker[State], Watched] | None] = [None, None]
+        self.takers: list[tuple[SnapshotTaker[State], Watched] | None] = [None, None]
         self.reader = self.ledger.follow(self.everywhere())
         self.run(self.reader.__aenter__())
 
@@ -74,9 +74,9 @@ class Interleavings(RuleBasedStateMachine):
         interleaved: list[int],
     ) -> None:
         """Take a snapshot while others append before each step of it; perhaps die at one."""
-        if self.snapshotters[which] is None:
-            self.snapshotters[which] = self.run(self._start(kind))
-        snapshotter, watched = self.snapshotters[which]  # type: ignore[misc]
+        if self.takers[which] is None:
+            self.takers[which] = self.run(self._start(kind))
+        taker, watched = self.takers[which]  # type: ignore[misc]
         first = watched.appends
 
         async def before(number: int) -> None:
@@ -92,19 +92,19 @@ class Interleavings(RuleBasedStateMachine):
 
         watched.before, watched.after = before, after
         try:
-            taken = self.run(snapshotter.take())
+            taken = self.run(taker.take())
             assert taken.outcome in Outcome
         except KilledError:
-            self.run(snapshotter.__aexit__(None, None, None))
-            self.snapshotters[which] = None
+            self.run(taker.__aexit__(None, None, None))
+            self.takers[which] = None
         except RetryLaterError:
-            pass  # outrun: the snapshotter says so, and may try again
+            pass  # outrun: the taker says so, and may try again
         self.now += 1
 
     async def _start(self, kind: str) -> tuple[SnapshotTaker[State], Watched]:
         watched = Watched(self.ledger.stream)
         by_kind = {"auto": auto(self.blobs), "record": in_stream(), "framed": in_stream()}
-        snapshotter = self.ledger.snapshotter(
+        taker = self.ledger.taker(
             # One that writes in the stream alone still restores from wherever the newest is.
             Snapshots(
                 auto(self.blobs).codec,
@@ -118,15 +118,15 @@ class Interleavings(RuleBasedStateMachine):
             sizes=Sizes() if kind == "record" else SMALL,
             now=lambda: self.now,
         )
-        await snapshotter.__aenter__()
-        return snapshotter, watched
+        await taker.__aenter__()
+        return taker, watched
 
     @rule(which=st.integers(0, 1))
     def restart(self, which: int) -> None:
-        running = self.snapshotters[which]
+        running = self.takers[which]
         if running is not None:
             self.run(running[0].__aexit__(None, None, None))
-            self.snapshotters[which] = None
+            self.takers[which] = None
 
     @rule()
     def trims_take_effect(self) -> None:

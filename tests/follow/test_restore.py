@@ -55,8 +55,8 @@ async def test_an_external_snapshot_is_loaded_and_read_on_from(
 ) -> None:
     await ledger.add(100)
     snapshots = external(blobs, prefix="orders")
-    async with ledger.snapshotter(snapshots) as snapshotter:
-        taken = await snapshotter.take()
+    async with ledger.taker(snapshots) as taker:
+        taken = await taker.take()
     assert (taken.outcome, taken.cursor, taken.placement) == (
         Outcome.TAKEN,
         100,
@@ -73,8 +73,8 @@ async def test_an_external_snapshot_is_loaded_and_read_on_from(
 
 async def test_a_single_record_snapshot_becomes_the_head(ledger: Ledger) -> None:
     await ledger.add(10)
-    async with ledger.snapshotter(in_stream()) as snapshotter:
-        assert (await snapshotter.take()).placement is Placement.RECORD
+    async with ledger.taker(in_stream()) as taker:
+        assert (await taker.take()).placement is Placement.RECORD
     assert [record.seq_num for record in await ledger.stream.peek(0, 10)] == [11]
     await ledger.add(2)
     async with ledger.follow() as state:
@@ -94,8 +94,8 @@ async def test_a_framed_snapshot_restores_with_the_deltas_between_its_frames() -
             await ledger.add(2)
 
     watched.before = interleave
-    async with ledger.snapshotter(in_stream(), watched, sizes=SMALL) as snapshotter:
-        assert (await snapshotter.take()).placement is Placement.FRAMED
+    async with ledger.taker(in_stream(), watched, sizes=SMALL) as taker:
+        assert (await taker.take()).placement is Placement.FRAMED
     head = (await ledger.stream.peek(0, 1))[0]
     assert head.seq_num == 30
     assert len(ledger.expected) > 36
@@ -110,8 +110,8 @@ async def test_deltas_between_frames_beyond_the_buffer_are_read_again() -> None:
     await ledger.add(30)
     watched = Watched(ledger.stream)
     watched.before = lambda number: ledger.add(3) if number else asyncio.sleep(0)
-    async with ledger.snapshotter(in_stream(), watched, sizes=SMALL) as snapshotter:
-        await snapshotter.take()
+    async with ledger.taker(in_stream(), watched, sizes=SMALL) as taker:
+        await taker.take()
     await ledger.add(3)
     tiny = Follower(
         ledger.stream, FoldSpec(fold, initial), in_stream(), backoff=EAGER, buffer_bytes=4
@@ -131,10 +131,8 @@ async def test_a_reader_that_meets_a_trimmed_start_switches_to_the_snapshot(
     ledger: Ledger, blobs: BlobStore
 ) -> None:
     await ledger.add(20)
-    async with ledger.snapshotter(
-        external(blobs), keeping=RetentionRules(trim=True)
-    ) as snapshotter:
-        await snapshotter.take()
+    async with ledger.taker(external(blobs), keeping=RetentionRules(trim=True)) as taker:
+        await taker.take()
     assert (await ledger.stream.peek(0, 1))[0].seq_num == 20
     await ledger.add(3)
     assert await ledger.restored(external(blobs)) == ledger.expected
@@ -150,8 +148,8 @@ async def test_a_follower_that_is_overtaken_by_a_trim_jumps_to_the_snapshot(
     async with ledger.follow(snapshots) as state:
         await ledger.add(20)
         keeping = RetentionRules(trim=True)
-        async with ledger.snapshotter(snapshots, keeping=keeping, sizes=sizes) as snapshotter:
-            await snapshotter.take()
+        async with ledger.taker(snapshots, keeping=keeping, sizes=sizes) as taker:
+            await taker.take()
         await ledger.add(1)
         change = await anext(state)
         assert change.restored
@@ -162,15 +160,15 @@ async def test_a_follower_that_is_overtaken_by_a_trim_jumps_to_the_snapshot(
 
 async def test_a_snapshot_newer_than_the_tail_is_refused(ledger: Ledger, blobs: BlobStore) -> None:
     await ledger.add(50)
-    async with ledger.snapshotter(external(blobs)) as snapshotter:
-        await snapshotter.take()
+    async with ledger.taker(external(blobs)) as taker:
+        await taker.take()
     again = Ledger(MemoryStream())
     await again.add(3)
     with pytest.raises(SnapshotAheadError, match=r"50.*tail is 3.*created again"):
         await again.restored(external(blobs))
 
 
-async def test_a_follower_of_a_stream_that_was_created_again_is_told(ledger: Ledger) -> None:
+async def test_a_follower_of_a_stream_that_was_recreated_gets_an_error(ledger: Ledger) -> None:
     await ledger.add(50)
     watched = Watched(ledger.stream)
     async with ledger.follow(stream=watched) as state:
@@ -231,8 +229,8 @@ async def test_an_unusable_snapshot_is_named_and_the_previous_one_used(
     snapshots = external(blobs)
     for _ in range(2):
         await ledger.add(10)
-        async with ledger.snapshotter(snapshots) as snapshotter:
-            await snapshotter.take()
+        async with ledger.taker(snapshots) as taker:
+            await taker.take()
     await ledger.add(1)
     newest = "00000000000000000020.json"
     await blobs.put(newest, spoil(await blobs.get(newest)))
@@ -255,10 +253,8 @@ async def test_an_unusable_snapshot_without_another_is_an_error_that_names_it(
     text: str,
 ) -> None:
     await ledger.add(20)
-    async with ledger.snapshotter(
-        external(blobs), keeping=RetentionRules(trim=True)
-    ) as snapshotter:
-        await snapshotter.take()
+    async with ledger.taker(external(blobs), keeping=RetentionRules(trim=True)) as taker:
+        await taker.take()
     newest = "00000000000000000020.json"
     await blobs.put(newest, spoil(await blobs.get(newest)))
     with pytest.raises(error, match=text) as caught:
@@ -268,10 +264,10 @@ async def test_an_unusable_snapshot_without_another_is_an_error_that_names_it(
 
 async def test_a_snapshot_of_another_codec_is_not_misread(ledger: Ledger, blobs: BlobStore) -> None:
     await ledger.add(20)
-    async with ledger.snapshotter(
+    async with ledger.taker(
         external(blobs, codec=MsgpackCodec()), keeping=RetentionRules(trim=True)
-    ) as snapshotter:
-        await snapshotter.take()
+    ) as taker:
+        await taker.take()
     with pytest.raises(SnapshotUnsupportedError, match="codec msgpack, this reader has json"):
         await ledger.restored(external(blobs))
 
@@ -294,8 +290,8 @@ async def test_an_unusable_snapshot_in_the_stream_is_an_error_that_names_it(
     await ledger.add(10)
     scratch = Ledger()
     await scratch.add(10)
-    async with scratch.snapshotter(in_stream(), new_id=lambda: "the-id") as snapshotter:
-        await snapshotter.take()
+    async with scratch.taker(in_stream(), new_id=lambda: "the-id") as taker:
+        await taker.take()
     (good,) = await scratch.stream.peek(0, 1)
     headers = tuple(Header(key, value if key == name else old) for key, old in good.headers)
     await ledger.stream.append([trim_record(11), Record(good.body, headers)])
@@ -311,20 +307,20 @@ async def test_an_unusable_snapshot_in_the_stream_is_an_error_that_names_it(
     assert await ledger.restored(auto(blobs)) == ledger.expected
 
 
-async def test_the_newer_of_two_places_wins(ledger: Ledger, blobs: BlobStore) -> None:
+async def test_the_newer_of_two_snapshot_stores_wins(ledger: Ledger, blobs: BlobStore) -> None:
     await ledger.add(10)
-    async with ledger.snapshotter(in_stream()) as snapshotter:
-        await snapshotter.take()
+    async with ledger.taker(in_stream()) as taker:
+        await taker.take()
     await ledger.add(10)
-    async with ledger.snapshotter(external(blobs)) as snapshotter:
-        await snapshotter.take()
+    async with ledger.taker(external(blobs)) as taker:
+        await taker.take()
     async with ledger.follow(external(blobs)) as state:
         assert state.value["seen"] == ledger.expected
         assert state.plan.snapshot is not None
         assert state.plan.snapshot.placement is Placement.EXTERNAL
     await ledger.add(10)
-    async with ledger.snapshotter(in_stream()) as snapshotter:
-        await snapshotter.take()
+    async with ledger.taker(in_stream()) as taker:
+        await taker.take()
     async with ledger.follow(external(blobs)) as state:
         assert state.value["seen"] == ledger.expected
         assert state.plan.snapshot is not None
@@ -336,8 +332,8 @@ async def test_a_follower_at_the_tail_does_not_jump_when_a_snapshot_is_taken(
 ) -> None:
     await ledger.add(5)
     async with ledger.follow() as state:
-        async with ledger.snapshotter(in_stream()) as snapshotter:
-            await snapshotter.take()
+        async with ledger.taker(in_stream()) as taker:
+            await taker.take()
         await ledger.add(1)
         change = await anext(state)
         assert (change.restored, change.body) == (False, b"5")
@@ -365,8 +361,8 @@ async def test_a_previous_snapshot_that_the_stream_does_not_continue_is_not_used
     snapshots = external(blobs)
     for _ in range(2):
         await ledger.add(10)
-        async with ledger.snapshotter(snapshots, keeping=RetentionRules(trim=True)) as snapshotter:
-            await snapshotter.take()
+        async with ledger.taker(snapshots, keeping=RetentionRules(trim=True)) as taker:
+            await taker.take()
     newest = "00000000000000000021.json"
     await blobs.put(newest, corrupt(await blobs.get(newest)))
     with pytest.raises(SnapshotCorruptError, match=newest):

@@ -47,8 +47,8 @@ async def test_a_state_is_restored_from_the_server_and_followed(server: Server) 
     async with S2("ignored", endpoints=Endpoints(account=server.url, basin=server.url)) as s2:
         stream = s2.basin(BASIN).stream(STREAM)
         await stream.append(AppendInput([Record(b"apple"), Record(b"pear"), Record(b"apple")]))
-        async with SnapshotTaker(stream, fold=count, initial=new, snapshots=outside) as snapshotter:
-            assert (await snapshotter.take()).outcome is Outcome.TAKEN
+        async with SnapshotTaker(stream, fold=count, initial=new, snapshots=outside) as taker:
+            assert (await taker.take()).outcome is Outcome.TAKEN
         await stream.append(AppendInput([Record(b"plum")]))
         async with follow(stream, fold=count, initial=new, snapshots=outside) as state:
             assert state.plan.snapshot is not None
@@ -61,7 +61,7 @@ async def test_a_state_is_restored_from_the_server_and_followed(server: Server) 
             assert state.value["plum"] == 2
 
 
-async def test_of_two_who_save_at_one_cursor_one_is_told_that_it_was_late(server: Server) -> None:
+async def test_of_two_that_save_at_one_cursor_one_learns_that_it_was_late(server: Server) -> None:
     store = ServerSnapshots(server.url, BASIN, STREAM)
     assert await store.save(0, "json", b"first")
     assert not await store.save(0, "json", b"second")
@@ -70,7 +70,7 @@ async def test_of_two_who_save_at_one_cursor_one_is_told_that_it_was_late(server
     assert b"".join([piece async for piece in store.load(info)]) == b"first"
 
 
-async def test_what_the_server_refuses_is_told(server: Server) -> None:
+async def test_refusals_of_the_server_are_reported(server: Server) -> None:
     store = ServerSnapshots(server.url, BASIN, STREAM)
     with pytest.raises(InvalidError, match="409"):
         await store.save(7, "json", b"beyond the tail")
@@ -90,7 +90,7 @@ async def test_a_server_that_is_away_is_unavailable() -> None:
         await away.save(0, "json", b"x")
 
 
-async def test_a_wrong_token_is_told_without_being_shown() -> None:
+async def test_a_wrong_token_is_reported_without_being_shown() -> None:
     root = Secret("a-root-token-that-is-long-enough")
     guarded = Configuration(host="127.0.0.1", port=0, access_log=False, root_token=root)
     async with running_server(guarded) as server:

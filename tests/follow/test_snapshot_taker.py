@@ -51,10 +51,10 @@ async def test_nothing_new_is_not_snapshotted_again(
     ledger: Ledger, blobs: BlobStore, kind: str
 ) -> None:
     await ledger.add(30)
-    async with ledger.snapshotter(**settings(kind, blobs)) as first:
+    async with ledger.taker(**settings(kind, blobs)) as first:
         assert (await first.take()).outcome is Outcome.TAKEN
         assert (await first.take()).outcome is Outcome.NOTHING_NEW
-    async with ledger.snapshotter(**settings(kind, blobs)) as second:
+    async with ledger.taker(**settings(kind, blobs)) as second:
         assert (await second.take()).outcome is Outcome.NOTHING_NEW
         await ledger.add(1)
         assert (await second.take()).outcome is Outcome.TAKEN
@@ -73,8 +73,8 @@ async def test_an_append_between_choosing_the_cursor_and_writing_makes_it_try_ag
             await ledger.add(1)
 
     watched.before = interfere
-    async with ledger.snapshotter(stream=watched, **settings(kind, blobs)) as snapshotter:
-        taken = await snapshotter.take()
+    async with ledger.taker(stream=watched, **settings(kind, blobs)) as taker:
+        taken = await taker.take()
     assert (taken.outcome, taken.cursor) == (Outcome.TAKEN, 23)
     assert await ledger.restored() == ledger.expected
 
@@ -87,13 +87,13 @@ async def test_a_stream_that_never_rests_does_not_outrun_the_snapshot(
     await ledger.add(20)
     watched = Watched(ledger.stream)
     watched.before = lambda number: ledger.add(1)
-    async with ledger.snapshotter(in_stream(), watched, sizes=sizes) as snapshotter:
-        taken = await snapshotter.take()
+    async with ledger.taker(in_stream(), watched, sizes=sizes) as taker:
+        taken = await taker.take()
         assert (taken.outcome, taken.placement) == (Outcome.TAKEN, Placement.FRAMED)
         head = (await ledger.stream.peek(0, 1))[0]
         assert head.seq_num == taken.cursor > 20
-        await snapshotter.state.catch_up()
-        assert snapshotter.state.value["seen"] == ledger.expected
+        await taker.state.catch_up()
+        assert taker.state.value["seen"] == ledger.expected
     assert await ledger.restored() == ledger.expected
 
 
@@ -111,11 +111,11 @@ async def test_a_large_state_claims_its_cursor_before_it_is_encoded(ledger: Ledg
 
     others: list[asyncio.Future[None]] = []
     watched = Watched(ledger.stream)
-    async with ledger.snapshotter(in_stream(codec=Slow()), watched, sizes=SMALL) as snapshotter:
-        first = await snapshotter.take()
+    async with ledger.taker(in_stream(codec=Slow()), watched, sizes=SMALL) as taker:
+        first = await taker.take()
         appends = watched.appends
         await asyncio.gather(*others)
-        second = await snapshotter.take()
+        second = await taker.take()
     await asyncio.gather(*others)
     assert (first.placement, second.placement) == (Placement.FRAMED, Placement.FRAMED)
     frames = [
@@ -140,18 +140,18 @@ async def test_a_lost_answer_to_an_opening_that_lands_anywhere_does_no_harm(ledg
 
     watched.before = lambda number: ledger.add(1)
     watched.after = answer
-    async with ledger.snapshotter(in_stream(), watched) as snapshotter:
-        taken = await snapshotter.take()
+    async with ledger.taker(in_stream(), watched) as taker:
+        taken = await taker.take()
     assert [taken.cursor] == lost
     assert await ledger.restored() == ledger.expected
 
 
 async def test_snapshots_in_the_stream_without_trimming_keep_the_history(ledger: Ledger) -> None:
     untrimmed = in_stream(trim=False)
-    async with ledger.snapshotter(untrimmed) as snapshotter:
+    async with ledger.taker(untrimmed) as taker:
         for _ in range(3):
             await ledger.add(1500)
-            assert (await snapshotter.take()).outcome is Outcome.TAKEN
+            assert (await taker.take()).outcome is Outcome.TAKEN
         await ledger.add(5)
     assert (await ledger.stream.peek(0, 1))[0].seq_num == 0
     async with ledger.follow(untrimmed) as state:
@@ -163,9 +163,9 @@ async def test_snapshots_in_the_stream_without_trimming_keep_the_history(ledger:
 
 async def test_framed_snapshots_without_trimming_are_found_from_the_tail(ledger: Ledger) -> None:
     untrimmed = in_stream(trim=False)
-    async with ledger.snapshotter(untrimmed, sizes=Sizes(record=64, frame=2000)) as snapshotter:
+    async with ledger.taker(untrimmed, sizes=Sizes(record=64, frame=2000)) as taker:
         await ledger.add(2500)
-        assert (await snapshotter.take()).placement is Placement.FRAMED
+        assert (await taker.take()).placement is Placement.FRAMED
         await ledger.add(1200)
     async with ledger.follow(untrimmed) as state:
         assert state.value["seen"] == ledger.expected
@@ -181,8 +181,8 @@ async def test_a_trim_that_has_not_taken_effect_does_not_make_a_restore_replay_e
     ledger = Ledger(MemoryStream(lazy_trims=True))
     await ledger.add(records)
     sizes = Sizes(record=64, frame=10 * records) if placement is Placement.FRAMED else Sizes()
-    async with ledger.snapshotter(in_stream(), sizes=sizes) as snapshotter:
-        assert (await snapshotter.take()).placement is placement
+    async with ledger.taker(in_stream(), sizes=sizes) as taker:
+        assert (await taker.take()).placement is placement
     await ledger.add(2)
     async with ledger.follow() as state:
         assert state.plan.first == 0
@@ -196,8 +196,8 @@ async def test_a_snapshot_of_another_fold_is_refused(
 ) -> None:
     await ledger.add(30)
     options = settings(kind, blobs)
-    async with ledger.snapshotter(**options, fold_name="all-bodies") as snapshotter:
-        await snapshotter.take()
+    async with ledger.taker(**options, fold_name="all-bodies") as taker:
+        await taker.take()
     for name in ("all-bodies", None):
         async with ledger.follow(options["snapshots"], fold_name=name) as state:
             assert state.value["seen"] == ledger.expected
@@ -214,10 +214,10 @@ async def test_an_append_while_it_is_saved_outside_does_no_harm(
     ledger: Ledger, blobs: BlobStore
 ) -> None:
     await ledger.add(20)
-    async with ledger.snapshotter(external(blobs)) as snapshotter:
-        await snapshotter.state.catch_up()
+    async with ledger.taker(external(blobs)) as taker:
+        await taker.state.catch_up()
         await ledger.add(5)
-        assert (await snapshotter.take()).cursor == 25
+        assert (await taker.take()).cursor == 25
     assert await ledger.restored(external(blobs)) == ledger.expected
 
 
@@ -233,17 +233,13 @@ async def test_a_framed_snapshot_whose_writer_died_is_ignored_and_later_trimmed_
             raise KilledError
 
     watched.after = die
-    async with ledger.snapshotter(
-        in_stream(), watched, sizes=SMALL, new_id=lambda: "dead"
-    ) as doomed:
+    async with ledger.taker(in_stream(), watched, sizes=SMALL, new_id=lambda: "dead") as doomed:
         with pytest.raises(KilledError):
             await doomed.take()
     await ledger.add(3)
     assert await ledger.restored() == ledger.expected
     later = 60_000  # milliseconds: the dead writer is not waited for any more
-    async with ledger.snapshotter(
-        in_stream(), sizes=SMALL, now=lambda: wall_clock() + later
-    ) as survivor:
+    async with ledger.taker(in_stream(), sizes=SMALL, now=lambda: wall_clock() + later) as survivor:
         assert (await survivor.take()).outcome is Outcome.TAKEN
     left = await ledger.stream.peek(0, 1000)
     assert all(b"dead" not in dict(record.headers).values() for record in left)
@@ -251,12 +247,12 @@ async def test_a_framed_snapshot_whose_writer_died_is_ignored_and_later_trimmed_
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_of_two_snapshotters_one_wins_and_the_other_goes_on(
+async def test_of_two_snapshot_takers_one_wins_and_the_other_continues(
     ledger: Ledger, blobs: BlobStore, kind: str
 ) -> None:
     await ledger.add(20)
     options = settings(kind, blobs)
-    async with ledger.snapshotter(**options) as one, ledger.snapshotter(**options) as other:
+    async with ledger.taker(**options) as one, ledger.taker(**options) as other:
         results = [taken.outcome for taken in await asyncio.gather(one.take(), other.take())]
         assert Outcome.TAKEN in results
         assert set(results) <= {Outcome.TAKEN, Outcome.ANOTHERS, Outcome.NOTHING_NEW}
@@ -270,36 +266,36 @@ async def test_of_two_snapshotters_one_wins_and_the_other_goes_on(
 async def test_another_that_is_writing_frames_is_left_its_turn(ledger: Ledger) -> None:
     await ledger.add(20)
     watched = Watched(ledger.stream)
-    async with ledger.snapshotter(in_stream(), sizes=SMALL) as other:
+    async with ledger.taker(in_stream(), sizes=SMALL) as other:
 
         async def look(number: int) -> None:
             if number == 1:
                 assert (await other.take()).outcome is Outcome.ANOTHERS
 
         watched.after = look
-        async with ledger.snapshotter(in_stream(), watched, sizes=SMALL) as one:
+        async with ledger.taker(in_stream(), watched, sizes=SMALL) as one:
             assert (await one.take()).outcome is Outcome.TAKEN
     assert watched.appends > 3
 
 
-async def test_a_state_that_outgrows_one_record_moves_to_frames_by_itself(ledger: Ledger) -> None:
-    async with ledger.snapshotter(in_stream()) as snapshotter:
+async def test_a_state_that_outgrows_one_record_moves_to_frames(ledger: Ledger) -> None:
+    async with ledger.taker(in_stream()) as taker:
         for expected in (Placement.RECORD, Placement.RECORD, Placement.FRAMED, Placement.FRAMED):
             body = str(len(ledger.expected)) * 450_000
             await ledger.stream.append([Record(body[:450_000].encode())])
             ledger.expected.append(body[:450_000])
-            assert (await snapshotter.take()).placement is expected
+            assert (await taker.take()).placement is expected
             assert await ledger.restored() == ledger.expected
 
 
 async def test_auto_moves_outside_when_the_state_outgrows_one_record(
     ledger: Ledger, blobs: BlobStore
 ) -> None:
-    async with ledger.snapshotter(auto(blobs), sizes=SMALL) as snapshotter:
+    async with ledger.taker(auto(blobs), sizes=SMALL) as taker:
         await ledger.add(3)
-        assert (await snapshotter.take()).placement is Placement.RECORD
+        assert (await taker.take()).placement is Placement.RECORD
         await ledger.add(30)
-        assert (await snapshotter.take()).placement is Placement.EXTERNAL
+        assert (await taker.take()).placement is Placement.EXTERNAL
     assert await ledger.restored(auto(blobs)) == ledger.expected
 
 
@@ -307,10 +303,10 @@ async def test_a_snapshotter_that_fences_refuses_the_one_before_it(ledger: Ledge
     await ledger.add(5)
     first = RetentionRules(fencing_token="first", fence=True)
     second = RetentionRules(fencing_token="second", fence=True)
-    async with ledger.snapshotter(in_stream(), keeping=first) as old:
+    async with ledger.taker(in_stream(), keeping=first) as old:
         assert (await old.take()).outcome is Outcome.TAKEN
         await ledger.add(1)
-        async with ledger.snapshotter(in_stream(), keeping=second) as new:
+        async with ledger.taker(in_stream(), keeping=second) as new:
             with pytest.raises(FencingTokenMismatchError, match="second"):
                 await old.take()
             assert (await new.take()).outcome is Outcome.TAKEN
@@ -327,10 +323,10 @@ def test_fencing_needs_a_token_and_keeping_none_is_refused() -> None:
 async def test_old_snapshots_are_pruned_as_new_ones_are_saved(
     ledger: Ledger, blobs: BlobStore
 ) -> None:
-    async with ledger.snapshotter(external(blobs), keeping=RetentionRules(keep=2)) as snapshotter:
+    async with ledger.taker(external(blobs), keeping=RetentionRules(keep=2)) as taker:
         for _ in range(4):
             await ledger.add(10)
-            await snapshotter.take()
+            await taker.take()
     keys = [meta.key async for meta in blobs.list()]
     assert keys == ["00000000000000000030.json", "00000000000000000040.json"]
     assert await ledger.restored(external(blobs)) == ledger.expected
@@ -347,7 +343,7 @@ class Clock:
 
 
 async def taken_by_running(ledger: Ledger, policy: Policy, feed: Any, **options: Any) -> int:
-    """Run a snapshotter while `feed` appends, until it has taken a snapshot; its cursor."""
+    """Run a taker while `feed` appends, until it has taken a snapshot; its cursor."""
     watched = Watched(ledger.stream)
     written = asyncio.Event()
 
@@ -355,8 +351,8 @@ async def taken_by_running(ledger: Ledger, policy: Policy, feed: Any, **options:
         written.set()
 
     watched.after = notice
-    async with ledger.snapshotter(in_stream(), watched, policy=policy, **options) as snapshotter:
-        running = asyncio.create_task(snapshotter.run())
+    async with ledger.taker(in_stream(), watched, policy=policy, **options) as taker:
+        running = asyncio.create_task(taker.run())
         await feed()
         async with asyncio.timeout(60):
             await written.wait()
@@ -389,14 +385,14 @@ async def test_running_takes_snapshots_by_age_though_nothing_comes() -> None:
     assert await taken_by_running(ledger, policy, feed, now=clock) == 3
 
 
-async def test_running_goes_on_after_a_snapshot_of_another(
+async def test_running_continues_after_a_snapshot_by_another_taker(
     ledger: Ledger, blobs: BlobStore
 ) -> None:
     policy = Policy(records=10, bytes=None, replay=None)
     snapshots = external(blobs)
     async with (
-        ledger.snapshotter(snapshots, policy=policy) as one,
-        ledger.snapshotter(snapshots, policy=policy) as other,
+        ledger.taker(snapshots, policy=policy) as one,
+        ledger.taker(snapshots, policy=policy) as other,
     ):
         tasks = [asyncio.create_task(one.run()), asyncio.create_task(other.run())]
         for _ in range(10):

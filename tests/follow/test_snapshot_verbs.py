@@ -221,7 +221,7 @@ async def test_running_takes_snapshots_until_interrupted(verbs: Verbs) -> None:
         (["restore", "--fold", "merge-patch"], "record 0 is not JSON"),
     ],
 )
-async def test_mistakes_are_told_with_the_way_out(
+async def test_mistakes_are_reported_with_the_way_out(
     variables: dict[str, str], tmp_path: Path, options: list[str], text: str
 ) -> None:
     verbs = Verbs(variables, "mistakes", tmp_path)

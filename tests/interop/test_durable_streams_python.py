@@ -68,7 +68,7 @@ def test_a_sequence_that_does_not_grow_is_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize("live", ["long-poll", "sse"])
-def test_a_live_read_goes_on_with_what_comes(url: str, live: str) -> None:
+def test_a_live_read_continues_with_what_comes(url: str, live: str) -> None:
     with created(url + live) as handle:
         handle.append("first")
         with stream(handle.url, offset="-1", live=live) as response:

@@ -67,11 +67,11 @@ for name in json.loads(sys.argv[1]):
         for loaded in [loaded for loaded in sys.modules if loaded.startswith(name + ".")]:
             del sys.modules[loaded]
 for command in json.loads(sys.argv[2]):
-    told = io.StringIO()
-    with contextlib.redirect_stderr(told), contextlib.redirect_stdout(io.StringIO()):
+    stderr = io.StringIO()
+    with contextlib.redirect_stderr(stderr), contextlib.redirect_stdout(io.StringIO()):
         with contextlib.suppress(SystemExit):
             main(command.split())
-    found[command] = told.getvalue()
+    found[command] = stderr.getvalue()
 print(json.dumps(found))
 """
 

@@ -186,7 +186,7 @@ def test_an_empty_record_with_a_padded_length_is_accepted(length: bytes) -> None
         "1206 0a016b 120176 1a00 1a02 6869",  # an empty body first
     ],
 )
-def test_what_is_oddly_encoded_in_one_place_only_is_stored_canonically(odd: str) -> None:
+def test_a_record_with_one_odd_encoding_is_stored_canonically(odd: str) -> None:
     record = bytes.fromhex(odd)
     found = parses(b"\x0a\x03\x1a\x01a\x0a" + bytes([len(record)]) + record)
     assert "compiled" not in found

@@ -47,7 +47,7 @@ async def test_a_read_that_waits_is_given_up_with_its_client(server: Server) -> 
 
 
 async def test_a_read_that_waits_for_memory_is_given_up_with_its_client(server: Server) -> None:
-    room = server.traffic.unread.room
+    room = server.client_limits.unread.room
     held = room.reserve_at_once("another connection", room.capacity)
     waiting_for_first = [
         asyncio.create_task(room.reserve(f"new connection {number}", 512 << 10, first=True))
@@ -109,7 +109,7 @@ async def test_a_follower_that_does_not_read_is_not_sent_more_than_a_little(
     assert json.loads(line)["sent"] <= 2 << 20
 
 
-async def test_a_client_that_does_not_take_its_acks_is_not_read_from_for_ever(
+async def test_a_client_that_does_not_read_its_acks_is_not_read_from_indefinitely(
     server: Server,
 ) -> None:
     """Acknowledgements pile up to a bound; then the server takes no more batches."""

@@ -43,7 +43,7 @@ def test_a_server_writes_files_that_only_its_user_can_read(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("lax_umask")
-async def test_a_store_in_an_application_lies_in_folders_that_only_its_user_can_enter(
+async def test_a_store_in_an_application_is_in_folders_that_only_its_user_can_enter(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "store"

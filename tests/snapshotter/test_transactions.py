@@ -74,7 +74,7 @@ def test_a_batch_ends_in_the_transaction_of_its_last_records(
         (OpenTransaction("a", 3, True), tail(OUTSIDE, A, first=9), OpenTransaction("a", 10, False)),
     ],
 )
-def test_what_is_open_goes_on_into_the_next_batch(
+def test_an_open_transaction_continues_into_the_next_batch(
     held: OpenTransaction | None, then: Tail, expected: OpenTransaction | None
 ) -> None:
     assert follow(held, then) == expected
@@ -201,7 +201,7 @@ def _decoded_tail(decoder: ChangeDecoder, values: list[Any]) -> Tail:
     return decoder.decode(records([json.dumps(value).encode() for value in values]), None).tail
 
 
-def test_the_end_of_a_transaction_is_no_change() -> None:
+def test_the_end_of_a_transaction_is_not_a_change() -> None:
     names = ("of a", "end of a", "end of none", "end with a row", "last of a")
     bodies = [json.dumps(ENVELOPES[name]).encode() for name in names]
     found = EnvelopeDecoder(("id",)).decode(records(bodies), None)

@@ -71,7 +71,7 @@ def test_arrow_and_spark_agree_on_the_schema(columns: tuple[str, ...]) -> None:
     assert arrow_schema(columns).equals(expected)
 
 
-def test_a_read_starts_and_ends_where_it_is_told(
+def test_a_read_starts_and_ends_where_the_request_says(
     spark: SparkSession, server: Server, fresh: Callable[[], str]
 ) -> None:
     stream, other, empty = fresh(), fresh(), fresh()

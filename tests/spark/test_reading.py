@@ -70,7 +70,7 @@ def test_a_hole_is_named_with_what_comes_after_it(
         seq_nums(server, Range(gone, 0, 5), wanted)
 
 
-def test_a_read_goes_on_where_it_was_when_the_server_died(own_server: Server) -> None:
+def test_a_read_continues_where_it_was_when_the_server_died(own_server: Server) -> None:
     reading = long_read(own_server, "long", BY_SESSION)
     found = next(reading).seq_nums.tolist()
     assert len(found) < 300, "most is still to come when the server dies"

@@ -74,7 +74,7 @@ def test_a_copied_stream_is_equal_although_tasks_fail_and_batches_come_again(
     assert data(server.records(target)) == data(server.records(source))
 
 
-def test_batch_writes_route_order_and_repeat_as_told(
+def test_batch_writes_route_order_and_repeat_as_configured(
     spark: SparkSession, server: Server, fresh: Callable[[], str]
 ) -> None:
     one, two = fresh(), fresh()

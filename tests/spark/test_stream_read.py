@@ -59,7 +59,7 @@ def run(spark: SparkSession, server: Server, folder: Path, **options: Any) -> Se
     return seen
 
 
-def test_each_run_goes_on_where_the_last_one_ended_and_finds_new_streams(
+def test_each_run_continues_where_the_last_one_ended_and_finds_new_streams(
     spark: SparkSession, server: Server, tmp_path: Path
 ) -> None:
     server.create("orders/a", "orders/b", "other")

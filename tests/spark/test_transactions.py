@@ -132,7 +132,7 @@ def test_batches_survive_a_server_that_is_killed_and_a_rival_writer(own_server: 
         ),
     ],
 )
-def test_rows_that_are_no_records_are_refused(columns: dict[str, pa.Array], words: str) -> None:
+def test_rows_that_are_not_records_are_refused(columns: dict[str, pa.Array], words: str) -> None:
     options = parse_sink({"endpoint": "http://host", "basin": "some-basin", "stream": "s"})
     with pytest.raises(InvalidError, match=words):
         stage(pa.record_batch(columns), options)

@@ -118,7 +118,7 @@ async def test_work_that_was_left_is_done(golden: Path) -> None:
         assert (await store.check_tail(content.PLAIN, "going")).seq_num == 0
 
 
-async def test_the_store_goes_on(golden: Path) -> None:
+async def test_the_store_continues(golden: Path) -> None:
     async with opened(golden) as store:
         ack = await store.append(content.PLAIN, "bare", [Record(b"next")], match_seq_num=3)
         assert ack.end.seq_num == 4

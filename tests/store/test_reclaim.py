@@ -192,7 +192,7 @@ async def test_a_store_from_which_nothing_was_deleted_has_no_dead_bytes(tmp_path
             assert await run.after(0) == 0
 
 
-async def test_bytes_that_slatedb_drops_by_itself_are_not_counted_as_dead_any_more(
+async def test_bytes_that_slatedb_drops_on_its_own_are_no_longer_counted_as_dead(
     tmp_path: Path,
 ) -> None:
     async with driven(tmp_path.as_uri()) as run:

@@ -43,7 +43,7 @@ async def read_bodies(store: StreamStore) -> list[bytes]:
 @pytest.mark.parametrize(
     ("fault", "survives"), [(CommitFault.BEFORE, False), (CommitFault.AFTER, True)]
 )
-async def test_a_failed_commit_is_reported_as_unknown_and_the_store_goes_on(
+async def test_a_failed_commit_is_reported_as_unknown_and_the_store_continues(
     store: StreamStore, bench: Bench, fault: CommitFault, survives: bool
 ) -> None:
     await store.append(BASIN, STREAM, bodies("a"))
@@ -105,7 +105,7 @@ async def test_a_refusal_that_rested_on_a_lost_append_becomes_unknown(
         await store.append(BASIN, STREAM, bodies("d"), match_seq_num=1)
 
 
-async def test_followers_are_told_when_the_session_they_read_from_is_gone(
+async def test_followers_get_an_error_when_the_mount_they_read_from_is_gone(
     store: StreamStore, bench: Bench
 ) -> None:
     async with store.follow(BASIN, STREAM, EVERYTHING) as session:

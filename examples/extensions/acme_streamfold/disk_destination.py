@@ -1,7 +1,7 @@
 """Archives on a network disk, which are refused while the disk is not mounted.
 
-A folder would do, but the empty folder below an unmounted disk takes files as well, and nobody finds
-them again. A file `.mounted` at the top of the disk shows that the disk is there.
+A folder would do, but the empty folder below an unmounted disk takes files as well, and they are
+lost. A file `.mounted` at the top of the disk shows that the disk is there.
 """
 
 from collections.abc import Mapping

@@ -328,7 +328,9 @@ class TableSchema:
         """The Arrow schema of these columns, in the order asked for."""
         unknown = [name for name in names if name not in self.arrow.names]
         if unknown or not names:
-            raise InvalidError(f"columns {list(names)} are asked for: name some of {self.names}")
+            raise InvalidError(
+                f"columns {list(names)} are not all there: name some of {self.names}"
+            )
         return pa.schema([self.arrow.field(name) for name in names])
 
     def merged(self, new: TableSchema) -> TableSchema:

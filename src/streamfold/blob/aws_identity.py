@@ -202,7 +202,7 @@ def explained() -> Iterator[None]:
         failure = f"({type(error).__name__}): check the network to the service that gives them"
     except exceptions.BotoCoreError as error:
         failure = f"({type(error).__name__}): check the profile in ~/.aws"
-    raise CredentialsUnavailableError(f"AWS credentials cannot be had {failure}")
+    raise CredentialsUnavailableError(f"AWS credentials cannot be obtained {failure}")
 
 
 @contextmanager

@@ -221,8 +221,7 @@ class LocalBlobStore(BlobStore):
         """Raise if the root exists but is not a folder."""
         if self._root.exists() and not self._root.is_dir():
             raise BlobUnavailableError(
-                f"{self._root} is a file, and has to be a folder: name another one, or take the file "
-                "away"
+                f"{self._root} is a file, not a folder: name a folder, or remove the file"
             )
 
 

@@ -79,5 +79,5 @@ class SnapshotOutrunError(RetryLaterError):
     def __init__(self, attempts: int, cursor: int) -> None:
         super().__init__(
             f"others trimmed the stream during each of {attempts} attempts to write a snapshot, the "
-            f"last at {cursor}: try again, or let one snapshotter alone trim the stream"
+            f"last at {cursor}: try again, or let only one snapshot taker trim the stream"
         )

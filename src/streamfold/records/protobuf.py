@@ -80,7 +80,7 @@ def fields(raw: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
 def _read_tag(raw: bytes, at: int, end: int) -> tuple[int, int]:
     tag, after = read_varint(raw, at, end, TAG_MAX)
     if not 8 <= tag < 1 << 32:
-        raise MalformedError(f"tag {tag} at byte {at} has no field number that could be legal")
+        raise MalformedError(f"tag {tag} at byte {at} has an illegal field number")
     return tag, after
 
 
@@ -107,7 +107,7 @@ def _skip(raw: bytes, tag: int, at: int, end: int) -> int:
         elif kind in (FIXED32, FIXED64):
             at += 4 if kind == FIXED32 else 8
         else:
-            raise MalformedError(f"tag {tag} before byte {at} cannot stand there")
+            raise MalformedError(f"tag {tag} before byte {at} is not allowed there")
         if at > end:
             raise MalformedError(f"the field before byte {end} is cut off")
         if not groups:

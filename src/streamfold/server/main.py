@@ -73,7 +73,7 @@ class Server:
     gate: DrainGate
     #: Whether requests need an access token.
     guarded: bool
-    traffic: ClientLimits
+    client_limits: ClientLimits
     routes: Sequence[Route]
 
     def exports(self) -> str:

@@ -60,7 +60,7 @@ class LyingStore(FaultyBlobStore):
         ("keeps nothing", "does not hold the bytes"),
     ],
 )
-async def test_storage_that_lies_is_refused(lie: str, reported: str) -> None:
+async def test_storage_that_ignores_conditions_is_refused(lie: str, reported: str) -> None:
     blobs = LyingStore(open_blob_store("memory:"), lie)
     with pytest.raises(SwapUnsupportedError, match=reported):
         await open_writer(at(blobs))

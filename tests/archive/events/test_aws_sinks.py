@@ -154,7 +154,7 @@ def hanging_up() -> Iterator[str]:
 
 async def test_an_answer_that_is_lost_leaves_it_unknown(ambient: S3Server, hanging_up: str) -> None:
     for sink in sinks_of(access_to(ambient, endpoint_url=hanging_up)):
-        with pytest.raises(EventUnconfirmedError, match="may have been taken"):
+        with pytest.raises(EventUnconfirmedError, match="may have been accepted"):
             await sink.send(sample_event())
 
 
@@ -165,7 +165,7 @@ async def test_a_page_of_a_proxy_instead_of_an_answer_leaves_it_unknown(
     hook.answer, hook.body = (lambda _: status), b"<!doctype html><title>Bad Gateway</title>"
     base = hook.url.partition("/hooks")[0]
     for sink in sinks_of(access_to(ambient, endpoint_url=base)):
-        with pytest.raises(EventUnconfirmedError, match="may have been taken"):
+        with pytest.raises(EventUnconfirmedError, match="may have been accepted"):
             await sink.send(sample_event())
 
 
@@ -220,7 +220,7 @@ def test_empty_targets_are_refused(access: AwsAccess) -> None:
 
 
 @pytest.mark.parametrize("table", ["a" * 129, "with space", "ü", "", "tab\t"])
-def test_tables_that_are_no_message_group_have_one_all_the_same(table: str) -> None:
+def test_table_names_that_are_not_valid_message_groups_get_one(table: str) -> None:
     group = group_of(table)
     assert group.isalnum()
     assert len(group) == 64

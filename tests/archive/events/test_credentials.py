@@ -192,7 +192,7 @@ def test_profiles_show_no_external_id() -> None:
     assert ROLE in shown
 
 
-def test_a_role_that_sts_does_not_give_is_told_without_secrets(
+def test_a_role_that_sts_does_not_give_is_reported_without_secrets(
     ambient: S3Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, logger="streamfold")
@@ -223,7 +223,7 @@ async def test_a_sink_whose_role_is_refused_says_so_and_may_try_again(
     sink = SqsSink(queue.url, role_access(ambient))
     with monkeypatch.context() as denied:
         denied.setattr("moto.sts.models.STSBackend.assume_role", _deny)
-        with pytest.raises(EventRefusedError, match="STS did not give role"):
+        with pytest.raises(EventRefusedError, match="STS did not grant role"):
             await sink.send(sample_event())
     await sink.send(sample_event())
     assert len(await queue.receive(1)) == 1

@@ -112,7 +112,7 @@ def test_the_head_is_where_the_commit_of_the_artifact_ended() -> None:
 
 
 @pytest.mark.parametrize("change", ["table", "commit_id", "to_position", "kind", "gap"])
-def test_ids_differ_with_whatever_tells_events_apart(change: str) -> None:
+def test_ids_differ_with_everything_that_distinguishes_events(change: str) -> None:
     manifest, base = manifest_of(*FIRST), FIRST[0]
     plain = describe(manifest, base, URI)
     if change == "table":
@@ -140,16 +140,16 @@ def test_events_are_decoded_with_fields_of_later_versions() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b"\xff", b'{"event_id": 3}'])
-def test_what_is_no_event_is_refused(data: bytes) -> None:
+def test_bytes_that_are_not_an_event_are_refused(data: bytes) -> None:
     with pytest.raises(MalformedError):
         decode_event(data)
 
 
-def test_without_a_place_everything_live_is_due() -> None:
+def test_without_a_position_everything_live_is_due() -> None:
     assert due(manifest_of(*FIRST, *SECOND), None) == [*FIRST, *SECOND]
 
 
-def test_what_follows_the_place_is_due() -> None:
+def test_what_follows_the_position_is_due() -> None:
     manifest = manifest_of(*FIRST, *SECOND)
     everything = [*FIRST, *SECOND]
     for index, reached in enumerate(everything, 1):
@@ -161,7 +161,7 @@ def test_a_base_after_lost_changes_is_marked_as_a_gap() -> None:
     assert due(manifest, SECOND[1]) == [("gap", THIRD[0]), THIRD[1]]
 
 
-def test_a_place_in_a_pruned_epoch_gets_a_gap_notice_of_the_newest_base() -> None:
+def test_a_position_in_a_pruned_epoch_gets_a_gap_notice_of_the_newest_base() -> None:
     assert due(manifest_of(*SECOND), FIRST[1]) == [("gap", SECOND[0]), SECOND[1]]
     assert due(manifest_of(*SECOND, *THIRD), FIRST[1]) == [("gap", THIRD[0]), THIRD[1]]
 

@@ -82,7 +82,7 @@ async def test_a_secret_in_a_file_may_change_while_the_sink_runs(
 
 
 @pytest.mark.parametrize("text", [None, "", "short", "whsec_", "whsec_*secret*", "whsec_c2hvcnQ="])
-def test_a_secret_that_is_no_key_is_refused_at_once_and_not_shown(
+def test_a_secret_that_is_not_a_key_is_refused_at_once_and_not_shown(
     monkeypatch: pytest.MonkeyPatch, text: str | None
 ) -> None:
     monkeypatch.delenv("HOOK_SECRET", raising=False)
@@ -94,7 +94,7 @@ def test_a_secret_that_is_no_key_is_refused_at_once_and_not_shown(
     assert "short" not in str(failure.value)
 
 
-def test_a_secret_is_in_one_place() -> None:
+def test_a_secret_has_exactly_one_source() -> None:
     with pytest.raises(InvalidError):
         SecretReference()
     with pytest.raises(InvalidError):

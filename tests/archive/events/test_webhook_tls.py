@@ -51,7 +51,9 @@ async def test_a_certificate_for_another_host_is_refused(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("content", [None, "no certificate"])
-def test_a_file_without_certificates_is_told_at_once(tmp_path: Path, content: str | None) -> None:
+def test_a_file_without_certificates_is_reported_at_once(
+    tmp_path: Path, content: str | None
+) -> None:
     file = tmp_path / "ca.pem"
     if content:
         file.write_text(content)

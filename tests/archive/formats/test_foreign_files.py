@@ -219,7 +219,7 @@ def test_the_two_kinds_of_protobuf_are_never_mistaken_for_each_other() -> None:
             list(TypedProtobufFormat().read_rows(plain, schema))
 
 
-def test_a_base_is_no_diff() -> None:
+def test_a_base_is_not_a_diff() -> None:
     for format in (JsonlFormat(), ProtobufFormat(), TypedProtobufFormat(), ParquetFormat()):  # noqa: A001
         sink = io.BytesIO()
         format.write_rows(sink, ORDERS, [orders(10)])

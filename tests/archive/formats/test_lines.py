@@ -42,7 +42,7 @@ def test_a_line_longer_than_a_block_is_read() -> None:
     assert_same(decoder.decode(data), rows)
 
 
-def test_an_error_tells_after_which_row() -> None:
+def test_an_error_says_after_which_row() -> None:
     decoder = LineDecoder(ORDERS.arrow, others_ignored=False)
     data, _ = write(JsonlFormat().write_rows, ORDERS, [orders(12)])
     decoder.decode(data)

@@ -26,11 +26,11 @@ def test_a_schema_survives_json(sample: str) -> None:
     assert again.arrow.equals(given.arrow)
 
 
-def test_the_id_is_the_same_everywhere_and_for_ever() -> None:
+def test_the_id_is_the_same_everywhere_and_never_changes() -> None:
     assert ORDERS.id == "d00cb48eb7bdb4d2bdc4faf7e8c0c10e"
 
 
-def test_the_id_tells_schemas_apart() -> None:
+def test_the_id_distinguishes_schemas() -> None:
     others = [
         schema(),
         schema(pa.field("a", pa.int32())),
@@ -111,7 +111,7 @@ def test_columns_and_keys_that_cannot_work_are_refused(
         {"columns": [{"name": "id", "type": "int64", "nullable": True}], "key_fields": [1]},
     ],
 )
-def test_json_that_is_no_schema_is_refused(value: Any) -> None:
+def test_json_that_is_not_a_schema_is_refused(value: Any) -> None:
     with pytest.raises(InvalidError):
         TableSchema.from_json(value)
 

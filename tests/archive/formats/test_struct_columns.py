@@ -102,7 +102,7 @@ def test_other_rows_are_read_one_by_one(rows: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize(
     "row", [ROW | {"id": 1.5}, ROW | {"id": "0x10"}, ROW | {"more": 1.0}, ROW | {"sure": "yes"}]
 )
-def test_what_is_wrong_is_told_by_the_slower_way(row: dict[str, Any]) -> None:
+def test_the_slower_way_reports_what_is_wrong(row: dict[str, Any]) -> None:
     with pytest.raises(ArtifactCorruptError, match="after message 0"):
         read(file_of([row]))
 

@@ -154,7 +154,7 @@ async def test_the_storage_clock_decides_about_the_age_of_files(world: World) ->
     assert (await world.collector.collect(Retention())).files == ()
 
 
-async def test_a_dry_run_changes_nothing_and_tells_what_would_go(world: World) -> None:
+async def test_a_dry_run_changes_nothing_and_lists_what_would_be_deleted(world: World) -> None:
     await world.write_epochs(3)
     await world.blobs.put("epoch=9/orphan", b"xyz")
     world.age(2 * DAY)

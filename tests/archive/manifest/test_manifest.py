@@ -83,7 +83,7 @@ def test_a_later_version_is_refused_whatever_else_it_says(version: int) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff", b"{}", b'{"manifest_version": "1"}'])
-def test_what_is_no_manifest_is_refused(data: bytes) -> None:
+def test_bytes_that_are_not_a_manifest_are_refused(data: bytes) -> None:
     with pytest.raises(ManifestInvalidError):
         read_manifest(data)
 

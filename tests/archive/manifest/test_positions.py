@@ -20,7 +20,7 @@ from streamfold.errors import InvalidError
         (LSN, ["", "0", "/", "0/", "/1", "G/1", "0/123456789", "0/1 ", "0/1/2", None, 7]),
     ],
 )
-def test_what_is_no_position_is_refused(order: PositionOrder, bad: list[Any]) -> None:
+def test_text_that_is_not_a_position_is_refused(order: PositionOrder, bad: list[Any]) -> None:
     for position in bad:
         with pytest.raises(PositionInvalidError, match="position"):
             order.rank(position)

@@ -87,7 +87,7 @@ def make_old(folder: Path) -> None:
         os.utime(path, (1, 1))
 
 
-async def test_a_follower_begins_with_the_rows_and_goes_on_with_changes(tmp_path: Path) -> None:
+async def test_a_follower_begins_with_the_rows_and_continues_with_changes(tmp_path: Path) -> None:
     writer = await write_history(tmp_path)
     followed = Followed(await reopened(tmp_path))
     assert await followed.until("31") == HISTORY["31"]
@@ -97,7 +97,7 @@ async def test_a_follower_begins_with_the_rows_and_goes_on_with_changes(tmp_path
     await followed.stop()
 
 
-async def test_a_rebase_is_no_reason_to_load_the_rows_again(tmp_path: Path) -> None:
+async def test_a_rebase_does_not_load_the_rows_again(tmp_path: Path) -> None:
     writer = await write_history(tmp_path)
     followed = Followed(await reopened(tmp_path))
     await followed.until("31")
@@ -110,7 +110,7 @@ async def test_a_rebase_is_no_reason_to_load_the_rows_again(tmp_path: Path) -> N
     await followed.stop()
 
 
-async def test_a_consumer_with_a_table_goes_on_from_its_position(tmp_path: Path) -> None:
+async def test_a_consumer_with_a_table_continues_from_its_position(tmp_path: Path) -> None:
     await write_history(tmp_path)
     for since, state in HISTORY.items():
         if since == "31":
@@ -150,7 +150,7 @@ async def test_an_empty_table_is_news_too(tmp_path: Path) -> None:
     await followed.stop()
 
 
-async def test_another_archive_in_the_same_place_is_loaded_anew(tmp_path: Path) -> None:
+async def test_another_archive_in_the_same_folder_is_loaded_anew(tmp_path: Path) -> None:
     await write_history(tmp_path)
     followed = Followed(await reopened(tmp_path))
     await followed.until("31")
@@ -266,7 +266,7 @@ async def test_verification_that_races_collection_calls_nothing_missing(tmp_path
     assert (await archive.verify()).ok
 
 
-async def test_a_follower_tells_when_a_live_file_is_lost(tmp_path: Path) -> None:
+async def test_a_follower_reports_that_a_live_file_is_lost(tmp_path: Path) -> None:
     await write_history(tmp_path)
     archive = await reopened(tmp_path)
     [lost] = archive.manifest.base.parts()

@@ -40,7 +40,7 @@ def test_every_type_is_found_as_in_a_set(kind: pa.DataType, count: int) -> None:
     assert len({*zip(made, index.numbers.tolist(), strict=True)}) == len({*made})
 
 
-def test_null_is_no_member() -> None:
+def test_null_is_not_a_member() -> None:
     members = members_of(pa.array([0, 5]))
     assert isinstance(members, WholeNumbers)
     assert members.holds(pa.chunked_array([[None, 5, 0, 7]])).tolist() == [False, True, True, False]

@@ -90,7 +90,7 @@ async def test_the_manifest_may_be_named_instead_of_its_folder(tmp_path: Path) -
     assert await state_at(archive) == HISTORY["31"]
 
 
-async def test_what_is_no_archive_is_not_found_and_not_created(tmp_path: Path) -> None:
+async def test_a_folder_without_an_archive_is_not_found_and_not_created(tmp_path: Path) -> None:
     with pytest.raises(ManifestNotFoundError, match=r"no manifest\.json"):
         await streamfold.archive.open(tmp_path)
     with pytest.raises(ManifestNotFoundError, match="does not exist"):
@@ -99,7 +99,7 @@ async def test_what_is_no_archive_is_not_found_and_not_created(tmp_path: Path) -
         await streamfold.archive.open(tmp_path / "other")
 
 
-async def test_positions_out_of_reach_are_told_apart(tmp_path: Path) -> None:
+async def test_positions_out_of_reach_are_distinguished(tmp_path: Path) -> None:
     await write_history(tmp_path)
     archive = await reopened(tmp_path)
     with pytest.raises(PositionPrunedError, match="goes back to '9'"):

@@ -169,7 +169,7 @@ async def test_a_file_that_grew_is_found_by_its_size(tmp_path: Path) -> None:
     assert "at least" in error.message
 
 
-async def test_what_cannot_be_read_is_no_corruption(tmp_path: Path) -> None:
+async def test_a_file_that_cannot_be_read_is_not_called_corrupt(tmp_path: Path) -> None:
     await write_history(tmp_path)
     archive = await reopened(tmp_path)
     path = files_of(tmp_path, "snapshot-*25-*")[0]
@@ -210,7 +210,9 @@ async def test_verification_passes_over_what_is_whole_and_counts_it(tmp_path: Pa
     assert [file.problem for file in seen] == [None] * 6
 
 
-async def test_verification_tells_all_that_is_wrong_not_just_the_first(tmp_path: Path) -> None:
+async def test_verification_reports_everything_that_is_wrong_not_just_the_first(
+    tmp_path: Path,
+) -> None:
     await write_history(tmp_path)
     flipped, cut, lost, *_ = files_of(tmp_path)
     flip(flipped, 3)
@@ -276,7 +278,7 @@ async def test_verification_looks_at_every_format(tmp_path: Path) -> None:
         flip(path, 1)
 
 
-async def test_verification_says_when_there_is_no_hash_to_compare(tmp_path: Path) -> None:
+async def test_verification_says_when_no_hash_is_known(tmp_path: Path) -> None:
     await write_history(tmp_path)
     edit_manifest(tmp_path, without_hashes)
     found = await (await reopened(tmp_path)).verify()

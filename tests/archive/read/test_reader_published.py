@@ -164,7 +164,7 @@ async def test_an_empty_base_and_a_truncate_need_no_columns(tmp_path: Path) -> N
     assert (await archive.table()).to_pylist() == [{"code": "x"}]
 
 
-async def test_key_fields_that_are_no_columns_are_told(folder: Path) -> None:
+async def test_key_fields_that_are_not_columns_are_reported(folder: Path) -> None:
     archive = await streamfold.archive.open(folder, key_fields=["no", "column"])
     with pytest.raises(KeyFieldsUnknownError, match=r"'no' .* give --key .*'id', 'name'"):
         await archive.table()
@@ -255,7 +255,9 @@ async def test_types_that_a_foreign_manifest_declares_are_used(tmp_path: Path) -
     assert (await archive.verify()).ok
 
 
-async def test_a_value_that_is_not_of_its_declared_type_is_told_with_both(tmp_path: Path) -> None:
+async def test_a_value_that_is_not_of_its_declared_type_is_reported_with_both(
+    tmp_path: Path,
+) -> None:
     publish(
         tmp_path,
         [artifact(tmp_path, lines([{"id": 1, "price": "cheap"}]), None, BASE, 1)],

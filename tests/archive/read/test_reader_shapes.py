@@ -46,7 +46,7 @@ async def test_a_changed_key_leaves_no_old_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format_id", ["parquet", "jsonl"])
-async def test_rows_of_several_key_fields_are_told_apart_by_all_of_them(
+async def test_rows_of_several_key_fields_are_distinguished_by_all_of_them(
     tmp_path: Path, format_id: str
 ) -> None:
     formats = [format_of(format_id)]

@@ -88,7 +88,7 @@ def test_a_quiet_table_is_rebased_only_by_age_and_only_if_it_has_diffs(
     assert decide(Thresholds(**limits), state, quiet) == expected
 
 
-def test_a_fraction_of_nothing_is_no_limit() -> None:
+def test_a_fraction_of_an_empty_table_is_not_a_limit() -> None:
     limits = Thresholds(max_diff_fraction=0.01, max_churn_fraction=0.01)
     assert decide(limits, replace(STATE, base_bytes=0), replace(PENDING, table_rows=0)) == DIFF
 

@@ -49,7 +49,7 @@ async def test_a_base_and_its_diffs_rebuild_the_table(blobs: BlobStore) -> None:
     ]
 
 
-async def test_a_restarted_writer_goes_on_at_the_head_without_a_base(blobs: BlobStore) -> None:
+async def test_a_restarted_writer_continues_at_the_head_without_a_base(blobs: BlobStore) -> None:
     first = await open_writer(at(blobs))
     await first.write_base(rows({1: "a"}), "0", reason="first")
     second = await open_writer(at(blobs), ids="two")
@@ -365,7 +365,7 @@ async def test_a_cancelled_write_commits_nothing_and_the_next_one_works(blobs: B
     assert await read_states(blobs) == [("0", {}), ("1", {1: "a"})]
 
 
-async def test_a_table_takes_a_new_name_where_its_former_one_is_told(blobs: BlobStore) -> None:
+async def test_a_table_takes_a_new_name_if_its_former_one_is_given(blobs: BlobStore) -> None:
     formats, folder = [JsonlFormat()], [at(blobs)]
     first = await ArchiveWriter.open("users", SCHEMA, folder, formats=formats, writer_id="w-1")
     await first.write_base(rows({1: "a"}), "1", reason="first")

@@ -208,7 +208,7 @@ async def test_bad_requests_are_refused_and_change_nothing(web: httpx.AsyncClien
     assert (await web.get(STREAM)).json() == [0, 1, 2, 3]
 
 
-async def test_refusals_tell_what_a_client_needs_to_go_on(web: httpx.AsyncClient) -> None:
+async def test_refusals_say_what_a_client_needs_to_continue(web: httpx.AsyncClient) -> None:
     await web.put(STREAM, headers=JSON)
     await web.post(STREAM, headers=JSON | producer("p", 3, 0), content=b"0")
     gap = await web.post(STREAM, headers=JSON | producer("p", 3, 5), content=b"5")

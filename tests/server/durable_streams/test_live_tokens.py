@@ -119,7 +119,7 @@ async def test_a_waiting_read_of_s2_answers_401_when_its_token_is_revoked(guarde
         assert_unauthenticated(await waiting)
 
 
-async def test_the_long_poll_of_another_token_goes_on(guarded: Server) -> None:
+async def test_the_long_poll_of_another_token_continues(guarded: Server) -> None:
     async with (
         account(guarded) as root,
         browsing(guarded) as web,

@@ -30,7 +30,7 @@ async def test_records_before_it_are_gone_and_the_rest_is_there(
 
 @pytest.mark.parametrize("query", ["", "?offset=-1", f"?offset={token(2)}"])
 @pytest.mark.parametrize("live", ["", "live=long-poll", "live=sse"])
-async def test_a_read_below_it_learns_where_to_go_on(
+async def test_a_read_below_it_learns_where_to_continue(
     web: httpx.AsyncClient, stream: str, query: str, live: str
 ) -> None:
     if live and not query:
@@ -45,7 +45,7 @@ async def test_a_read_below_it_learns_where_to_go_on(
     assert led.headers["stream-snapshot-offset"] == token(4)
 
 
-async def test_reads_from_the_tail_go_on_as_ever(web: httpx.AsyncClient, stream: str) -> None:
+async def test_reads_from_the_tail_continue_unchanged(web: httpx.AsyncClient, stream: str) -> None:
     await web.put(f"{stream}/retention/4")
     assert (await web.get(stream, params={"offset": "now"})).json() == []
     await web.post(stream, headers=JSON, content=b"6")

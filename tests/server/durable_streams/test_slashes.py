@@ -34,7 +34,7 @@ async def test_a_name_written_with_slashes_is_answered_with_what_to_write(
 
 
 @pytest.mark.parametrize("path", ["/some-bucket//b", "/some-bucket/a//"])
-async def test_a_path_without_names_is_no_stream(web: httpx.AsyncClient, path: str) -> None:
+async def test_a_path_without_names_is_not_a_stream(web: httpx.AsyncClient, path: str) -> None:
     answer = await web.get(path)
     assert answer.status_code == 404
     assert "%2F" not in answer.json()["message"]

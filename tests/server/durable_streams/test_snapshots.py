@@ -88,7 +88,7 @@ async def test_the_newest_snapshot_is_led_to(web: httpx.AsyncClient, stream: str
     assert (await web.get(led.headers["location"])).content == b"four"
 
 
-async def test_head_tells_of_the_newest_snapshot(web: httpx.AsyncClient, stream: str) -> None:
+async def test_head_shows_the_newest_snapshot(web: httpx.AsyncClient, stream: str) -> None:
     assert "stream-snapshot-offset" not in (await web.head(stream)).headers
     digest = (await publish(web, stream, token(2))).headers["stream-snapshot-digest"]
     head = await web.head(stream)
@@ -220,7 +220,7 @@ async def test_a_snapshot_cannot_be_deleted(web: httpx.AsyncClient, stream: str)
         assert refused.status_code == status, refused.text
 
 
-async def test_publishing_trims_nothing_by_itself(web: httpx.AsyncClient, stream: str) -> None:
+async def test_publishing_alone_trims_nothing(web: httpx.AsyncClient, stream: str) -> None:
     await publish(web, stream, "3")
     assert (await web.get(stream)).json() == [0, 1, 2, 3, 4]
 
@@ -238,7 +238,7 @@ async def configure(web: httpx.AsyncClient, stream: str, trims: bool | None) -> 
     )
 
 
-async def test_a_stream_that_exists_may_be_told_to_let_snapshots_trim(
+async def test_an_existing_stream_can_be_configured_to_trim_on_snapshots(
     web: httpx.AsyncClient, stream: str
 ) -> None:
     await publish(web, stream, "1", b"one")

@@ -124,7 +124,7 @@ async def test_a_pattern_finds_only_streams_that_the_token_may_read(guarded: Gua
     assert [stream["path"] for stream in claimed.json()["streams"]] == ["mine/a"]
 
 
-async def test_a_webhook_is_told_only_of_streams_that_the_token_may_read(
+async def test_a_webhook_is_notified_only_of_streams_that_the_token_may_read(
     guarded: Guarded, receiver: Receiver
 ) -> None:
     await guarded.create("victim/orders")
@@ -248,7 +248,7 @@ async def test_names_are_relative_to_the_prefix_of_an_auto_prefixed_token(
     assert "stream_prefix" not in made.json()
 
 
-async def test_a_prefix_with_stars_in_it_is_no_pattern(guarded: Guarded) -> None:
+async def test_a_prefix_with_stars_in_it_is_not_a_pattern(guarded: Guarded) -> None:
     await guarded.create("a*/mine")
     await guarded.create("ab/other")
     me = await guarded.issue("me", "a*", auto_prefix_streams=True)

@@ -199,7 +199,7 @@ async def test_there_are_only_so_many_subscriptions(store: StreamStore) -> None:
         assert (await bench.put("more", **pull())).status_code == 201
 
 
-async def test_a_stream_that_there_is_no_room_for_is_linked_when_there_is(
+async def test_a_stream_without_room_is_linked_when_there_is_room(
     bench: Bench, store: StreamStore
 ) -> None:
     await create(store, "wakes")
@@ -314,7 +314,7 @@ async def test_an_append_right_after_an_explicit_link_is_pending(
         ("POST", "subscriptions/s/streams/a", "DELETE, OPTIONS"),
     ],
 )
-async def test_other_methods_are_told_what_is_possible(
+async def test_other_methods_get_the_list_of_allowed_ones(
     bench: Bench, method: str, path: str, allow: str
 ) -> None:
     response = await bench.client.request(method, f"/{path}")

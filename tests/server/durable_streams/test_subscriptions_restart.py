@@ -91,7 +91,7 @@ async def test_subscriptions_links_and_acks_survive(engines: Engines, clock: Clo
         assert stream["tail_offset"] == format_offset(3)
 
 
-async def test_a_claim_goes_on_after_a_restart_until_its_lease_is_over(
+async def test_a_claim_continues_after_a_restart_until_its_lease_is_over(
     engines: Engines, clock: Clock
 ) -> None:
     async with open_store(engines.location, opener=engines.open) as store:

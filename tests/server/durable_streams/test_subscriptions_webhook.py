@@ -115,7 +115,7 @@ async def test_a_webhook_is_signed_with_the_published_key(
         verify(keys, signature, hook.raw + b" ", now=now)
 
 
-async def test_an_answer_of_done_acknowledges_what_was_told(
+async def test_an_answer_of_done_acknowledges_what_was_sent(
     bench: Bench, store: StreamStore, receiver: Receiver
 ) -> None:
     receiver.answer = DONE

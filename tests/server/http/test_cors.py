@@ -153,7 +153,7 @@ async def test_with_tokens_or_a_star_every_page_may_call(changes: dict[str, Any]
             assert "access-control-allow-credentials" not in answer.headers
 
 
-async def test_with_tokens_a_page_without_one_is_told_what_is_missing() -> None:
+async def test_with_tokens_a_page_without_one_learns_what_is_missing() -> None:
     async with visited(root_token=Secret(ROOT)) as web:
         answer = await web.get("/v1/basins", headers=FOREIGN)
         assert answer.status_code == 401

@@ -146,7 +146,7 @@ async def test_an_idle_append_session_is_ended_at_once_with_nothing_outstanding(
 
 
 @pytest.mark.parametrize("query", ["", "?seq_num=0"])
-async def test_followers_are_told_to_come_back(query: str) -> None:
+async def test_followers_are_asked_to_reconnect(query: str) -> None:
     async with stoppable(drain_timeout=1000) as running:
         async with h2_client(running.server.port) as h2:
             follower = h2.open("GET", PATH + query, SESSION, end=True)

@@ -40,7 +40,7 @@ async def test_a_connection_without_a_request_is_closed(start: bytes) -> None:
     ):
         await client.send(start)
         await client.rest()
-        assert server.traffic.connections.closed == 1
+        assert server.client_limits.connections.closed == 1
 
 
 async def test_a_head_that_comes_byte_by_byte_is_not_waited_for() -> None:
@@ -51,7 +51,7 @@ async def test_a_head_that_comes_byte_by_byte_is_not_waited_for() -> None:
         dripping = asyncio.create_task(_drip(client))
         await client.rest()
         dripping.cancel()
-        assert server.traffic.connections.closed == 1
+        assert server.client_limits.connections.closed == 1
 
 
 async def _drip(client: H1Client) -> None:
@@ -137,7 +137,7 @@ async def _look_twice(server: Server) -> None:
         await silent.rest()
 
 
-async def test_silent_connections_leave_descriptors_for_storage_and_places_for_others(
+async def test_silent_connections_leave_descriptors_for_storage_and_for_others(
     tmp_path: Path,
 ) -> None:
     async with (
@@ -173,4 +173,4 @@ async def test_open_connections_are_counted() -> None:
     async with running_server(configuration()) as server, h1_client(server.port) as client:
         await client.send(PING)
         await client.head()
-        await until(lambda: server.traffic.connections.open == 1)
+        await until(lambda: server.client_limits.connections.open == 1)

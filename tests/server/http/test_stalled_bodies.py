@@ -51,7 +51,7 @@ async def test_a_body_that_stalls_is_refused_with_408(line: str, content_type: s
         async with h1_client(server.port) as client:
             await client.send(HEAD.format(line, content_type, 10_000).encode() + b"{")
             assert await refusal(client) == (408, "request_timeout")
-        assert server.traffic.request_budget.cut_off == 1
+        assert server.client_limits.request_budget.cut_off == 1
 
 
 async def test_a_snapshot_that_drips_is_refused_although_it_is_never_silent() -> None:
@@ -111,7 +111,7 @@ async def test_a_body_that_needs_memory_gets_it_from_bodies_that_stall() -> None
             for _ in range(2):
                 stalled = await stack.enter_async_context(h1_client(server.port))
                 await stalled.send(HEAD.format(line, "application/json", 3 << 20).encode())
-            await until(lambda: server.traffic.request_budget.room.used == 6 << 20)
+            await until(lambda: server.client_limits.request_budget.room.used == 6 << 20)
             client = await stack.enter_async_context(h1_client(server.port))
             await client.send(HEAD.format(line, "application/json", len(body)).encode() + body)
             assert (await client.head())[0] == 200
@@ -131,7 +131,7 @@ async def test_a_body_that_needs_memory_gets_it_from_bodies_that_trickle() -> No
                 slow = await stack.enter_async_context(h1_client(server.port))
                 await slow.send(HEAD.format(line, "application/json", 3 << 20).encode())
                 trickling.append(asyncio.create_task(_trickle(slow)))
-            await until(lambda: server.traffic.request_budget.room.used == 6 << 20)
+            await until(lambda: server.client_limits.request_budget.room.used == 6 << 20)
             client = await stack.enter_async_context(h1_client(server.port))
             await client.send(HEAD.format(line, "application/json", len(body)).encode() + body)
             assert (await client.head())[0] == 200

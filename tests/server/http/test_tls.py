@@ -55,7 +55,7 @@ async def test_a_handshake_that_never_begins_is_closed() -> None:
     settings = configuration(tls_self=True, first_request=0.5)
     async with running_server(settings) as server, h1_client(server.port) as client:
         await client.rest()
-        assert server.traffic.connections.closed == 1
+        assert server.client_limits.connections.closed == 1
 
 
 async def test_open_handshakes_leave_descriptors_for_storage_and_connections_for_others(

@@ -154,7 +154,7 @@ async def test_a_client_over_http1_that_takes_nothing_is_disconnected() -> None:
         await fill(server, 20)
         async with h1_client(server.port) as client:
             await client.send(get(f"{PATH}?seq_num=0", "text/event-stream"))
-            await until(lambda: server.traffic.unread.cut_off == 1)
+            await until(lambda: server.client_limits.unread.cut_off == 1)
             await until(lambda: server.gate.inside == 0)
             with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
                 await client.body(50 << 20)
@@ -172,9 +172,9 @@ async def test_a_client_over_http2_that_takes_nothing_is_disconnected(
         async with h2_client(server.port, give_credit=False, window=1000) as h2:
             h2.open("GET", path, headers, end=True)
             await asyncio.wait_for(h2.closed.wait(), 60)
-        assert server.traffic.unread.cut_off == 1
+        assert server.client_limits.unread.cut_off == 1
         await until(lambda: server.gate.inside == 0)
-        assert server.traffic.unread.room.used == 0
+        assert server.client_limits.unread.room.used == 0
 
 
 @pytest.mark.parametrize("size", [1_000, 15_000, 31_000])
@@ -182,7 +182,7 @@ async def test_small_answers_over_http2_that_are_not_taken_are_counted(size: int
     """About: those that are watched are a sample, of 32 here, drawn with the seed that is printed."""
     print("seed", SEED)
     async with running_server(configuration(unread_bytes=1 << 30)) as server, AsyncExitStack() as s:
-        server.traffic.unread.seed(random.Random(SEED))
+        server.client_limits.unread.seed(random.Random(SEED))
         await server.store.create_basin(BASIN)
         await server.store.create_stream(BASIN, STREAM)
         await server.store.append(BASIN, STREAM, [Record(b"z" * size)])
@@ -193,7 +193,7 @@ async def test_small_answers_over_http2_that_are_not_taken_are_counted(size: int
                 stuck = h2.open("GET", page, (("s2-basin", BASIN), ("accept", PROTOBUF)), end=True)
                 sent += size + ANSWER_COST
             await h2.head(stuck)
-        room = server.traffic.unread.room
+        room = server.client_limits.unread.room
         await until(lambda: room.used > sent / 3)
 
 
@@ -226,8 +226,8 @@ async def test_what_a_client_over_http2_does_not_take_is_counted_to_the_last_byt
         async with h2_client(server.port, give_credit=False, window=1000) as h2:
             h2.open("GET", path, (basin, header), end=True)
             await asyncio.wait_for(h2.closed.wait(), 60)
-        assert server.traffic.unread.cut_off == 1
-        await until(lambda: server.traffic.unread.room.used == 0)
+        assert server.client_limits.unread.cut_off == 1
+        await until(lambda: server.client_limits.unread.room.used == 0)
 
 
 async def test_a_large_read_gets_its_turn_before_many_clients_that_take_nothing_time_out(
@@ -244,7 +244,7 @@ async def test_a_large_read_gets_its_turn_before_many_clients_that_take_nothing_
         await fill_pages(server, 5)
         for _ in range(80):
             stack.enter_context(server.connect(get(PAGE)))
-        await until(lambda: running.traffic.unread.room.waiting >= 50)
+        await until(lambda: running.client_limits.unread.room.waiting >= 50)
         async with server.client() as client:  # it waits for 60 s, which is the write deadline
             assert len((await client.get(PAGE)).content) >= 4 * MIB - 1000
 
@@ -254,7 +254,7 @@ async def test_a_connection_with_many_waiting_reads_does_not_delay_others() -> N
     async with running_server(configuration(unread_bytes=64 << 20)) as server:
         await fill(server, 1)
         await server.store.append(BASIN, STREAM, [Record(b"small")])
-        headers, response_budget = (("s2-basin", BASIN),), server.traffic.unread
+        headers, response_budget = (("s2-basin", BASIN),), server.client_limits.unread
         async with (
             h2_client(server.port, give_credit=False, window=1000) as greedy,
             h2_client(server.port) as reader,
@@ -282,7 +282,7 @@ async def test_readers_at_the_least_pace_give_way_to_those_who_wait() -> None:
         ]
         for one in slow:
             one.open("GET", f"{PATH}?seq_num=0", headers, end=True)
-        await until(lambda: server.traffic.unread.room.used > 7 << 20)
+        await until(lambda: server.client_limits.unread.room.used > 7 << 20)
         reader = await s.enter_async_context(h2_client(server.port))
         page = f"{PATH}?seq_num=3&count=1"
         reading = asyncio.create_task(reader.exchange("GET", page, (("s2-basin", BASIN),)))
@@ -292,7 +292,7 @@ async def test_readers_at_the_least_pace_give_way_to_those_who_wait() -> None:
                     one.take(1, PACE_MIN // 4)
             await asyncio.sleep(0.2)  # this is their pace: a quarter above the least
         assert (await reading).status == 200
-        assert server.traffic.unread.cut_off > 0
+        assert server.client_limits.unread.cut_off > 0
 
 
 async def test_answers_that_wait_for_memory_get_it_from_clients_that_do_not_read() -> None:
@@ -323,7 +323,7 @@ async def test_a_client_that_reads_slowly_gets_everything() -> None:
                 received += chunk
                 await asyncio.sleep(0.005)
         assert received.count(b"z" * 1_000_000) == 5
-        assert server.traffic.unread.cut_off == 0
+        assert server.client_limits.unread.cut_off == 0
 
 
 async def test_large_answers_declare_their_size_and_arrive_whole() -> None:

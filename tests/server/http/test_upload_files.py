@@ -56,7 +56,7 @@ async def begin_uploads(
         client = await stack.enter_async_context(h1_client(server.port))
         await client.send(head(size) + bytes(WRITE_BUFFER))
         clients.append(client)
-    await until(lambda: server.traffic.request_budget.files.used == count)
+    await until(lambda: server.client_limits.request_budget.files.used == count)
     return clients
 
 
@@ -106,7 +106,7 @@ async def test_an_upload_that_waits_for_a_file_gets_that_of_one_that_stalls(tmp_
         async with h1_client(server.port) as client:
             await client.send(head(SIZE) + bytes(SIZE))
             assert (await client.head())[0] == 204
-        assert server.traffic.request_budget.cut_off >= 1
+        assert server.client_limits.request_budget.cut_off >= 1
 
 
 async def test_an_upload_that_waits_for_a_file_gets_that_of_one_that_trickles(
@@ -128,7 +128,7 @@ async def test_an_upload_that_waits_for_a_file_gets_that_of_one_that_trickles(
 @pytest.mark.parametrize(
     "path", [SNAPSHOT, f"/{BASIN}/{STREAM}/snapshot/{format_offset(0)}"], ids=["s2", "durable"]
 )
-async def test_an_upload_for_which_no_file_becomes_free_is_told_to_come_again(
+async def test_an_upload_for_which_no_file_becomes_free_is_asked_to_retry(
     tmp_path: Path, path: str
 ) -> None:
     async with (
@@ -158,7 +158,7 @@ async def test_an_upload_that_is_written_in_one_step_needs_none_of_the_files(
             size = WRITE_BUFFER - 1
             await client.send(head(size) + bytes(size))
             assert (await client.head())[0] == 204
-        assert server.traffic.request_budget.files.used == 1
+        assert server.client_limits.request_budget.files.used == 1
 
 
 @pytest.mark.parametrize("leave", ["hang up", "finish"])
@@ -170,7 +170,7 @@ async def test_an_upload_gives_its_file_back_when_it_ends(tmp_path: Path, leave:
             assert (await client.head())[0] == 204
         else:
             client.writer.close()
-        await until(lambda: server.traffic.request_budget.files.used == 0)
+        await until(lambda: server.client_limits.request_budget.files.used == 0)
         assert drafts(tmp_path) == 0
 
 

@@ -43,7 +43,7 @@ def requests() -> list[tuple[str, str, dict[str, str], bytes, int]]:
     ]
 
 
-async def test_no_failure_tells_the_prefix_of_the_caller() -> None:
+async def test_no_failure_reveals_the_prefix_of_the_caller() -> None:
     scope = AccessTokenScope(
         basins=PrefixMatch(BASIN),
         streams=PrefixMatch(PREFIX),

@@ -153,7 +153,7 @@ async def test_a_follower_gets_batches_with_a_tail_after_its_heartbeat(
     assert new.index(b"\x12", new.index(b"new")) > 0
 
 
-async def test_heartbeats_go_on_while_nothing_comes() -> None:
+async def test_heartbeats_continue_while_nothing_comes() -> None:
     async with running_server(configuration(heartbeat=(0.01, 0.02))) as server:
         await server.store.create_basin(BASIN)
         await server.store.create_stream(BASIN, STREAM)

@@ -54,7 +54,7 @@ async def test_records_are_sealed_and_opened_with_the_caller_s_key(
     assert refused.value.code == "decryption_failed"
 
 
-async def test_usage_is_told_by_the_server_s_own_counters(s2: S2, server: Server) -> None:
+async def test_usage_comes_from_the_servers_own_counters(s2: S2, server: Server) -> None:
     stream = s2.basin(BASIN).stream(STREAM)
     await stream.append(AppendInput([Record(b"x" * 92)]))
     await stream.read(start=SeqNum(0))
@@ -90,7 +90,7 @@ async def test_the_one_location_is_the_default_one(s2: S2) -> None:
     assert refused.value.code == "invalid"
 
 
-async def test_the_location_of_a_basin_is_told_however_it_came_to_be(
+async def test_the_location_of_a_basin_is_shown_however_it_was_created(
     s2: S2, server: Server
 ) -> None:
     assert (

@@ -120,7 +120,7 @@ async def test_a_future_timestamp_is_capped_and_a_past_one_raised(stream: S2Stre
     assert second.start.timestamp >= first.start.timestamp
 
 
-async def test_reads_begin_and_end_where_they_are_told(stream: S2Stream) -> None:
+async def test_reads_begin_and_end_where_the_request_says(stream: S2Stream) -> None:
     records = [Record(body=b"x" * 92, timestamp=1000 + number) for number in range(10)]
     await stream.append(AppendInput(records=records))
 
@@ -136,7 +136,7 @@ async def test_reads_begin_and_end_where_they_are_told(stream: S2Stream) -> None
     assert await seq_nums(start=SeqNum(0), limit=ReadLimit(count=0)) == []
 
 
-async def test_a_read_at_the_tail_tells_the_tail(stream: S2Stream) -> None:
+async def test_a_read_at_the_tail_returns_the_tail(stream: S2Stream) -> None:
     await stream.append(AppendInput(records=[Record(body=b"x")]))
     for start in (SeqNum(1), SeqNum(9), TailOffset(0)):
         with pytest.raises(ReadUnwrittenError) as refused:

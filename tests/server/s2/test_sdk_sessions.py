@@ -138,7 +138,7 @@ async def test_a_stored_batch_that_ends_at_the_tail_carries_the_tail(stream: S2S
     assert tails[-1] == (1500, 1500)
 
 
-async def test_a_read_session_with_a_limit_ends_by_itself(stream: S2Stream) -> None:
+async def test_a_read_session_with_a_limit_ends_at_the_limit(stream: S2Stream) -> None:
     await stream.append(numbered(0, 10))
     got: list[int] = []
     async with stream.read_session(start=SeqNum(0), limit=ReadLimit(count=7)) as reading:

@@ -151,7 +151,7 @@ async def test_events_end_with_an_error_event_when_their_token_expires(
         assert await stream.next() is None
 
 
-async def test_sessions_of_other_tokens_go_on(guarded: Server, root: S2) -> None:
+async def test_sessions_of_other_tokens_continue(guarded: Server, root: S2) -> None:
     first = await root.issue_access_token("first", scope=EVERYTHING)
     second = await root.issue_access_token("second", scope=EVERYTHING)
     async with (

@@ -99,7 +99,7 @@ async def test_every_follower_gets_every_record_in_order_by_frames_and_by_events
         assert [int(number) for number in re.findall(rb"<(\d+)>", received)] == list(range(RECORDS))
 
 
-async def test_events_tell_each_follower_what_it_has_had_itself(
+async def test_events_say_what_each_follower_has_received_itself(
     server: Server, crowd: Crowd
 ) -> None:
     await server.store.append(BASIN, STREAM, [Record(b"<%04d>" % number) for number in range(10)])

@@ -51,7 +51,7 @@ def test_equal_bytes_that_are_not_the_same_object_are_never_shared() -> None:
     assert encode.calls == 2
 
 
-def test_an_object_that_takes_the_place_of_a_dropped_one_is_not_taken_for_it() -> None:
+def test_an_object_that_reuses_the_id_of_a_dropped_one_is_not_taken_for_it() -> None:
     shared, encode = SharedEncodings(), Encoder()
     for number in range(10 * KEPT):  # each may be where one of those before it was
         part = b"%0100d" % number

@@ -269,7 +269,7 @@ def test_bad_sources_are_refused_with_their_path(source: dict[str, Any], problem
     assert [item for item in problems(raw) if item.startswith(problem)]
 
 
-def test_all_problems_are_told_at_once_each_with_its_table() -> None:
+def test_all_problems_are_reported_at_once_each_with_its_table() -> None:
     bad = table(snapshot={"max_diff_fraction": 1.5}, diff={"interval": "x"})
     bad["source"] = {"table": "other", "server": "h"}
     found = problems({"tables": [table(colour="red"), bad], "http": {"prt": 1}})

@@ -46,7 +46,7 @@ def test_an_empty_body_without_a_key_is_a_dead_letter() -> None:
         assert found.changes["seq_num"].to_pylist() == [1]
 
 
-def test_a_header_that_is_no_key_is_a_dead_letter() -> None:
+def test_a_header_that_is_not_a_key_is_a_dead_letter() -> None:
     decoder = UpsertDecoder(("id",), key_header="key")
     found = decode(decoder, b"", {"id": 1}, keys=[b"{", None])
     assert found.dead_letters["seq_num"].to_pylist() == [0]

@@ -75,7 +75,7 @@ def test_secrets_show_in_no_repr_and_no_message(written: Written) -> None:
         assert secret not in str(raised.value)
 
 
-def test_what_the_archive_does_not_have_is_told_when_it_is_loaded(
+def test_a_position_outside_the_archive_is_reported_on_load(
     written: Written, tmp_path: Path
 ) -> None:
     folder, _ = written(buckets=None, form="parquet")
@@ -83,7 +83,7 @@ def test_what_the_archive_does_not_have_is_told_when_it_is_loaded(
     def load(**options: str) -> None:
         StreamfoldArchiveSource({"path": str(folder), **options}).schema()
 
-    with pytest.raises(InvalidError, match=r"\['nothing'\] are asked for: name some of \['id'"):
+    with pytest.raises(InvalidError, match=r"\['nothing'\] are not all there: name some of \['id'"):
         load(columns="nothing")
     with pytest.raises(InvalidError, match=r"formats \['csv'\] are not known"):
         load(formats="csv")

@@ -107,7 +107,7 @@ def test_changes_of_older_archives_are_read_in_every_format(format_id: str) -> N
     ]  # fmt: skip
 
 
-def test_positions_that_are_gone_or_never_were_are_told(written: Written) -> None:
+def test_positions_that_are_gone_or_never_existed_are_reported(written: Written) -> None:
     folder, _ = written(buckets=BUCKETS, form="parquet")
     with pytest.raises(PositionPrunedError, match="goes back to '9'; begin there or later"):
         feed(folder, 8)

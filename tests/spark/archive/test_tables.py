@@ -189,7 +189,7 @@ def test_a_table_stays_at_the_position_where_it_was_loaded(tmp_path: Path) -> No
         ids()
 
 
-def test_a_damaged_file_is_told_by_name(copied: Written) -> None:
+def test_a_damaged_file_is_reported_by_name(copied: Written) -> None:
     folder, _ = copied(buckets=None, form="parquet")
     newest = max(folder.rglob("snapshot-*.parquet"))
     newest.write_bytes(newest.read_bytes()[:-1])

@@ -70,7 +70,7 @@ def test_a_bucket_splits_into_two_without_the_others() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 3, -4])
-def test_a_count_that_is_no_power_of_two_is_refused(count: int) -> None:
+def test_a_count_that_is_not_a_power_of_two_is_refused(count: int) -> None:
     with pytest.raises(InvalidError, match="power of two"):
         bucket_numbers([pa.array([1])], count)
 

@@ -152,7 +152,7 @@ def test_only_what_our_errors_carry_counts_not_their_names_in_a_text() -> None:
     assert is_retryable(error_from_spark(RuntimeError("Job aborted")))
 
 
-def test_the_lag_is_what_lies_between_two_offsets() -> None:
+def test_the_lag_is_the_distance_between_two_offsets() -> None:
     assert lag_of('{"s": 5}', '{"s": 12}') == 7
     assert lag_of('{"s": 5}', '{"s": 5}') == 0
     assert lag_of(None, '{"s": 5}') == lag_of("null", "null") == 0
@@ -188,7 +188,7 @@ def test_columns_that_were_not_sent_come_from_the_table_as_it_was() -> None:
 
 
 def _decoded(bodies: list[bytes], **changed: Any) -> tuple[list[DecodeReport], list[int], Any]:
-    """Reports and first records of parcels of one batch, and the letters that were written."""
+    """Reports and first records of task results of one batch, and the letters that were written."""
     letters = _Letters()
     step = DecodeStep(EnvelopeDecoder(("id",)), table_schema(), 1, -1, letters)
     rows = [
@@ -223,18 +223,18 @@ def test_a_batch_is_split_where_the_transaction_begins_that_it_ends_in() -> None
         envelope("t", txn="b"),
         envelope("c", after={"id": 3}, txn="b"),
     ]
-    (before, inside), parcels, written = _decoded(bodies)
+    (before, inside), results, written = _decoded(bodies)
     assert (before.first, before.last, before.records) == (0, 4, 5)
     assert (before.changes, before.dead, before.ignored, before.truncated_at) == (3, 1, 1, 2)
     assert (inside.first, inside.last, inside.records) == (5, 8, 4)
     assert (inside.changes, inside.dead, inside.ignored, inside.truncated_at) == (3, 1, 0, 7)
     assert (before.tail, inside.tail.id, inside.tail.since) == (CLOSED, "b", 5)
-    assert parcels == [0, 5]
+    assert results == [0, 5]
     assert written == [1, 6]
     # Read a second time, after the first six were looked at: their letters are there already.
     assert _decoded(bodies, lettered=5)[2] == [6]
-    (whole,), parcels, _ = _decoded(bodies[5:])
-    assert (whole.first, whole.records, whole.tail.joins, parcels) == (0, 4, True, [0])
+    (whole,), results, _ = _decoded(bodies[5:])
+    assert (whole.first, whole.records, whole.tail.joins, results) == (0, 4, True, [0])
 
 
 def test_jobs_follow_the_configuration_and_show_no_secret(tmp_path: Path) -> None:
@@ -330,7 +330,7 @@ def test_the_status_of_every_table_is_served() -> None:
     assert 'snapshotter_up{table="b"} 0.0' in metrics
 
 
-def test_two_writers_on_one_machine_are_told_apart() -> None:
+def test_two_writers_on_one_machine_are_distinguished() -> None:
     source = {"server": "h:1", "table": "t", "schema": "public"}
     destinations = [{"type": "local", "path": "/archive"}]
     named = {"source": source | {"client_id": "archive-1"}, "destinations": destinations}
@@ -414,7 +414,7 @@ def test_requests_share_a_base_that_has_not_begun_and_never_one_that_has() -> No
         requests.add()
 
 
-def test_a_port_that_is_taken_is_told_in_the_words_of_the_configuration() -> None:
+def test_a_port_that_is_taken_is_reported_in_the_words_of_the_configuration() -> None:
     with (
         StatusServer(_Tables(), "127.0.0.1", 0) as served,
         pytest.raises(AddressUnavailableError, match=f"http.port {served.port} on 127.0.0.1"),
@@ -463,7 +463,7 @@ def test_every_error_series_is_there_from_the_start(tmp_path: Path) -> None:
     assert 'snapshotter_failures_total{table="t"} 0.0' in metrics
 
 
-def test_destinations_and_servers_are_checked_without_spark_and_the_others_go_on(
+def test_destinations_and_servers_are_checked_without_spark_and_the_others_continue(
     server: Server, fresh: Callable[[], str], tmp_path: Path
 ) -> None:
     stream, nobody = fresh(), f"http://127.0.0.1:{free_port()}"

@@ -92,7 +92,7 @@ async def test_the_secret_is_in_no_row_message_or_log(
     assert hidden not in repr((secret, caught.value, vars(caught.value)))
 
 
-async def test_the_secret_is_made_by_whom_the_caller_says(store: StreamStore) -> None:
+async def test_the_caller_chooses_how_the_secret_is_made(store: StreamStore) -> None:
     secret = Secret("sf_given")
     assert await store.account.issue_access_token(token(), make_secret=lambda: secret) is secret
     assert await store.account.authenticate(Secret("sf_given"))
@@ -159,7 +159,7 @@ async def test_tokens_are_listed_in_byte_order_page_by_page(store: StreamStore) 
     assert await listed(store, prefix="c") == ([], False)
 
 
-async def test_a_listing_tells_what_was_asked_for(store: StreamStore) -> None:
+async def test_a_listing_has_what_was_asked_for(store: StreamStore) -> None:
     await store.account.issue_access_token(token(expires_at=EPOCH + 1))
     page = await store.account.list_access_tokens()
     assert page.items == (token(expires_at=EPOCH + 1),)

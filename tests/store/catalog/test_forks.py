@@ -41,7 +41,7 @@ async def chunks_of(bench: Bench, stream_id: int) -> list[int]:
     ]
 
 
-async def test_a_fork_goes_on_by_itself(store: StreamStore) -> None:
+async def test_a_fork_continues_independently(store: StreamStore) -> None:
     await create(store, "a", b"0", b"1")
     await append(store, "a", b"2")
     status, _ = await create(store, "b", b"own", fork=fork_of("a", 2))

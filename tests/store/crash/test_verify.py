@@ -37,7 +37,9 @@ def latest(ledger: Ledger) -> tuple[Plan, Stored]:
     return max(ledger.streams[STREAM].stored.values(), key=lambda entry: entry[1].end)
 
 
-async def test_what_is_as_told_is_verified(store: StreamStore, ledger: Ledger) -> None:
+async def test_a_batch_that_fits_its_description_is_verified(
+    store: StreamStore, ledger: Ledger
+) -> None:
     events = await verify(store, ledger)
     assert len(events) == 1
     assert all(stream.stored for stream in ledger.streams.values())
@@ -85,7 +87,7 @@ def _cuts(plan: Plan, stored: Stored) -> tuple[Plan, Stored]:
 
 
 @pytest.mark.parametrize("change", [_moves, _changes_time, _changes_content, _cuts])
-async def test_a_batch_that_is_not_as_told_is_noticed(
+async def test_a_batch_that_differs_from_its_description_is_noticed(
     store: StreamStore,
     ledger: Ledger,
     change: Callable[[Plan, Stored], tuple[Plan, Stored]],

@@ -75,7 +75,7 @@ async def test_records_outlive_the_store_that_took_them(location: Location) -> N
             assert bodies == [b"a", b"b", b"2", b"3"][: tail + 1]
 
 
-async def test_everything_lies_below_the_prefix(location: Location, s3_server: S3Server) -> None:
+async def test_everything_is_below_the_prefix(location: Location, s3_server: S3Server) -> None:
     async with open_store(location) as store:
         await prepare(store)
     prefix = location.path.removesuffix("db")
@@ -155,7 +155,7 @@ async def test_a_lost_answer_is_not_taken_for_another_writer(
 
 
 @pytest.mark.parametrize("weather", BAD_WEATHER)
-async def test_the_store_recovers_by_itself_with_everything_acknowledged(
+async def test_the_store_recovers_without_help_with_everything_acknowledged(
     far: Location, proxy: FlakyProxy, weather: Weather
 ) -> None:
     watch = Watch()

@@ -102,7 +102,7 @@ async def test_a_trim_is_seen_at_once_never_goes_back_and_never_reaches_beyond_i
     assert [(record.seq_num, record.body) for record in batch.records()] == [(7, b"e")]
 
 
-async def test_a_stream_trimmed_to_nothing_goes_on_counting_after_upkeep_and_restart(
+async def test_a_stream_trimmed_to_nothing_continues_counting_after_upkeep_and_restart(
     bench: Bench, clock: Clock
 ) -> None:
     async with bench.store() as store:

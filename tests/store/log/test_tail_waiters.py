@@ -38,60 +38,62 @@ def loop() -> Iterator[HandLoop]:
 
 
 @pytest.fixture
-def audience(loop: HandLoop) -> TailWaiters:
+def waiters(loop: HandLoop) -> TailWaiters:
     return TailWaiters(loop)
 
 
-def sit(audience: TailWaiters, loop: HandLoop, count: int) -> list[asyncio.Future[bool]]:
-    return [Waiter(audience, loop).wait(None) for _ in range(count)]
+def add_waiters(waiters: TailWaiters, loop: HandLoop, count: int) -> list[asyncio.Future[bool]]:
+    return [Waiter(waiters, loop).wait(None) for _ in range(count)]
 
 
 def reported(waits: list[asyncio.Future[bool]]) -> int:
     return sum(wait.done() for wait in waits)
 
 
-def test_what_comes_after_a_silence_is_told_at_once(audience: TailWaiters, loop: HandLoop) -> None:
-    waits = sit(audience, loop, 3)
-    audience.wake()
-    assert [wait.result() for wait in waits] == [True] * 3
-    assert len(audience) == 0
-
-
-def test_a_crowd_is_told_a_few_in_each_turn_so_that_others_have_theirs(
-    audience: TailWaiters, loop: HandLoop
+def test_a_record_after_a_silence_wakes_followers_at_once(
+    waiters: TailWaiters, loop: HandLoop
 ) -> None:
-    waits = sit(audience, loop, MANY)
-    audience.wake()
+    waits = add_waiters(waiters, loop, 3)
+    waiters.wake()
+    assert [wait.result() for wait in waits] == [True] * 3
+    assert len(waiters) == 0
+
+
+def test_many_followers_are_woken_a_few_per_round_so_that_others_can_run(
+    waiters: TailWaiters, loop: HandLoop
+) -> None:
+    waits = add_waiters(waiters, loop, MANY)
+    waiters.wake()
     assert reported(waits) == WAKES_PER_STEP
     loop.take_turn()
     assert reported(waits) == 2 * WAKES_PER_STEP
-    assert len(audience) == MANY - 2 * WAKES_PER_STEP
+    assert len(waiters) == MANY - 2 * WAKES_PER_STEP
     loop.pass_time(0)
     assert reported(waits) == MANY
 
 
-def test_what_comes_soon_after_a_round_waits_for_the_next_and_is_told_once(
-    audience: TailWaiters, loop: HandLoop
+def test_a_record_soon_after_a_round_waits_for_the_next_and_wakes_followers_once(
+    waiters: TailWaiters, loop: HandLoop
 ) -> None:
-    sit(audience, loop, MANY)
-    audience.wake()
+    add_waiters(waiters, loop, MANY)
+    waiters.wake()
     loop.pass_time(0)
-    waits = sit(audience, loop, MANY)
+    waits = add_waiters(waiters, loop, MANY)
     for _ in range(10):
-        audience.wake()
+        waiters.wake()
     loop.pass_time(MANY * PAUSE_PER_WAITER * 0.9)
     assert reported(waits) == 0
     loop.pass_time(MANY * PAUSE_PER_WAITER * 0.2)
     assert reported(waits) == MANY
 
 
-def test_a_record_during_a_round_reaches_those_already_told_and_those_not_yet(
-    audience: TailWaiters, loop: HandLoop
+def test_a_record_during_a_round_reaches_followers_already_woken_and_those_not_yet(
+    waiters: TailWaiters, loop: HandLoop
 ) -> None:
-    first = sit(audience, loop, MANY)
-    audience.wake()
-    again = sit(audience, loop, WAKES_PER_STEP)
-    audience.wake()
+    first = add_waiters(waiters, loop, MANY)
+    waiters.wake()
+    again = add_waiters(waiters, loop, WAKES_PER_STEP)
+    waiters.wake()
     loop.pass_time(0)
     assert reported(first) == MANY
     assert reported(again) == 0
@@ -100,26 +102,26 @@ def test_a_record_during_a_round_reaches_those_already_told_and_those_not_yet(
 
 
 def test_a_closed_waiter_is_not_woken_and_delays_no_other(
-    audience: TailWaiters, loop: HandLoop
+    waiters: TailWaiters, loop: HandLoop
 ) -> None:
-    waiter = Waiter(audience, loop)
+    waiter = Waiter(waiters, loop)
     waiter.wait(None).cancel()
     waiter.stop_waiting()
-    assert len(audience) == 0
-    waits = sit(audience, loop, 1)
-    audience.wake()
+    assert len(waiters) == 0
+    waits = add_waiters(waiters, loop, 1)
+    waiters.wake()
     assert reported(waits) == 1
 
 
 def test_a_timeout_counts_from_its_wait_however_many_came_before(
-    audience: TailWaiters, loop: HandLoop
+    waiters: TailWaiters, loop: HandLoop
 ) -> None:
-    waiter = Waiter(audience, loop)
+    waiter = Waiter(waiters, loop)
     for _ in range(5):
         wait = waiter.wait(10.0)
         loop.pass_time(9.0)
         assert not wait.done()
-        audience.wake()
+        waiters.wake()
         assert wait.result() is True
         waiter.stop_waiting()
     wait = waiter.wait(10.0)
@@ -130,11 +132,11 @@ def test_a_timeout_counts_from_its_wait_however_many_came_before(
 
 
 def test_a_wait_with_a_shorter_timeout_than_those_before_ends_in_time(
-    audience: TailWaiters, loop: HandLoop
+    waiters: TailWaiters, loop: HandLoop
 ) -> None:
-    waiter = Waiter(audience, loop)
+    waiter = Waiter(waiters, loop)
     waiter.wait(10.0)
-    audience.wake()
+    waiters.wake()
     waiter.stop_waiting()
     wait = waiter.wait(1.0)
     loop.pass_time(1.1)
@@ -142,21 +144,21 @@ def test_a_wait_with_a_shorter_timeout_than_those_before_ends_in_time(
     waiter.stop_waiting()
     assert not waiter.wait(None).done()
     loop.pass_time(100.0)
-    assert len(audience) == 1
+    assert len(waiters) == 1
 
 
 def test_dismissal_reaches_those_who_wait_and_those_of_a_round_under_way(
-    audience: TailWaiters, loop: HandLoop
+    waiters: TailWaiters, loop: HandLoop
 ) -> None:
-    called = sit(audience, loop, MANY)
-    audience.wake()
-    waiting = sit(audience, loop, 1)
-    audience.wake()
-    audience.fail_all(StoreClosingError())
+    called = add_waiters(waiters, loop, MANY)
+    waiters.wake()
+    waiting = add_waiters(waiters, loop, 1)
+    waiters.wake()
+    waiters.fail_all(StoreClosingError())
     loop.pass_time(0)
     loop.pass_time(60.0)
     for wait in (*called[WAKES_PER_STEP:], *waiting):
         with pytest.raises(StoreClosingError):
             wait.result()
     assert reported(called[:WAKES_PER_STEP]) == WAKES_PER_STEP
-    assert len(audience) == 0
+    assert len(waiters) == 0

@@ -107,7 +107,7 @@ async def test_a_failed_commit_moves_all_of_it_or_nothing(
         assert await read(store, "s") == [b"0", *bodies]
 
 
-async def test_a_refusal_is_not_told_before_what_it_rests_on_is_durable(bench: Bench) -> None:
+async def test_a_refusal_is_not_sent_before_the_state_behind_it_is_durable(bench: Bench) -> None:
     async with bench.store() as store:
         await store.create_basin(BASIN)
         await create(store, "s")

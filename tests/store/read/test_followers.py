@@ -104,7 +104,7 @@ async def following(*sessions: Reader) -> list[asyncio.Task[ReadBatch | None]]:
     return tasks
 
 
-async def test_followers_at_the_same_place_get_the_same_batch(store: StreamStore) -> None:
+async def test_followers_at_the_same_position_get_the_same_batch(store: StreamStore) -> None:
     await store.append(BASIN, STREAM, bodies("a", "b", "c"))
     everything, later = ReadRequest(from_seq_num(0)), ReadRequest(from_seq_num(2))
     async with (

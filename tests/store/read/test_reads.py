@@ -153,7 +153,7 @@ async def test_reads_below_the_trim_point_start_at_the_first_record_left(
         assert seq_nums(batch)[0] == 12
 
 
-async def test_a_session_reads_what_is_there_then_tells_the_tail_then_follows(
+async def test_a_session_reads_what_is_stored_then_sends_the_tail_then_follows(
     filled: StreamStore,
 ) -> None:
     async with filled.follow(BASIN, "filled", ReadRequest(from_seq_num(0))) as session:
@@ -174,7 +174,7 @@ async def test_a_session_reads_what_is_there_then_tells_the_tail_then_follows(
         assert live.tail.seq_num == 31
 
 
-async def test_a_quiet_session_tells_the_tail_again_and_again(store: StreamStore) -> None:
+async def test_a_quiet_session_sends_the_tail_repeatedly(store: StreamStore) -> None:
     async with store.follow(BASIN, STREAM, ReadRequest(from_tail())) as session:
         for _ in range(3):
             batch = await session.next(heartbeat=0.001)
@@ -255,7 +255,7 @@ async def test_a_slow_follower_falls_back_to_storage_and_misses_nothing(bench: B
             assert seen == list(range(100))
 
 
-async def test_a_follower_whose_stream_is_deleted_is_told_so(store: StreamStore) -> None:
+async def test_a_follower_whose_stream_is_deleted_gets_an_error(store: StreamStore) -> None:
     async with store.follow(BASIN, STREAM, ReadRequest(from_seq_num(0))) as session:
         await session.next()
         following = asyncio.create_task(session.next())
@@ -265,7 +265,7 @@ async def test_a_follower_whose_stream_is_deleted_is_told_so(store: StreamStore)
             await following
 
 
-async def test_a_follower_that_is_trimmed_away_goes_on_at_the_first_record_left(
+async def test_a_follower_that_is_trimmed_away_continues_at_the_first_record_left(
     bench: Bench,
 ) -> None:
     async with bench.store(StoreSettings(recent_bytes=0, trim_grace=0)) as store:

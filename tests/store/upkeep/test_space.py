@@ -129,7 +129,7 @@ async def test_what_cannot_be_read_any_more_leaves_the_disk_without_further_writ
         await falls_below(EMPTY_BYTES, lambda: local_bytes(tmp_path))
 
 
-async def test_the_store_tells_what_is_live_what_is_dead_and_what_its_files_take(
+async def test_the_store_reports_what_is_live_what_is_dead_and_what_its_files_take(
     tmp_path: Path,
 ) -> None:
     async with open_store(tmp_path.as_uri(), QUICK) as store:

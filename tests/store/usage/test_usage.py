@@ -126,7 +126,7 @@ async def test_amounts_are_summed_up_by_the_interval_asked_for(
     assert sum(amount for _, amount in by_minute.values) == 300
 
 
-async def test_only_the_time_asked_for_is_told(store: StreamStore, clock: Clock) -> None:
+async def test_only_the_time_asked_for_is_reported(store: StreamStore, clock: Clock) -> None:
     for _ in range(4):
         store.usage.record_read(BASIN, 1)
         clock.pass_seconds(60)
@@ -147,7 +147,7 @@ async def test_intervals_to_come_and_too_long_ago_are_left_out(
     assert past[0].values == ()
 
 
-async def test_counts_survive_a_restart_and_go_on(bench: Bench, clock: Clock) -> None:
+async def test_counts_survive_a_restart_and_continue(bench: Bench, clock: Clock) -> None:
     async with bench.store() as store:
         await store.create_basin(BASIN)
         store.usage.record_read(BASIN, 1)
@@ -253,7 +253,7 @@ async def test_basins_are_active_while_they_have_a_stream(store: StreamStore, cl
     assert await active(NOW - DAY, NOW - 3600) == ()
 
 
-async def test_what_a_basin_holds_is_told_for_hours_in_which_it_was_looked_at(
+async def test_the_bytes_of_a_basin_are_reported_for_hours_in_which_they_were_measured(
     store: StreamStore, clock: Clock
 ) -> None:
     await store.create_stream(BASIN, "second")

@@ -12,7 +12,7 @@ from tests.store.usage.usage_questions import NOW, ONE, held_now, levels, stored
 HOUR = 3600
 
 
-async def test_levels_are_told_minute_by_minute(store: StreamStore, clock: Clock) -> None:
+async def test_levels_are_reported_minute_by_minute(store: StreamStore, clock: Clock) -> None:
     await store.append(BASIN, STREAM, bodies("a"))
     await store.upkeep()
     clock.pass_seconds(120)
@@ -41,9 +41,7 @@ async def test_levels_carry_over_from_hour_to_hour_and_over_a_restart(
         assert await levels(store, NOW + 5 * HOUR, NOW + 5 * HOUR + 60) == [3 * ONE]
 
 
-async def test_there_are_no_levels_before_the_stream_was_created(
-    store: StreamStore, clock: Clock
-) -> None:
+async def test_levels_begin_when_the_stream_was_created(store: StreamStore, clock: Clock) -> None:
     clock.pass_seconds(600)
     await store.create_stream(BASIN, "late")
     [gauge] = await store.account.stream_metrics(BASIN, "late", "storage", NOW, NOW + 601)

@@ -44,7 +44,7 @@ def test_case_and_parameters_make_no_other_type(text: str, expected: str) -> Non
         ("application/x-text/json", False, False),
     ],
 )
-def test_json_and_text_are_told_by_the_media_type(text: str, json: bool, plain: bool) -> None:
+def test_the_media_type_distinguishes_json_and_text(text: str, json: bool, plain: bool) -> None:
     assert is_json(text) is json
     assert is_text(text) is plain
 

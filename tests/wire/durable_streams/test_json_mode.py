@@ -114,7 +114,7 @@ def test_what_is_not_json_is_refused_however_deep_it_is(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b" ", b"\r\n\t"])
-def test_an_empty_body_is_no_message(body: bytes) -> None:
+def test_an_empty_body_is_not_a_message(body: bytes) -> None:
     with pytest.raises(InvalidError):
         split_messages(body, LIMITS, allow_empty=True)
     with pytest.raises(InvalidError):

@@ -130,7 +130,7 @@ def test_a_position_may_be_a_plain_number(text: str, expected: int) -> None:
         "1" * 21,
     ],
 )
-def test_a_position_that_is_no_plain_number_is_refused(text: str) -> None:
+def test_a_position_that_is_not_a_plain_number_is_refused(text: str) -> None:
     with pytest.raises(InvalidError):
         parse_position(text)
 

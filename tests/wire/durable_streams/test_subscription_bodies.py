@@ -120,7 +120,7 @@ DECODERS: list[Callable[[bytes], object]] = [
         b'{"x":' + b"[" * 100_000,
     ],
 )
-def test_a_body_that_is_no_object_is_refused(
+def test_a_body_that_is_not_an_object_is_refused(
     decode: Callable[[bytes], object], body: bytes
 ) -> None:
     with pytest.raises(InvalidError):

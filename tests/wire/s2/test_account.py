@@ -184,6 +184,6 @@ def test_the_default_location_is_a_bare_string() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"null", b"here", b'""', b'"not a place"', b'{"name":"x"}'])
-def test_what_is_no_location_is_malformed(body: bytes) -> None:
+def test_text_that_is_not_a_location_is_malformed(body: bytes) -> None:
     with pytest.raises(BadJsonError):
         decode_default_location(body)

@@ -256,6 +256,6 @@ def test_a_change_to_a_basin_sets_values() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"null", b"[]", b"{", b'{"stream_cipher":"rot13"}'])
-def test_a_change_that_is_no_object_is_malformed(body: bytes) -> None:
+def test_a_change_that_is_not_an_object_is_malformed(body: bytes) -> None:
     with pytest.raises(BadJsonError):
         decode_basin_reconfiguration(body)

@@ -100,7 +100,7 @@ def test_codes_have_the_protocols_status_and_promise(code: str, status: str, cle
     assert CODES[code] == (int(status), clean == "yes")
 
 
-def test_there_are_no_codes_beyond_the_protocols() -> None:
+def test_no_codes_exist_beyond_the_protocols() -> None:
     assert set(CODES) == {code for code, _, _ in ROWS}
 
 

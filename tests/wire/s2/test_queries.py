@@ -105,7 +105,7 @@ def test_until_is_compared_with_timestamps_only() -> None:
         ("until=1&wait=1", True),
     ],
 )
-def test_a_read_follows_when_unbounded_or_when_told_to_wait(query: str, follows: bool) -> None:
+def test_a_read_follows_when_unbounded_or_when_asked_to_wait(query: str, follows: bool) -> None:
     assert parse_read_query(query).may_follow is follows
 
 
@@ -188,7 +188,7 @@ def test_names_that_could_not_exist_are_a_bad_query(name: str) -> None:
 
 
 @pytest.mark.parametrize("limit", ["", "-1", "many"])
-def test_a_limit_that_is_no_number_is_a_bad_query(limit: str) -> None:
+def test_a_limit_that_is_not_a_number_is_a_bad_query(limit: str) -> None:
     with pytest.raises(BadQueryError, match="limit"):
         parse_stream_list_query(f"limit={limit}")
 

@@ -258,7 +258,7 @@ def _role_request(name: str, profile: Profile) -> Callable[[], dict[str, str]]:
         except (BotoCoreError, ResponseParserError) as error:
             failure = type(error).__name__
         raise CredentialsUnavailableError(
-            f"credentials {name!r}: STS did not give role {profile.role_arn} ({failure}); check its "
+            f"credentials {name!r}: STS did not grant role {profile.role_arn} ({failure}); check its "
             "trust policy, the external_id, and the credentials that request it"
         )
 

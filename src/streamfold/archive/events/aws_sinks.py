@@ -118,13 +118,13 @@ class AwsSink(EventSink):
         if name in NOT_SENT:
             return self.refused(name)
         return EventUnconfirmedError(
-            f"{self.service} {self._target} did not answer ({name}): the event may have been taken"
+            f"{self.service} {self._target} did not answer ({name}): the event may have been accepted"
         )
 
     def refused(self, reason: str) -> EventRefusedError:
         """Return the error for an event that was certainly not accepted."""
         return EventRefusedError(
-            f"{self.service} {self._target} did not take the event: {reason}; check that it "
+            f"{self.service} {self._target} did not accept the event: {reason}; check that it "
             "exists, and that the sink's credentials may send to it"
         )
 

@@ -145,7 +145,7 @@ class Delivery:
         status.last_error = error.message
         pause = self._pace.backoff.pause(status.failures_in_row, self._pace.rng)
         logger.warning(
-            "events for sink %s wait: try %d failed, the next is in %.1f s: %s",
+            "sink %s: attempt %d failed, retrying in %.1f s: %s",
             self._name,
             status.failures_in_row,
             pause,

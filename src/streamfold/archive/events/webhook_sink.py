@@ -163,18 +163,18 @@ class WebhookSink(EventSink):
     def _judge(self, status: int) -> EventRefusedError | EventUnconfirmedError:
         if status < 500:
             return EventRefusedError(
-                f"webhook {self._name} did not take the event: HTTP {status}; only 2xx does, and "
+                f"webhook {self._name} did not accept the event: HTTP {status}; only 2xx accepts, and "
                 "redirects are not followed"
             )
         return EventUnconfirmedError(
-            f"webhook {self._name} failed with HTTP {status}: the event may have been taken"
+            f"webhook {self._name} failed with HTTP {status}: the event may have been accepted"
         )
 
     def _lost(self, reason: str, *, sent: bool) -> EventRefusedError | EventUnconfirmedError:
         if not sent:
             return EventRefusedError(f"webhook {self._name} was not reached: {reason}")
         return EventUnconfirmedError(
-            f"webhook {self._name} did not answer ({reason}): the event may have been taken"
+            f"webhook {self._name} did not answer ({reason}): the event may have been accepted"
         )
 
 

@@ -55,7 +55,9 @@ def selected(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
     if columns is None:
         return schema
     if not columns or any(name not in schema.names for name in columns):
-        raise InvalidError(f"columns {list(columns)} are asked for: name some of {schema.names}")
+        raise InvalidError(
+            f"columns {list(columns)} are not all there: name some of {schema.names}"
+        )
     return pa.schema([schema.field(name) for name in columns])
 
 

@@ -214,7 +214,7 @@ def _check_columns(file: pq.ParquetFile, arrow: pa.Schema) -> set[str]:
 
 def _selected(arrow: pa.Schema, columns: Sequence[str]) -> pa.Schema:
     if not columns or any(name not in arrow.names for name in columns):
-        raise InvalidError(f"columns {list(columns)} are asked for: name some of {arrow.names}")
+        raise InvalidError(f"columns {list(columns)} are not all there: name some of {arrow.names}")
     return pa.schema([arrow.field(name) for name in columns])
 
 

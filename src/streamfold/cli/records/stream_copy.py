@@ -119,7 +119,7 @@ class StreamCopy:
                     return shift
         raise VerbFailedError(
             "copy_unrelated",
-            f"the target ends at seq_num {tail}, and the source has no record like its last: delete "
+            f"the target ends at seq_num {tail}, and no record of the source equals its last: delete "
             "the target and copy again, or choose another",
         )
 

@@ -82,7 +82,7 @@ class ServerSnapshots(SnapshotStore):
                     yield piece
         except httpx.TransportError as error:
             cause = cause_of(error)
-            raise BlobUnavailableError(f"snapshot {info.name} broke off: {cause}") from error
+            raise BlobUnavailableError(f"snapshot {info.name} was cut off: {cause}") from error
 
     async def save(self, cursor: int, codec: str, blob: bytes) -> bool:
         kind = {"content-type": f"application/vnd.streamfold.snapshot+{codec}"}
@@ -115,9 +115,11 @@ class ServerSnapshots(SnapshotStore):
             ) from error
         except httpx.TransportError as error:
             if method == "GET":
-                raise BlobUnavailableError(f"the server broke off: {cause_of(error)}") from error
+                raise BlobUnavailableError(
+                    f"the server closed the connection: {cause_of(error)}"
+                ) from error
             raise BlobOutcomeUnknownError(
-                f"the server broke off, the snapshot may or may not be saved: {cause_of(error)}"
+                f"the connection was lost, the snapshot may or may not be saved: {cause_of(error)}"
             ) from error
 
     def _request(

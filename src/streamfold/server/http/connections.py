@@ -364,10 +364,10 @@ class ClientMetrics(Collector):
     """Metrics of the limits: what is in use, what is allowed, and which clients were cut off."""
 
     def __init__(self, client_limits: ClientLimits) -> None:
-        self._traffic = client_limits
+        self._client_limits = client_limits
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        client_limits = self._traffic
+        client_limits = self._client_limits
         connections, response_budget = client_limits.connections, client_limits.unread
         bodies, files = client_limits.request_budget.room, client_limits.request_budget.files
         for name, text, value in (

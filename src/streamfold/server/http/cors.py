@@ -148,7 +148,7 @@ def parse_origin(text: str) -> str:
     match = _ORIGIN.fullmatch(text.lower())
     if match is None:
         raise InvalidError(
-            f"origin {text[:80]!r} is not one: give scheme, host and port alone, as in "
+            f"origin {text[:80]!r} is not valid: give only scheme, host and port, as in "
             f"https://app.example, or {ANY} for all"
         )
     scheme, host, port = match.groups()

@@ -190,7 +190,7 @@ class Listener:
         self._socket = bound
         self._handler = handler
         self._tls = tls
-        self._traffic = client_limits or ClientLimits()
+        self._client_limits = client_limits or ClientLimits()
         self._workers = OffloadPool()
         self._signal = WorkerSignal()
         self._stopped = asyncio.Event()
@@ -203,15 +203,15 @@ class Listener:
         # The last three are for tasks that granian runs itself, which it does not here.
         scheduler = _Scheduler(loop, self._begin, None, None, None)
         if self._tls is not None:
-            most, spare = self._traffic.connections.most, self._backlog + _STORAGE_SPARE
+            most, spare = self._client_limits.connections.most, self._backlog + _STORAGE_SPARE
             self._gate = AcceptGate(self._socket.dup(), most, spare)
             self._gate.start()
         self._worker().serve_async(scheduler, loop, self._signal)
-        self._traffic.connections.start(self.port)
+        self._client_limits.connections.start(self.port)
 
     async def stop(self, max_wait: float) -> None:
         """Stop accepting, send GOAWAY, and wait until the connections are closed."""
-        await self._traffic.connections.stop()
+        await self._client_limits.connections.stop()
         if self._gate is not None:
             self._gate.stop()
         self._signal.set()
@@ -224,7 +224,7 @@ class Listener:
 
     def _begin(self, watcher: Any) -> None:
         """Start a task for a request; granian keeps it alive."""
-        proto, client_limits = watcher.proto, self._traffic
+        proto, client_limits = watcher.proto, self._client_limits
         request = Request(
             watcher.scope,
             proto.receive,
@@ -242,13 +242,13 @@ class Listener:
             await self._handler(request)
         finally:
             request.finish()
-            self._traffic.connections.end(request.connection)
+            self._client_limits.connections.end(request.connection)
             watcher.done()
 
     @property
     def _backlog(self) -> int:
         """Connections that wait to be accepted; all of these are, after the accept gate has closed."""
-        most = self._traffic.connections.most
+        most = self._client_limits.connections.most
         return BACKLOG if self._tls is None else max(1, min(BACKLOG, most // 8))
 
     def _worker(self) -> Any:
@@ -258,7 +258,7 @@ class Listener:
             worker_id=1,
             sock=(None, _hand_over(self._socket, self._backlog)),
             ipc=None,
-            backpressure=self._traffic.connections.most,
+            backpressure=self._client_limits.connections.most,
             http_mode="auto",
             http1_opts=HTTP1Settings(max_buffer_size=BUFFER_MAX),
             http2_opts=HTTP2Settings(

@@ -26,7 +26,9 @@ _LOGGED_BY_STORE: Final = (OutcomeUnknownError, StoreRecoveringError, StorageFul
 async def answer_problem(request: Request, error: Exception, write: ProblemWriter) -> None:
     """Answer a failed request through `write`; a response that has begun breaks off instead."""
     if request.status:
-        logger.error("%s %s broke off", request.method, request.raw_path, exc_info=error)
+        logger.error(
+            "the response to %s %s was cut off", request.method, request.raw_path, exc_info=error
+        )
         return
     log_failure(error)
     await write(request, error)

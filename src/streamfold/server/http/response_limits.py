@@ -206,5 +206,7 @@ class ResponseBudget:
         self.end(answer)
         answer.cut_off = True
         answer.task.cancel()
-        self.room.refuse(answer.connection, ClientHangupError("the client takes no answers"))
+        self.room.refuse(
+            answer.connection, ClientHangupError("the client does not read its answers")
+        )
         self.on_cut_off(answer)

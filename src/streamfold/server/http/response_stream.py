@@ -165,7 +165,7 @@ class ResponseStream:
             if self.cut_off:
                 request.task.uncancel()
                 raise ClientHangupError(
-                    f"the client took nothing of its answer for {_now() - self.moved:.0f} seconds"
+                    f"the client read nothing of its answer for {_now() - self.moved:.0f} seconds"
                 ) from None
             raise
         finally:

@@ -160,7 +160,7 @@ class _Frames:
 
     def _receive_whole(self, room: memoryview) -> None:
         if self._receive(room) < len(room):
-            raise TransientError("the session broke off within a frame")
+            raise TransientError("the session ended within a frame")
 
     def _receive(self, room: memoryview) -> int:
         """Fill `room`; returns less than its length only at the end of the session."""
@@ -177,7 +177,7 @@ class _Frames:
         try:
             self._rest = memoryview(next(self._arriving, b""))
         except httpx.TransportError as error:
-            raise TransientError(f"the session broke: {type(cause_of(error)).__name__}") from error
+            raise TransientError(f"the session failed: {type(cause_of(error)).__name__}") from error
         return len(self._rest) > 0
 
 

@@ -56,8 +56,8 @@ def sign(private_key: Ed25519PrivateKey, kid: str, timestamp: int, body: bytes) 
     """The value of the header for `body`, sent at `timestamp` (Unix seconds)."""
     if not _KEY_ID.fullmatch(kid) or timestamp < 0:
         raise InvalidError(
-            f"kid {kid[:60]!r} at {timestamp} cannot be signed with: "
-            "it has letters, digits, '_', '.' and '-', and time starts at 0"
+            f"kid {kid[:60]!r} at {timestamp} cannot sign: "
+            "a kid has letters, digits, '_', '.' and '-', and times start at 0"
         )
     signature = private_key.sign(_signed(timestamp, body))
     return f"t={timestamp},kid={kid},ed25519={_encode(signature)}"

@@ -123,9 +123,9 @@ def decode_objects(block: bytes) -> list[dict[str, Any]]:
         try:
             row = _decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise UnreadableError(f"line {number} of the next is not JSON: {error}") from None
+            raise UnreadableError(f"line {number} from there is not JSON: {error}") from None
         if not isinstance(row, dict):
-            raise UnreadableError(f"line {number} of the next is not a JSON object")
+            raise UnreadableError(f"line {number} from there is not a JSON object")
         rows.append(row)
     return rows
 

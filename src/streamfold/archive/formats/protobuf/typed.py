@@ -158,7 +158,7 @@ class ColumnMessage:
         if after - at != count * dtype.itemsize:
             raise MalformedError(
                 f"field {number} of a column has {after - at} bytes, {count} values of "
-                f"{dtype.itemsize} bytes belong there"
+                f"{dtype.itemsize} bytes were expected"
             )
         return np.frombuffer(self._raw, dtype, count, at) if count else np.empty(0, dtype)
 

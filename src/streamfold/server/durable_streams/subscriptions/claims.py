@@ -95,5 +95,5 @@ def _require(entry: ActiveSubscription, kind: SubscriptionType) -> None:
     if entry.state.config.type is not kind:
         raise InvalidError(
             f"subscription {entry.id[:80]!r} is of type {entry.state.config.type}: "
-            f"this is for those of type {kind}"
+            f"this call is for type {kind}"
         )

@@ -377,5 +377,5 @@ async def _body(request: Request) -> bytes:
 def _bearer(request: Request) -> str:
     scheme, _, token = (request.header("authorization") or "").partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
-        raise WakeTokenInvalidError("show the wake's token as 'authorization: Bearer <token>'")
+        raise WakeTokenInvalidError("send the wake's token as 'authorization: Bearer <token>'")
     return token.strip()
