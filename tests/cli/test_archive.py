@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import os
 import pty
@@ -138,7 +139,7 @@ def test_a_table_is_restored_to_standard_output(shell: Shell, folder: Path) -> N
     assert sorted(json.loads(line)["name"] for line in names.text.splitlines()) == ["A", "D", "c"]
 
 
-@pytest.mark.parametrize("ending", ["parquet", "csv", "arrow", "jsonl"])
+@pytest.mark.parametrize("ending", ["parquet", "csv", "arrow", "jsonl", "jsonl.gz"])
 def test_a_table_is_restored_to_a_file_of_any_kind(
     shell: Shell, folder: Path, tmp_path: Path, ending: str
 ) -> None:
@@ -153,9 +154,8 @@ def test_a_table_is_restored_to_a_file_of_any_kind(
         case "arrow":
             table = pa.ipc.open_file(path.read_bytes()).read_all()
         case _:
-            table = pa.Table.from_pylist(
-                [json.loads(line) for line in path.read_text().splitlines()]
-            )
+            text = gzip.decompress(path.read_bytes()) if ending == "jsonl.gz" else path.read_bytes()
+            table = pa.Table.from_pylist([json.loads(line) for line in text.splitlines()])
     assert names_by_id(table) == HISTORY["31"]
     assert {found.name for found in tmp_path.iterdir()} == {"users", path.name}
 
@@ -179,6 +179,9 @@ def test_a_failed_restore_leaves_the_file_as_it_was(
     assert (nowhere.status, nowhere.error["code"]) == (1, "output")
     unsaid = shell("archive", "restore", str(folder), "--format", "parquet")
     assert unsaid.status == 2
+    unknown = shell("archive", "restore", str(folder), "--format", "xls")
+    assert unknown.status == 2
+    assert "protobuf-typed, csv, arrow" in unknown.stderr
 
 
 def test_an_empty_table_is_restored_with_its_columns(shell: Shell, tmp_path: Path) -> None:

@@ -101,8 +101,8 @@ async def verify(output: Output, uri: str, deep: bool, **reading: Any) -> None:
 @click.option(
     "--format",
     "kind",
-    type=click.Choice(["jsonl", "parquet", "csv", "arrow"]),
-    help="What to write; by default what the file's extension says, or JSON lines.",
+    metavar="FORMAT",
+    help="csv, arrow, or a format of archives; by default what the file's extension says, or jsonl.",
 )
 @reading_options
 async def restore(
@@ -138,23 +138,11 @@ async def restore(
 async def _write_rows(
     found: Archive, sink: Any, kind: str, columns: tuple[str, ...], at: dict[str, Any]
 ) -> int:
-    from streamfold.cli.archives.table_files import writer_of
+    from streamfold.cli.archives.table_files import write_table
 
-    batches = found.batches(columns=columns or None, **at)
-    first = await anext(batches)
-    rows = len(first)
     expected = found.plan(**at).base.row_count or 0
-    with (
-        writer_of(kind, sink, first.schema) as write,
-        ProgressBar("restoring", expected, "rows") as bar,
-    ):
-        write(first)
-        bar.update(rows)
-        async for batch in batches:
-            write(batch)
-            rows += len(batch)
-            bar.update(len(batch))
-    return rows
+    with ProgressBar("restoring", expected, "rows") as bar:
+        return await write_table(kind, sink, found.batches(columns=columns or None, **at), bar)
 
 
 @verb("diff")

@@ -6,18 +6,21 @@ INSERTs.
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
+import click
 import msgspec
 
 from streamfold.cli.exit_status import VerbFailedError
-from streamfold.cli.output import Output
+from streamfold.cli.output import Output, ProgressBar
 from streamfold.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -25,10 +28,8 @@ if TYPE_CHECKING:
 
     from streamfold.archive import Changes, Rows, TableSchema
 
-#: By a file's extension.
-KINDS = {".parquet": "parquet", ".jsonl": "jsonl", ".csv": "csv", ".arrow": "arrow"}
-
-Write = Callable[["pa.RecordBatch"], None]
+#: Writes batches with these columns to a sink, and returns the number of rows.
+WriteRows = Callable[[BinaryIO, "pa.Schema", Iterable["pa.RecordBatch"]], int]
 TRUNCATE = b'{"action":"TRUNCATE"}'
 
 
@@ -45,17 +46,34 @@ class Lines:
 
 
 def kind_of(path: Path | None, given: str | None) -> str:
-    """Return the kind of file that was asked for, or that the extension says."""
-    if given:
+    """Return the kind of file that was asked for, or that the file's extension says.
+
+    That is a format of archives, of Streamfold or of an installed package, or one of `_PLAIN`.
+    """
+    if given is not None:
+        if not _is_kind(given):
+            raise click.UsageError(f"--format {given!r} is unknown: choose from {_kinds()}")
         return given
     if path is None:
         return "jsonl"
-    if path.suffix not in KINDS:
-        raise InvalidError(
-            f"{path.name!r} does not say what to write: end it in {', '.join(KINDS)}, or give "
-            "--format"
-        )
-    return KINDS[path.suffix]
+    for ending in ("".join(path.suffixes[-2:]), path.suffix):
+        if _is_kind(ending[1:]):
+            return ending[1:]
+    raise InvalidError(
+        f"{path.name!r} does not say what to write: end it in one of {_kinds('.')}, or give --format"
+    )
+
+
+def _is_kind(name: str) -> bool:
+    from streamfold.archive.formats.format import FORMATS, parse_format_name
+
+    return name in _PLAIN or parse_format_name(name)[0] in FORMATS
+
+
+def _kinds(before: str = "") -> str:
+    from streamfold.archive.formats.format import FORMATS
+
+    return ", ".join(before + name for name in (*FORMATS.ids(), *_PLAIN))
 
 
 @contextmanager
@@ -85,44 +103,68 @@ def _umask() -> int:
     return mask
 
 
-@contextmanager
-def writer_of(kind: str, sink: BinaryIO, columns: pa.Schema) -> Iterator[Write]:
-    """Yield the function that writes batches with these columns."""
-    import pyarrow as pa
+async def write_table(
+    kind: str, sink: BinaryIO, batches: AsyncGenerator[pa.RecordBatch], bar: ProgressBar
+) -> int:
+    """Write a table in a thread, batch by batch as they come, and return the number of rows."""
+    loop, stopped = asyncio.get_running_loop(), threading.Event()
+    first = await anext(batches)
 
-    if kind == "parquet":
-        import pyarrow.parquet as pq
+    def pull() -> Iterator[pa.RecordBatch]:
+        batch: pa.RecordBatch | None = first
+        while batch is not None and not stopped.is_set():
+            bar.update(len(batch))
+            yield batch
+            batch = asyncio.run_coroutine_threadsafe(_next(batches), loop).result()
 
-        with pq.ParquetWriter(sink, columns, compression="zstd") as parquet:
-            yield parquet.write_batch
-    elif kind == "arrow":
-        with pa.ipc.new_file(sink, columns) as arrow:
-            yield arrow.write_batch
-    elif kind == "csv":
-        import pyarrow.csv as pv
-
-        try:
-            with pv.CSVWriter(sink, columns) as csv:
-                yield csv.write_batch
-        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
-            raise InvalidError(
-                f"the table does not fit CSV ({error}): use another format"
-            ) from None
-    else:
-        yield json_lines(sink, columns)
+    try:
+        return await asyncio.to_thread(_writing(kind), sink, first.schema, pull())
+    finally:
+        stopped.set()
 
 
-def json_lines(sink: BinaryIO, columns: pa.Schema) -> Write:
-    """Return the function that writes rows as the archive's JSON Lines do, without losing digits."""
-    from streamfold.archive.formats import JsonlFormat
+async def _next(batches: AsyncGenerator[pa.RecordBatch]) -> pa.RecordBatch | None:
+    return await anext(batches, None)
+
+
+def _writing(kind: str) -> WriteRows:
+    from streamfold.archive.formats.format import format_of, parse_format_name
     from streamfold.archive.schema import TableSchema
 
-    schema = TableSchema.of(columns)
+    if kind in _PLAIN:
+        return _PLAIN[kind]
+    form = format_of(*parse_format_name(kind))
+    return lambda sink, columns, batches: form.write_rows(sink, TableSchema.of(columns), batches)
 
-    def write(batch: pa.RecordBatch) -> None:
-        JsonlFormat().write_rows(sink, schema, [batch])
 
-    return write
+def _write_arrow(sink: BinaryIO, columns: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
+    import pyarrow as pa
+
+    with pa.ipc.new_file(sink, columns) as file:
+        return _write_each(file, batches)
+
+
+def _write_csv(sink: BinaryIO, columns: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
+    import pyarrow as pa
+    import pyarrow.csv as pv
+
+    try:
+        with pv.CSVWriter(sink, columns) as file:
+            return _write_each(file, batches)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        raise InvalidError(f"the table does not fit CSV ({error}): use another format") from None
+
+
+def _write_each(file: Any, batches: Iterable[pa.RecordBatch]) -> int:
+    rows = 0
+    for batch in batches:
+        file.write_batch(batch)
+        rows += len(batch)
+    return rows
+
+
+#: Kinds of file that are not formats of archives, by extension.
+_PLAIN: Final[Mapping[str, WriteRows]] = {"csv": _write_csv, "arrow": _write_arrow}
 
 
 class ChangePrinter:
