@@ -1,4 +1,4 @@
-"""Parses numbers and text that clients send: bounded, and refused alike everywhere.
+"""Parses numbers, text and JSON that clients send: bounded, and refused alike everywhere.
 
 `from_bytes` turns any bytes of a client into text: those that are not UTF-8 survive as lone surrogates.
 Such text never appears in an answer: names refuse it, and URLs escape it.
@@ -6,10 +6,15 @@ Such text never appears in an answer: names refuse it, and URLs escape it.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeVar
 from urllib.parse import parse_qsl, quote, unquote_to_bytes
 
-from streamfold.errors import InvalidError
+import msgspec
+
+from streamfold.errors import InvalidError, StreamfoldError
+
+T = TypeVar("T")
 
 #: Characters of a refused value that a message repeats.
 SHOWN: Final = 60
@@ -54,6 +59,23 @@ def decode_segment(segment: str) -> str | None:
 def ascii_url(text: str) -> str:
     """`text` with everything escaped that is not valid in a URL, and so in a header."""
     return quote(to_bytes(text), safe=_URL)
+
+
+def decode_json(
+    decoder: msgspec.json.Decoder[T],
+    body: bytes,
+    refusal: Callable[[str], StreamfoldError] = InvalidError,
+) -> T:
+    """`body` as the decoder's type; the refusal names the member that does not fit."""
+    try:
+        return decoder.decode(body)
+    except msgspec.MsgspecError as error:
+        reason = f"does not fit the request: {error}"
+    except UnicodeDecodeError:
+        reason = "is not valid UTF-8"
+    except RecursionError:
+        reason = "is nested too deeply"
+    raise refusal(f"the body {reason}")
 
 
 def parse_parameters(query: str) -> dict[str, list[str]]:

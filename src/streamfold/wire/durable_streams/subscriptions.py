@@ -11,14 +11,14 @@ ignored, as the protocol's servers do. An answer leaves out what it has no value
 from __future__ import annotations
 
 import enum
-from typing import Annotated, Final, TypeAlias, TypeVar
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
 
 from streamfold.errors import InvalidError
 from streamfold.model.names import parse_stream_name
-from streamfold.wire.text import SHOWN, decode_segment
+from streamfold.wire.text import SHOWN, decode_json, decode_segment
 
 #: Bytes of UTF-8 in a subscription's id, and in the name of a worker.
 ID_MAX: Final = 256
@@ -39,7 +39,6 @@ NAMED_MAX: Final = 10_000
 Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 LeaseTtl: TypeAlias = Annotated[int, Meta(ge=LEASE_TTL_MIN_MS, le=LEASE_TTL_MAX_MS)]
-T = TypeVar("T")
 
 
 def parse_id(segment: str) -> str:
@@ -322,7 +321,7 @@ _REPLY: Final = msgspec.json.Decoder(WebhookReply)
 
 def decode_subscription(body: bytes) -> SubscriptionRequest:
     """A subscription that names streams, and the one target that its type needs."""
-    asked = _decode(_SUBSCRIPTION, body)
+    asked = decode_json(_SUBSCRIPTION, body)
     if asked.pattern is None and not asked.streams:
         raise InvalidError("the subscription has no streams: give pattern, streams, or both")
     if asked.type is SubscriptionType.WEBHOOK and asked.webhook is None:
@@ -333,32 +332,21 @@ def decode_subscription(body: bytes) -> SubscriptionRequest:
 
 
 def decode_streams(body: bytes) -> tuple[str, ...]:
-    return _decode(_STREAMS, body).streams
+    return decode_json(_STREAMS, body).streams
 
 
 def decode_claim(body: bytes) -> ClaimRequest:
-    return _decode(_CLAIM, body)
+    return decode_json(_CLAIM, body)
 
 
 def decode_ack(body: bytes) -> AckRequest:
-    return _decode(_ACK, body)
+    return decode_json(_ACK, body)
 
 
 def decode_release(body: bytes) -> ReleaseRequest:
-    return _decode(_RELEASE, body)
+    return decode_json(_RELEASE, body)
 
 
 def decode_webhook_reply(body: bytes) -> WebhookReply:
     """What the receiver said; a body that says nothing acknowledges nothing."""
-    return _decode(_REPLY, body) if body.strip() else WebhookReply()
-
-
-def _decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    try:
-        return decoder.decode(body)
-    except msgspec.MsgspecError as error:
-        raise InvalidError(f"the body does not fit the request: {error}") from None
-    except UnicodeDecodeError:
-        raise InvalidError("the body is not valid UTF-8") from None
-    except RecursionError:
-        raise InvalidError("the body is nested too deeply") from None
+    return decode_json(_REPLY, body) if body.strip() else WebhookReply()

@@ -12,6 +12,7 @@ import msgspec
 
 from streamfold.errors import InvalidError
 from streamfold.model.positions import U64_MAX
+from streamfold.wire import text as wire_text
 from streamfold.wire.s2.errors import BadJsonError
 
 #: A JSON number without sign or fraction. msgspec cannot bound beyond 63 bits: see `check_u64`.
@@ -25,14 +26,7 @@ E = TypeVar("E", bound=enum.StrEnum)
 
 def decode_json(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     """`body` as the decoder's type; the refusal names the member that does not fit."""
-    try:
-        return decoder.decode(body)
-    except msgspec.MsgspecError as error:
-        raise BadJsonError(f"the body does not fit the request: {error}") from None
-    except UnicodeDecodeError:
-        raise BadJsonError("the body is not valid UTF-8") from None
-    except RecursionError:
-        raise BadJsonError("the body is nested too deeply") from None
+    return wire_text.decode_json(decoder, body, BadJsonError)
 
 
 def check_u64(value: int | None, what: str) -> None:
