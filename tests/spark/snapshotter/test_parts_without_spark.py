@@ -1,15 +1,12 @@
-"""What tasks and driver do, without Spark: errors on their way, lag, jobs, status over HTTP."""
+"""What tasks and driver do, without Spark: errors on their way, lag, decoding, jobs."""
 
 from __future__ import annotations
 
-import http.client
-import json
 import logging
 import os
 import socket
 import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -32,14 +29,11 @@ from streamfold.cli.exit_status import VerbFailedError
 from streamfold.cli.servers.snapshotter import snapshotter
 from streamfold.errors import (
     BlobUnavailableError,
-    ConflictError,
     InvalidError,
-    NotFoundError,
     StreamfoldError,
 )
 from streamfold.snapshotter.config import read_configuration
 from streamfold.snapshotter.decoding import EnvelopeDecoder
-from streamfold.snapshotter.errors import AddressUnavailableError
 from streamfold.snapshotter.net_changes import net_schema
 from streamfold.snapshotter.spark import DeadLetterStream, DestinationSpec, Snapshotter, table_jobs
 from streamfold.snapshotter.spark.errors_from_spark import (
@@ -49,7 +43,6 @@ from streamfold.snapshotter.spark.errors_from_spark import (
 )
 from streamfold.snapshotter.spark.service import lag_of
 from streamfold.snapshotter.spark.table.progress import CommitLog
-from streamfold.snapshotter.spark.table.writer import Request, SnapshotRequests
 from streamfold.snapshotter.spark.tasks.decode import DecodeReport, DecodeStep, decode
 from streamfold.snapshotter.spark.tasks.net import fill_unsent, has_unsent
 from streamfold.snapshotter.spark.tasks.results import (
@@ -61,13 +54,7 @@ from streamfold.snapshotter.spark.tasks.results import (
     task_results,
 )
 from streamfold.snapshotter.status import (
-    ArtifactStatus,
-    Counts,
-    Failure,
     State,
-    StatusServer,
-    TableStatus,
-    render_metrics,
 )
 from streamfold.snapshotter.transactions import CLOSED
 from streamfold.spark import DataLossError
@@ -77,7 +64,6 @@ from tests.ports import free_port
 from tests.spark.server import Server
 from tests.spark.snapshotter.feeding import envelope
 from tests.spark.snapshotter.tables import table_job, table_schema
-from tests.spark.snapshotter.waiting import wait_for
 
 
 @task
@@ -278,58 +264,6 @@ def test_validate_says_what_is_in_effect_and_what_is_wrong(tmp_path: Path) -> No
     assert failed.output.startswith("diff.interval: never must be")
 
 
-class _Tables:
-    """Two tables in known states."""
-
-    def statuses(self) -> dict[str, TableStatus]:
-        failure = Failure("schema_incompatible", "column 'a'", "2026-06-03T12:00:00Z")
-        counts = Counts(bases=1, diffs=2, destination_errors={"s3://b/": 3})
-        fine = TableStatus(table="a", stream="s", state=State.RUNNING, ready=True, counts=counts)
-        stopped = TableStatus(table="b", stream="t", state=State.STOPPED, last_error=failure)
-        return {"a": fine, "b": stopped}
-
-    def __init__(self) -> None:
-        self.requests = SnapshotRequests()
-
-    def request_snapshot(self, table: str) -> Request:
-        if table not in self.statuses():
-            raise NotFoundError("no such table")
-        if table == "b":
-            raise ConflictError("it stopped")
-        return self.requests.add()
-
-
-BASE = ArtifactStatus("99", "2026-06-03T12:00:00Z", 2, 1234, 100, "requested")
-
-
-def test_the_status_of_every_table_is_served() -> None:
-    with StatusServer(_Tables(), "127.0.0.1", 0) as served:
-
-        def ask(method: str, path: str) -> tuple[int, bytes]:
-            connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=10)
-            connection.request(method, path, body=b"ignored" if method == "POST" else None)
-            answer = connection.getresponse()
-            found = answer.status, answer.read()
-            connection.close()
-            return found
-
-        status, body = ask("GET", "/status")
-        shown = json.loads(body)["tables"]
-        assert (status, shown["b"]["last_error"]["code"]) == (200, "schema_incompatible")
-        assert ask("GET", "/health/live")[0] == 200
-        assert ask("GET", "/health/ready")[0] == 503
-        posts = {
-            path: ask("POST", f"/snapshot{path}")[0]
-            for path in ("?table=a", "?table=b", "?table=c", "")
-        }
-        assert posts == {"?table=a": 202, "?table=b": 409, "?table=c": 404, "": 202}
-        assert ask("POST", "/status")[0] == ask("GET", "/snapshot")[0] == 404
-        metrics = ask("GET", "/metrics")[1].decode()
-    assert 'snapshotter_artifacts_written_total{kind="diff",table="a"} 2.0' in metrics
-    assert 'snapshotter_destination_errors_total{dest="s3://b/",table="a"} 3.0' in metrics
-    assert 'snapshotter_up{table="b"} 0.0' in metrics
-
-
 def test_two_writers_on_one_machine_are_distinguished() -> None:
     source = {"server": "h:1", "table": "t", "schema": "public"}
     destinations = [{"type": "local", "path": "/archive"}]
@@ -352,76 +286,6 @@ def test_a_table_keeps_its_archive_though_its_name_has_its_schema_now() -> None:
     )
 
 
-def post(port: int, path: str) -> tuple[int, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    connection.request("POST", path)
-    answer = connection.getresponse()
-    found = answer.status, json.loads(answer.read())
-    connection.close()
-    return found
-
-
-def test_a_snapshot_is_asked_for_all_tables_and_those_that_refuse_are_named() -> None:
-    with StatusServer(_Tables(), "127.0.0.1", 0) as served:
-        assert post(served.port, "/snapshot") == (
-            202,
-            {
-                "accepted": True,
-                "tables": ["a"],
-                "table": "a",
-                "refused": {"b": {"code": "conflict", "message": "it stopped"}},
-            },
-        )
-
-
-def test_a_request_for_a_snapshot_waits_for_its_commit() -> None:
-    tables = _Tables()
-    with StatusServer(tables, "127.0.0.1", 0) as served, ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(post, served.port, "/snapshot?table=a&wait=60s")
-        wait_for(tables.requests.begin, bool)
-        tables.requests.answer(BASE)
-        status, answer = waiting.result(60)
-        assert (status, answer["committed"], answer["bases"]["a"]["epoch"]) == (200, True, 2)
-        late, answer = post(served.port, "/snapshot?table=a&wait=10ms")
-        assert (late, answer["code"], answer["waiting"]) == (504, "snapshot_timeout", ["a"])
-        waiting = pool.submit(post, served.port, "/snapshot?table=a&wait=60")
-        tables.requests.close(ConflictError("it stopped meanwhile"))
-        status, answer = waiting.result(60)
-        assert (status, answer["message"]) == (409, "it stopped meanwhile")
-
-
-@pytest.mark.parametrize("query", ["wait=soon", "wait=0", "wait=1d", "wait=1s&wait=2s", "tabel=a"])
-def test_a_request_for_a_snapshot_that_cannot_be_understood_is_refused(query: str) -> None:
-    with StatusServer(_Tables(), "127.0.0.1", 0) as served:
-        status, answer = post(served.port, f"/snapshot?{query}")
-    assert (status, answer["code"]) == (400, "invalid")
-
-
-def test_requests_share_a_base_that_has_not_begun_and_never_one_that_has() -> None:
-    requests = SnapshotRequests()
-    first = requests.add()
-    assert requests.add() is first
-    assert requests.begin()
-    second = requests.add()
-    assert second is not first
-    requests.give_up()  # the try failed: both wait for the next
-    assert requests.begin()
-    requests.answer(BASE)
-    assert first.result(0) == second.result(0) == BASE
-    assert not requests.begin()
-    requests.close(ConflictError("closed"))
-    with pytest.raises(ConflictError, match="closed"):
-        requests.add()
-
-
-def test_a_port_that_is_taken_is_reported_in_the_words_of_the_configuration() -> None:
-    with (
-        StatusServer(_Tables(), "127.0.0.1", 0) as served,
-        pytest.raises(AddressUnavailableError, match=f"http.port {served.port} on 127.0.0.1"),
-    ):
-        StatusServer(_Tables(), "127.0.0.1", served.port)
-
-
 def test_an_error_of_a_task_says_which_destination_failed(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
     spec = DestinationSpec((tmp_path / "taken").as_uri())
@@ -437,30 +301,6 @@ def test_an_error_of_a_task_says_which_destination_failed(tmp_path: Path) -> Non
     with pytest.raises(BlobUnavailableError, match="is a file") as failure:
         raise_task_errors([Row()])
     assert failure.value.destination == spec.uri
-
-
-def test_every_error_series_is_there_from_the_start(tmp_path: Path) -> None:
-    [job] = table_jobs(
-        read_configuration(
-            {
-                "source": {"server": "h:1", "table": "t"},
-                "destinations": [
-                    {"type": "local", "path": str(tmp_path)},
-                    {"type": "s3", "bucket": "archive"},
-                ],
-                "events": [{"type": "webhook", "url": "http://127.0.0.1:1/hook"}],
-                "dead_letters": {"folder": str(tmp_path / "letters")},
-            }
-        ),
-        {},
-    )
-    with Snapshotter([job], scratch=tmp_path / "scratch") as writer:
-        metrics = render_metrics(writer).decode()
-    for uri in ("s3://archive/t/", f"{tmp_path.as_uri()}/t/", f"{tmp_path.as_uri()}/letters/t/"):
-        assert f'destination_errors_total{{dest="{uri}",table="t"}} 0.0' in metrics
-    [sink] = job.events
-    assert f'event_errors_total{{sink="{sink}",table="t"}} 0.0' in metrics
-    assert 'snapshotter_failures_total{table="t"} 0.0' in metrics
 
 
 def test_destinations_and_servers_are_checked_without_spark_and_the_others_continue(
