@@ -19,7 +19,7 @@ from tests.interop.serving import serving
 from tests.s3 import S3Server, run_s3_server
 
 PROVING = "STREAMFOLD_PROVE" in os.environ
-RUNS = 200 if PROVING else 6
+RUNS = 200 if PROVING else 3
 #: Busy loops beside the programs: with idle processors a native thread is never late.
 BUSY_LOOPS = 3 if PROVING else 1
 

@@ -41,7 +41,7 @@ with needing_extra("testing"):
     import pytest
 
 #: Bytes of Arrow memory that a writer or reader may hold, and of the table that passes through it.
-MEMORY_MAX, TABLE_BYTES = 128 << 20, 256 << 20
+MEMORY_MAX, TABLE_BYTES = 128 << 20, 160 << 20
 #: Offsets in a file that are damaged, one per run.
 DAMAGES = 150
 
