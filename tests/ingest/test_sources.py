@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +26,14 @@ from streamfold.ingest.progress import IngestProgress
 from streamfold.ingest.table_stream import Position, TableStream, change_headers
 from streamfold.model.records import Record
 from tests.ingest.ingesting import ingesting, stream
-from tests.ingest.postgres import database_name, drop_slot, execute, following
+from tests.ingest.postgres import (
+    database_name,
+    drop_slot,
+    execute,
+    following,
+    restart,
+    temporary_postgres,
+)
 
 
 def options(database: str, *tables: str) -> IngestOptions:
@@ -209,3 +217,117 @@ async def test_a_stream_with_records_of_others_is_refused() -> None:
     await client.append([Record(b"hello")])
     with pytest.raises(ForeignStreamError, match="record 0 of stream 'orders'"):
         await TableStream(client, "one").take()
+
+
+READER = (
+    "DROP ROLE IF EXISTS reader",
+    "CREATE ROLE reader LOGIN REPLICATION",
+    "GRANT SELECT ON t TO reader",
+)
+
+
+async def test_a_role_that_may_only_read_is_enough(database: str, s2: S2) -> None:
+    execute(database, "CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)", *READER)
+    reader = database.replace("postgres:@", "reader:@")
+    chosen = options(database, "t")
+    async with ingesting(reader, s2, chosen) as running:
+        failure = await running.failure()
+    assert isinstance(failure, SourceUnusableError)
+    statement = failure.message.rpartition("of the tables run ")[2]
+    assert statement.startswith('CREATE PUBLICATION "streamfold" FOR TABLE "public"."t"')
+    execute(database, statement)
+    async with ingesting(reader, s2, chosen) as running:
+        await running.followed()
+        execute(database, "INSERT INTO t VALUES (2)")
+        async with following(stream(s2, "public.t"), ["id"]) as until:
+            await until(lambda table: (2,) in table.rows)
+    drop_slot(database, chosen.slot)
+    execute(database, "DROP OWNED BY reader", "DROP ROLE reader")
+
+
+async def test_columns_that_are_not_published_are_left_out(database: str, s2: S2) -> None:
+    execute(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY, secret text, "
+        "twice int GENERATED ALWAYS AS (id * 2) STORED)",
+        "INSERT INTO t VALUES (1, 'x')",
+        "CREATE PUBLICATION streamfold FOR TABLE t (id) WITH (publish_via_partition_root)",
+    )
+    async with ingesting(database, s2, options(database, "t")) as running:
+        await running.followed()
+        execute(database, "INSERT INTO t VALUES (2, 'y')")
+        async with following(stream(s2, "public.t"), ["id"]) as until:
+            rebuilt = await until(lambda table: (2,) in table.rows)
+    assert rebuilt.rows == {(1,): {"id": 1}, (2,): {"id": 2}}
+
+
+async def test_a_publication_that_leaves_out_rows_or_changes_is_refused(
+    database: str, s2: S2
+) -> None:
+    execute(database, "CREATE TABLE t (id int PRIMARY KEY)")
+    for publication, advice in {
+        "FOR TABLE t WHERE (id > 5) WITH (publish_via_partition_root)": "without WHERE",
+        "FOR TABLE t WITH (publish = 'insert', publish_via_partition_root)": "SET (publish =",
+    }.items():
+        execute(database, f"CREATE PUBLICATION streamfold {publication}")
+        async with ingesting(database, s2, options(database, "t")) as running:
+            failure = await running.failure()
+        assert isinstance(failure, SourceUnusableError)
+        assert advice in failure.message
+        execute(database, "DROP PUBLICATION streamfold")
+
+
+@pytest.mark.parametrize("running_meanwhile", [True, False])
+async def test_a_table_that_left_the_publication_for_a_while_is_copied_again(
+    database: str, s2: S2, running_meanwhile: bool
+) -> None:
+    execute(database, "CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    chosen = replace(options(database, "t"), heartbeat=0.2)
+    away = (
+        "ALTER PUBLICATION streamfold DROP TABLE t",
+        "INSERT INTO t VALUES (2)",
+        "ALTER PUBLICATION streamfold ADD TABLE t",
+    )
+    async with ingesting(database, s2, chosen) as running:
+        await running.followed()
+        if running_meanwhile:
+            execute(database, *away)
+            await running.until(lambda progress: progress.sessions == 2)
+    if not running_meanwhile:
+        execute(database, *away)
+    async with ingesting(database, s2, chosen) as running:
+        await running.followed()
+        async with following(stream(s2, "public.t"), ["id"]) as until:
+            rebuilt = await until(lambda table: (2,) in table.rows)
+    assert rebuilt.table("id") == [(1,), (2,)]
+
+
+async def test_a_table_that_was_not_followed_for_a_while_is_copied_again(
+    database: str, s2: S2
+) -> None:
+    execute(database, *(f"CREATE TABLE {name} (id int PRIMARY KEY)" for name in ("a", "b")))
+    both, one = options(database, "a", "b"), replace(options(database, "a"), heartbeat=0.2)
+    async with ingesting(database, s2, both) as running:
+        await running.followed()
+    async with ingesting(database, s2, one) as running:
+        await running.followed()
+        execute(database, "INSERT INTO b VALUES (1)", "INSERT INTO a VALUES (1)")
+        async with following(stream(s2, "public.a"), ["id"]) as until:
+            await until(lambda table: (1,) in table.rows)
+    async with ingesting(database, s2, both) as running:
+        await running.followed()
+        async with following(stream(s2, "public.b"), ["id"]) as until:
+            await until(lambda table: (1,) in table.rows)
+
+
+async def test_an_ingester_survives_a_restart_of_postgres(s2: S2) -> None:
+    with temporary_postgres() as uri:
+        execute(uri, "CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+        async with ingesting(uri, s2, options(uri, "t")) as running:
+            await running.followed()
+            await asyncio.to_thread(restart, uri)
+            execute(uri, "INSERT INTO t VALUES (2)")
+            async with following(stream(s2, "public.t"), ["id"]) as until:
+                rebuilt = await until(lambda table: (2,) in table.rows)
+            assert running.ingest.progress.sessions > 1
+    assert len(rebuilt.positions) == 1

@@ -9,7 +9,7 @@ ConflictError
 └── IngestFencedError           another ingester has taken over: stop
 RetryLaterError
 ├── SourceUnavailableError      the database does not answer, or the slot is in use
-└── ColumnsChangedError         the table has to be copied again, which the next session does
+└── CopyStaleError              a table has to be copied again, which the next session does
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ class SourceUnavailableError(RetryLaterError):
     code = "source_unavailable"
 
 
-class ColumnsChangedError(RetryLaterError):
-    """Rows that the stream has would look different now."""
+class CopyStaleError(RetryLaterError):
+    """Rows that the stream has would look different now, or changes of them were not sent."""
 
-    code = "columns_changed"
+    code = "copy_stale"
 
-    def __init__(self, table: str) -> None:
-        super().__init__(f"the columns of table {table} changed, so it is copied again")
+    def __init__(self, table: str, reason: str) -> None:
+        super().__init__(f"table {table} is copied again: {reason}")
         self.table = table

@@ -20,10 +20,11 @@ from streamfold.cli.output import confirm, yes_option
 from streamfold.extras import needing_extra
 
 with needing_extra("postgres"):
-    from streamfold.ingest.postgres.catalog import describe_tables, drop_publication
+    from streamfold.ingest.postgres.catalog import describe_tables
     from streamfold.ingest.postgres.connection import Database
     from streamfold.ingest.postgres.ingester import IngestOptions, PostgresIngest
     from streamfold.ingest.postgres.pgoutput import lsn_text
+    from streamfold.ingest.postgres.publication import drop_publication
     from streamfold.ingest.postgres.slot import drop_slot, find_slot, flush_lag
     from streamfold.ingest.progress import IngestProgress, TableProgress, serve_metrics
     from streamfold.ingest.streams import BasinStreams

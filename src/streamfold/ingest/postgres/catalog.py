@@ -19,7 +19,7 @@ with needing_extra("postgres"):
 #: The oldest version with everything that is used here: 14.
 VERSION_MIN: Final = 140_000
 #: The first version that can send stored generated columns.
-_VERSION_GENERATED: Final = 180_000
+VERSION_GENERATED: Final = 180_000
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -51,6 +51,8 @@ class Table:
     #: Estimates: -1 before the first ANALYZE.
     rows: int
     size_bytes: int
+    #: Changes whenever the table leaves the publication and comes back; "" outside a publication.
+    published: str = ""
 
     @property
     def full_name(self) -> str:
@@ -210,7 +212,7 @@ def _table(
     if kind == "p":
         _check_partitions(cursor, oid)
     cursor.execute(_COLUMNS, (oid,))
-    generated = "s" if cursor.connection.server_version >= _VERSION_GENERATED else ""
+    generated = "s" if cursor.connection.server_version >= VERSION_GENERATED else ""
     columns = tuple(Column(*row) for *row, how in cursor.fetchall() if how in ("", generated))
     return Table(schema, name, columns, key, rows, size_bytes)
 
@@ -244,50 +246,3 @@ def _check_partitions(cursor: Any, oid: int) -> None:
             f"partition {bare[0]} has replica identity nothing: run ALTER TABLE {bare[0]} REPLICA "
             "IDENTITY DEFAULT"
         )
-
-
-def ensure_publication(cursor: Any, publication: str, tables: Sequence[Table]) -> None:
-    """Create the publication unless it exists; raise if it leaves out what is needed."""
-    cursor.execute(
-        "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate, pubviaroot "
-        "FROM pg_publication WHERE pubname = %s",
-        (publication,),
-    )
-    found = cursor.fetchone()
-    if found is None:
-        _create_publication(cursor, publication, tables)
-    elif found != (True, True):
-        quoted = sql.Identifier(publication).as_string(cursor)
-        raise SourceUnusableError(
-            f"publication {publication!r} leaves out changes: run ALTER PUBLICATION {quoted} SET "
-            "(publish = 'insert, update, delete, truncate', publish_via_partition_root = true)"
-        )
-    _add_missing(cursor, publication, tables)
-
-
-def _create_publication(cursor: Any, publication: str, tables: Sequence[Table]) -> None:
-    generated = cursor.connection.server_version >= _VERSION_GENERATED
-    options = ", publish_generated_columns = stored" if generated else ""
-    names = sql.SQL(", ").join(table.identifier for table in tables)
-    cursor.execute(
-        sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH (publish_via_partition_root = true{})")
-        .format(sql.Identifier(publication), names, sql.SQL(options))
-    )  # fmt: skip
-
-
-def drop_publication(cursor: Any, publication: str) -> None:
-    cursor.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(publication)))
-
-
-def _add_missing(cursor: Any, publication: str, tables: Sequence[Table]) -> None:
-    cursor.execute(
-        "SELECT schemaname || '.' || tablename FROM pg_publication_tables WHERE pubname = %s",
-        (publication,),
-    )
-    published = {name for (name,) in cursor.fetchall()}
-    for table in tables:
-        if table.full_name not in published:
-            cursor.execute(
-                sql.SQL("ALTER PUBLICATION {} ADD TABLE {}")
-                .format(sql.Identifier(publication), table.identifier)
-            )  # fmt: skip

@@ -23,10 +23,16 @@ _TRIM_AFTER = 1000
 
 
 class TableNote(msgspec.Struct, frozen=True):
-    """The columns of a table in its stream."""
+    """What the stream of a table has."""
 
     key: tuple[str, ...]
     columns: tuple[Column, ...]
+    #: See `Table.published`.
+    published: str = ""
+
+    @classmethod
+    def of(cls, table: Table) -> TableNote:
+        return cls(table.key, table.columns, table.published)
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -38,7 +44,7 @@ class Note(msgspec.Struct, frozen=True):
     publication: str
     #: The slot may be confirmed up to here; 0/0 before it exists.
     lsn: str
-    #: Tables whose copy has begun: the columns that their streams declare.
+    #: Tables that are followed without a gap since their copy began.
     tables: dict[str, TableNote] = {}
 
 
@@ -59,8 +65,16 @@ class Control:
     async def note_columns(self, *tables: Table) -> None:
         """Note durably which columns the streams of these tables declare from now on."""
         for table in tables:
-            self.tables[table.full_name] = TableNote(table.key, table.columns)
+            self.tables[table.full_name] = TableNote.of(table)
         await self.note(self.lsn)
+
+    async def forget_others(self, names: Iterable[str]) -> None:
+        """Note durably that other tables are not followed: they are copied again if they come back."""
+        others = self.tables.keys() - set(names)
+        for name in others:
+            del self.tables[name]
+        if others:
+            await self.note(self.lsn)
 
     def check_key(self, table: Table) -> None:
         """Raise if the table got another key: readers of its stream could not follow."""

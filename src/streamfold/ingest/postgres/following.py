@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from streamfold.errors import RetryLaterError
-from streamfold.ingest.errors import ColumnsChangedError, SourceUnavailableError
-from streamfold.ingest.postgres.catalog import Table, find_table, is_extension, row_query, shape
+from streamfold.ingest.errors import CopyStaleError, SourceUnavailableError
+from streamfold.ingest.postgres.catalog import Table, is_extension, row_query, shape
 from streamfold.ingest.postgres.changes import ChangeRecords
 from streamfold.ingest.postgres.connection import Database, named_failures
 from streamfold.ingest.postgres.control import Control, TableNote
@@ -27,6 +27,7 @@ from streamfold.ingest.postgres.pgoutput import (
     decode_message,
     lsn_text,
 )
+from streamfold.ingest.postgres.publication import find_published, published_tables
 from streamfold.ingest.postgres.slot import find_slot
 from streamfold.ingest.progress import IngestProgress
 from streamfold.ingest.table_stream import TableStream
@@ -69,6 +70,7 @@ class Following:
     def __init__(
         self,
         database: Database,
+        publication: str,
         tables: Sequence[Table],
         streams: dict[str, TableStream],
         control: Control,
@@ -76,6 +78,7 @@ class Following:
         on_progress: Callable[[], None],
     ) -> None:
         self._database = database
+        self._publication = publication
         self._streams = streams
         self._control = control
         self._progress = progress
@@ -90,12 +93,12 @@ class Following:
         self._appending: asyncio.Task[None] | None = None
         self._readable = asyncio.Event()
 
-    async def run(self, slot: str, publication: str, heartbeat: float) -> None:
+    async def run(self, slot: str, heartbeat: float) -> None:
         """Follow until cancelled; raises SourceUnavailableError when the connection breaks."""
         connection = await asyncio.to_thread(self._database.connect_replication)
         try:
             with named_failures(self._database.shown), connection.cursor() as cursor:
-                options = {"proto_version": "1", "publication_names": f'"{publication}"'}
+                options = {"proto_version": "1", "publication_names": f'"{self._publication}"'}
                 cursor.start_replication(slot_name=slot, options=options, decode=False)
                 await self._loop(connection, cursor, slot, heartbeat)
         finally:
@@ -166,7 +169,7 @@ class Following:
         return self._domains.get(oid, oid)
 
     def _on_columns(self, name: str, relation: Relation) -> bytes | None:
-        """Return the declaration of added columns; ColumnsChangedError if more than that changed."""
+        """Return the declaration of added columns; CopyStaleError if more than that changed."""
         noted = self._control.tables[name]
         old = shape(noted.columns)
         new = {}
@@ -178,15 +181,15 @@ class Following:
         if new == old:
             return None
         with self._database.query() as cursor:
-            table = find_table(cursor, name)
+            table = find_published(cursor, self._publication, name)
         if table is None:
-            raise SourceUnavailableError(f"table {name} does not exist any more")
+            raise CopyStaleError(name, "it left the publication")
         if new.items() <= old.items() and old == shape(table.columns):
             return None  # sent before the columns that are already noted were added
         if not is_extension(old, new, table):
-            raise ColumnsChangedError(name)
+            raise CopyStaleError(name, "its columns changed")
         self._tables[name] = table
-        self._control.tables[name] = TableNote(table.key, table.columns)
+        self._control.tables[name] = TableNote.of(table)
         self._declared = True
         return table.declaration
 
@@ -238,9 +241,13 @@ class Following:
             self._confirmed = received
 
     def _observe(self, slot: str) -> None:
-        """Look at the slot as the server sees it."""
+        """Look at slot and publication as the server sees them."""
         with self._database.query() as cursor:
             found = find_slot(cursor, slot)
+            published = published_tables(cursor, self._publication)
+        for name, noted in self._control.tables.items():
+            if name not in published or published[name].mark != noted.published:
+                raise CopyStaleError(name, "it left the publication")
         if found is None:
             return  # the connection that follows it will fail
         self._progress.lag_bytes = max(0, found.lag_bytes)

@@ -23,23 +23,23 @@ from typing import Final
 from streamfold.backoff import Backoff
 from streamfold.errors import OutcomeUnknownError, RetryLaterError, SeqNumMismatchError
 from streamfold.ingest.errors import (
-    ColumnsChangedError,
+    CopyStaleError,
     SourceUnavailableError,
     SourceUnusableError,
 )
 from streamfold.ingest.postgres.catalog import (
     Table,
     check_server,
-    ensure_publication,
     find_tables,
     is_extension,
     shape,
 )
 from streamfold.ingest.postgres.connection import Database
-from streamfold.ingest.postgres.control import Control
+from streamfold.ingest.postgres.control import Control, TableNote
 from streamfold.ingest.postgres.first_copy import copy_table, exported_snapshot
 from streamfold.ingest.postgres.following import Following
 from streamfold.ingest.postgres.pgoutput import Lsn, parse_lsn
+from streamfold.ingest.postgres.publication import ensure_publication
 from streamfold.ingest.postgres.slot import (
     Slot,
     create_slot,
@@ -120,7 +120,7 @@ class PostgresIngest:
             began = time.monotonic()
             try:
                 await self._session()
-            except ColumnsChangedError as error:
+            except CopyStaleError as error:
                 logger.warning("%s", error)
                 self._stale.add(error.table)
             except (RetryLaterError, OutcomeUnknownError, SeqNumMismatchError) as error:
@@ -149,22 +149,31 @@ class PostgresIngest:
         for table in tables:
             control.check_key(table)
         await self._ensure_slot(control, streams)
+        await control.forget_others(streams)
         await self._restart_stale(tables, streams, control)
         await self._copy(tables, streams, control)
         self._report("following")
-        following = Following(self._database, tables, streams, control, self.progress, self._report)
+        following = Following(
+            self._database,
+            options.publication,
+            tables,
+            streams,
+            control,
+            self.progress,
+            self._report,
+        )
         for table in tables:
             state = streams[table.full_name].state
             assert isinstance(state, Position)  # noqa: S101 - the copy is complete
             lsn = parse_lsn(state.lsn)
             following.changes.follow(table.full_name, table.key, lsn, state.index)
-        await following.run(options.slot, options.publication, options.heartbeat)
+        await following.run(options.slot, options.heartbeat)
 
     def _prepare(self) -> list[Table]:
         with self._database.query() as cursor:
             check_server(cursor)
             tables = find_tables(cursor, self._options.tables)
-            ensure_publication(cursor, self._options.publication, tables)
+            tables = ensure_publication(cursor, self._options.publication, tables)
         for table in tables:
             known = self.progress.tables.setdefault(table.full_name, TableProgress())
             known.rows_estimated = table.rows
@@ -230,17 +239,16 @@ class PostgresIngest:
     async def _restart_stale(
         self, tables: Sequence[Table], streams: dict[str, TableStream], control: Control
     ) -> None:
-        """Let tables be copied again whose rows in the stream would look different now."""
+        """Let tables be copied again whose streams are not what following them would have made."""
         for table in tables:
             stream, noted = streams[table.full_name], control.tables.get(table.full_name)
-            if stream.state is None or noted is None:
-                continue
-            old, new = shape(noted.columns), shape(table.columns)
-            changed = not is_extension(old, new, table)
-            partial = isinstance(stream.state, CopyPosition) and old != new
-            if changed or partial or table.full_name in self._stale:
-                await self._restart_copy(stream)
+            stale = (
+                table.full_name in self._stale or noted is None or _is_stale(stream, noted, table)
+            )
             self._stale.discard(table.full_name)
+            if stale and stream.state is not None:
+                logger.warning("table %s is copied again", table.full_name)
+                await self._restart_copy(stream)
 
     async def _copy(
         self, tables: Sequence[Table], streams: dict[str, TableStream], control: Control
@@ -277,3 +285,10 @@ class PostgresIngest:
     def _report(self, state: str | None = None) -> None:
         self.progress.state = state or self.progress.state
         self._on_progress()
+
+
+def _is_stale(stream: TableStream, noted: TableNote, table: Table) -> bool:
+    """Return whether rows in the stream would look different now, or changes were not sent."""
+    old, new = shape(noted.columns), shape(table.columns)
+    cut = isinstance(stream.state, CopyPosition) and old != new
+    return cut or noted.published != table.published or not is_extension(old, new, table)
