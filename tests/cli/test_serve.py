@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import sys
@@ -22,9 +23,15 @@ from tests.server.raw_h2 import h2_client
 
 
 @asynccontextmanager
-async def process(*arguments: str) -> AsyncIterator[Process]:
+async def process(*arguments: str, **variables: str) -> AsyncIterator[Process]:
     running = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "streamfold.cli.main", *arguments, stdout=PIPE, stderr=PIPE
+        sys.executable,
+        "-m",
+        "streamfold.cli.main",
+        *arguments,
+        stdout=PIPE,
+        stderr=PIPE,
+        env={**os.environ, **variables},
     )
     try:
         yield running
@@ -46,6 +53,40 @@ async def test_it_prints_what_a_client_needs_and_stops_when_asked() -> None:
         assert lines[0].startswith("export S2_ACCOUNT_ENDPOINT=http://127.0.0.1:")
         assert lines[1].startswith("export S2_BASIN_ENDPOINT=http://127.0.0.1:")
         assert lines[2] == "export S2_ACCESS_TOKEN=ignored\n"
+        running.send_signal(signal.SIGTERM)
+        assert await running.wait() == 0
+
+
+#: A numba that cannot be imported, and says so only once the other end of a pipe is closed.
+SLOW_COMPILER = """
+from pathlib import Path
+
+Path({pipe!r}).read_bytes()
+raise ImportError("no compiler here")
+"""
+
+
+async def test_it_appends_and_reads_before_the_compiled_kernels_are_loaded(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    (tmp_path / "numba.py").write_text(SLOW_COMPILER.format(pipe=str(pipe)))
+    path = os.pathsep.join((str(tmp_path), *filter(None, (os.environ.get("PYTHONPATH"),))))
+    init = tmp_path / "init.json"
+    init.write_text(
+        json.dumps({"basins": [{"name": "test-basin", "streams": [{"name": "orders"}]}]})
+    )
+    serve = ("serve", "--host", "127.0.0.1", "--port", "0", "--init-file", str(init), "--json")
+    async with process(*serve, PYTHONPATH=path) as running:
+        port = json.loads(await line_of(running))["port"]
+        async with h2_client(port) as h2:
+            assert (await h2.exchange("GET", "/health", ())).status == 200
+            records = json.dumps({"records": [{"body": "first"}, {"body": "second"}]}).encode()
+            headers = (("s2-basin", "test-basin"), ("content-type", "application/json"))
+            appended = await h2.exchange("POST", PATH, headers, records)
+            assert json.loads(appended.body)["end"]["seq_num"] == 2
+            read = await h2.exchange("GET", f"{PATH}?seq_num=0", headers[:1])
+            assert [one["body"] for one in json.loads(read.body)["records"]] == ["first", "second"]
+        pipe.open("wb").close()
         running.send_signal(signal.SIGTERM)
         assert await running.wait() == 0
 

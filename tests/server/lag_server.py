@@ -28,6 +28,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from streamfold.records import warm_up
 from streamfold.server.http.offload import SWITCH_INTERVAL
 from streamfold.server.main import loop_factory, running_server, tune_collector
 from tests.server.conftest import BASIN, STREAM, configuration
@@ -145,6 +146,7 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
+    warm_up()  # a server loads the kernels meanwhile, which is not what is measured here
     tune_collector()
     sys.setswitchinterval(SWITCH_INTERVAL)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:

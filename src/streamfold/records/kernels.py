@@ -42,8 +42,9 @@ def compiled() -> Compiled | None:
 def warm_up() -> bool:
     """Compile the kernels, or load them from the disk cache, and use them from now on.
 
-    Called once by a process that handles many records, before it takes work: 3 s at first, 1 s
-    from the cache. False when numba is missing or broken: then `plain` does the work.
+    Called once by a process that handles many records, in a thread if it has other work meanwhile:
+    3 s at first, 1 s from the cache. False when numba is missing or broken: then `plain` does the
+    work.
     """
     global _warm
     if _warm is not None:

@@ -45,7 +45,6 @@ from streamfold.server.metrics import AppendMetrics, StoreMetrics
 from streamfold.server.ops import OpsEndpoints, add_front_page
 from streamfold.server.s2.responses import write_problem
 from streamfold.server.s2.routes import add_s2
-from streamfold.server.tls import write_self_signed
 from streamfold.store.store import StreamStore, open_store
 
 logger = logging.getLogger(__name__)
@@ -98,8 +97,10 @@ async def running_server(configuration: Configuration) -> AsyncIterator[Server]:
         bound = stack.enter_context(bind(configuration.listening_host, configuration.port))
         tls = configuration.tls
         if configuration.tls_self:
+            # Imported here: making certificates takes libraries that few servers need.
+            from streamfold.server.tls import write_self_signed
+
             tls = write_self_signed(Path(stack.enter_context(TemporaryDirectory())))
-        await asyncio.to_thread(warm_up)
         store = await stack.enter_async_context(
             open_store(configuration.location, configuration.store)
         )
@@ -118,6 +119,8 @@ async def running_server(configuration: Configuration) -> AsyncIterator[Server]:
         )
         listener = Listener(bound, application, tls, client_limits)
         listener.start()
+        # From here on requests are answered, by plain Python until the kernels are loaded.
+        await stack.enter_async_context(_loading_kernels())
         try:
             url = configuration.url(listener.port)
             yield Server(
@@ -133,6 +136,17 @@ async def running_server(configuration: Configuration) -> AsyncIterator[Server]:
             await drain_gate.drain(configuration.drain_timeout)
             await drain_gate.linger(configuration.linger)
             await listener.stop(_CLOSE_TIMEOUT)
+
+
+@asynccontextmanager
+async def _loading_kernels() -> AsyncIterator[None]:
+    """Load the compiled kernels in a thread: 1 s, and 3 s when they must be compiled."""
+    loading = asyncio.create_task(asyncio.to_thread(warm_up))
+    try:
+        yield
+    finally:
+        # A thread cannot be interrupted, and must not run while the interpreter ends.
+        await loading
 
 
 def _client_limits(configuration: Configuration) -> ClientLimits:

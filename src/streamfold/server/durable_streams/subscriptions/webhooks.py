@@ -21,19 +21,22 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 from urllib.parse import SplitResult, urlsplit
 
-import httpx
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from streamfold.errors import DataCorruptError
-from streamfold.http_client import AsyncHttp, build_request, cause_of
 from streamfold.server.durable_streams.subscriptions.fairness import OwnerSlots
 from streamfold.server.durable_streams.subscriptions.problems import WebhookUrlRejectedError
 from streamfold.store.catalog.documents import Documents
 from streamfold.wire.durable_streams import signing
+
+if TYPE_CHECKING:
+    import httpx
+
+    from streamfold.http_client import AsyncHttp
 
 #: Characters.
 URL_MAX: Final = 2048
@@ -306,7 +309,8 @@ class WebhookClient:
 
     def __init__(self, timeout: float = TIMEOUT, tls: ssl.SSLContext | None = None) -> None:
         self._timeout = timeout
-        self._http = AsyncHttp(tls)
+        self._tls = tls
+        self._http: AsyncHttp | None = None
 
     async def post(
         self,
@@ -316,12 +320,20 @@ class WebhookClient:
         body: bytes,
     ) -> Reply:
         """The answer; OSError (TimeoutError among them) or WebhookError without one."""
+        # Loaded when the first webhook is sent, and in a thread: it takes a tenth of a second.
+        http = self._http
+        if http is None:
+            http = self._http = await asyncio.to_thread(_open_http, self._tls)
+        import httpx
+
+        from streamfold.http_client import cause_of
+
         failure: httpx.TransportError | None = None
         try:
             async with asyncio.timeout(self._timeout):
                 for address in addresses:
                     try:
-                        return await self._post(target, address, headers, body)
+                        return await self._post(http, target, address, headers, body)
                     except httpx.ConnectError as error:
                         failure = error
         except httpx.TransportError as error:
@@ -332,9 +344,18 @@ class WebhookClient:
         raise WebhookError(f"the answer cannot be read: {cause}") from cause
 
     async def _post(
-        self, target: WebhookAddress, address: str, headers: Mapping[str, str], body: bytes
+        self,
+        http: AsyncHttp,
+        target: WebhookAddress,
+        address: str,
+        headers: Mapping[str, str],
+        body: bytes,
     ) -> Reply:
         """Connect to the checked address; certificate and `host` are those of the name."""
+        import httpx
+
+        from streamfold.http_client import build_request
+
         origin = httpx.URL(
             scheme="https" if target.secure else "http", host=address, port=target.port
         )
@@ -347,10 +368,16 @@ class WebhookClient:
             timeout=self._timeout,
             sni_hostname=target.host,
         )
-        async with self._http.send(request) as response:
+        async with http.send(request) as response:
             if len(response.headers.raw) > _HEADERS_MAX:
                 raise WebhookError(f"the answer has more than {_HEADERS_MAX} headers")
             return Reply(response.status_code, await _read_body(response))
+
+
+def _open_http(tls: ssl.SSLContext | None) -> AsyncHttp:
+    from streamfold.http_client import AsyncHttp
+
+    return AsyncHttp(tls)
 
 
 async def _read_body(response: httpx.Response) -> bytes:
