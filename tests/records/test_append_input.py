@@ -39,7 +39,9 @@ def test_protocol_vector_with_everything_present_becomes_the_read_batch_vector()
     raw = bytes.fromhex("0a13 0880d095ffbc31 1206 0a016b 120176 1a026869 1000 1a00")
     parsed = assert_accepted(raw)
     assert (parsed.match_seq_num, parsed.fencing_token) == (0, "")
-    payload, earliest, latest = sequence(parsed.batch, 0, Clock())
+    sequenced = sequence(parsed.batch, 0, Clock())
+    payload = sequenced.payload
+    earliest, latest = sequenced.first_timestamp, sequenced.last_timestamp
     assert payload == bytes.fromhex("0a13 1080d095ffbc31 1a06 0a016b 120176 22026869")
     assert earliest == latest == 1_700_000_000_000
 

@@ -67,7 +67,9 @@ def assert_sequences_as(batch: RecordBatch, records: Sequence[Record], clock: Cl
     if clock.mode == "client-require" and any(record.timestamp is None for record in records):
         assert "has no timestamp" in str(attempt(batch, clock))
         return
-    payload, earliest, latest = sequence(batch, 300, clock)
+    sequenced = sequence(batch, 300, clock)
+    payload = sequenced.payload
+    earliest, latest = sequenced.first_timestamp, sequenced.last_timestamp
     assert payload == serialize_batch(expected)
     assert (earliest, latest) == (expected[0].timestamp, expected[-1].timestamp)
 

@@ -56,15 +56,18 @@ class SingleRecord(msgspec.Struct, frozen=True, eq=False, gc=False):
         return []
 
     def sequence(self, slot: Slot) -> Sequenced:
-        first, mode, uncapped, now, floor = slot
-        stamp = self._timestamp
-        if stamp is None or mode is TimestampMode.ARRIVAL or (stamp > now and not uncapped):
-            if stamp is None and mode is TimestampMode.CLIENT_REQUIRE:
+        now, stamp = slot.now, self._timestamp
+        if (
+            stamp is None
+            or slot.mode is TimestampMode.ARRIVAL
+            or (stamp > now and not slot.uncapped)
+        ):
+            if stamp is None and slot.mode is TimestampMode.CLIENT_REQUIRE:
                 raise missing_timestamp(0)
             stamp = now
-        if stamp < floor:
-            stamp = floor
-        position = encode_position(first, stamp)
+        if stamp < slot.floor:
+            stamp = slot.floor
+        position = encode_position(slot.first, stamp)
         rest = self._rest
         payload = b"\x0a%b%b%b" % (varint(len(position) + len(rest)), position, rest)
         return Sequenced(payload, stamp, stamp)

@@ -57,7 +57,8 @@ class ScannedRecords:
         ]
 
     def sequence(self, slot: Slot) -> Sequenced:
-        first, mode, uncapped, now, floor = slot
+        first, mode, uncapped = slot.first, slot.mode, slot.uncapped
+        now, floor = slot.now, slot.floor
         if mode is TimestampMode.CLIENT_REQUIRE and self._unstamped < len(self._rows):
             raise missing_timestamp(self._unstamped)
         out = _room(len(self._raw) + record_kernel.GROWTH_MAX * len(self._rows))

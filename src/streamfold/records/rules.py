@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
+
+import msgspec
 
 from streamfold.errors import InvalidError
 from streamfold.model.configs import TimestampMode
@@ -120,7 +122,7 @@ def _trim_point(index: int, body: bytes) -> int:
     return int.from_bytes(body, "big")
 
 
-class Slot(NamedTuple):
+class Slot(msgspec.Struct, frozen=True, gc=False):
     """The seq_nums of a batch, and the rules for its timestamps."""
 
     first: int
@@ -132,7 +134,7 @@ class Slot(NamedTuple):
     floor: int
 
 
-class Sequenced(NamedTuple):
+class Sequenced(msgspec.Struct, frozen=True, gc=False):
     """A batch with its seq_nums and timestamps, in the form in which it is stored and read."""
 
     payload: bytes
@@ -142,7 +144,7 @@ class Sequenced(NamedTuple):
 
 def assign_timestamps(given: Iterable[int | None], slot: Slot) -> list[int]:
     """One timestamp per record, never decreasing."""
-    _, mode, uncapped, now, latest = slot
+    mode, uncapped, now, latest = slot.mode, slot.uncapped, slot.now, slot.floor
     ignored = mode is TimestampMode.ARRIVAL
     out: list[int] = []
     for index, stamp in enumerate(given):

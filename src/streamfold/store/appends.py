@@ -31,8 +31,9 @@ class Appends:
         Returns None and does nothing if the stream must be opened or created or has a content type, if
         memory or disk has no room, or if the append would be refused: call `submit` then.
         """
-        mounted = self.supervisor.current
-        if mounted is None or self.supervisor.space.full:
+        supervisor = self.supervisor
+        mounted = supervisor.current
+        if mounted is None or supervisor.space.full:
             return None
         log = mounted.mount.log_in_memory(request.ref)
         if log is None or log.row.traits is not None:
@@ -43,19 +44,19 @@ class Appends:
         self, mounted: MountedStore, log: StreamLog, request: AppendRequest
     ) -> asyncio.Future[AppendAck] | None:
         """Accept the append if there is room and it is not refused; None otherwise."""
-        metered = request.metered
-        if not self.supervisor.admission.acquire_at_once(metered):
+        metered, admission = request.metered, self.supervisor.admission
+        if not admission.acquire_at_once(metered):
             return None
         try:
             ack = log.accept(request, self.now())
         except StreamfoldError:
-            self.supervisor.admission.release(metered)
+            admission.release(metered)
             return None
         except BaseException:
-            self.supervisor.admission.release(metered)
+            admission.release(metered)
             raise
         mounted.mount.committer.touch(log)
-        return None if isinstance(ack, Unrecorded) else ack
+        return None if ack is Unrecorded.TERMS or ack is Unrecorded.REPEATED else ack
 
     async def submit(self, request: AppendRequest) -> asyncio.Future[AppendAck]:
         """Give the batches their slots in the stream, and return a future for their ack.

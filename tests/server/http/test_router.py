@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from streamfold.server.http.request import Request
-from streamfold.server.http.router import PUBLIC, Router
+from streamfold.model.positions import U64_MAX
+from streamfold.server.http.request import Request, parse_content_length
+from streamfold.server.http.router import KEPT, PUBLIC, SHORT_MAX, Router, memoize_short
+from streamfold.wire.text import from_bytes, parse_unsigned
 
 
 async def first(request: Request, *segments: str) -> None: ...
@@ -59,3 +63,39 @@ def test_a_match_names_the_methods_of_its_path(router: Router) -> None:
     match = router.match("/v1/things/a")
     assert match is not None
     assert match.allowed == "GET, PUT"
+
+
+@given(st.lists(st.tuples(st.sampled_from(["a", "", "x" * SHORT_MAX]), st.text(max_size=3))))
+def test_a_memoized_function_returns_what_the_function_returns(
+    calls: list[tuple[str, str]],
+) -> None:
+    memoized = memoize_short(lambda first, second: (len(first), second))
+    for first, second in calls * 2:
+        assert memoized(first, second) == (len(first), second)
+
+
+def test_results_for_short_texts_are_computed_once_and_those_for_long_ones_each_time() -> None:
+    computed: list[str] = []
+    memoized = memoize_short(computed.append)
+    for text in ("short", "short", "x" * (SHORT_MAX + 1), "x" * (SHORT_MAX + 1)):
+        memoized(text)
+    assert list(map(len, computed)) == [5, SHORT_MAX + 1, SHORT_MAX + 1]
+
+
+def test_a_client_that_sends_ever_new_texts_fills_no_memory() -> None:
+    computed: list[str] = []
+    memoized = memoize_short(computed.append)
+    for number in range(KEPT + 1):
+        memoized(str(number))
+    memoized(str(KEPT))
+    memoized("0")
+    assert len(computed) == KEPT + 2
+
+
+@given(
+    st.binary(max_size=24)
+    | st.integers(0, 2**70).map(lambda number: b"%d" % number)
+    | st.from_regex(rb"[0-9 +_-]{0,24}", fullmatch=True)
+)
+def test_a_declared_size_is_read_as_every_other_number_of_a_client(raw: bytes) -> None:
+    assert parse_content_length(raw) == parse_unsigned(from_bytes(raw), U64_MAX)

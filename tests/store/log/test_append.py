@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
 
 import pytest
 
@@ -9,9 +10,14 @@ from streamfold.errors import (
     InvalidError,
     SeqNumMismatchError,
     StreamDeletingError,
+    StreamfoldError,
 )
 from streamfold.model.configs import StreamConfigLayer, StreamReconfiguration, TimestampMode
+from streamfold.model.names import StreamRef
 from streamfold.model.records import Header, Record, fence_record, trim_record
+from streamfold.records.batch import RecordBatch
+from streamfold.store.log.admission import AppendRequest
+from streamfold.store.log.shares import AppendAck
 from streamfold.store.read.requests import ReadRequest, from_seq_num
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore
@@ -296,3 +302,45 @@ async def test_a_deletion_comes_after_the_appends_accepted_before_it(
     await deletion
     with pytest.raises(StreamDeletingError):
         await late
+
+
+def any_append(chance: Random, ref: StreamRef) -> AppendRequest:
+    """One or two batches, some of them with conditions that hold or do not."""
+    records = [
+        *bodies(*(chance.randbytes(3).hex() for _ in range(chance.randint(1, 2)))),
+        Record(b"stamped", timestamp=chance.choice((None, EPOCH - 5, EPOCH + 5))),
+        Record(b"", (Header(b"name", b"value"),)),
+        fence_record(chance.choice(("a", "b", ""))),
+        trim_record(chance.randint(0, 9)),
+    ]
+    count = chance.choice((1, 1, 2))
+    batches = [chance.sample(records, chance.choice((1, 1, 3))) for _ in range(count)]
+    return AppendRequest(
+        ref,
+        tuple(RecordBatch.of(batch) for batch in batches),
+        match_seq_num=chance.choice((None, None, None, 0, 3)),
+        fencing_token=chance.choice((None, None, None, "a", "b")),
+    )
+
+
+@pytest.mark.parametrize("mode", [None, *TimestampMode])
+async def test_the_attempt_that_never_waits_agrees_with_the_way_that_may(
+    store: StreamStore, mode: TimestampMode | None
+) -> None:
+    layer = StreamConfigLayer(timestamp_mode=mode)
+    await store.create_stream(BASIN, "attempts", layer)
+    await store.create_stream(BASIN, "waits", layer)
+    outcomes: list[list[AppendAck | str]] = []
+    for stream, attempts in (("attempts", True), ("waits", False)):
+        chance = Random(7)
+        outcome: list[AppendAck | str] = []
+        for _ in range(60):
+            append = any_append(chance, StreamRef.parse(BASIN, stream))
+            try:
+                ack = store.appends.try_submit(append) if attempts else None
+                outcome.append(await (ack or await store.appends.submit(append)))
+            except StreamfoldError as error:
+                outcome.append(f"{error.code}: {error.message}")
+        outcomes.append(outcome)
+    assert outcomes[0] == outcomes[1]
+    assert await read_bodies(store, "attempts") == await read_bodies(store, "waits")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -26,7 +26,7 @@ PROTO: Final = (b"content-type", b"application/protobuf")
 NO_STORE: Final = (b"cache-control", b"no-store")
 
 
-class Body(NamedTuple):
+class Body(msgspec.Struct, frozen=True, gc=False):
     """A body in the pieces in which it arrived."""
 
     parts: list[bytes]
@@ -36,8 +36,9 @@ class Body(NamedTuple):
     @property
     def light(self) -> bool:
         """Whether joining and inflating it takes a few milliseconds at most."""
-        plain = self.compression is Compression.NONE
-        return sum(map(len, self.parts)) <= (COPIED_BYTES if plain else LIGHT_BYTES)
+        parts, plain = self.parts, self.compression is Compression.NONE
+        size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
+        return size <= (COPIED_BYTES if plain else LIGHT_BYTES)
 
     def inflated(self) -> bytes:
         """The body as it was before compression; one that is too large is refused as undecodable."""

@@ -21,6 +21,7 @@ from threading import Lock
 from time import perf_counter
 from typing import Final, NamedTuple, TypeAlias
 
+import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -111,7 +112,7 @@ class _Usage:
     idle_since: float = 0.0
 
 
-class Running(NamedTuple):
+class Running(msgspec.Struct, frozen=True, gc=False):
     """Numbers of requests under way, including the one that just arrived."""
 
     on_connection: int

@@ -126,6 +126,11 @@ class ArrivalOrder:
         #: The last append that is still being parsed.
         self._last: dict[Hashable, asyncio.Future[None]] = {}
 
+    @property
+    def nothing_waits(self) -> bool:
+        """Whether no append is being parsed: `reached` would return at once for every key."""
+        return not self._last
+
     async def reached(self, key: Hashable) -> None:
         """Wait until all earlier appends have their slots; for appends that parse at once."""
         if self._last and (last := self._last.get(key)) is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Awaitable, Callable, Sequence, Sized
 from dataclasses import dataclass
-from functools import lru_cache, wraps
+from functools import wraps
 from operator import itemgetter
 from typing import Final, NamedTuple, ParamSpec, TypeAlias, TypeVar, cast
 
@@ -26,12 +26,19 @@ _REST: Final = "{...}"
 
 def memoize_short(function: Callable[Texts, Result]) -> Callable[Texts, Result]:
     """`function`, with its results for short texts cached."""
-    known = cast("Callable[Texts, Result]", lru_cache(KEPT)(function))
+    known: dict[object, Result] = {}
 
     @wraps(function)
     def call(*texts: Texts.args, **none: Texts.kwargs) -> Result:
-        size = sum(map(len, cast("tuple[Sized, ...]", texts)))
-        return (known if size <= SHORT_MAX else function)(*texts, **none)
+        # First what nearly every call needs: several calls of this are made for each request.
+        if texts in known:
+            return known[texts]
+        result = function(*texts, **none)
+        if sum(map(len, cast("tuple[Sized, ...]", texts))) <= SHORT_MAX:
+            if len(known) >= KEPT:
+                known.clear()
+            known[texts] = result
+        return result
 
     return call
 

@@ -74,23 +74,37 @@ class Appends:
         self, stream_request: StreamRequest, rights: AppendRights, wanted: AppendInput
     ) -> Ticket:
         """Take a slot for a batch; a refusal raises and has no effect."""
-        batch = wanted.batch
-        rights.check(batch)
         started = perf_counter()
-        append = AppendRequest(
-            stream_request.ref,
-            (batch,),
-            wanted.match_seq_num,
-            wanted.fencing_token,
-            key=stream_request.sealing_key,
-            create_with=stream_request.create_with,
-            check=check_content,
-        )
-        appends = self._store.appends
-        ack = appends.try_submit(append) or await appends.submit(append)
+        if ticket := self.try_submit(stream_request, rights, wanted):
+            return ticket
+        ack = await self._store.appends.submit(_append_request(stream_request, wanted))
+        return self._ticket(ack, wanted.batch, started)
+
+    def try_submit(
+        self, stream_request: StreamRequest, rights: AppendRights, wanted: AppendInput
+    ) -> Ticket | None:
+        """`submit` for the usual case, without waiting; None, and no effect, if it is another."""
+        rights.check(wanted.batch)
+        started = perf_counter()
+        ack = self._store.appends.try_submit(_append_request(stream_request, wanted))
+        return None if ack is None else self._ticket(ack, wanted.batch, started)
+
+    def _ticket(self, ack: Awaitable[AppendAck], batch: RecordBatch, started: float) -> Ticket:
         placed = perf_counter()
         self._instruments.sequenced(placed - started, batch.count, batch.metered)
         return Ticket(ack, self._instruments, placed)
+
+
+def _append_request(stream_request: StreamRequest, wanted: AppendInput) -> AppendRequest:
+    return AppendRequest(
+        stream_request.ref,
+        (wanted.batch,),
+        wanted.match_seq_num,
+        wanted.fencing_token,
+        key=None if stream_request.key is None else stream_request.sealing_key,
+        create_with=stream_request.create_with,
+        check=check_content,
+    )
 
 
 def check_content(content_type: str, batch: RecordBatch) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from streamfold.model.access_tokens import Operation
 from streamfold.model.grants import ROOT
@@ -60,8 +62,16 @@ class Records:
         if negotiated.session:
             await self._open_append_session(request, stream_request, rights)
             return
-        unparsed = await _read_append(request, negotiated.request)
-        ticket = await self._submit(request, stream_request, rights, unparsed)
+        if negotiated.request is Encoding.PROTO:
+            unparsed = _Unparsed(await read_body(request, Encoding.PROTO), RecordFormat.RAW)
+        else:
+            record_format = headers.parse_format(request.header(headers.FORMAT))
+            unparsed = _Unparsed(await read_body(request, Encoding.JSON), record_format)
+        wanted, ticket = unparsed.parse_light(), None
+        if wanted is not None and self._order.nothing_waits:
+            ticket = self._appends.try_submit(stream_request, rights, wanted)
+        if ticket is None:
+            ticket = await self._submit(request, stream_request, rights, unparsed, wanted)
         ack = await ticket.acknowledged()
         if negotiated.response is Encoding.PROTO:
             body = records_proto.encode_append_ack(ack.start, ack.end, ack.tail)
@@ -76,10 +86,13 @@ class Records:
         stream_request: StreamRequest,
         rights: AppendRights,
         unparsed: _Unparsed,
+        wanted: AppendInput | None,
     ) -> Ticket:
-        """Submit an append in the order of arrival: a later one never overtakes a large one."""
+        """Submit an append in the order of arrival: a later one never overtakes a large one.
+
+        `wanted` is what it asks for, if it parses at once.
+        """
         arrival = (request.connection, *stream_request.ref)
-        wanted = unparsed.parse_light()
         if wanted is not None:
             await self._order.reached(arrival)
             return await self._appends.submit(stream_request, rights, wanted)
@@ -184,7 +197,7 @@ class Records:
             await self._followers.serve(request, opening, active_grant, presentation)
 
 
-class _Unparsed(NamedTuple):
+class _Unparsed(msgspec.Struct, frozen=True, gc=False):
     """An append as it arrived."""
 
     body: Body
@@ -207,13 +220,6 @@ class _Unparsed(NamedTuple):
         if self.body.encoding is Encoding.PROTO:
             return records_proto.decode_append_body(body)
         return records_json.decode_append_body(body, self.record_format)
-
-
-async def _read_append(request: Request, encoding: Encoding | None) -> _Unparsed:
-    if encoding is Encoding.PROTO:
-        return _Unparsed(await read_body(request, Encoding.PROTO), RecordFormat.RAW)
-    record_format = headers.parse_format(request.header(headers.FORMAT))
-    return _Unparsed(await read_body(request, Encoding.JSON), record_format)
 
 
 @memoize_short

@@ -194,7 +194,8 @@ class StreamLog:
         The future resolves when they are durable. A refusal may depend on state that is not durable
         yet: wait for `settled` before passing it on.
         """
-        self.check_alive()
+        if self.failure is not None or self.deleting or self.lifetime.deadline is not None:
+            self.check_alive()
         if self.row.cipher is not None:
             self.check_key(request.key)
         if request.claim is not None:
@@ -207,6 +208,12 @@ class StreamLog:
             raise FencingTokenMismatchError(token, self._fencing_token)
         if expected is not None and expected != self._next_seq_num:
             raise SeqNumMismatchError(expected, self._next_seq_num)
+        batches = request.batches
+        if len(batches) == 1 and request.claim is None:
+            # The same as `apply`, in fewer steps: nearly all appends are like this.
+            batch = batches[0]
+            if self._next_seq_num + batch.count <= self._seq_num_max:
+                return self._sequence(batch, request.key, now)
         return self.apply(request, now)
 
     def repeats(self, claim: Claim, key: SealingKey | None, now: int) -> bool:
@@ -249,20 +256,27 @@ class StreamLog:
     def _sequence(
         self, batch: RecordBatch, key: SealingKey | None, now: int
     ) -> asyncio.Future[AppendAck]:
-        first = self._next_seq_num
+        first, count = self._next_seq_num, batch.count
         config = self.row.config
         slot = Slot(
             first, config.timestamp_mode, config.timestamp_uncapped, now, self._last_timestamp
         )
-        payload, first_timestamp, last_timestamp = batch.sequence(slot)
+        sequenced = batch.sequence(slot)
         # Nothing below can fail.
         if batch.commands:
             self._apply_commands(batch, first)
-        self._next_seq_num = first + batch.count
-        self._last_timestamp = last_timestamp
-        self._last_arrival = arrived_at = max(now, self._last_arrival)
+        self._next_seq_num = first + count
+        self._last_timestamp = last_timestamp = sequenced.last_timestamp
+        if now > self._last_arrival:
+            self._last_arrival = now
         chunk = Chunk(
-            first, batch.count, batch.metered, first_timestamp, last_timestamp, arrived_at, payload
+            first,
+            count,
+            batch.metered,
+            sequenced.first_timestamp,
+            last_timestamp,
+            self._last_arrival,
+            sequenced.payload,
         )
         ack: asyncio.Future[AppendAck] = self._loop.create_future()
         self._pending.append(Accepted(chunk, ack, key if self.row.cipher else None))
@@ -370,7 +384,9 @@ class StreamLog:
             self._trim_changed,
             self.terms.closed,
             ops,
-            sum([accepted.chunk.metered for accepted in taken]),
+            taken[0].chunk.metered
+            if len(taken) == 1
+            else sum([accepted.chunk.metered for accepted in taken]),
         )
         self._state_changed = self._trim_changed = self._cleaned_up = False
         return share
@@ -392,22 +408,24 @@ class StreamLog:
 
     def settle(self, share: Share) -> None:
         """Acknowledge what `share` carried: it is durable now."""
-        if share.chunks:
-            newest = share.chunks[-1]
+        chunks, batches = share.chunks, share.batches
+        if chunks:
+            newest = chunks[-1]
             self.durable = newest.end
             self.arrived_at = newest.arrived_at
         if share.trimmed:
             self.trims.settle(share.trim_point, share.trim_point_at_once)
-        self._unsettled -= len(share.batches)
+        self._unsettled -= len(batches)
         tail = self.durable
-        for accepted in share.batches:
-            if not accepted.ack.done():
+        for accepted in batches:
+            ack = accepted.ack
+            if not ack.done():
                 chunk = accepted.chunk
-                end = tail if accepted is share.batches[-1] else chunk.end
-                accepted.ack.set_result(AppendAck(chunk.start, end, tail))
+                end = tail if accepted is batches[-1] else chunk.end
+                ack.set_result(AppendAck(chunk.start, end, tail))
         if self._settlers and not self._unsettled:
             _resolve(self._settlers)
-        if share.chunks or (share.closed and not self.durable_closed):
+        if chunks or (share.closed and not self.durable_closed):
             self.durable_closed = share.closed
             if self._tail_waiters is not None:
                 self._tail_waiters.wake()
