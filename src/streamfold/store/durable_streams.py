@@ -5,7 +5,7 @@ producers that may repeat themselves.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +23,7 @@ from streamfold.model import names
 from streamfold.model.configs import BasinConfig
 from streamfold.model.names import StreamRef
 from streamfold.model.resources import Claim, StreamStatus
+from streamfold.records.batch import RecordBatch
 from streamfold.store.appends import Appends, settle_refusal
 from streamfold.store.catalog.creation import Content, Creator, ForkSpec, StreamSpec, prepared
 from streamfold.store.catalog.snapshots import Publication, Snapshot
@@ -50,6 +51,18 @@ class Appended(msgspec.Struct, frozen=True):
     closed: bool
     #: How far the producer has come.
     producer: ProducerRow | None
+
+
+class PendingAppend(msgspec.Struct, frozen=True):
+    """An append that has its slot in the stream, and may not be durable yet."""
+
+    ack: asyncio.Future[AppendAck]
+    closes: bool
+    #: How far the producer has come, with this append.
+    producer: ProducerRow | None
+
+    async def durable(self) -> Appended:
+        return Appended(False, int((await self.ack).end.seq_num), self.closes, self.producer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +105,49 @@ class DurableStreams:
         async with self._using(basin, stream) as (mounted, log):
             await mounted.catalog.delete_stream(log.ref)
             mounted.upkeep.request_pass()
+
+    def try_append(
+        self,
+        ref: StreamRef,
+        claim: Claim,
+        content: Callable[[str], Sequence[RecordBatch]],
+        key: SealingKey | None = None,
+    ) -> PendingAppend | None:
+        """`append` for the usual case, without waiting; `content` is called with the content type.
+
+        Returns None and does nothing if the stream is not in memory, if memory or disk has no room, or
+        if the append is repeated or would be refused: call `append` then.
+        """
+        supervisor = self.supervisor
+        mounted = supervisor.current
+        if mounted is None or supervisor.space.full:
+            return None
+        mount = mounted.mount
+        log = mount.log_in_memory(ref)
+        if log is None or log.failure is not None or log.over:
+            return None
+        now, admission = self.now(), supervisor.admission
+        try:
+            if log.repeats(claim, key, now):
+                return None
+        except StreamfoldError:
+            return None
+        request = AppendRequest(ref, tuple(content(log.terms.content_type)), claim=claim, key=key)
+        metered = request.metered
+        if metered > APPEND_BYTES_MAX or not admission.acquire_at_once(metered):
+            return None
+        try:
+            ack = log.apply(request, now)
+        except BaseException:
+            admission.release(metered)
+            raise
+        if isinstance(ack, Unrecorded):
+            raise AssertionError("an append with content has records")
+        log.renew(now)
+        mount.committer.touch(log)
+        return PendingAppend(
+            ack, claim.close, log.terms.producer(claim.producer.id) if claim.producer else None
+        )
 
     async def append(
         self,

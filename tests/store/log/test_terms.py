@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from random import Random
 
 import pytest
 
@@ -14,14 +16,16 @@ from streamfold.errors import (
     ProducerStaleError,
     StoreRecoveringError,
     StreamClosedError,
+    StreamfoldError,
     StreamSeqError,
     TooLargeError,
 )
+from streamfold.model.names import StreamRef
 from streamfold.model.records import Record
 from streamfold.model.resources import OCTETS, Claim, Producer
 from streamfold.records.batch import RecordBatch
 from streamfold.store import mount
-from streamfold.store.durable_streams import prepared
+from streamfold.store.durable_streams import Appended, prepared
 from streamfold.store.log.terms import PRODUCER_IDLE, PRODUCERS_MAX, Terms
 from streamfold.store.rows import StateRow
 from streamfold.store.settings import StoreSettings
@@ -256,3 +260,47 @@ async def test_records_of_s2_do_not_touch_producers(bench: Bench) -> None:
         await store.append(BASIN, "s", [Record(b"between")])
         await append(store, "s", b"1", producer=("p", 0, 1))
         assert await read(store, "s") == [b"0", b"between", b"1"]
+
+
+def any_claim(chance: Random, *, close: bool) -> Claim:
+    """One that is accepted, repeated or refused."""
+    producer = chance.choice(
+        (None, Producer(chance.choice("pq"), chance.choice((0, 0, 1)), chance.randint(0, 4)))
+    )
+    content_type = chance.choice((OCTETS, OCTETS, OCTETS, "text/plain"))
+    return Claim(content_type, producer, chance.choice((None, None, "a", "b")), close)
+
+
+def make(batches: list[RecordBatch]) -> Callable[[str], list[RecordBatch]]:
+    return lambda content_type: batches
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_the_attempt_that_never_waits_agrees_with_the_append_that_may(
+    store: StreamStore, seed: int
+) -> None:
+    outcomes: list[list[Appended | str]] = []
+    for stream, attempts in (("attempts", True), ("waits", False)):
+        await create(store, stream)
+        chance = Random(seed)
+        outcome: list[Appended | str] = []
+        for number in range(40):
+            claim, body = any_claim(chance, close=number == 35), b"%d" % number
+            batches = [RecordBatch.of([Record(body)])]
+            ref, pending = StreamRef.parse(BASIN, stream), None
+            try:
+                if attempts:
+                    pending = store.durable.try_append(ref, claim, make(batches))
+                if pending is None:
+                    outcome.append(
+                        await store.durable.append(BASIN, stream, claim, prepared(batches))
+                    )
+                else:
+                    outcome.append(await pending.durable())
+            except StreamfoldError as error:
+                outcome.append(f"{error.code}: {error.message}")
+        outcomes.append(outcome)
+    assert [str(one).replace("attempts", "waits") for one in outcomes[0]] == list(
+        map(str, outcomes[1])
+    )
+    assert await read(store, "attempts") == await read(store, "waits")

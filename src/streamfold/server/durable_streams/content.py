@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
+import msgspec
+
 from streamfold.errors import InvalidError, TooLargeError
 from streamfold.model.records import (
     BATCH_BYTES_MAX,
@@ -37,14 +39,15 @@ from streamfold.wire.durable_streams.content import (
 from streamfold.wire.json_scan import Limits
 
 
-class Body(NamedTuple):
+class Body(msgspec.Struct, frozen=True, gc=False):
     """A whole body in the pieces in which it arrived: joining 32 MiB would block the event loop."""
 
     parts: list[bytes]
 
     @property
     def size(self) -> int:
-        return sum(map(len, self.parts))
+        parts = self.parts
+        return len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
 
     def joined(self) -> bytes:
         """The whole body as one; call it in a thread if the body is large."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from streamfold.model import grants
 from streamfold.model.access_tokens import Operation
 from streamfold.model.grants import Grant
 from streamfold.model.names import BasinName, StreamName
@@ -186,6 +187,8 @@ class DurableStreamsFace:
         self, request: Request, stream_path: StreamPath, needed: Operation
     ) -> tuple[StreamPath, StreamName | None, Grant]:
         """The path with the stream's full name, the full name of a fork's source, and the grant."""
+        if self._access.open and needed is Operation.APPEND and stream_path.part is None:
+            return stream_path, None, grants.ROOT
         grant = await self._access.allow(request, needed, stream_path.basin, stream_path.stream)
         source = None
         if needed is Operation.CREATE_STREAM and not await self._store.durable.has_basin(

@@ -11,7 +11,7 @@ import msgspec
 
 from streamfold.errors import InvalidError, NotFoundError, StreamClosedError, StreamNotFoundError
 from streamfold.model.access_tokens import Operation
-from streamfold.model.names import BasinName, StreamName, parse_stream_prefix
+from streamfold.model.names import BasinName, StreamName, StreamRef, parse_stream_prefix
 from streamfold.model.resources import (
     OCTETS,
     Claim,
@@ -29,6 +29,7 @@ from streamfold.server.durable_streams.paths import StreamPath, parse_stream_pat
 from streamfold.server.http.bodies import NO_STORE, answer_json
 from streamfold.server.http.offload import ArrivalOrder, ArrivalTurn
 from streamfold.server.http.request import LIST_ROOM, Headers, Request
+from streamfold.server.http.router import memoize_short
 from streamfold.store.catalog.listing import LIST_MAX
 from streamfold.store.durable_streams import (
     Appended,
@@ -202,9 +203,16 @@ class Streams:
         key: SealingKey | None,
     ) -> Appended:
         """Append in the order of arrival: a later append never overtakes a large one."""
+        light = is_light(body, claim.content_type or "")
+        if light and body.size and self._order.nothing_waits:
+            ref = StreamRef(stream_path.basin, stream_path.stream)
+            # The store refuses a type that is not the stream's before it asks for the records.
+            records = partial(to_batches, body, allow_empty=False)
+            if pending := self._store.durable.try_append(ref, claim, records, key):
+                return await pending.durable()
         append = partial(self._store.durable.append, stream_path.basin, stream_path.stream, claim)
         arrival = (request.connection, stream_path.basin, stream_path.stream)
-        if is_light(body, claim.content_type or ""):
+        if light:
             await self._order.reached(arrival)
             return await append(partial(_batches, request, body, None, allow_empty=False), key)
         async with self._order.turn(arrival) as turn:
@@ -282,12 +290,20 @@ def source_of(path: str, basin: BasinName) -> StreamName:
 
 def _claim(options: AppendOptions, *, has_content: bool) -> Claim:
     given = options.producer
+    if given is None and options.stream_seq is None and not options.closed and has_content:
+        return _content_alone(options.content_type or "")
     return Claim(
         content_type=media_type(options.content_type or "") if has_content else None,
         producer=Producer(given.id, given.epoch, given.seq) if given else None,
         stream_seq=options.stream_seq,
         close=options.closed,
     )
+
+
+@memoize_short
+def _content_alone(content_type: str) -> Claim:
+    """The claim of an append that says nothing but the type of its content."""
+    return Claim(media_type(content_type))
 
 
 def _append_headers(done: Appended) -> Headers:

@@ -221,6 +221,8 @@ class Request:
             raise
         upload.came(0 if chunk is None else len(chunk))
         if chunk is not None and len(chunk) == declared:
+            if not upload.reserved:
+                self._upload = None  # it holds nothing to release
             return [chunk]  # nothing can follow: one trip to granian's thread less
         return await self._gather(chunk, limit, declared, upload)
 

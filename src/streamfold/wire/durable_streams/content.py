@@ -37,7 +37,7 @@ def normalise_content_type(text: str) -> str:
 
 def is_json(content_type: str) -> bool:
     """Whether records are JSON messages."""
-    return normalise_content_type(content_type) == JSON
+    return content_type == JSON or normalise_content_type(content_type) == JSON
 
 
 def is_text(content_type: str) -> bool:
