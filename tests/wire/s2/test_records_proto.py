@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import s2_sdk._generated.s2.v1.s2_pb2 as pb
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamfold.errors import InvalidError
+from streamfold.errors import InvalidError, StreamfoldError
+from streamfold.model.configs import TimestampMode
 from streamfold.model.positions import STREAM_START, U64_MAX, SeqNum, StreamPosition, Timestamp
 from streamfold.model.records import Header, SequencedRecord
-from streamfold.records import Command, Fence, Trim, encode_records
+from streamfold.records import AppendInput, Command, Fence, Trim, encode_records
 from streamfold.records.kernels import warm_up
 from streamfold.records.protobuf import varint
+from streamfold.records.rules import Slot
 from streamfold.wire.s2.errors import BadProtoError
-from streamfold.wire.s2.frames import BODY_MAX, encode_frame
+from streamfold.wire.s2.frames import BODY_MAX, Frame, encode_frame
 from streamfold.wire.s2.records_proto import (
     decode_append_body,
+    decode_append_frame,
     decode_light_body,
+    decode_light_frame,
     encode_append_ack,
     encode_frame_batches,
     encode_read_batch,
@@ -161,3 +167,81 @@ def test_a_message_of_very_many_headers_is_left_to_a_thread() -> None:
 def _message_of_headers(count: int) -> bytes:
     record = b"\x12\x03\x0a\x01a" * count
     return b"\x0a" + varint(len(record)) + record
+
+
+def _record(fields: bytes) -> bytes:
+    return b"\x0a" + varint(len(fields)) + fields
+
+
+def _body(size: int) -> bytes:
+    return b"\x1a" + varint(size) + bytes(size)
+
+
+#: Frames as large as they may be, and whether the event loop decodes them itself.
+LARGE_FRAMES = {
+    "full batch": (_record(_body(1016)) * 1000, True),
+    "too many bytes": (_record(_body(2000)) * 1000, True),
+    "one large record": (_record(_body(1_000_000)), True),
+    "a condition after the records": (_record(_body(1016)) * 1000 + b"\x10\x07", True),
+    "very many headers": (_message_of_headers(400_000), False),
+    "too many records": (_record(b"\x1a\x01a") * 400_000, False),
+    "empty records": (b"\x0a\x00" * 1_000_000, False),
+    "many conditions": (_record(b"\x1a\x01a") + b"\x10\x01" * 1_000_000, False),
+    "a long token": (_record(b"\x1a\x01a") + b"\x1a" + varint(2_000_000) + bytes(2_000_000), False),
+    "a command in a large batch": (
+        _record(b"\x12\x06\x12\x04trim") + _record(_body(999_000)),
+        False,
+    ),
+    "padded lengths": ((b"\x0a\x83\x00\x1a\x01a") * 200_000, False),
+    "zeros": (bytes(BODY_MAX), False),
+    "tags": (b"\x0a" * BODY_MAX, False),
+    "endless numbers": (b"\x80" * BODY_MAX, False),
+}
+
+
+@pytest.mark.parametrize("kind", LARGE_FRAMES)
+def test_a_frame_that_the_event_loop_decodes_means_the_same_as_in_a_thread(kind: str) -> None:
+    warm_up()
+    body, on_the_loop = LARGE_FRAMES[kind]
+    quick = _meaning(decode_light_frame, body)
+    assert (quick is not None) == on_the_loop
+    if on_the_loop:
+        assert quick == _meaning(decode_append_frame, body)
+
+
+@settings(derandomize=True, max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.binary(max_size=6),
+            st.sampled_from((1, 200)).map(lambda size: _record(_body(size))),
+            st.just(b"\x10\x01"),
+            st.just(_record(b"\x12\x06\x12\x04trim")),
+        ),
+        max_size=6,
+    ).map(b"".join)
+)
+def test_any_frame_that_the_event_loop_decodes_means_the_same_as_in_a_thread(body: bytes) -> None:
+    warm_up()
+    quick = _meaning(decode_light_frame, body)
+    assert quick is None or quick == _meaning(decode_append_frame, body)
+
+
+def _meaning(decode: Callable[[Frame], AppendInput | None], body: bytes) -> object:
+    """What an append asks for, or why it is refused."""
+    try:
+        append = decode(Frame(body))
+    except StreamfoldError as error:
+        return type(error), str(error)
+    if append is None:
+        return None
+    slot = Slot(5, TimestampMode.CLIENT_PREFER, uncapped=False, now=1_000, floor=0)
+    batch = append.batch
+    return (
+        batch.sequence(slot),
+        batch.count,
+        batch.metered,
+        batch.commands,
+        append.match_seq_num,
+        append.fencing_token,
+    )
