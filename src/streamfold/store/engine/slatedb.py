@@ -20,10 +20,10 @@ from streamfold.store.engine.location import Location
 from streamfold.store.engine.slatedb_clock import SlateClock, newest_time, system_time
 from streamfold.store.engine.slatedb_tables import REPLACED_SECONDS, SlateTables, sizes_of
 
-#: Bytes of one value from which its copy into SlateDB, 4 ms per MiB without the interpreter's lock, is
-#: worth a thread. Some small values are not, because their cost, 12 us each, is Python; very many are,
-#: to keep the event loop free.
-_THREAD_FROM_BYTES = 64 << 10
+#: Bytes of one value from which its copy into SlateDB, 3 ms per MiB without the interpreter's lock, is
+#: worth a thread, which costs 0.2 ms, and 2 ms on a busy machine. Some small values are not, because
+#: their cost, 12 us each, is Python; very many are, to keep the event loop free.
+_THREAD_FROM_BYTES = 192 << 10
 _THREAD_FROM_TOTAL = 1 << 20
 _THREAD_FROM_OPS = 600
 
