@@ -13,6 +13,7 @@ from streamfold.store import keys
 from streamfold.store.read.requests import ReadRequest, from_seq_num
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore
+from streamfold.store.upkeep import background
 from tests.store.conftest import BASIN, EPOCH, STREAM, Bench, Clock, at, bodies
 
 EVERYTHING = ReadRequest(from_seq_num(0))
@@ -187,3 +188,26 @@ async def test_opening_a_stream_costs_the_same_however_many_are_in_memory(bench:
         return calls
 
     assert opened <= await checked(many) <= 2 * await checked(few)
+
+
+async def test_a_store_that_is_no_longer_written_returns_memory(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trims: list[int] = []
+    monkeypatch.setattr(background, "_malloc_trim", trims.append)
+    batch = [Record(b"x" * 10_000)] * 100
+    async with bench.store(StoreSettings(upkeep_interval=1e6)) as store:
+        await store.create_basin(BASIN)
+        await store.create_stream(BASIN, STREAM)
+        await store.upkeep()
+        trims.clear()
+        for _ in range(30):
+            await store.append(BASIN, STREAM, batch)
+        await store.upkeep()
+        assert store._supervisor.current is not None
+        recent = store._supervisor.current.mount.recent
+        assert (trims, recent._size > 20 << 20) == ([], True)
+        await store.upkeep()
+        assert (trims, recent._size <= 16 << 20) == ([0], True)
+        request = ReadRequest(from_seq_num(0))
+        assert (await store.read(BASIN, STREAM, request)).records()[0].body == b"x" * 10_000

@@ -62,12 +62,16 @@ class RecentChunks:
             self._streams.move_to_end(stream_id)
         stream.append(chunk)
         self._size += _cost(chunk)
-        while self._size > self._capacity:
-            self._forget_oldest()
+        self.shrink(self._capacity)
 
     def forget(self, stream_id: int) -> None:
         if stream := self._streams.pop(stream_id, None):
             self._size -= sum(_cost(chunk) for chunk in stream.chunks[stream.gone :])
+
+    def shrink(self, size: int) -> None:
+        """Keep at most `size` bytes for now."""
+        while self._size > size:
+            self._forget_oldest()
 
     def since(self, stream_id: int, seq_num: int) -> list[Chunk]:
         """Chunks from the one that holds `seq_num` on; empty if that one is not in memory."""
