@@ -201,9 +201,7 @@ def test_profiles_of_aws_without_their_extra_are_refused_with_its_name(
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    "module", ["config", "decoding", "pipeline.net_changes", "pipeline.transactions"]
-)
+@pytest.mark.parametrize("module", ["config", "decoding", "net_changes", "transactions"])
 def test_the_snapshotter_is_imported_without_its_metrics(module: str) -> None:
     script = f"import sys, streamfold.snapshotter.{module}; print(*sys.modules)"
     assert "prometheus_client" not in run(sys.executable, "-c", script).split()
