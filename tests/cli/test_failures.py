@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -224,6 +225,12 @@ def test_every_verb_has_help_and_knows_json(verb: str) -> None:
     output = CliRunner().invoke(streamfold, [*verb.split(), "--help"]).output
     assert output.startswith(f"Usage: streamfold {verb}")
     assert "--json" in output
+
+
+def test_every_verb_is_in_the_reference() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "cli.md").read_text()
+    verbs = [name for section in SECTIONS.values() for name in section]
+    assert [verb for verb in verbs if not re.search(rf"(?<![\w-]){verb}(?![\w-])", text)] == []
 
 
 def test_a_missing_extra_is_named() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from streamfold import __version__
@@ -56,3 +59,12 @@ async def test_live_dead_and_stored_bytes_are_shown(h2: H2Client) -> None:
         lines = await metrics(h2)
     assert float(lines['streamfold_store_bytes{state="disk"}']) >= 0
     assert float(lines['streamfold_store_bytes{state="dead"}']) < 100_000
+
+
+async def test_every_metric_of_the_server_is_in_the_reference(h2: H2Client) -> None:
+    pages = (Path(__file__).parents[3] / "docs" / "reference").glob("*.md")
+    text = "".join(page.read_text() for page in pages)
+    answer = await h2.exchange("GET", "/metrics")
+    names = re.findall(r"^# TYPE ((?:s2|streamfold)_\w+)", answer.body.decode(), re.MULTILINE)
+    assert names
+    assert [name for name in names if f"`{name}" not in text] == []
