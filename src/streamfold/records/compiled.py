@@ -9,7 +9,7 @@ import numpy as np
 
 from streamfold.model.configs import TimestampMode
 from streamfold.model.records import BATCH_RECORDS_MAX
-from streamfold.records import record_kernel
+from streamfold.records import json_kernel, record_kernel
 from streamfold.records.rules import Sequenced, Slot, missing_timestamp
 
 #: Bytes; nearly every batch fits, so that a thread allocates once. Batches are bounded: so is it.
@@ -115,3 +115,16 @@ def measure(payload: bytes | memoryview) -> Measured | None:
     timestamps = np.empty(count, np.uint64)
     end, first = record_kernel.measure(view, offsets, timestamps, metered)
     return Measured(offsets, timestamps, metered, int(first)) if end == len(view) else None
+
+
+def to_json(payload: bytes | memoryview, *, base64: bool) -> bytes | None:
+    """The records as the elements of a JSON array, joined by commas; None when Python must write it."""
+    view = np.frombuffer(payload, np.uint8)
+    view.flags.writeable = False
+    count = record_kernel.count_records(view)
+    if count == record_kernel.NOT_CANONICAL:
+        return None
+    room = json_kernel.GROWTH * len(view) + json_kernel.RECORD_BYTES * count
+    out = np.empty(room, np.uint8)
+    size = json_kernel.write_json(view, count, base64, out)
+    return None if size == record_kernel.NOT_CANONICAL else out[:size].tobytes()

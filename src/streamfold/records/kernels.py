@@ -30,6 +30,8 @@ class Compiled(Protocol):
 
     def measure(self, payload: bytes | memoryview) -> Measured | None: ...
 
+    def to_json(self, payload: bytes | memoryview, *, base64: bool) -> bytes | None: ...
+
 
 _warm: Compiled | None = None
 
@@ -69,5 +71,8 @@ def _exercise(twin: Compiled) -> None:
     if twin.count_parts(b"\x0a\x03\x1a\x01a", 9) != 1:
         raise RuntimeError("the counting kernel miscounts a valid record")
     slot = Slot(1, TimestampMode.ARRIVAL, uncapped=False, now=1, floor=0)
-    if twin.measure(scanned.sequence(slot).payload) is None:
+    payload = scanned.sequence(slot).payload
+    if twin.measure(payload) is None:
         raise RuntimeError("the measuring kernel refuses a valid payload")
+    if twin.to_json(payload, base64=False) is None:
+        raise RuntimeError("the JSON kernel refuses a valid payload")

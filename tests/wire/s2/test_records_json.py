@@ -14,13 +14,14 @@ from streamfold.errors import InvalidError
 from streamfold.model.configs import TimestampMode
 from streamfold.model.positions import STREAM_START, U64_MAX, SeqNum, StreamPosition, Timestamp
 from streamfold.model.records import Header, SequencedRecord
-from streamfold.records import AppendInput, Fence, decode, encode_records
+from streamfold.records import AppendInput, Fence, compiled, decode, encode_records, warm_up
 from streamfold.records.rules import Slot
 from streamfold.wire.s2.errors import BadJsonError
 from streamfold.wire.s2.records_json import (
     RecordFormat,
     decode_append_body,
     encode_append_ack,
+    encode_plain,
     encode_read_batch,
     encode_tail,
     is_light,
@@ -284,3 +285,60 @@ def test_a_large_append_of_too_many_records_is_refused_as_a_small_one_is() -> No
     for count in (1_001, 100_000):
         with pytest.raises(InvalidError, match="more than 1000 records"):
             decode_append_body(b'{"records":[%b]}' % b",".join([b"{}"] * count), RAW)
+
+
+#: Text, also of characters that JSON escapes or UTF-8 writes in several bytes, and any bytes.
+STRINGS = st.one_of(
+    st.text(
+        st.sampled_from('a"\\/\b\f\n\r\t\x00\x1f\x7f\x80é߿ࠀ\ud7ff\uffff𐀀\U0010ffff'), max_size=12
+    ).map(str.encode),
+    TEXT.map(str.encode),
+    st.binary(max_size=8),
+)
+STORED = st.builds(
+    SequencedRecord,
+    U64.map(SeqNum),
+    U64.map(Timestamp),
+    st.lists(st.builds(Header, STRINGS, STRINGS), max_size=3).map(tuple[Header, ...]),
+    STRINGS,
+)
+
+
+@settings(derandomize=True, max_examples=200, deadline=None)
+@given(st.lists(STORED, max_size=4))
+def test_compiled_code_writes_the_json_that_python_writes(records: list[SequencedRecord]) -> None:
+    assert warm_up()
+    payload = encode_records(records)
+    for record_format in RecordFormat:
+        quick = compiled.to_json(payload, base64=record_format is BASE64)
+        plain = encode_plain(payload, record_format)
+        assert quick in (None, plain)
+        valid = all(_is_utf8(text) for record in records for text in _strings(record))
+        assert (quick is not None) == (valid or record_format is BASE64)
+
+
+@settings(derandomize=True, max_examples=300, deadline=None)
+@given(st.lists(STORED, min_size=1, max_size=2), st.data())
+def test_compiled_code_writes_no_json_of_damaged_records_that_python_would_not(
+    records: list[SequencedRecord], data: st.DataObject
+) -> None:
+    assert warm_up()
+    damaged = bytearray(encode_records(records))
+    place = data.draw(st.integers(0, len(damaged) - 1))
+    damaged[place] = data.draw(st.integers(0, 255))
+    payload = bytes(damaged[: data.draw(st.integers(place + 1, len(damaged)))])
+    for record_format in RecordFormat:
+        quick = compiled.to_json(payload, base64=record_format is BASE64)
+        assert quick is None or quick == encode_plain(payload, record_format)
+
+
+def _strings(record: SequencedRecord) -> list[bytes]:
+    return [record.body, *(text for header in record.headers for text in header)]
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

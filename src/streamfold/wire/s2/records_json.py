@@ -29,6 +29,7 @@ from streamfold.model.records import (
 )
 from streamfold.records import AppendInput, RecordBatch, decode, parse_append_input
 from streamfold.records.columns import encode_append, encode_append_header
+from streamfold.records.kernels import compiled
 from streamfold.records.rules import check_count, check_metered, check_types
 from streamfold.wire.json_scan import GROUP, Layout, lay_out
 from streamfold.wire.s2.errors import BadJsonError
@@ -200,11 +201,6 @@ class _Base64Sequenced(Struct, gc=False):
     body: bytes | UnsetType = UNSET
 
 
-class _Batch(Struct):
-    records: list[_RawSequenced] | list[_Base64Sequenced]
-    tail: StreamPosition | UnsetType = UNSET
-
-
 _RAW_INPUT: Final = msgspec.json.Decoder(_RawInput)
 _BASE64_INPUT: Final = msgspec.json.Decoder(_Base64Input)
 
@@ -242,21 +238,28 @@ def encode_read_batch(
     payload: bytes, record_format: RecordFormat, tail: StreamPosition | None = None
 ) -> bytes:
     """A ReadBatch of stored records; empty headers and bodies, and no tail, are left out."""
-    records = decode(payload)
-    batch = _Batch(
-        list(map(_to_raw, records))
-        if record_format is RecordFormat.RAW
-        else list(map(_to_base64, records)),
-        UNSET if tail is None else tail,
-    )
-    return _ENCODER.encode(batch)
+    end = b"" if tail is None else b',"tail":%b' % encode_position(tail)
+    return b'{"records":[%b]%b}' % (_encode_records(payload, record_format), end)
 
 
 def encode_read_batches(payloads: Iterable[bytes], record_format: RecordFormat) -> bytes:
     """The records of several payloads as one ReadBatch, encoded in a step for each payload."""
+    arrays = (_encode_records(one, record_format) for one in payloads)
+    return b'{"records":[%b]}' % b",".join(array for array in arrays if array)
+
+
+def _encode_records(payload: bytes, record_format: RecordFormat) -> bytes:
+    """The elements of the array: by compiled code, unless it leaves them to Python."""
+    twin = compiled()
+    base64 = record_format is RecordFormat.BASE64
+    quick = None if twin is None else twin.to_json(payload, base64=base64)
+    return encode_plain(payload, record_format) if quick is None else quick
+
+
+def encode_plain(payload: bytes, record_format: RecordFormat) -> bytes:
+    """The same in Python; what is not valid UTF-8 is replaced."""
     convert = _to_raw if record_format is RecordFormat.RAW else _to_base64
-    arrays = (_ENCODER.encode([convert(record) for record in decode(one)]) for one in payloads)
-    return b'{"records":[%b]}' % b",".join(array[1:-1] for array in arrays if len(array) > 2)
+    return _ENCODER.encode([convert(record) for record in decode(payload)])[1:-1]
 
 
 def encode_tail(tail: StreamPosition) -> bytes:
