@@ -11,7 +11,7 @@ import pytest
 from s2_sdk import AppendInput, Record, Retry, S2ServerError
 
 from streamfold.server.main import Server, running_server
-from streamfold.server.streams.snapshots import SNAPSHOT_MAX
+from streamfold.server.snapshots import SNAPSHOT_MAX
 from streamfold.store.engine import disk_space
 from streamfold.store.settings import StoreSettings
 from tests.server.conftest import BASIN, STREAM, configuration, sdk

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import pytest
 import s2_sdk
 
+from streamfold.server.config import write_self_signed
 from streamfold.server.http.listener import TlsFiles
-from streamfold.server.tls import write_self_signed
 from tests.ports import free_port
 
 BASIN = "spark-basin"

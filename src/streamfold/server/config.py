@@ -1,10 +1,18 @@
-"""The configuration of a server: store, address, limits."""
+"""The configuration of a server: store, address, limits; a self-signed certificate to try out TLS."""
 
 from __future__ import annotations
 
+import datetime
+import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 from urllib.parse import urlsplit
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from streamfold.errors import InvalidError
 from streamfold.model.access_tokens import Secret
@@ -14,7 +22,7 @@ from streamfold.server.http.cors import is_loopback, parse_origin
 from streamfold.server.http.listener import TlsFiles
 from streamfold.server.http.request_limits import BODIES_MAX, BODY_TIMEOUT
 from streamfold.server.http.response_limits import UNREAD_BYTES_MAX, WRITE_DEADLINE
-from streamfold.server.streams.live_reads import HEARTBEAT
+from streamfold.server.live_reads import HEARTBEAT
 from streamfold.store.settings import StoreSettings
 
 #: Ports that S2's own server has by default, plain and with TLS.
@@ -155,3 +163,45 @@ def store_location(local_root: Path | None, bucket: str | None, path: str) -> st
     if local_root is not None:
         return (local_root.resolve() / below).as_uri()
     return "memory:"
+
+
+#: A new certificate is made at every start.
+_VALIDITY: Final = datetime.timedelta(days=365)
+
+
+def write_self_signed(folder: Path) -> TlsFiles:
+    """A certificate for localhost, 127.0.0.1 and ::1 and its key, as files in `folder`."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    files = TlsFiles(folder / "certificate.pem", folder / "key.pem")
+    files.certificate.write_bytes(_certificate(key).public_bytes(serialization.Encoding.PEM))
+    files.key.touch(mode=0o600)
+    files.key.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return files
+
+
+def _certificate(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    hosts = [
+        x509.DNSName("localhost"),
+        x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
+        x509.IPAddress(ipaddress.ip_address("::1")),
+    ]
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + _VALIDITY)
+        .add_extension(x509.SubjectAlternativeName(hosts), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )

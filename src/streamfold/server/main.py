@@ -98,7 +98,7 @@ async def running_server(configuration: Configuration) -> AsyncIterator[Server]:
         tls = configuration.tls
         if configuration.tls_self:
             # Imported here: making certificates takes libraries that few servers need.
-            from streamfold.server.tls import write_self_signed
+            from streamfold.server.config import write_self_signed
 
             tls = write_self_signed(Path(stack.enter_context(TemporaryDirectory())))
         store = await stack.enter_async_context(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from streamfold.server.config import write_self_signed
 from streamfold.server.durable_streams.subscriptions.problems import WebhookUrlRejectedError
 from streamfold.server.durable_streams.subscriptions.webhooks import (
     BODY_MAX,
@@ -21,7 +22,6 @@ from streamfold.server.durable_streams.subscriptions.webhooks import (
     parse_webhook_url,
     require_allowed,
 )
-from streamfold.server.tls import write_self_signed
 from streamfold.store.store import open_store
 from tests.server.durable_streams.subscribing import (
     BASIN,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from streamfold.server.http.errors import ClientHangupError
+from streamfold.server.http.problems import ClientHangupError
 from streamfold.server.http.response_shares import Reservation, Room
 
 #: 70 bytes for all answers, and 10 for first ones.

@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from streamfold.errors import InvalidError
+from streamfold.server.config import write_self_signed
 from streamfold.server.http.connections import upload_files_max
 from streamfold.server.main import running_server
-from streamfold.server.tls import write_self_signed
 from tests.server.attacked import LARGE, Attacked, attacked
 from tests.server.conftest import BASIN, STREAM, configuration
 from tests.server.curl import curl

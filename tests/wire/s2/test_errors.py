@@ -9,7 +9,7 @@ import pytest
 
 from streamfold import errors
 from streamfold.blob.blob_store import BlobChangedError
-from streamfold.server.http.errors import ClientHangupError, RequestTimeoutError
+from streamfold.server.http.problems import ClientHangupError, RequestTimeoutError
 from streamfold.wire.s2 import errors as failures
 from streamfold.wire.s2.errors import CODES, code_of, describe_failure
 

@@ -26,7 +26,7 @@ from streamfold.records.protobuf import varint
 from streamfold.server.http.bodies import check_end
 from streamfold.server.http.offload import COPIED_BYTES
 from streamfold.server.http.request import Request
-from streamfold.server.streams.snapshots import UpdateParts
+from streamfold.server.snapshots import UpdateParts
 from streamfold.store.durable_streams import APPEND_BYTES_MAX
 from streamfold.store.read.requests import ReadBatch
 from streamfold.wire.durable_streams.content import (

@@ -28,7 +28,7 @@ from streamfold.server.http.drain import DrainGate, WaitGuard
 from streamfold.server.http.offload import LIGHT_BYTES
 from streamfold.server.http.request import Request
 from streamfold.server.http.response_stream import SHARED_PIECE, ResponseStream
-from streamfold.server.streams.live_reads import OWN_BATCH, ReaderFairness, SharedEncodings
+from streamfold.server.live_reads import OWN_BATCH, ReaderFairness, SharedEncodings
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.read.reader import Reader
 from streamfold.store.read.requests import ReadBatch

@@ -32,11 +32,10 @@ from streamfold.server.durable_streams.streams import (
 from streamfold.server.durable_streams.subscriptions import Subscriptions
 from streamfold.server.http.bodies import answer_json
 from streamfold.server.http.drain import DrainGate
-from streamfold.server.http.errors import ClientHangupError
-from streamfold.server.http.problems import answer_problem
+from streamfold.server.http.problems import ClientHangupError, answer_problem
 from streamfold.server.http.request import Request
 from streamfold.server.http.router import Route
-from streamfold.server.streams.snapshots import SnapshotHandler, SnapshotRequest, Snapshots
+from streamfold.server.snapshots import SnapshotHandler, SnapshotRequest, Snapshots
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.store import StreamStore
 from streamfold.wire.durable_streams.headers import parse_trim_on_snapshot

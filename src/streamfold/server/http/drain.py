@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from streamfold.errors import StoreClosingError, StreamfoldError
-from streamfold.server.http.errors import ClientHangupError
+from streamfold.server.http.problems import ClientHangupError
 from streamfold.server.http.request import Request
 
 

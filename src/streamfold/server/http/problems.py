@@ -1,10 +1,14 @@
-"""Turns errors into answers: each face writes its own form; logging and breaking off are shared."""
+"""Turns errors into answers: each face writes its own form; logging and cutting off are shared.
+
+The errors between a client and the listener leave the outcome of the request open: the server may have
+acted on what had arrived.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from streamfold.errors import (
     OutcomeUnknownError,
@@ -12,19 +16,21 @@ from streamfold.errors import (
     StoreRecoveringError,
     StreamfoldError,
 )
-from streamfold.server.http.request import Request
+
+if TYPE_CHECKING:
+    from streamfold.server.http.request import Request
 
 logger = logging.getLogger(__name__)
 
 #: Writes an error as the answer to a request, in the form of one face.
-ProblemWriter: TypeAlias = Callable[[Request, Exception], Awaitable[None]]
+ProblemWriter: TypeAlias = Callable[["Request", Exception], Awaitable[None]]
 
 #: The store itself logs why a commit failed, once for all requests that it fails.
 _LOGGED_BY_STORE: Final = (OutcomeUnknownError, StoreRecoveringError, StorageFullError)
 
 
 async def answer_problem(request: Request, error: Exception, write: ProblemWriter) -> None:
-    """Answer a failed request through `write`; a response that has begun breaks off instead."""
+    """Answer a failed request through `write`; a response that has begun is cut off instead."""
     if request.status:
         logger.error(
             "the response to %s %s was cut off", request.method, request.raw_path, exc_info=error
@@ -40,3 +46,17 @@ def log_failure(error: Exception) -> None:
         logger.error("a request failed unexpectedly", exc_info=error)
     elif error.public_message is not None and type(error) not in _LOGGED_BY_STORE:
         logger.warning("a request failed: %s", error.message)
+
+
+class ClientHangupError(StreamfoldError):
+    """The client closed the connection, or stopped reading, before it had its answer."""
+
+    code = "client_hangup"
+    definite = False
+
+
+class RequestTimeoutError(StreamfoldError):
+    """The client sends its request too slowly."""
+
+    code = "request_timeout"
+    definite = False

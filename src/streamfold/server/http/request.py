@@ -27,8 +27,8 @@ from typing import Any, Final, TypeAlias
 
 from streamfold.model.positions import U64_MAX
 from streamfold.server.http.connections import Running
-from streamfold.server.http.errors import ClientHangupError
 from streamfold.server.http.offload import Arguments, OffloadPool, Result
+from streamfold.server.http.problems import ClientHangupError
 from streamfold.server.http.request_limits import RESERVED_FROM, RequestBudget, Upload
 from streamfold.server.http.response_limits import ANSWER_COST, SAMPLE, ResponseBudget
 from streamfold.server.http.response_shares import Reservation

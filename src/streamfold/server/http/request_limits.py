@@ -11,7 +11,7 @@ from heapq import nsmallest
 from typing import Any, Final
 
 from streamfold.errors import UploadsBusyError
-from streamfold.server.http.errors import RequestTimeoutError
+from streamfold.server.http.problems import RequestTimeoutError
 from streamfold.store.log.admission import Admission
 
 #: Bytes of bodies in memory, over all requests.

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from streamfold.server.http.errors import ClientHangupError
+from streamfold.server.http.problems import ClientHangupError
 from streamfold.server.http.response_shares import Reservation, Room
 
 #: Bytes of all answers that are held for clients.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Hashable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from streamfold.server.http.errors import ClientHangupError
+from streamfold.server.http.problems import ClientHangupError
 
 #: The part of the memory that is kept for first answers.
 FIRST_PART: Final = 8

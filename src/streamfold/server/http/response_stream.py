@@ -22,7 +22,7 @@ from contextlib import AbstractAsyncContextManager
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from streamfold.server.http.errors import ClientHangupError
+from streamfold.server.http.problems import ClientHangupError
 from streamfold.server.http.response_limits import SAMPLE, ResponseBudget
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from streamfold.records import AppendInput
 from streamfold.records.batch import RecordBatch
 from streamfold.server.auth import ActiveGrant, AppendRights
 from streamfold.server.http.drain import DrainGate
-from streamfold.server.http.errors import ClientHangupError
 from streamfold.server.http.offload import LIGHT_BYTES
+from streamfold.server.http.problems import ClientHangupError
 from streamfold.server.http.request import Request
 from streamfold.server.http.response_stream import ResponseStream
 from streamfold.server.metrics import AppendMetrics

@@ -16,11 +16,11 @@ from streamfold.server.http.drain import DrainGate, WaitGuard
 from streamfold.server.http.offload import LIGHT_BYTES, ArrivalOrder
 from streamfold.server.http.request import Request, text_of
 from streamfold.server.http.router import memoize_short
+from streamfold.server.live_reads import OWN_BATCH, LiveEncoding, LiveReads, SharedEncodings
 from streamfold.server.s2.appends import Appends, AppendSession, Ticket
 from streamfold.server.s2.resources import basin_of, stream_of
 from streamfold.server.s2.responses import FRAME_HEADERS, EventEncoding, FrameEncoding
 from streamfold.server.s2.stream_refs import StreamRequest, open_stream, parse_stream_request
-from streamfold.server.streams.live_reads import OWN_BATCH, LiveEncoding, LiveReads, SharedEncodings
 from streamfold.store.read.reader import OpenStream
 from streamfold.store.read.requests import ReadBatch, ReadRequest, ReadStart, StartKind
 from streamfold.store.store import StreamStore

@@ -16,7 +16,7 @@ from streamfold.server.http.offload import LIGHT_BYTES
 from streamfold.server.http.problems import log_failure
 from streamfold.server.http.request import Headers, Request
 from streamfold.server.http.response_stream import Buffer, ResponseStream
-from streamfold.server.streams.live_reads import SharedEncodings
+from streamfold.server.live_reads import SharedEncodings
 from streamfold.store.read.requests import ReadBatch
 from streamfold.store.store import wall_clock
 from streamfold.wire.compression import Compression

@@ -10,12 +10,12 @@ from streamfold.server.auth import Access
 from streamfold.server.http.drain import DrainGate
 from streamfold.server.http.request import Request
 from streamfold.server.http.router import Handler, Router
+from streamfold.server.live_reads import LiveReads
 from streamfold.server.metrics import AppendMetrics
 from streamfold.server.s2.appends import Appends
 from streamfold.server.s2.records import Records
 from streamfold.server.s2.resources import Account, Basins, Locations, Streams, basin_of
 from streamfold.server.s2.snapshots import StreamSnapshots
-from streamfold.server.streams.live_reads import LiveReads
 from streamfold.store.store import StreamStore
 from streamfold.store.usage.recorder import UsageRecorder
 from streamfold.wire.s2.urls import parse_basin

@@ -13,7 +13,7 @@ from streamfold.server.auth import Access
 from streamfold.server.http.request import Request
 from streamfold.server.http.router import Handler, Router
 from streamfold.server.s2.stream_refs import parse_stream_request
-from streamfold.server.streams.snapshots import SnapshotRequest, Snapshots, UpdateParts
+from streamfold.server.snapshots import SnapshotRequest, Snapshots, UpdateParts
 from streamfold.store.read.requests import ReadBatch
 from streamfold.store.store import StreamStore
 from streamfold.wire.durable_streams.headers import parse_trim_on_snapshot

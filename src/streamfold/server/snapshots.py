@@ -16,7 +16,7 @@ from streamfold.server.http.bodies import NO_STORE, answer_json, limited_chunks
 from streamfold.server.http.offload import LIGHT_BYTES
 from streamfold.server.http.request import LIST_ROOM, Headers, Request
 from streamfold.server.http.response_stream import PIECE
-from streamfold.server.streams.live_reads import ReaderFairness
+from streamfold.server.live_reads import ReaderFairness
 from streamfold.store.catalog.snapshots import READ_PIECE, Publication, Snapshot
 from streamfold.store.durable_streams import APPEND_BYTES_MAX
 from streamfold.store.log.sealing import SealingKey

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from streamfold.model.positions import SeqNum, StreamPosition, Timestamp
-from streamfold.server.streams.live_reads import KEPT, KEPT_BYTES, SharedEncodings
+from streamfold.server.live_reads import KEPT, KEPT_BYTES, SharedEncodings
 from streamfold.store.read.requests import ReadBatch
 
 

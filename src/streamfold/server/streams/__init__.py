@@ -1,1 +1,0 @@
-"""What the faces share about serving streams: order of appends, live reads, shared encodings."""
