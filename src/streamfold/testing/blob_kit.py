@@ -261,7 +261,7 @@ class BlobStoreConformance:
         with pytest.raises(InvalidError, match="chunk_size"):
             await collect(store.stream("blob", 0))
 
-    async def test_head_tells_size_time_and_version(self, store: BlobStore) -> None:
+    async def test_head_returns_size_time_and_version(self, store: BlobStore) -> None:
         await store.put("blob", b"data")
         first = await store.head("blob")
         assert (first.key, first.size) == ("blob", 4)
@@ -277,7 +277,7 @@ class BlobStoreConformance:
             with pytest.raises(BlobNotFoundError, match=key):
                 await CALLS[call](store, key)
 
-    async def test_delete_removes_and_does_not_mind_absence(self, store: BlobStore) -> None:
+    async def test_delete_removes_and_ignores_absence(self, store: BlobStore) -> None:
         await store.put("folder/blob", b"x")
         await store.put("folder/other", b"y")
         for key in ("folder/blob", "folder/blob", "never/there", "folder"):
@@ -302,7 +302,7 @@ class BlobStoreConformance:
             await store.put(key, key.encode())
         assert await keys_of(store) == sorted(keys, key=str.encode)
 
-    async def test_list_tells_what_head_tells(self, store: BlobStore) -> None:
+    async def test_list_returns_what_head_returns(self, store: BlobStore) -> None:
         await store.put("folder/blob", b"data")
         assert [meta async for meta in store.list()] == [await store.head("folder/blob")]
 

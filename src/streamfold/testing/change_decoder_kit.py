@@ -76,12 +76,12 @@ class ChangeDecoderConformance:
         assert isinstance(decoder, ChangeDecoder)
         assert pickle.loads(pickle.dumps(decoder)) == decoder  # noqa: S301 - our own bytes
 
-    def test_nothing_gives_nothing(self, decoder: ChangeDecoder) -> None:
+    def test_no_records_give_no_changes(self, decoder: ChangeDecoder) -> None:
         found = decoder.decode(records([]), TABLE)
         assert found.changes.schema == decoded_schema(TABLE)
         assert (len(found.changes), len(found.dead_letters), found.ignored) == (0, 0, 0)
 
-    def test_nothing_teaches_nothing(self, decoder: ChangeDecoder) -> None:
+    def test_no_records_give_no_schema(self, decoder: ChangeDecoder) -> None:
         assert decoder.decode(records([]), None).schema is None
 
     def test_every_op_names_its_key_and_brings_its_row(self, decoder: ChangeDecoder) -> None:
@@ -155,7 +155,7 @@ class ChangeDecoderConformance:
         found = self.decoded(decoder, [Sample("insert", ROW | {"id": None}), Sample("insert")])
         assert found.dead_letters["seq_num"].to_pylist() == [0]
 
-    def test_commands_of_the_stream_are_no_changes(self, decoder: ChangeDecoder) -> None:
+    def test_commands_of_the_stream_are_not_changes(self, decoder: ChangeDecoder) -> None:
         headers = [[{"name": b"", "value": b"trim"}], [{"name": b"a", "value": b"b"}]]
         bodies = [b"\x00" * 8, self.body(Sample("insert"))]
         found = decoder.decode(records(bodies, headers=headers), TABLE)

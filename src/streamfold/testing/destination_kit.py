@@ -69,7 +69,7 @@ class DestinationConformance:
         await check_compare_and_swap(destination, "probe")
         assert await keys_of(destination.blobs) == []
 
-    async def test_there_is_no_manifest_at_first(self, destination: Destination) -> None:
+    async def test_a_new_destination_has_no_manifest(self, destination: Destination) -> None:
         assert await destination.read() is None
 
     async def test_a_manifest_is_read_as_it_was_stored_with_uris_of_this_destination(

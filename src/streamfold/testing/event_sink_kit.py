@@ -109,7 +109,7 @@ class EventSinkConformance:
             received.sort(key=lambda event: event.event_id)
         assert received == sent
 
-    async def test_any_name_of_a_table_is_taken(self, probe: SinkProbe) -> None:
+    async def test_any_name_of_a_table_is_accepted(self, probe: SinkProbe) -> None:
         sent = [sample_event(number, table) for number, table in enumerate(ODD_TABLES)]
         for event in sent:
             await probe.sink.send(event)

@@ -114,7 +114,7 @@ class FormatConformance:
             format.write_changes, ORDERS, cut(changes, 7)
         )
 
-    def test_what_hides_in_null_slots_is_not_written(self, format: Format) -> None:
+    def test_values_hidden_in_null_slots_are_not_written(self, format: Format) -> None:
         values = pa.array([1, 2, 3], pa.int64())
         hidden = pa.Array.from_buffers(pa.int64(), 3, [pa.py_buffer(b"\x05"), values.buffers()[1]])
         schema = TableSchema.of([pa.field("id", pa.int64()), pa.field("value", pa.int64())], ["id"])
@@ -171,7 +171,7 @@ class FormatConformance:
         with pytest.raises(InvalidError):
             write(format.write_changes, ORDERS, cut(changes, 1))
 
-    def test_a_failing_source_of_batches_is_not_taken_for_its_end(self, format: Format) -> None:
+    def test_a_failing_source_of_batches_does_not_look_like_its_end(self, format: Format) -> None:
         def failing() -> Iterator[pa.RecordBatch]:
             yield orders(10)
             raise FileNotFoundError("the caller's own")

@@ -63,7 +63,7 @@ class StreamClientConformance:
         assert [record.seq_num for record in await client.peek(8, 10)] == [8, 9]
         assert list(await client.peek(10, 5)) == []
 
-    async def test_a_read_goes_on_with_what_is_appended_later(self, client: StreamClient) -> None:
+    async def test_a_read_continues_with_what_is_appended_later(self, client: StreamClient) -> None:
         await client.append(_records(b"a"))
         async with asyncio.timeout(_LIMIT), aclosing(client.read(0)) as session:
             assert [record.body for record in await anext(session)] == [b"a"]
@@ -105,7 +105,7 @@ class StreamClientConformance:
         await client.append(_records(b"b"), match_seq_num=1)
         assert [record.body for record in await _read(client, 0, 2)] == [b"a", b"b"]
 
-    async def test_of_racing_appends_at_one_place_one_wins(self, client: StreamClient) -> None:
+    async def test_of_racing_appends_at_one_seq_num_one_wins(self, client: StreamClient) -> None:
         async def claim(number: int) -> bool:
             try:
                 await client.append(_records(b"%d" % number), match_seq_num=0)
@@ -116,7 +116,7 @@ class StreamClientConformance:
         assert sum(await asyncio.gather(*map(claim, range(8)))) == 1
         assert (await client.check_tail()).seq_num == 1
 
-    async def test_a_fence_refuses_those_who_show_another_token(self, client: StreamClient) -> None:
+    async def test_a_fence_refuses_appends_with_another_token(self, client: StreamClient) -> None:
         await client.append([fence_record("new")])
         with pytest.raises(FencingTokenMismatchError) as caught:
             await client.append(_records(b"late"), fencing_token="old")  # noqa: S106
@@ -151,7 +151,7 @@ class StreamClientConformance:
             await client.append(batch)
         assert (await client.check_tail()).seq_num == 0
 
-    async def test_the_largest_batch_is_taken(self, client: StreamClient) -> None:
+    async def test_the_largest_batch_is_accepted(self, client: StreamClient) -> None:
         await client.append([Record(b"x" * ((1 << 20) - 8))])
         await client.append([Record(b"")] * 1000)
         assert (await client.check_tail()).seq_num == 1001
