@@ -37,9 +37,9 @@ _PERMISSIONS = {"r": "read", "w": "write", "rw": "read-write"}
 
 @verb("issue-access-token", changes=True)
 @click.argument("token_id", metavar="ID")
-@click.option("--basins", metavar="SET", help="Basins it is good for.")
-@click.option("--streams", metavar="SET", help="Streams it is good for.")
-@click.option("--access-tokens", metavar="SET", help="Access tokens it is good for.")
+@click.option("--basins", metavar="SET", help="Basins that it may use.")
+@click.option("--streams", metavar="SET", help="Streams that it may use.")
+@click.option("--access-tokens", metavar="SET", help="Access tokens that it may manage.")
 @click.option(
     "--op-group-perms",
     metavar="GROUP=r|w|rw,...",
