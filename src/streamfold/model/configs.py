@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Final, Literal, TypeAlias, TypeVar
 
 from streamfold.errors import InvalidError
@@ -152,8 +153,12 @@ def check_min_age(seconds: int | None) -> None:
         raise InvalidError(f"delete-on-empty age {seconds} must be 0 (off) or more seconds")
 
 
+@lru_cache(maxsize=1000)
 def resolve(requested: StreamConfigLayer, basin: StreamConfigLayer) -> StreamConfig:
-    """The configuration of a new stream: requested, else the basin's, else the system's."""
+    """The configuration of a new stream: requested, else the basin's, else the system's.
+
+    Streams that are created alike share one object.
+    """
     return _fill(_fill(SYSTEM_DEFAULTS, basin), requested)
 
 
