@@ -11,10 +11,12 @@ import json
 import subprocess
 import sys
 import venv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 from packaging.requirements import Requirement
@@ -114,7 +116,23 @@ class Environment:
             link(found, self.packages)
         what = f"{wheel}[{extra}]" if extra else str(wheel)
         pip = (sys.executable, "-m", "pip", "--python", self.python, "--disable-pip-version-check")
-        run(*pip, "install", "--quiet", "--no-index", what)
+        # Most modules are never imported there, and to compile them all takes a second.
+        run(*pip, "install", "--quiet", "--no-index", "--no-compile", what)
+
+
+@pytest.fixture(scope="module")
+def installed(
+    wheel: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str | None], Environment]:
+    """Gives the environment of an extra, which is made once."""
+
+    @cache
+    def find(extra: str | None) -> Environment:
+        environment = Environment(tmp_path_factory.mktemp("environment"))
+        environment.install(wheel, extra)
+        return environment
+
+    return find
 
 
 def required(root: str, wheel: Path) -> Iterator[Distribution]:
@@ -140,11 +158,9 @@ def required(root: str, wheel: Path) -> Iterator[Distribution]:
 
 def requires_of(wheel: Path) -> list[str]:
     """The requirements that the wheel itself names."""
-    script = (
-        "import sys, zipfile; names = zipfile.ZipFile(sys.argv[1]);"
-        "print(names.read(next(n for n in names.namelist() if n.endswith('METADATA'))).decode())"
-    )
-    metadata = run(sys.executable, "-c", script, str(wheel))
+    with ZipFile(wheel) as files:
+        (name,) = (name for name in files.namelist() if name.endswith("/METADATA"))
+        metadata = files.read(name).decode()
     return [
         line.removeprefix("Requires-Dist: ")
         for line in metadata.splitlines()
@@ -162,10 +178,9 @@ def link(found: Distribution, packages: Path) -> None:
 
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_what_an_extra_lacks_is_named_in_one_sentence(
-    extra: str | None, wheel: Path, tmp_path: Path
+    extra: str | None, installed: Callable[[str | None], Environment]
 ) -> None:
-    environment = Environment(tmp_path / "environment")
-    environment.install(wheel, extra)
+    environment = installed(extra)
     probe = (json.dumps(list(IMPORTS)), json.dumps(list(COMMANDS)))
     found = json.loads(run(environment.python, "-c", PROBE, *probe))
     # The pipeline reads and writes archives, and ingest appends to streams.
@@ -183,10 +198,9 @@ def test_what_an_extra_lacks_is_named_in_one_sentence(
 
 
 def test_profiles_of_aws_without_their_extra_are_refused_with_its_name(
-    wheel: Path, tmp_path: Path
+    installed: Callable[[str | None], Environment],
 ) -> None:
-    environment = Environment(tmp_path / "environment")
-    environment.install(wheel, "server")
+    environment = installed("server")
     script = (
         "import os; os.environ['AWS_PROFILE'] = 'work'; os.environ.pop('AWS_ACCESS_KEY_ID', None);"
         "from streamfold.cli.main import main; main(['serve', '--port', '0', '--bucket', 'b'])"
