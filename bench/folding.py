@@ -30,7 +30,9 @@ def fold_with_spark(folder: Path, settings: Mapping[str, str] | None = None) -> 
     Fails unless Spark ran one task for each bucket that changed.
     """
     from streamfold.snapshotter.spark import snapshotter_session
+    from streamfold.snapshotter.spark.table import arrivals
 
+    arrivals.FOLD_BYTES = -1  # tasks fold the small table, too: their workers start for it
     spark = snapshotter_session(settings)
     with tempfile.TemporaryDirectory() as small:
         keys = np.arange(SMALL)

@@ -1,7 +1,7 @@
 """Measures how fresh an archive is: `python -m bench.freshness --help`.
 
 Changes are appended one at a time to a server; a snapshotter in a process of its own publishes them
-with `diff.interval = 1s`. A change is published when the manifest on disk covers its record. Beside
+with `diff.interval = 0.5s`. A change is published when the manifest on disk covers its record. Beside
 it stands what no writer could beat: a change waits half an interval on average before anybody
 looks.
 """
@@ -30,7 +30,7 @@ from streamfold.records.columns import encode_append
 from streamfold.spark.stream.client import Connection, Endpoint, Streams
 
 TABLE, STREAM = "items", "changes"
-INTERVAL = 1.0
+INTERVAL = 0.5
 #: Seconds between two changes, on average; drawn anew each time, so that no beat is met.
 PAUSE = 0.1
 #: Seconds between two looks at the manifest: what a figure may be too large by.

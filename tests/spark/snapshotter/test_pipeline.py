@@ -5,17 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from streamfold.archive import Thresholds
 from streamfold.snapshotter.decoding import DebeziumDecoder
 from streamfold.snapshotter.spark.driver_loop import DriverLoop
-from streamfold.snapshotter.spark.table.archive import TableArchive
+from streamfold.snapshotter.spark.jobs import TableJob
+from streamfold.snapshotter.spark.table.archive import TableArchive, TableEvents
+from streamfold.snapshotter.spark.table.archive_updates import ArchiveUpdates
+from streamfold.snapshotter.spark.table.arrivals import Arrivals
+from streamfold.snapshotter.spark.table.intake import TableStream
 from streamfold.snapshotter.spark.table.pipeline import TablePipeline
+from streamfold.snapshotter.spark.table.progress import TableProgress
+from streamfold.spark import DataLossError
 from tests.spark.server import Server
 from tests.spark.snapshotter.feeding import Feed, envelope, feed
 from tests.spark.snapshotter.tables import check_every_boundary, manifest_of, state_of, table_job
@@ -33,26 +41,39 @@ def open_pipeline(spark: SparkSession, loop: DriverLoop, job: Any) -> TablePipel
     return TablePipeline(spark, job, published)
 
 
-def records(spark: SparkSession, server: Server, stream: str, start: int, end: int) -> DataFrame:
-    offsets = {
-        "startingOffsets": json.dumps({stream: start}),
-        "endingOffsets": json.dumps({stream: end}),
-    }
-    return (
-        spark.read.format("streamfold").options(stream=stream, **server.options, **offsets).load()
-    )
+Records = Callable[[str, int, int], Arrivals]
+
+
+@pytest.fixture(params=["driver", "tasks"])
+def records(request: pytest.FixtureRequest, spark: SparkSession, server: Server) -> Records:
+    """Reads records of a stream as the driver does alone, or as tasks of Spark do."""
+
+    def read(stream: str, start: int, end: int) -> Arrivals:
+        streams = TableStream(spark, table_job(server, stream, Path("/unused")))
+        if request.param == "tasks":
+            return streams.of(streams.records(start, end))
+        few = streams.few(start, end, 0)  # earlier ones may be held
+        assert few is not None
+        return few
+
+    return read
 
 
 def test_every_artifact_equals_a_replay_and_a_repeated_batch_changes_nothing(
-    spark: SparkSession, server: Server, fresh: Callable[[], str], tmp_path: Path, loop: DriverLoop
+    spark: SparkSession,
+    server: Server,
+    fresh: Callable[[], str],
+    tmp_path: Path,
+    loop: DriverLoop,
+    records: Records,
 ) -> None:
     stream, bodies = fresh(), list(Feed(7).changes(1200))
     feed(server, stream, bodies)
     pipeline = open_pipeline(spark, loop, table_job(server, stream, tmp_path))
     for start in range(0, 1200, 200):
-        assert pipeline.process(records(spark, server, stream, start, start + 200))
+        assert pipeline.process(records(stream, start, start + 200))
     before = (tmp_path / "manifest.json").read_bytes()
-    assert pipeline.process(records(spark, server, stream, 1000, 1200)) is None
+    assert pipeline.process(records(stream, 1000, 1200)) is None
     assert (tmp_path / "manifest.json").read_bytes() == before
     kinds = [artifact.kind for artifact in manifest_of(tmp_path).artifacts]
     assert kinds == ["snapshot", "diff", "diff", "diff", "diff", "snapshot", "diff"]
@@ -60,7 +81,12 @@ def test_every_artifact_equals_a_replay_and_a_repeated_batch_changes_nothing(
 
 
 def test_what_records_may_say_is_in_every_artifact(
-    spark: SparkSession, server: Server, fresh: Callable[[], str], tmp_path: Path, loop: DriverLoop
+    spark: SparkSession,
+    server: Server,
+    fresh: Callable[[], str],
+    tmp_path: Path,
+    loop: DriverLoop,
+    records: Records,
 ) -> None:
     """Truncates, changed keys, columns that were not sent, new columns, what cannot be decoded."""
     stream, folder = fresh(), tmp_path / "archive"
@@ -88,7 +114,7 @@ def test_what_records_may_say_is_in_every_artifact(
     for group in groups:
         feed(server, stream, group)
         start, bodies = len(bodies), bodies + group
-        assert pipeline.process(records(spark, server, stream, start, len(bodies)))
+        assert pipeline.process(records(stream, start, len(bodies)))
     assert check_every_boundary(folder, bodies) == len(groups)
     found = manifest_of(folder)
     assert {a.rebase_reason for a in found.artifacts if a.is_base} == {"first", "max_chain_diffs"}
@@ -107,7 +133,12 @@ def test_what_records_may_say_is_in_every_artifact(
 
 
 def test_a_transaction_over_several_batches_is_published_whole(
-    spark: SparkSession, server: Server, fresh: Callable[[], str], tmp_path: Path, loop: DriverLoop
+    spark: SparkSession,
+    server: Server,
+    fresh: Callable[[], str],
+    tmp_path: Path,
+    loop: DriverLoop,
+    records: Records,
 ) -> None:
     """As Debezium marks it, with a truncate and a record that cannot be decoded inside."""
     stream, folder = fresh(), tmp_path / "archive"
@@ -122,7 +153,7 @@ def test_a_transaction_over_several_batches_is_published_whole(
     feed(server, stream, [body for group in groups for body in group])
     seen, start = [], 0
     for group in groups:
-        batch = pipeline.process(records(spark, server, stream, start, start + len(group)))
+        batch = pipeline.process(records(stream, start, start + len(group)))
         start += len(group)
         assert batch is not None
         seen.append((manifest_of(folder).head_position, pipeline.intake.held_from, batch.records))
@@ -131,7 +162,7 @@ def test_a_transaction_over_several_batches_is_published_whole(
     assert len(list((folder / "dead-letters").iterdir())) == 1  # though it was read twice
     # A new process finds the open transaction again, and can be made to stop waiting.
     again = open_pipeline(spark, loop, job)
-    assert again.process(records(spark, server, stream, 9, 12))
+    assert again.process(records(stream, 9, 12))
     assert (again.intake.held_from, manifest_of(folder).head_position) == (9, "8")
     released = again.release()
     assert released is not None
@@ -155,7 +186,12 @@ def marker(status: str, txn: str) -> bytes:
 
 
 def test_a_new_base_uses_buckets_without_changes_again_and_grows_with_the_table(
-    spark: SparkSession, server: Server, fresh: Callable[[], str], tmp_path: Path, loop: DriverLoop
+    spark: SparkSession,
+    server: Server,
+    fresh: Callable[[], str],
+    tmp_path: Path,
+    loop: DriverLoop,
+    records: Records,
 ) -> None:
     stream, folder = fresh(), tmp_path / "archive"
     rows = [{"id": n, "name": f"a name of number {n}", "price": 1.0} for n in range(2000)]
@@ -164,9 +200,9 @@ def test_a_new_base_uses_buckets_without_changes_again_and_grows_with_the_table(
     feed(server, stream, bodies)
     job = table_job(server, stream, folder, buckets=8, thresholds=Thresholds(max_chain_diffs=1))
     pipeline = open_pipeline(spark, loop, job)
-    pipeline.process(records(spark, server, stream, 0, 2000))
+    pipeline.process(records(stream, 0, 2000))
     before = bucket_files(folder)
-    pipeline.process(records(spark, server, stream, 2000, 2050))
+    pipeline.process(records(stream, 2000, 2050))
     after = bucket_files(folder)
     changed = [bucket for bucket in before if before[bucket] != after[bucket]]
     assert (len(before), len(changed)) == (8, 1)
@@ -176,6 +212,34 @@ def test_a_new_base_uses_buckets_without_changes_again_and_grows_with_the_table(
     open_pipeline(spark, loop, replace(job, bucket_bytes=1024)).rebase("grown")
     assert len(bucket_files(folder)) == 16
     assert check_every_boundary(folder, bodies) == 2
+
+
+def test_a_stream_that_ends_before_the_archive_does_is_reported_as_data_loss(
+    server: Server, fresh: Callable[[], str], tmp_path: Path, loop: DriverLoop
+) -> None:
+    stream, folder = fresh(), tmp_path / "archive"
+    feed(server, stream, Feed(3).changes(20))
+    job = table_job(server, stream, folder)
+    assert open_updates(loop, job).advance()
+    assert manifest_of(folder).head_position == "19"
+    other = fresh()  # as if the stream had been deleted and created again
+    feed(server, other, Feed(3).changes(5))
+    replaced = replace(job, stream=other)
+    with pytest.raises(DataLossError, match="records 5 to 19"):
+        open_updates(loop, replaced).advance()
+
+
+def open_updates(loop: DriverLoop, job: TableJob) -> ArchiveUpdates:
+    """A table whose driver does everything alone: it has no Spark."""
+    published = TableArchive(job, loop)
+    no_spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(setLocalProperty=print))
+    stream = TableStream(no_spark, job)
+    pipeline = TablePipeline(no_spark, job, published, stream=stream)
+    progress = TableProgress(job.table, job.stream, job.destinations, lambda: datetime.now(UTC))
+    events = TableEvents(job, loop)
+    updates = ArchiveUpdates(stream, pipeline, published, events, progress, lambda: None)
+    updates.open()
+    return updates
 
 
 def bucket_files(folder: Path) -> dict[int, tuple[str, int]]:

@@ -20,6 +20,7 @@ from streamfold.backoff import Backoff
 from streamfold.errors import InvalidError, NotFoundError
 from streamfold.snapshotter.spark.driver_loop import DriverLoop
 from streamfold.snapshotter.spark.jobs import TableJob
+from streamfold.snapshotter.spark.table.arrivals import driver_bytes
 from streamfold.snapshotter.spark.table.writer import Request, TableWriter
 from streamfold.snapshotter.status.table_status import State, TableStatus
 from streamfold.spark.session import QUICK_JAVA, open_session
@@ -126,7 +127,12 @@ class Snapshotter:
         starting = threading.Lock()
         self._tables = {
             job.table: TableWriter(
-                job, self._loop, scratch=scratch, starting=starting, backoff=backoff
+                job,
+                self._loop,
+                scratch=scratch,
+                starting=starting,
+                most_bytes=driver_bytes(len(jobs)),
+                backoff=backoff,
             )
             for job in jobs
         }

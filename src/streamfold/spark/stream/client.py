@@ -23,7 +23,7 @@ from streamfold.spark.errors import EndpointUnavailableError, OptionError
 
 _PLACEHOLDER = "{basin}"
 #: Seconds to connect and to wait for the next bytes: above the 15 between two heartbeats.
-_IO_TIMEOUT = 20.0
+IO_TIMEOUT = 20.0
 #: The least seconds to wait for the answer to a short request: servers pause for less.
 _ANSWER_TIMEOUT_MIN = 3.0
 #: Seconds before the second attempt, and the most between later ones.
@@ -134,7 +134,7 @@ class RetryDeadline:
 class Connection:
     """Requests to one endpoint, one after the other. Close it, or use it as a context manager."""
 
-    def __init__(self, endpoint: Endpoint, io_timeout: float = _IO_TIMEOUT) -> None:
+    def __init__(self, endpoint: Endpoint, io_timeout: float = IO_TIMEOUT) -> None:
         """`io_timeout`: seconds to connect and to wait for the next bytes."""
         self.endpoint = endpoint
         self._timeout = io_timeout
@@ -207,7 +207,7 @@ def answer_timeout(endpoint: Endpoint) -> float:
     At most the time for retries, so that a server that drops packets is reported as soon as one that
     refuses connections.
     """
-    return min(_IO_TIMEOUT, max(_ANSWER_TIMEOUT_MIN, endpoint.retry_timeout))
+    return min(IO_TIMEOUT, max(_ANSWER_TIMEOUT_MIN, endpoint.retry_timeout))
 
 
 def is_transient(status: int, body: bytes) -> bool:

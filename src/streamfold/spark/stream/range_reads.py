@@ -20,6 +20,7 @@ from streamfold.http_client import cause_of
 from streamfold.records.columns import BytesColumn, Columns, HeaderColumn, read_columns
 from streamfold.spark.errors import DataLossError
 from streamfold.spark.stream.client import (
+    IO_TIMEOUT,
     PROTOBUF,
     Connection,
     Endpoint,
@@ -203,14 +204,19 @@ class Wanted:
     sessions: bool = True
 
 
-def read_range(endpoint: Endpoint, wanted_range: Range, wanted: Wanted) -> Iterator[Columns]:
-    """Yield every record of the range, once and in order, even if connections break."""
+def read_range(
+    endpoint: Endpoint, wanted_range: Range, wanted: Wanted, io_timeout: float = IO_TIMEOUT
+) -> Iterator[Columns]:
+    """Yield every record of the range, once and in order, even if connections break.
+
+    `io_timeout`: seconds to connect and to wait for the next bytes.
+    """
     stream, at, end = wanted_range.stream, wanted_range.start, wanted_range.end
     deadline, sessions = RetryDeadline(endpoint.retry_timeout), wanted.sessions
     while at < end:
         began = at
         try:
-            with Connection(endpoint) as connection:
+            with Connection(endpoint, io_timeout) as connection:
                 for payload in transfer(connection, stream, at, end, sessions):
                     found = read_columns(payload, headers=wanted.headers, bodies=wanted.bodies)
                     found, at = within(found, stream, at, end, wanted)

@@ -1,7 +1,7 @@
 """Changes one table's archive, one update at a time, each starting at the manifest's head.
 
-Spark's threads bring batches of the query; the table's own thread brings requests, due bases and the
-last flush. A lock serializes them.
+The table's own thread brings new records, requests, due bases and the last flush; Spark's threads bring
+batches of a query that takes in a backlog. A lock serializes them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from pyspark.sql import DataFrame
 from streamfold.archive.schema import TableSchema
 from streamfold.errors import StreamfoldError
 from streamfold.snapshotter.spark.table.archive import TableArchive, TableEvents
+from streamfold.snapshotter.spark.table.arrivals import Arrivals
 from streamfold.snapshotter.spark.table.intake import Batch, TableStream
 from streamfold.snapshotter.spark.table.pipeline import FIRST, TablePipeline
 from streamfold.snapshotter.spark.table.progress import CommitLog, TableProgress
+from streamfold.spark.errors import DataLossError
 
 logger = logging.getLogger(__name__)
 
@@ -76,16 +78,45 @@ class ArchiveUpdates:
             self._settled = self._settled and not failed
 
     def process_batch(self, records: DataFrame, batch_id: int) -> None:
-        """Process a batch of the query, in a thread of Spark's."""
+        """Process a batch of a query, in a thread of Spark's."""
         with self._turn:
             if not self._open:
                 return
             try:
-                self._process(records)
+                self._process(self._stream.of(records))
             except Exception as error:
                 # Kept as it is: Spark would turn it into text, and not stop the query sooner.
                 self.failure, self._open, self._settled = error, False, False
                 self._on_failure()
+
+    @property
+    def position(self) -> int:
+        """The first record that is not taken in yet."""
+        with self._turn:
+            return self._next()
+
+    def advance(self) -> bool:
+        """Take in what the stream holds now, on the driver; False if that is too much for it."""
+        with self._turn:
+            tail = self._stream.tail() if self._open else 0
+            self._check_not_replaced(tail)
+            while self._open and (start := self._next()) < tail:
+                end = min(tail, start + self._stream.job.max_records)
+                few = self._stream.few(start, end, self._pipeline.intake.held_from)
+                if few is None:
+                    self._watch.lag(tail - start)
+                    return False
+                self._process(few)
+                if self._next() <= start:
+                    break
+            if self._open:
+                self._watch.lag(0)
+            return True
+
+    def _check_not_replaced(self, tail: int) -> None:
+        """Raise if the stream ends before the next record: it was created anew."""
+        if self._open and tail < (position := self._next()):
+            raise DataLossError(self._stream.job.stream, tail, position, 0)
 
     def rebase_if_due(self) -> None:
         """Write a base that is due by time, even without changes."""
@@ -129,14 +160,16 @@ class ArchiveUpdates:
         while (start := self._next()) < tail:
             end = min(tail, start + self._stream.job.max_records)
             epoch = self._epoch()
-            self._process(self._stream.records(start, end), force if end == tail else None)
+            held_from = self._pipeline.intake.held_from
+            records = self._stream.arrivals(start, end, held_from)
+            self._process(records, force if end == tail else None)
             based = end == tail and self._epoch() > epoch
             if self._next() <= start:
                 break  # the rest belongs to an open transaction
         self._watch.lag(0)
         return based
 
-    def _process(self, records: DataFrame, force: str | None = None) -> None:
+    def _process(self, records: Arrivals, force: str | None = None) -> None:
         self._count(partial(self._pipeline.process, records, force=force))
 
     def _count(self, work: Callable[[], Batch | None]) -> None:

@@ -1,4 +1,4 @@
-"""Takes in records of a stream: decoded in tasks, without gaps, up to the last whole transaction.
+"""Takes in records of a stream: decoded, without gaps, up to the last whole transaction.
 
 Held records are not stored: they are read again from the stream when the end arrives, and decoded
 with what follows. So a transaction is decoded at most twice, if a batch cuts it.
@@ -12,13 +12,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
-from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
@@ -26,20 +22,24 @@ from streamfold.archive.errors import ChainGapError
 from streamfold.archive.schema import TableSchema
 from streamfold.snapshotter.spark.errors_from_spark import ServerUnreachableError
 from streamfold.snapshotter.spark.jobs import TableJob
-from streamfold.snapshotter.spark.tasks.decode import DecodeReport, DecodeStep, decode
-from streamfold.snapshotter.spark.tasks.results import REPORT, TASK_RESULTS, raise_task_errors
+from streamfold.snapshotter.spark.table.arrivals import (
+    DRIVER_BYTES,
+    Arrivals,
+    Decoded,
+    DriverArrivals,
+    SparkArrivals,
+)
+from streamfold.snapshotter.spark.tasks.decode import DecodeReport, DecodeStep
 from streamfold.snapshotter.transactions import TransactionWait
 from streamfold.spark.errors import EndpointUnavailableError
 from streamfold.spark.stream.client import Connection, Streams, answer_timeout
 from streamfold.spark.stream.options import EARLIEST, LATEST, parse_source
+from streamfold.spark.stream.range_reads import Range
 
 logger = logging.getLogger(__name__)
 
 #: Seconds for which a short request is retried; a server that is silent for longer gets one.
 RETRY_SECONDS = 1.0
-#: Records from which the driver learns the columns.
-SAMPLE = 10_000
-_COLUMNS = ("seq_num", "timestamp", "headers", "body")
 
 
 @dataclass
@@ -81,31 +81,46 @@ class StreamEdges:
 class TableStream(StreamEdges):
     """Reads for one job; positions come from the archive, never from a checkpoint."""
 
-    def __init__(self, spark: SparkSession, job: TableJob) -> None:
+    def __init__(self, spark: SparkSession, job: TableJob, most_bytes: int = DRIVER_BYTES) -> None:
+        """`most_bytes`: bytes of records that the driver may hold."""
         super().__init__(job)
         self.spark = spark
+        self._most_bytes = most_bytes
+
+    def few(self, start: int, end: int, held_from: int | None = None) -> DriverArrivals | None:
+        """Read the records, and those before `start` that are held, if the driver can hold them all."""
+        endpoint = parse_source(self._options()).endpoint
+        first = start if held_from is None else held_from
+        wanted = Range(self.job.stream, first, end)
+        return DriverArrivals.read(endpoint, wanted, start, self._most_bytes)
+
+    def arrivals(self, start: int, end: int, held_from: int | None = None) -> Arrivals:
+        """Return the records: read by the driver if they are few, and else by tasks."""
+        few = self.few(start, end, held_from)
+        return self.of(self.records(start, end)) if few is None else few
+
+    def of(self, records: DataFrame) -> SparkArrivals:
+        """Return records that Spark reads."""
+        return SparkArrivals(records, self.records)
 
     def records(self, start: int, end: int) -> DataFrame:
         """Read the records from `start` up to, not including, `end`."""
         edges = {"startingOffsets": self._offset(start), "endingOffsets": self._offset(end)}
         return self.spark.read.format("streamfold").options(**self._options(), **edges).load()
 
-    def follow(
-        self, start: int, on_batch: Any, *, name: str, interval: timedelta, checkpoint: Path
-    ) -> StreamingQuery:
-        """Start a query that processes new records every interval; `checkpoint` is a new folder."""
+    def follow(self, start: int, on_batch: Any, *, name: str, checkpoint: Path) -> StreamingQuery:
+        """Start a query that processes what the stream holds now; `checkpoint` is a new folder."""
         options = {
             **self._options(),
             "startingOffsets": self._offset(start),
             "maxRecordsPerTrigger": str(self.job.max_records),
         }
         records = self.spark.readStream.format("streamfold").options(**options).load()
-        milliseconds = max(1, round(interval.total_seconds() * 1000))
         return (
             records.writeStream.foreachBatch(on_batch)
             .queryName(name)
             .option("checkpointLocation", checkpoint.resolve().as_uri())
-            .trigger(processingTime=f"{milliseconds} milliseconds")
+            .trigger(availableNow=True)
             .start()
         )
 
@@ -156,7 +171,9 @@ class CompleteRecords:
     """Records that may go into the archive: changes as task results, and the columns they need."""
 
     batch: Batch
-    results: DataFrame
+    results: Decoded
+    #: The first record that is left out.
+    edge: int
     schema: TableSchema
 
 
@@ -173,13 +190,11 @@ class ArchiveState:
 class TableIntake:
     """The records of one table, in order; the caller holds the table's lock."""
 
-    def __init__(
-        self, spark: SparkSession, job: TableJob, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._job = job
-        self._stream = TableStream(spark, job)
+    def __init__(self, stream: TableStream, clock: Callable[[], float] = time.monotonic) -> None:
+        self._job = stream.job
+        self._stream = stream
         self._clock = clock
-        self._waiting = TransactionWait(job.transactions)
+        self._waiting = TransactionWait(stream.job.transactions)
         #: The last record that was read: it may be held back, or hold no change.
         self.seen: int | None = None
 
@@ -194,11 +209,11 @@ class TableIntake:
         self._waiting.forget()
 
     @contextmanager
-    def take(self, records: DataFrame, known: ArchiveState) -> Iterator[CompleteRecords | None]:
+    def take(self, records: Arrivals, known: ArchiveState) -> Iterator[CompleteRecords | None]:
         """Yield what may go into the archive, valid in the block; None if the archive has all of it."""
         step = self._step(records, known)
-        with _decoded(records, step) as decoded:
-            reports = _reports(decoded)
+        with records.decoded(step) as decoded:
+            reports = decoded.reports()
             if not reports:
                 yield None
                 return
@@ -209,9 +224,9 @@ class TableIntake:
             if held_from is None or not held_from < min(first, edge):
                 yield _complete_records(decoded, reports, edge, step, cut)
                 return
-            with _decoded(self._stream.records(held_from, first), step) as held:
-                both = [*_reports(held), *reports]
-                yield _complete_records(held.union(decoded), both, edge, step, cut)
+            with records.earlier(held_from, first).decoded(step) as held:
+                both = [*held.reports(), *reports]
+                yield _complete_records(decoded.after(held), both, edge, step, cut)
 
     def is_held_enough(self) -> bool:
         """Return whether what is held has waited long enough."""
@@ -226,14 +241,14 @@ class TableIntake:
             yield None
             return
         edge = self.seen + 1
-        records = self._stream.records(self.held_from, edge)
+        records = self._stream.arrivals(self.held_from, edge)
         cut = not self._waiting.is_complete(self._clock())
         if cut:
             self._warn(self.seen)
         self._waiting.forget()
         step = self._step(records, known)
-        with _decoded(records, step) as decoded:
-            yield _complete_records(decoded, _reports(decoded), edge, step, cut)
+        with records.decoded(step) as decoded:
+            yield _complete_records(decoded, decoded.reports(), edge, step, cut)
 
     def _edge(self, reports: Sequence[DecodeReport]) -> tuple[int, bool]:
         """Return the first record that has to wait, or the next; and whether a transaction is cut."""
@@ -255,7 +270,7 @@ class TableIntake:
                 self._job.table, held.id, held.since, last,
             )  # fmt: skip
 
-    def _step(self, records: DataFrame, known: ArchiveState) -> DecodeStep:
+    def _step(self, records: Arrivals, known: ArchiveState) -> DecodeStep:
         return DecodeStep(
             decoder=self._job.decoder,
             schema=self._schema(records, known.schema),
@@ -265,14 +280,14 @@ class TableIntake:
             lettered=-1 if self.seen is None else self.seen,
         )
 
-    def _schema(self, records: DataFrame, known: TableSchema | None) -> TableSchema:
+    def _schema(self, records: Arrivals, known: TableSchema | None) -> TableSchema:
         """Return the table's columns, learned from the first records until the key is known.
 
         Otherwise every task would learn for itself, one from whole numbers and another from fractions.
         """
         if known is not None and not known.has_untyped_key:
             return known
-        sample = records.select(*_COLUMNS).orderBy("seq_num").limit(SAMPLE).toArrow()
+        sample = records.sample()
         found = self._job.decoder.decode(sample, known).schema if len(sample) else known
         return found or TableSchema.of_keys(self._job.decoder.key_fields)
 
@@ -289,32 +304,13 @@ class TableIntake:
             )
 
 
-@contextmanager
-def _decoded(records: DataFrame, step: DecodeStep) -> Iterator[DataFrame]:
-    """Yield task results, cached while the block runs."""
-    decoded = records.select(*_COLUMNS).mapInArrow(partial(decode, step=step), TASK_RESULTS)
-    decoded.persist(StorageLevel.MEMORY_AND_DISK)
-    try:
-        yield decoded
-    finally:
-        decoded.unpersist()
-
-
-def _reports(decoded: DataFrame) -> list[DecodeReport]:
-    rows = decoded.where(f"bucket <= {REPORT}").collect()
-    raise_task_errors(rows)
-    reports = [msgspec.json.decode(bytes(row.payload), type=DecodeReport) for row in rows]
-    return sorted(reports, key=lambda report: report.first)
-
-
 def _complete_records(
-    decoded: DataFrame, reports: Sequence[DecodeReport], edge: int, step: DecodeStep, cut: bool
+    decoded: Decoded, reports: Sequence[DecodeReport], edge: int, step: DecodeStep, cut: bool
 ) -> CompleteRecords:
     """Return what is before the edge: runs end there, so whole task results are in or out."""
     taken = [report for report in reports if report.first < edge]
     batch = replace(Batch.of(taken, reports[-1]), cut=cut)
-    results = decoded.where(f"bucket >= 0 AND seq_num < {edge}")
-    return CompleteRecords(batch, results, _merged(step.schema, taken))
+    return CompleteRecords(batch, decoded, edge, _merged(step.schema, taken))
 
 
 def _merged(known: TableSchema, reports: Sequence[DecodeReport]) -> TableSchema:

@@ -1,11 +1,12 @@
 """Takes one batch of records into the archive, on the driver.
 
-    records ─ decode (tasks) ─ reports to the driver: columns, range, truncates, open transaction
-            ─ shuffle by bucket ─ net changes (tasks), parts of a diff
-            ─ thresholds ─ commit the diff, or fold a new base (tasks) and commit both
+    records ─ decode ─ reports to the driver: columns, range, truncates, open transaction
+            ─ by bucket ─ net changes, parts of a diff
+            ─ thresholds ─ commit the diff, or fold a new base and commit both
 
-The driver sees reports and names of files, never rows. Files are durable before the manifest names
-them; only the manifest holds the position, so a repeated batch changes nothing.
+The driver does this alone for a few records and small files; otherwise tasks of Spark do it, and the
+driver sees reports and names of files, never rows. Files are durable before the manifest names them;
+only the manifest holds the position, so a repeated batch changes nothing.
 """
 
 from __future__ import annotations
@@ -13,33 +14,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
-from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from streamfold.archive.manifest.model import Manifest
 from streamfold.archive.write.thresholds import Action, Decision, Pending, chain_state, decide
 from streamfold.snapshotter.spark.jobs import TableJob
 from streamfold.snapshotter.spark.table.archive import TableArchive, Written, WrittenBase
+from streamfold.snapshotter.spark.table.arrivals import Arrivals, PartsOrder, fold_buckets
 from streamfold.snapshotter.spark.table.intake import (
     ArchiveState,
     Batch,
     CompleteRecords,
     TableIntake,
+    TableStream,
 )
-from streamfold.snapshotter.spark.tasks.fold import FoldStep, fold, written_parts
+from streamfold.snapshotter.spark.tasks.fold import FoldStep
 from streamfold.snapshotter.spark.tasks.layers import Layer, Stack
-from streamfold.snapshotter.spark.tasks.net import NetStep, empty_result, write_net_changes
-from streamfold.snapshotter.spark.tasks.results import TASK_RESULTS, raise_task_errors
+from streamfold.snapshotter.spark.tasks.net import NetStep
 from streamfold.spark.buckets import bucket_count
 
 #: Reason of an archive's first base.
 FIRST = "first"
 #: Buckets that the first records are sorted into, before the size of the table is known.
 FIRST_BUCKETS = 16
-#: Changes from which on another task pays off.
-TASK_CHANGES = 20_000
 
 
 def _now() -> datetime:
@@ -70,16 +68,17 @@ class TablePipeline:
         job: TableJob,
         published: TableArchive,
         now: Callable[[], datetime] = _now,
+        stream: TableStream | None = None,
     ) -> None:
         self._spark = spark
         self._job = job
         self._published = published
         self._now = now
         #: What was read of the stream, and what waits for the end of its transaction.
-        self.intake = TableIntake(spark, job)
+        self.intake = TableIntake(stream or TableStream(spark, job))
         self._uncommitted: Uncommitted | None = None
 
-    def process(self, records: DataFrame, *, force: str | None = None) -> Batch | None:
+    def process(self, records: Arrivals, *, force: str | None = None) -> Batch | None:
         """Take a batch into the archive, up to the last complete transaction.
 
         Returns None if the archive has all of it already. `force` is the reason of a base that is
@@ -138,7 +137,7 @@ class TablePipeline:
         keeps = count == stack.buckets and stack.is_bucketed and published.reusable(plan)
         touched = stack.touched() if keeps else everything
         step = FoldStep(stack, plan, self._job.destination_specs, tuple(sorted(touched)), count)
-        parts = self._fold(step)
+        parts = fold_buckets(self._spark, step)
         reuse = sorted(everything - touched)
         self._commit(Uncommitted(WrittenBase(plan, parts, reason, reuse, closing), batch))
 
@@ -178,52 +177,30 @@ class TablePipeline:
             return batch
         self._published.begin(schema)
         if self._published.manifest is None:
-            self._write_first(arrived.results, batch)
+            self._write_first(arrived)
         elif batch.changes:
-            self._write_diff(arrived.results, batch, force)
+            self._write_diff(arrived, force)
         return batch
 
-    def _write_first(self, results: DataFrame, batch: Batch) -> None:
+    def _write_first(self, arrived: CompleteRecords) -> None:
+        batch = arrived.batch
         count = bucket_count(batch.size_bytes, self._job.buckets or 1, self._job.bucket_bytes)
         plan = self._published.writer.plan_base(str(batch.last))
         step = NetStep(plan, self._job.destination_specs, batch.truncated_at, None)
-        parts = self._write_parts(results, step, count, range(count), batch)
+        order = PartsOrder(step, count, range(count), arrived.edge, batch.changes)
+        parts = arrived.results.write(order)
         self._commit(Uncommitted(WrittenBase(plan, parts, FIRST), batch))
 
-    def _write_diff(self, results: DataFrame, batch: Batch, force: str | None) -> None:
-        manifest = self._published.writer.manifest
+    def _write_diff(self, arrived: CompleteRecords, force: str | None) -> None:
+        batch, manifest = arrived.batch, self._published.writer.manifest
         assert manifest is not None  # noqa: S101 - the first base exists
         stack = self._stack()
         plan = self._published.writer.plan_diff(manifest.head_position, str(batch.last))
         step = NetStep(plan, self._job.destination_specs, batch.truncated_at, stack)
         needed = range(1) if batch.truncated_at >= 0 else range(0)
-        parts = self._write_parts(results, step, stack.buckets, needed, batch)
+        order = PartsOrder(step, stack.buckets, needed, arrived.edge, batch.changes)
+        parts = arrived.results.write(order)
         self._commit(Uncommitted(Written(plan, parts, batch.records), batch, force))
-
-    def _write_parts(
-        self, results: DataFrame, step: NetStep, count: int, needed: range, batch: Batch
-    ) -> list[Any]:
-        """Write parts of all buckets with changes, and of those that are needed anyway."""
-        results = results.selectExpr(f"bucket % {count} AS bucket", "seq_num", "payload")
-        if needed:
-            empty = [empty_result(bucket) for bucket in needed]
-            results = results.union(results.sparkSession.createDataFrame(empty, TASK_RESULTS))
-        tasks = max(1, min(count, batch.changes // TASK_CHANGES + 1))
-        # One task needs no shuffle; each of several gets whole buckets.
-        spread = results.coalesce(1) if tasks == 1 else results.repartition(tasks, "bucket")
-        ordered = spread.sortWithinPartitions("bucket", "seq_num")
-        rows = ordered.mapInArrow(partial(write_net_changes, step=step), TASK_RESULTS).collect()
-        raise_task_errors(rows)
-        return written_parts(rows)
-
-    def _fold(self, step: FoldStep) -> list[Any]:
-        count = len(step.buckets)
-        if not count:
-            return []
-        ids = self._spark.range(0, count, 1, count)
-        rows = ids.mapInArrow(partial(fold, step=step), TASK_RESULTS).collect()
-        raise_task_errors(rows)
-        return written_parts(rows)
 
     def _decide(self, manifest: Manifest, pending: Pending) -> Decision:
         return decide(self._job.thresholds, chain_state(manifest, self._now()), pending)

@@ -42,7 +42,7 @@ class ServerWatch:
         #: Why the last check failed, if it did.
         self._failure: StreamfoldError | None = None
         self._done = threading.Event()
-        #: Held by a report, so that none comes after the block.
+        #: Held by a report and while giving up, so that neither happens after the block.
         self._reporting = threading.Lock()
 
     def __enter__(self) -> ServerWatch:
@@ -59,9 +59,10 @@ class ServerWatch:
             self._note(self._check())
             if not self._stopping.wait(_PAUSE):
                 continue
-            if self._failure is not None and not self._done.is_set():
-                self._give_up(self._failure)
-                return
+            with self._reporting:
+                if self._failure is not None and not self._done.is_set():
+                    self._give_up(self._failure)
+                    return
             self._done.wait(_STOP_PAUSE)
 
     def _check(self) -> StreamfoldError | None:

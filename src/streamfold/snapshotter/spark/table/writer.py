@@ -1,7 +1,8 @@
-"""Runs one table: a streaming query, and a thread that supervises it until it is stopped.
+"""Runs one table in a thread until it is stopped: it takes in new records every interval.
 
-After a transient failure it retries from what is committed; any other stops this table, and only
-this one.
+The driver does that alone while they are few. A backlog is taken in by a streaming query, which ends
+when the table has caught up: one that waits for records would keep a Python process per table. After a
+transient failure the table retries from what is committed; any other stops this table, and no other.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from streamfold.snapshotter.spark.errors_from_spark import (
 from streamfold.snapshotter.spark.jobs import TableJob
 from streamfold.snapshotter.spark.table.archive import TableArchive, TableEvents
 from streamfold.snapshotter.spark.table.archive_updates import ArchiveUpdates
+from streamfold.snapshotter.spark.table.arrivals import DRIVER_BYTES
 from streamfold.snapshotter.spark.table.intake import StreamEdges, TableStream
 from streamfold.snapshotter.spark.table.pipeline import TablePipeline
 from streamfold.snapshotter.spark.table.progress import TableProgress
@@ -120,10 +122,15 @@ class TableWriter:
         *,
         scratch: Path,
         starting: threading.Lock | None = None,
+        most_bytes: int = DRIVER_BYTES,
         backoff: Backoff | None = None,
         now: Callable[[], datetime] = _now,
     ) -> None:
+        """`most_bytes`: bytes of records that the driver may hold for this table."""
         self.job = job
+        self._most_bytes = most_bytes
+        #: The query that takes in a backlog now.
+        self._query: StreamingQuery | None = None
         #: Held while a query starts, so that tables of a process start one at a time.
         self._starting = starting or threading.Lock()
         #: Name of the query, unique in the session, by which the listener finds the table.
@@ -165,8 +172,8 @@ class TableWriter:
             self._watch.enter(State.STARTING)
 
     def start(self, spark: SparkSession) -> None:
-        stream = TableStream(spark, self.job)
-        pipeline = TablePipeline(spark, self.job, self._published, self._now)
+        stream = TableStream(spark, self.job, self._most_bytes)
+        pipeline = TablePipeline(spark, self.job, self._published, self._now, stream)
         updates = ArchiveUpdates(
             stream, pipeline, self._published, self._events, self._watch, self._woken.set
         )
@@ -223,45 +230,66 @@ class TableWriter:
 
     def _run(self, updates: ArchiveUpdates, stream: TableStream) -> None:
         """Open the archive and follow the stream until stopped; raises what went wrong."""
-        start = updates.open()
+        updates.open()
         self._events.start(self._published.primary)
+        self._watch.enter(State.RUNNING)
+        with self._watching(stream):
+            try:
+                self._follow(updates, stream)
+            finally:
+                updates.close()
+
+    def _follow(self, updates: ArchiveUpdates, stream: TableStream) -> None:
+        """Take in new records every interval, and serve requests meanwhile."""
+        due = time.monotonic()
+        while not self._stopping.is_set():
+            if time.monotonic() >= due:
+                if not updates.advance():
+                    self._catch_up(updates, stream)
+                    continue
+                due = max(due + self.job.interval.total_seconds(), time.monotonic())
+            self._serve(updates)
+            self._woken.wait(max(0.0, min(_LOOK, due - time.monotonic())))
+            self._woken.clear()
+
+    def _catch_up(self, updates: ArchiveUpdates, stream: TableStream) -> None:
+        """Take in a backlog by a query, and serve requests meanwhile."""
         checkpoint = Path(tempfile.mkdtemp(prefix="query-", dir=self._scratch))
-        query = self._follow(updates, stream, start, checkpoint)
+        self._query = query = self._start_query(updates, stream, checkpoint)
         try:
-            self._watch.enter(State.RUNNING)
-            with self._watching(stream, query):
-                try:
-                    self._supervise(updates, query)
-                finally:
-                    updates.close()
+            while query.isActive and not self._stopping.is_set() and updates.failure is None:
+                self._serve(updates)
+                self._woken.wait(_LOOK)
+                self._woken.clear()
+            if updates.failure is not None:
+                raise updates.failure
+            if not query.isActive and (error := query.exception()) is not None:
+                raise error
         finally:
+            self._query = None
             self._end(query)
             shutil.rmtree(checkpoint, ignore_errors=True)
 
-    def _follow(
-        self, updates: ArchiveUpdates, stream: TableStream, start: int, checkpoint: Path
+    def _start_query(
+        self, updates: ArchiveUpdates, stream: TableStream, checkpoint: Path
     ) -> StreamingQuery:
         """Start the query; one table at a time, because Spark limits how long its process may take."""
         with self._starting:
             query = stream.follow(
-                start,
-                updates.process_batch,
-                name=self.name,
-                interval=self.job.interval,
-                checkpoint=checkpoint,
+                updates.position, updates.process_batch, name=self.name, checkpoint=checkpoint
             )
             while query.isActive and query.status["message"].startswith(_INITIALIZING):
                 if self._stopping.wait(_START_LOOK):
                     break
             return query
 
-    def _watching(self, stream: TableStream, query: StreamingQuery | None = None) -> ServerWatch:
+    def _watching(self, stream: TableStream) -> ServerWatch:
         """Report while the block runs whether the server answers; a stop does not wait for it."""
 
         def give_up(error: StreamfoldError) -> None:
             self._unreachable = error
             stream.spark.sparkContext.cancelJobGroup(self.name)
-            if query is not None:
+            if (query := self._query) is not None:
                 self._end(query)
 
         return ServerWatch(stream, self._stopping, report=self._report, give_up=give_up)
@@ -280,17 +308,11 @@ class TableWriter:
             # It ends when its server answers or times out; its batches do nothing any more.
             logger.debug("table %s: the query has not ended in time: %s", self.job.table, error)
 
-    def _supervise(self, updates: ArchiveUpdates, query: StreamingQuery) -> None:
-        while not self._stopping.is_set():
-            self._woken.wait(_LOOK)
-            self._woken.clear()
-            if updates.failure is not None:
-                raise updates.failure
-            if not query.isActive:
-                raise query.exception() or RuntimeError(f"query {self.name!r} ended unexpectedly")
-            self._serve_requests(updates)
-            updates.release_if_due()
-            updates.rebase_if_due()
+    def _serve(self, updates: ArchiveUpdates) -> None:
+        """Do what is due besides new records."""
+        self._serve_requests(updates)
+        updates.release_if_due()
+        updates.rebase_if_due()
 
     def _serve_requests(self, updates: ArchiveUpdates) -> None:
         if not self._requests.begin():

@@ -36,6 +36,17 @@ class FoldStep:
     #: Buckets of the new base: the stack's count or a multiple of it.
     new_count: int
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the files to fold."""
+        layers = [*([self.stack.base] if self.stack.base else []), *self.stack.diffs]
+        return sum(
+            part.size_bytes
+            for layer in layers
+            for bucket in self.buckets
+            for part in layer.of_bucket(bucket)
+        )
+
     def targets(self, bucket: int) -> range:
         """Return the new buckets that hold the keys of an old one."""
         return range(bucket, self.new_count, self.stack.buckets)

@@ -6,7 +6,7 @@ may be added while a query runs, and a shuffle moves one row for thousands of ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import wraps
 from typing import Any, NamedTuple, TypeAlias
 
@@ -65,9 +65,9 @@ def task(work: Callable[..., Iterator[TaskResult]]) -> Callable[..., Iterator[pa
     def run(batches: Batches, **given: Any) -> Iterator[pa.RecordBatch]:
         try:
             for task_result in work(batches, **given):
-                yield _row(task_result)
+                yield result_batch([task_result])
         except StreamfoldError as error:
-            yield _row(TaskResult(FAILURE, 0, error.to_wire().encode()))
+            yield result_batch([TaskResult(FAILURE, 0, error.to_wire().encode())])
 
     return run
 
@@ -79,8 +79,10 @@ def raise_task_errors(rows: Iterable[Any]) -> None:
             raise StreamfoldError.from_wire(bytes(row.payload).decode())
 
 
-def _row(task_result: TaskResult) -> pa.RecordBatch:
+def result_batch(results: Sequence[TaskResult]) -> pa.RecordBatch:
+    """Make the rows that Spark would pass to a task."""
+    columns = zip(*results, strict=True) if results else ((), (), ())
     return pa.RecordBatch.from_arrays(
-        [pa.array([value], kind) for value, kind in zip(task_result, _ARROW.types, strict=True)],
+        [pa.array(values, kind) for values, kind in zip(columns, _ARROW.types, strict=True)],
         schema=_ARROW,
     )
