@@ -45,6 +45,7 @@ from streamfold.server.metrics import AppendMetrics, StoreMetrics
 from streamfold.server.ops import OpsEndpoints, add_front_page
 from streamfold.server.s2.responses import write_problem
 from streamfold.server.s2.routes import add_s2
+from streamfold.store.engine.slatedb_binding import warm_up_writes
 from streamfold.store.store import StreamStore, open_store
 
 logger = logging.getLogger(__name__)
@@ -141,12 +142,17 @@ async def running_server(configuration: Configuration) -> AsyncIterator[Server]:
 @asynccontextmanager
 async def _loading_kernels() -> AsyncIterator[None]:
     """Load the compiled kernels in a thread: 1 s, and 3 s when they must be compiled."""
-    loading = asyncio.create_task(asyncio.to_thread(warm_up))
+    loading = asyncio.create_task(asyncio.to_thread(_load_kernels))
     try:
         yield
     finally:
         # A thread cannot be interrupted, and must not run while the interpreter ends.
         await loading
+
+
+def _load_kernels() -> None:
+    if warm_up():
+        warm_up_writes()
 
 
 def _client_limits(configuration: Configuration) -> ClientLimits:

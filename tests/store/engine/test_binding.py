@@ -5,14 +5,20 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+from collections.abc import Callable
 from concurrent.futures import wait
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from slatedb.uniffi._slatedb_uniffi.slatedb import Error
 
 from streamfold.errors import StorageError
-from streamfold.store.engine import slatedb, slatedb_binding, slatedb_reads
+from streamfold.store.engine import slatedb, slatedb_binding, slatedb_reads, write_kernel
+from streamfold.store.engine.engine import Op, Row
 from streamfold.store.engine.location import open_location
 from streamfold.store.engine.slatedb import SlateEngine
 
@@ -23,6 +29,50 @@ SIZES = (0, 1, 4, 5, 255, 256, 70_000, *range(300, 560))
 # Upstream defect 5.
 def test_this_version_of_the_binding_can_be_called_without_its_copies() -> None:
     assert slatedb_binding._missing() == []
+
+
+#: Rows with keys and values of all sizes up to those that ctypes writes, and deletions among them.
+ROWS = st.lists(
+    st.tuples(
+        st.binary(min_size=1, max_size=40),
+        st.none() | st.binary(max_size=40) | st.integers(0, 20_000).map(lambda size: b"v" * size),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(ROWS)
+def test_compiled_code_writes_the_rows_that_ctypes_writes(ops: list[Op]) -> None:
+    assert slatedb_binding.warm_up_writes() == write_kernel.is_supported()
+    compiled = slatedb_binding._fill_compiled
+
+    async def written(fill: Callable[[Any, list[Op]], None] | None) -> list[Row]:
+        slatedb_binding._fill_compiled = fill
+        engine = await SlateEngine.open(open_location("memory:"))
+        try:
+            await engine.commit([(b"\x00%d" % number, b"before") for number in range(9)])
+            await engine.commit(ops)
+            return [row async for page in engine.scan(b"\x00", b"\xff" * 50) for row in page]
+        finally:
+            await engine.close()
+
+    try:
+        assert asyncio.run(written(compiled)) == asyncio.run(written(None))
+    finally:
+        slatedb_binding._fill_compiled = compiled
+
+
+def test_compiled_code_raises_what_slatedb_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert slatedb_binding.warm_up_writes() == write_kernel.is_supported()
+    rows = [(b"key%d" % number, b"value") for number in range(20)]
+    refused: list[Op] = [*rows, (b"", b"no key"), *rows]
+    with pytest.raises(Error.Invalid) as by_compiled_code:
+        slatedb_binding.write_batch(refused)
+    monkeypatch.setattr(slatedb_binding, "_fill_compiled", None)
+    with pytest.raises(Error.Invalid) as by_ctypes:
+        slatedb_binding.write_batch(refused)
+    assert str(by_compiled_code.value) == str(by_ctypes.value)
 
 
 async def test_reads_without_the_bindings_copies_find_what_the_binding_finds() -> None:
