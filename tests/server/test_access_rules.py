@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from streamfold.model.access_tokens import AccessToken, Operation, ResourceSet, Scope, Secret
+from streamfold.server.console import ConsoleSettings
 from streamfold.server.http.router import PUBLIC, OtherRule, Route
 from streamfold.server.main import Server, running_server
 from tests.server.conftest import BASIN, configuration
@@ -23,8 +25,9 @@ BESIDES = {
 
 
 @pytest.fixture
-async def guarded() -> AsyncIterator[Server]:
-    async with running_server(configuration(root_token=Secret(ROOT))) as server:
+async def guarded(tmp_path: Path) -> AsyncIterator[Server]:
+    console = ConsoleSettings(tables=(str(tmp_path),))
+    async with running_server(configuration(root_token=Secret(ROOT), console=console)) as server:
         await server.store.create_basin(BASIN)
         await server.store.create_stream(BASIN, BASIN)
         yield server

@@ -19,7 +19,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 BASIN, STREAM = "test-basin", "orders"
 #: Milliseconds that the page gets on a busy machine; a check that holds earlier returns earlier.
-TIMEOUT = 30_000
+TIMEOUT = 60_000
 #: A browser without a window, as root, that looks for nothing outside this machine.
 _FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",

@@ -63,6 +63,16 @@ def test_what_records_hold_is_shown_as_text(server: ConsoleServer, page: Page) -
     assert page.title() == f"{stream} · Streamfold"
 
 
+def test_a_stream_that_calls_itself_a_page_runs_nothing(server: ConsoleServer, page: Page) -> None:
+    script = b"<p>stored</p><script>document.title = 'ran'; alert(1)</script>"
+    address = f"/{BASIN}/page"
+    server.http.put(address, content=script, headers={"content-type": "text/html"})
+    with page.expect_console_message(lambda message: "sandboxed" in message.text):
+        page.goto(server.url + address)
+    expect(page.get_by_text("stored")).to_be_visible()
+    assert page.title() != "ran"
+
+
 def test_a_link_opens_the_record_that_it_names(server: ConsoleServer, page: Page) -> None:
     stream = filled(server, "linked", 500)
     page.goto(server.page("basins", BASIN, stream, query="?seq=250"))

@@ -211,6 +211,13 @@ def unused(environment: Mapping[str, str], options: Iterable[str]) -> Iterator[s
     help="Offer nothing in the console that changes what is stored; access tokens still decide what "
     "a caller may do.",
 )
+@click.option(
+    "--tables",
+    multiple=True,
+    metavar="LOCATION",
+    help="Show the tables published below this folder or URL in the console; needs the extra "
+    "archive. May be given several times.",
+)
 @click.option("--no-access-log", is_flag=True, help="Do not log requests to standard error.")
 @click.option("--json", "as_json", is_flag=True, help="Announce the server as JSON.")
 def serve(
@@ -243,6 +250,7 @@ def serve(
     local_webhooks: bool,
     no_console: bool,
     console_read_only: bool,
+    tables: tuple[str, ...],
     no_access_log: bool,
     as_json: bool,
 ) -> None:
@@ -277,7 +285,7 @@ def serve(
         default_basin=default_basin,
         long_poll=long_poll,
         local_webhooks=local_webhooks,
-        console=None if no_console else ConsoleSettings(read_only=console_read_only),
+        console=None if no_console else ConsoleSettings(console_read_only, tables),
     )
     options = (
         option for known in click.get_current_context().command.params for option in known.opts

@@ -15,6 +15,7 @@ import msgspec
 from blake3 import blake3
 
 from streamfold import __version__
+from streamfold.server.auth import Access
 from streamfold.server.http.bodies import answer, answer_json
 from streamfold.server.http.request import Request
 from streamfold.server.http.router import PUBLIC, Router
@@ -51,6 +52,8 @@ class ConsoleSettings:
 
     #: Offer nothing that changes what is stored. Access tokens decide what a caller may do.
     read_only: bool = False
+    #: Folders and URLs below which published tables are shown.
+    tables: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +68,13 @@ class _File:
         return cls(body, _MEDIA_TYPES[suffix], f'W/"{blake3(body).hexdigest(16)}"')
 
 
-def add_console(router: Router, settings: ConsoleSettings, *, guarded: bool) -> None:
-    """Route everything below /console; `guarded` says that requests for data need a token."""
-    console = _Console(settings, guarded=guarded)
+def add_console(router: Router, settings: ConsoleSettings, access: Access) -> None:
+    """Route everything below /console; only tables are data, and need a right."""
+    console = _Console(settings, guarded=not access.open)
+    if settings.tables:
+        from streamfold.server.console.tables import Tables  # needs the extra `archive`
+
+        Tables(settings.tables, access).add_to(router, f"{ROOT}/tables")
     for method in ("GET", "HEAD"):
         router.add(method, ROOT, PUBLIC, console.redirect)
         router.add(method, f"{ROOT}/{{...}}", PUBLIC, console.show)
@@ -77,7 +84,12 @@ class _Console:
     """Handlers of the files, all of which are in memory."""
 
     def __init__(self, settings: ConsoleSettings, *, guarded: bool) -> None:
-        shown = {"version": __version__, "read_only": settings.read_only, "guarded": guarded}
+        shown = {
+            "version": __version__,
+            "read_only": settings.read_only,
+            "guarded": guarded,
+            "tables": bool(settings.tables),
+        }
         self._files = {
             **{name: _File.of(name, body) for name, body in _static_files()},
             _SETTINGS: _File.of(_SETTINGS, msgspec.json.encode(shown)),

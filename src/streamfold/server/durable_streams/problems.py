@@ -31,6 +31,9 @@ from streamfold.wire.text import ascii_url
 
 #: On every answer: pages that may use the server may also embed what a stream holds.
 RESOURCE_POLICY: Final = (b"cross-origin-resource-policy", b"cross-origin")
+#: On every answer: a stream may be called text/html, and a browser that opens it must run nothing of
+#: it in the name of this server, whose console keeps a token there.
+SANDBOX: Final = (b"content-security-policy", b"sandbox; default-src 'none'")
 
 
 def offset_header(seq_num: int) -> tuple[bytes, bytes]:

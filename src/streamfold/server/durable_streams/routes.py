@@ -106,7 +106,11 @@ class DurableStreamsFace:
 
     async def handle(self, request: Request) -> None:
         """Answer a request, also if it fails before the response begins."""
-        request.added_headers = (*request.added_headers, problems.RESOURCE_POLICY)
+        request.added_headers = (
+            *request.added_headers,
+            problems.RESOURCE_POLICY,
+            problems.SANDBOX,
+        )
         if request.method == "OPTIONS":
             await request.respond(204)
             return

@@ -6,6 +6,7 @@ import { BasinPage } from "./pages/basin.js";
 import { BasinsPage } from "./pages/basins.js";
 import { OverviewPage } from "./pages/overview.js";
 import { StreamPage } from "./pages/stream.js";
+import { TablePage, TablesPage } from "./pages/tables.js";
 import { TokensPage } from "./pages/tokens.js";
 import { link, useRoute } from "./routes.js";
 import { Button, Empty, Field, Icon, Notice, useConnection } from "./widgets.js";
@@ -27,6 +28,10 @@ function pageOf({ segments, query }) {
       title: stream,
       page: html`<${StreamPage} key=${`${basin}/${stream}`} basin=${basin} stream=${stream} query=${query} />`,
     };
+  }
+  if (first === "tables") {
+    const page = basin === undefined ? html`<${TablesPage} />` : html`<${TablePage} key=${basin} uri=${basin} />`;
+    return { section: "tables", title: "Tables", page };
   }
   if (first === "tokens") return { section: "tokens", title: "Access tokens", page: html`<${TokensPage} />` };
   return {
@@ -62,6 +67,7 @@ function Navigation({ section }) {
     <nav aria-label="Pages">
       ${item("overview", "#/", "Overview")}
       ${item("basins", link(["basins"]), "Basins")}
+      ${settings?.tables && item("tables", link(["tables"]), "Tables")}
       ${item("tokens", link(["tokens"]), "Tokens")}
     </nav>
     <div class="bar-end">

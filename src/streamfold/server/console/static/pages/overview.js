@@ -12,6 +12,8 @@ import { Usage } from "./usage.js";
 /** Milliseconds between readings, and how many are shown: four minutes. */
 const INTERVAL = 2000;
 const KEPT = 120;
+/** Readings that the charts have room for at first: a minute. */
+const FIRST = 30;
 /** Seconds that acknowledgements may take before the page calls them slow. */
 const SLOW_ACK = 1;
 /** Shares of a limit that the page warns about. */
@@ -92,7 +94,7 @@ async function notReady() {
 
 const Figure = ({ what, value, more, values, label }) => html`<section class="card figure">
   <div class="what">${what}</div><div class="value">${value}</div><div class="more">${more}</div>
-  ${values && html`<${Sparkline} values=${values} size=${KEPT} label=${label ?? `${what}, last minutes`} />`}
+  ${values && html`<${Sparkline} values=${values} size=${Math.max(FIRST, values.length)} label=${label ?? `${what}, last minutes`} />`}
 </section>`;
 
 export function OverviewPage() {

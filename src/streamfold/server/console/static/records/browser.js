@@ -4,7 +4,7 @@ import { html, useEffect, useLayoutEffect, useRef, useState } from "../vendor/ht
 import { UnreachableError } from "../api.js";
 import { bytes, number, plural, time } from "../format.js";
 import { replaceQuery } from "../routes.js";
-import { Button, Empty, Icon, Notice, useConnection } from "../widgets.js";
+import { Button, Empty, Icon, Notice, useConnection, useInterval } from "../widgets.js";
 import { Detail } from "./detail.js";
 import { parseFilter } from "./filter.js";
 import { VirtualList } from "./list.js";
@@ -18,7 +18,7 @@ const WINDOW_MAX = 2 * WINDOW;
 const EDGE = 500;
 /** Milliseconds after the last key before a filter is applied. */
 const TYPING = 350;
-/** Milliseconds before a stream that could not be opened is tried again. */
+/** Milliseconds before a request that failed is sent again. */
 const RETRY = 1000;
 
 const Row = ({ index, record, seqNum, trimmed, selected, onSelect }) => {
@@ -140,9 +140,9 @@ export function RecordBrowser({ basin, stream, query, onTail }) {
     document.addEventListener("keydown", press);
     return () => document.removeEventListener("keydown", press);
   }, []);
-  useEffect(() => {
-    source?.ensure(keyAt(view.current[0]), keyAt(view.current[1]));
-  }, [returns]);
+  const load = () => source?.ensure(keyAt(view.current[0]), keyAt(view.current[1]));
+  useEffect(load, [returns]);
+  useInterval(load, RETRY); // a request for the rows in view may have failed
   // After the rows exist: scroll to what was asked for.
   useLayoutEffect(() => {
     if (!toShow.current || !source || !list.current) return;

@@ -1,0 +1,91 @@
+// Tables that are published as files: the chain of bases and diffs, and the rows at any position.
+
+import { html, useState } from "../vendor/htm-preact.js";
+import { getJson } from "../api.js";
+import { ago, bytes, number, plural, time } from "../format.js";
+import { link } from "../routes.js";
+import { Empty, Field, Notice, useLoaded } from "../widgets.js";
+
+const HEIGHT = 26;
+const WIDTH = 1000;
+/** The least width of what is drawn, so that it can be seen and pointed at. */
+const LEAST = 3;
+
+const table = (uri) => `console/tables/${encodeURIComponent(uri)}`;
+const epochs = (chain) => [...new Set(chain.map(({ epoch }) => epoch))];
+
+export function TablesPage() {
+  const { value, error } = useLoaded(() => getJson("console/tables"), []);
+  return html`<div class="page-head"><h1>Tables</h1></div>
+    <${Notice} error=${error} />
+    <section class="card">${value?.tables.length === 0
+      ? html`<${Empty} title="No tables were found."><p>A snapshotter publishes them: <code>streamfold snapshotter run</code>.</p><//>`
+      : html`<div class="scroll"><table><thead><tr><th>Table</th><th>Head</th><th class="number optional">Artifacts</th><th class="number optional">Size</th><th>Updated</th></tr></thead>
+      <tbody>${value?.tables.map((one) => html`<tr key=${one.uri}>
+        <td><a class="name" href=${link(["tables", one.uri])}>${one.table ?? one.uri}</a><div class="hint name">${one.uri}</div></td>
+        ${one.error
+          ? html`<td colspan="4"><${Notice}>${one.error}<//></td>`
+          : html`<td class="mono">${one.head_position}</td><td class="number optional">${number(one.artifacts)}</td><td class="number optional">${bytes(one.size_bytes)}</td>
+            <td class="muted" title=${one.updated_at}>${ago(Date.parse(one.updated_at))}</td>`}</tr>`)}</tbody></table></div>`}</section>`;
+}
+
+/** What an artifact is, in words. */
+const words = (one) =>
+  [
+    one.kind === "base" ? `base at ${one.to_position}` : `diff (${one.from_position}, ${one.to_position}]`,
+    bytes(one.size_bytes), one.kind === "base" ? plural(one.rows ?? 0, "row") : plural(one.changes ?? 0, "change"),
+    time(Date.parse(one.created_at)), one.reason && `because of ${one.reason}`].filter(Boolean).join(", ");
+
+/** One lane for each epoch, positions to scale; a base is a mark, diffs are bars, missing positions are dashed. */
+function Chain({ chain, chosen, onChoose }) {
+  const first = Math.min(...chain.map((one) => one.from_rank ?? one.to_rank));
+  const last = Math.max(...chain.map((one) => one.to_rank));
+  const x = (rank) => 10 + ((rank - first) / Math.max(1, last - first)) * (WIDTH - 20);
+  const lanes = epochs(chain);
+  const largest = Math.max(...chain.map((one) => one.size_bytes), 1);
+  const tall = (one) => 6 + (HEIGHT - 12) * Math.sqrt(one.size_bytes / largest);
+  const head = (epoch) => Math.max(...chain.filter((one) => one.epoch === epoch).map((one) => one.to_rank));
+  const base = (epoch) => chain.find((one) => one.epoch === epoch && one.kind === "base");
+  return html`<div class="chain"><div class="lanes">${lanes.map((epoch) => html`<div key=${epoch}>epoch ${epoch}</div>`)}</div>
+    <svg viewBox=${`0 0 ${WIDTH} ${lanes.length * HEIGHT}`} preserveAspectRatio="none" role="img"
+      aria-label=${`${plural(lanes.length, "epoch")} of bases and diffs, ${chain[0].to_position} to ${chain.at(-1).to_position}`}>
+      ${lanes.slice(1).map((epoch, at) => base(epoch)?.to_rank > head(lanes[at]) && html`<line key=${epoch} class="gap" x1=${x(head(lanes[at]))} x2=${x(base(epoch).to_rank)}
+        y1=${(at + 1.5) * HEIGHT} y2=${(at + 1.5) * HEIGHT}><title>no diffs lead here</title></line>`)}
+      ${chain.map((one, at) => {
+        const middle = (lanes.indexOf(one.epoch) + 0.5) * HEIGHT;
+        const start = one.kind === "base" ? x(one.to_rank) - LEAST : x(one.from_rank);
+        const width = one.kind === "base" ? 2 * LEAST : Math.max(LEAST, x(one.to_rank) - start - 1);
+        return html`<rect key=${at} class=${`${one.kind} ${at === chosen ? "chosen" : ""}`} x=${start} width=${width} y=${middle - tall(one) / 2} height=${tall(one)}
+          onClick=${() => onChoose(at)}><title>${words(one)}</title></rect>`;
+      })}
+    </svg></div>`;
+}
+
+function Rows({ uri, position }) {
+  const { value, error, loading } = useLoaded(() => getJson(`${table(uri)}/rows?${new URLSearchParams({ position })}`), [uri, position]);
+  return html`<section class="card"><header><h2>Rows at ${position}</h2><span class="end muted">${loading ? "reading …" : value && `${plural(value.rows.length, "row")}${value.more ? ", and more" : ""}`}</span></header>
+    <${Notice} error=${error} />
+    ${value && html`<div class="scroll preview"><table><thead><tr>${value.columns.map((name) => html`<th key=${name}>${name}</th>`)}</tr></thead>
+      <tbody>${value.rows.map((row, at) => html`<tr key=${at}>${row.map((cell, column) => html`<td key=${column} class="mono">${cell === null ? html`<span class="muted">null</span>` : cell}</td>`)}</tr>`)}</tbody></table></div>`}</section>`;
+}
+
+export function TablePage({ uri }) {
+  const { value, error } = useLoaded(() => getJson(table(uri)), [uri]);
+  const [moved, setMoved] = useState(null);
+  const [settled, setSettled] = useState(null);
+  const chain = value?.chain ?? [];
+  const chosen = Math.min(moved ?? chain.length - 1, chain.length - 1);
+  const shown = chain[Math.min(settled ?? chain.length - 1, chain.length - 1)];
+  const choose = (at) => (setMoved(at), setSettled(at));
+  return html`<div class="page-head"><div class="crumbs"><a href=${link(["tables"])}>Tables</a><span>/</span></div><h1>${value?.table ?? uri}</h1></div>
+    <${Notice} error=${error} />
+    ${value && html`<div class="facts"><span>Head <b>${value.head_position}</b></span><span>Updated <b>${ago(Date.parse(value.updated_at))}</b></span>
+        <span>Oldest position <b>${value.oldest_readable_position}</b></span><span>Size <b>${bytes(value.size_bytes)}</b></span>
+        ${value.key_fields && html`<span>Key <b>${value.key_fields.join(", ")}</b></span>`}${value.source && html`<span>Source <b class="name">${value.source}</b></span>`}
+        <span class="name">${value.uri}</span></div>
+      <section class="card"><header><h2>Bases and diffs</h2><span class="end muted">${plural(epochs(chain).length, "epoch")}, ${plural(chain.length, "artifact")}</span></header>
+        <div class="body fields"><${Chain} chain=${chain} chosen=${chosen} onChoose=${choose} />
+        <${Field} label="Position" hint=${words(chain[chosen])}><input type="range" min="0" max=${chain.length - 1} value=${chosen}
+          onInput=${(event) => setMoved(Number(event.target.value))} onChange=${(event) => setSettled(Number(event.target.value))} /><//></div></section>
+      <${Rows} uri=${uri} position=${shown.to_position} />`}`;
+}

@@ -1,0 +1,223 @@
+"""The tables that are published below configured locations: list, chain of artifacts, first rows.
+
+Reading them needs the right to read all streams: a table may hold what any of them held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from streamfold.errors import InvalidError, NotFoundError, StreamfoldError
+from streamfold.extras import needing_extra
+from streamfold.model.access_tokens import Operation
+from streamfold.server.auth import Access
+from streamfold.server.http.bodies import answer_json
+from streamfold.server.http.request import LIST_ROOM, Request
+from streamfold.server.http.router import Router
+from streamfold.wire.text import decode_segment, parse_parameters
+
+with needing_extra("archive"):
+    from streamfold.archive.destinations.destination import (
+        Destination,
+        folder_url,
+        local_folder,
+    )
+    from streamfold.archive.manifest.model import Artifact, Manifest, order_of
+    from streamfold.archive.read.reader import list_archives, open_archive
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: Seconds for which a listing serves all callers: listing a bucket costs requests.
+_LISTED_FOR: Final = 5.0
+#: Tables in a listing, and artifacts in the chain of one, the newest of them.
+_TABLES_MAX: Final = 1_000
+_ARTIFACTS_MAX: Final = 2_000
+#: Bytes of files that a preview may read: it holds what changed in memory.
+_PREVIEW_BYTES: Final = 64 << 20
+#: Other errors are those of the storage where the tables are.
+_STATUSES: Final = {NotFoundError: 404, InvalidError: 422}
+#: Rows of a preview, and characters of one value.
+_ROWS: Final = 100
+_SHOWN: Final = 300
+
+
+class Tables:
+    """Handlers below /console/tables; previews are made one at a time."""
+
+    def __init__(self, locations: Sequence[str], access: Access) -> None:
+        self._locations = [folder_url(location) for location in locations]
+        self._access = access
+        self._listed: Mapping[str, Manifest | StreamfoldError] = {}
+        self._listed_at = -_LISTED_FOR
+        self._listing = asyncio.Lock()
+        self._previewing = asyncio.Lock()
+
+    def add_to(self, router: Router, root: str) -> None:
+        router.add("GET", root, Operation.READ, self.list)
+        router.add("GET", f"{root}/{{}}", Operation.READ, self.show)
+        router.add("GET", f"{root}/{{}}/rows", Operation.READ, self.preview)
+
+    async def list(self, request: Request) -> None:
+        await self._allow(request)
+        await request.reserve_answer(LIST_ROOM)
+        found = await self._find()
+        await answer_json(request, {"tables": [_summary(uri, one) for uri, one in found.items()]})
+
+    async def show(self, request: Request, segment: str) -> None:
+        await self._allow(request)
+        await request.reserve_answer(LIST_ROOM)
+        await _answer(request, self._show(segment))
+
+    async def preview(self, request: Request, segment: str) -> None:
+        await self._allow(request)
+        position = parse_parameters(request.query).get("position", [""])[-1]
+        await request.reserve_answer(LIST_ROOM)
+        await _answer(request, self._preview(segment, position or None))
+
+    async def _show(self, segment: str) -> dict[str, Any]:
+        return _chain(*await self._manifest(segment))
+
+    async def _preview(self, segment: str, position: str | None) -> dict[str, Any]:
+        uri, _ = await self._manifest(segment)
+        async with self._previewing:
+            return await _first_rows(uri, position)
+
+    async def _allow(self, request: Request) -> None:
+        """Raise unless the caller may read every stream, without a prefix that is added to names."""
+        (await self._access.grant(request)).require(Operation.READ, "", "")
+
+    async def _manifest(self, segment: str) -> tuple[str, Manifest]:
+        uri = decode_segment(segment)
+        found = (await self._find()).get(uri or "")
+        if uri is None or found is None:
+            raise NotFoundError(
+                f"there is no table at {(uri or segment)[:200]!r}: the list has those that exist"
+            )
+        if isinstance(found, StreamfoldError):
+            raise found
+        return uri, found
+
+    async def _find(self) -> Mapping[str, Manifest | StreamfoldError]:
+        """Every table by its folder, listed a few seconds ago at most."""
+        async with self._listing:
+            if time.monotonic() - self._listed_at >= _LISTED_FOR:
+                self._listed = await self._list_all()
+                self._listed_at = time.monotonic()
+        return self._listed
+
+    async def _list_all(self) -> Mapping[str, Manifest | StreamfoldError]:
+        found: dict[str, Manifest | StreamfoldError] = {}
+        for location in self._locations:
+            folder = local_folder(location)
+            if folder is not None and not folder.is_dir():
+                continue  # nothing is published there yet, and opening it would create it
+            async for uri, manifest in list_archives(Destination.open(location)):
+                found[uri] = manifest
+                if len(found) == _TABLES_MAX:
+                    return found
+        return found
+
+
+async def _answer(request: Request, work: Awaitable[dict[str, Any]]) -> None:
+    """Answer with what `work` returns, or with the reason why the files cannot be read."""
+    try:
+        value, status = await work, 200
+    except StreamfoldError as error:
+        value = {"code": error.code, "message": error.message}
+        status = next((one for kind, one in _STATUSES.items() if isinstance(error, kind)), 502)
+    await answer_json(request, value, status)
+
+
+def _summary(uri: str, found: Manifest | StreamfoldError) -> dict[str, Any]:
+    if isinstance(found, StreamfoldError):
+        return {"uri": uri, "error": found.message}
+    return {
+        "uri": uri,
+        "table": found.table,
+        "epoch": found.epoch,
+        "head_position": found.head_position,
+        "oldest_readable_position": found.artifacts[0].to_position,
+        "updated_at": found.updated_at,
+        "artifacts": len(found.artifacts),
+        "size_bytes": sum(map(_size, found.artifacts)),
+        "key_fields": found.key_fields,
+        "source": found.source.name if found.source else None,
+    }
+
+
+def _chain(uri: str, manifest: Manifest) -> dict[str, Any]:
+    """A table with its artifacts; ranks let a page draw positions of any kind to scale."""
+    rank = order_of(manifest).rank
+    return _summary(uri, manifest) | {
+        "chain": [
+            {
+                "kind": "base" if one.is_base else "diff",
+                "epoch": one.epoch,
+                "from_position": one.from_position,
+                "to_position": one.to_position,
+                "from_rank": rank(one.from_position) if one.from_position else None,
+                "to_rank": rank(one.to_position),
+                "created_at": one.created_at,
+                "rows": one.row_count,
+                "changes": one.change_count,
+                "size_bytes": _size(one),
+                "formats": sorted(one.formats),
+                "reason": one.rebase_reason,
+            }
+            for one in manifest.artifacts[-_ARTIFACTS_MAX:]
+        ]
+    }
+
+
+def _size(artifact: Artifact) -> int:
+    """Bytes of its smallest format: a reader fetches one of them."""
+    return min(files.size_bytes for files in artifact.formats.values())
+
+
+async def _first_rows(uri: str, position: str | None) -> dict[str, Any]:
+    archive = await open_archive(uri)
+    plan = archive.plan(position=position)
+    size = sum(map(_size, plan.artifacts))
+    if size > _PREVIEW_BYTES:
+        raise InvalidError(
+            f"the table at {plan.position} is {size} bytes of files, and the console reads at most "
+            f"{_PREVIEW_BYTES}: run 'streamfold archive restore {uri}'"
+        )
+    columns: list[str] = []
+    rows: list[list[str | None]] = []
+    async with aclosing(archive.batches(position=position)) as batches:
+        async for batch in batches:
+            columns = batch.schema.names
+            rows += await asyncio.to_thread(_texts, batch.slice(0, _ROWS + 1 - len(rows)))
+            if len(rows) > _ROWS:
+                break
+    return {
+        "position": plan.position,
+        "columns": columns,
+        "rows": rows[:_ROWS],
+        "more": len(rows) > _ROWS,
+    }
+
+
+def _texts(batch: pa.RecordBatch) -> list[list[str | None]]:
+    """Every value as text: JSON has no large numbers, bytes or decimals."""
+    return [[_text(value) for value in row.values()] for row in batch.to_pylist()]
+
+
+def _text(value: object) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, bytes):
+        text = value[:_SHOWN].hex()
+    elif isinstance(value, list | dict):
+        text = msgspec.json.encode(value, enc_hook=str).decode()
+    else:
+        text = str(value)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
