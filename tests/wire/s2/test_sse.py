@@ -10,7 +10,7 @@ from streamfold.model.records import SequencedRecord
 from streamfold.records import encode_records
 from streamfold.wire.s2.errors import describe_failure
 from streamfold.wire.s2.records_json import RecordFormat, encode_read_batch
-from streamfold.wire.s2.sse import DONE, EventId, encode_batch, encode_error, encode_ping
+from streamfold.wire.s2.sse import DONE, EVENT_END, EventId, batch_head, encode_error, encode_ping
 
 
 def parse(raw: bytes) -> list[dict[str, str]]:
@@ -25,7 +25,7 @@ def parse(raw: bytes) -> list[dict[str, str]]:
 def test_a_batch_has_the_id_to_resume_from() -> None:
     record = SequencedRecord(SeqNum(41), Timestamp(9), (), b"two\nlines\r\nand \xe2\x80\xa8 more")
     batch = encode_read_batch(encode_records([record]), RecordFormat.RAW)
-    raw = encode_batch(batch, EventId(41, 7, 300))
+    raw = batch_head(EventId(41, 7, 300)) + batch + EVENT_END
     assert raw.startswith(b"event: batch\nid: 41,7,300\ndata: {")
     assert raw.count(b"\n") == 4
     assert b"\r" not in raw
@@ -58,5 +58,5 @@ def test_a_session_that_ends_well_says_done_without_a_name() -> None:
 
 def test_events_follow_one_another() -> None:
     tail = StreamPosition(SeqNum(1), Timestamp(2))
-    raw = encode_batch(b"{}", EventId(0, 1, 8)) + encode_ping(3, tail) + DONE
+    raw = batch_head(EventId(0, 1, 8)) + b"{}" + EVENT_END + encode_ping(3, tail) + DONE
     assert [event.get("event") for event in parse(raw)] == ["batch", "ping", None]

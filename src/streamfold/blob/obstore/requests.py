@@ -12,6 +12,7 @@ pattern below does not match, the failure counts as `OUTCOME_UNKNOWN`, which is 
 from __future__ import annotations
 
 import ast
+import asyncio
 import enum
 import math
 import re
@@ -249,16 +250,13 @@ def _parse(name: str, text: str) -> float:
 
 T = TypeVar("T")
 
-Sleep = Callable[[float], Awaitable[None]]
-
 
 class WriteRetries:
     """Retries one write; `name` is the store's name in messages."""
 
-    def __init__(self, name: str, limits: RequestLimits, sleep: Sleep) -> None:
+    def __init__(self, name: str, limits: RequestLimits) -> None:
         self._name = name
         self._limits = limits
-        self._sleep = sleep
 
     async def repeat(self, key: str, attempt: Callable[[bool], Awaitable[T | FailedRequest]]) -> T:
         """Retry `attempt` until it succeeds, and return its result.
@@ -272,7 +270,7 @@ class WriteRetries:
             pause = next(pauses, None)
             if pause is None or not result.is_retryable:
                 raise write_error(self._name, key, result, outcome_unknown=outcome_unknown)
-            await self._sleep(pause)
+            await asyncio.sleep(pause)
         return result
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from typing import TYPE_CHECKING, TypeVar
 
 from streamfold.blob.blob_store import (
@@ -19,11 +18,10 @@ from streamfold.blob.obstore.requests import (
     OBSTORE_ERRORS,
     FailureKind,
     RequestLimits,
-    Sleep,
     classify_error,
     read_error,
 )
-from streamfold.blob.obstore.writes import ObjectWriter, SwapField, new_write_id
+from streamfold.blob.obstore.writes import ObjectWriter, SwapField
 from streamfold.errors import BlobNotFoundError, StorageError
 
 if TYPE_CHECKING:  # these exist only in obstore's stubs
@@ -53,22 +51,12 @@ class ObstoreBlobStore(BlobStore):
         repeating: ObjectStore,
         single: ObjectStore,
         limits: RequestLimits,
-        sleep: Sleep = asyncio.sleep,
-        new_write_id: Callable[[], str] = new_write_id,
         swap_field: SwapField = "e_tag",
     ) -> None:
         self._name = name
         self._client = repeating
         self._swap_field = swap_field
-        self._writer = ObjectWriter(
-            name,
-            repeating=repeating,
-            single=single,
-            limits=limits,
-            sleep=sleep,
-            new_write_id=new_write_id,
-            swap_field=swap_field,
-        )
+        self._writer = ObjectWriter(name, repeating, single, limits, swap_field)
 
     def __repr__(self) -> str:
         return f"ObstoreBlobStore({self._name!r})"

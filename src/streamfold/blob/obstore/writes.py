@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Literal
 
 from streamfold.blob.blob_store import BlobChangedError
@@ -24,7 +24,6 @@ from streamfold.blob.obstore.requests import (
     FailedRequest,
     FailureKind,
     RequestLimits,
-    Sleep,
     WriteRetries,
     classify_error,
     send,
@@ -159,19 +158,15 @@ class ObjectWriter:
     def __init__(
         self,
         name: str,
-        *,
         repeating: ObjectStore,
         single: ObjectStore,
         limits: RequestLimits,
-        sleep: Sleep = asyncio.sleep,
-        new_write_id: Callable[[], str] = new_write_id,
-        swap_field: SwapField = "e_tag",
+        swap_field: SwapField,
     ) -> None:
         self._name = name
         self._repeating = repeating
         self._single = single
-        self._attempts = WriteRetries(name, limits, sleep)
-        self._new_write_id = new_write_id
+        self._attempts = WriteRetries(name, limits)
         self._swap_field = swap_field
 
     async def put_bytes(self, key: str, data: bytes) -> None:
@@ -191,14 +186,14 @@ class ObjectWriter:
 
     async def put_if_absent(self, key: str, data: bytes) -> str:
         """Write `data` unless a blob exists that this call did not write."""
-        write_id = self._new_write_id()
+        write_id = new_write_id()
         return await self._attempts.repeat(
             key, lambda outcome_unknown: self._create(key, data, write_id, outcome_unknown)
         )
 
     async def put_if_match(self, key: str, data: bytes, etag: str) -> str:
         """Write `data` over the blob with `etag`, or over one that this call wrote."""
-        write_id = self._new_write_id()
+        write_id = new_write_id()
         return await self._attempts.repeat(
             key, lambda outcome_unknown: self._swap(key, data, etag, write_id, outcome_unknown)
         )

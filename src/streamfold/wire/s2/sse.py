@@ -51,11 +51,6 @@ def batch_head(event_id: EventId) -> bytes:
     return b"event: batch\nid: %d,%d,%d\ndata: " % numbers
 
 
-def encode_batch(batch: bytes, event_id: EventId) -> bytes:
-    """A batch of records as an event."""
-    return b"".join((batch_head(event_id), batch, EVENT_END))
-
-
 def encode_ping(now_ms: int, tail: StreamPosition) -> bytes:
     """A heartbeat: everything below `tail` was delivered, and nothing was appended since."""
     return b'event: ping\ndata: {"timestamp":%d,"tail":%b}\n\n' % (now_ms, encode_position(tail))
