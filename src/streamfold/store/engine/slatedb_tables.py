@@ -13,8 +13,10 @@ the newest young one, tables of running merges, and all files that a checkpoint 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -181,10 +183,26 @@ def _summed(files: Iterable[tuple[str, int]]) -> tuple[int, dict[str, int]]:
     return total, tables
 
 
-def _local_files(folder: Path) -> Iterable[tuple[str, int]]:
-    for path in folder.rglob("*"):
-        try:
-            if path.is_file():
-                yield path.relative_to(folder).as_posix(), path.stat().st_size
-        except FileNotFoundError:
-            continue  # deleted during the walk
+def _local_files(folder: Path, prefix: str = "") -> Iterator[tuple[str, int]]:
+    """Names below `folder` and sizes of its files.
+
+    Without a path object for each: there may be thousands, and a thread that builds these keeps the
+    interpreter's lock from the commits under way.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                name = f"{prefix}{entry.name}"
+                if entry.is_dir(follow_symlinks=False):
+                    yield from _local_files(Path(entry.path), f"{name}/")
+                elif (size := _size_of(entry)) is not None:
+                    yield name, size
+    except FileNotFoundError:
+        return  # deleted during the walk
+
+
+def _size_of(entry: os.DirEntry[str]) -> int | None:
+    """Bytes of a file; None if it is something else or was deleted."""
+    with suppress(FileNotFoundError):
+        return entry.stat().st_size if entry.is_file() else None
+    return None
