@@ -146,9 +146,9 @@ def decode_compiled(payload: bytes | memoryview) -> list[SequencedRecord] | None
     found = _read_compiled(_kernel, payload, True, True) if _kernel is not None else None
     if found is None or found.headers is None or found.bodies is None:
         return None
-    bodies = _cells(found.bodies)
+    bodies = cells(found.bodies)
     if found.headers.offsets[-1]:
-        names, values = _cells(found.headers.names), _cells(found.headers.values)
+        names, values = cells(found.headers.names), cells(found.headers.values)
         every = list(map(Header, names, values))
         offsets = found.headers.offsets.tolist()
         headers = [tuple(every[start:end]) for start, end in pairwise(offsets)]
@@ -156,6 +156,17 @@ def decode_compiled(payload: bytes | memoryview) -> list[SequencedRecord] | None
         headers = [()] * len(bodies)
     rows = zip(found.seq_nums.tolist(), found.timestamps.tolist(), headers, bodies, strict=True)
     return [SequencedRecord(*row) for row in rows]
+
+
+def content_compiled(payload: bytes | memoryview) -> BytesColumn | None:
+    """The bodies of the records; None if the kernel cannot do it, or if there are command records."""
+    found = _read_compiled(_kernel, payload, True, True) if _kernel is not None else None
+    if found is None or found.headers is None:
+        return None
+    starts, ends = found.headers.offsets[:-1], found.headers.offsets[1:]
+    first = starts[starts < ends]
+    names = found.headers.names.offsets
+    return None if np.any(names[first] == names[first + 1]) else found.bodies
 
 
 def read_plain(payload: bytes, *, headers: bool = True, bodies: bool = True) -> Columns:
@@ -229,7 +240,8 @@ def _record(rows: AppendColumns, index: int) -> Record:
     )
 
 
-def _cells(column: BytesColumn) -> list[bytes]:
+def cells(column: BytesColumn) -> list[bytes]:
+    """The rows of the column."""
     content = column.content.tobytes()
     return [content[start:end] for start, end in pairwise(column.offsets.tolist())]
 

@@ -21,6 +21,8 @@ from streamfold.model.records import (
 from streamfold.model.resources import StreamStatus
 from streamfold.records.append_input import parse_append_input
 from streamfold.records.batch import RecordBatch
+from streamfold.records.columns import cells, content_compiled
+from streamfold.records.payload import decode
 from streamfold.records.plain import encode_rest
 from streamfold.records.protobuf import varint
 from streamfold.server.http.bodies import check_end
@@ -141,9 +143,30 @@ def bodies(records: Sequence[SequencedRecord]) -> list[bytes]:
     return [record.body for record in records if not record.headers or not is_command(record)]
 
 
-def join(parts: Sequence[bytes], content_type: str) -> bytes:
+def bodies_of(batch: ReadBatch) -> list[bytes]:
+    """The same of a batch, by compiled code where it can."""
+    payload = batch.payload()
+    found = content_compiled(payload)
+    return bodies(decode(payload)) if found is None else cells(found)
+
+
+def join(batches: Iterable[ReadBatch], content_type: str) -> bytes:
     """The body of a read."""
+    if is_json(content_type):
+        return join_messages([body for batch in batches for body in bodies_of(batch)])
+    return b"".join(map(_content, batches))
+
+
+def join_bodies(parts: Sequence[bytes], content_type: str) -> bytes:
+    """The same, of bodies."""
     return join_messages(parts) if is_json(content_type) else b"".join(parts)
+
+
+def _content(batch: ReadBatch) -> bytes:
+    """The bodies one after the other, as the compiled code has them already."""
+    payload = batch.payload()
+    found = content_compiled(payload)
+    return b"".join(bodies(decode(payload))) if found is None else found.content.tobytes()
 
 
 def updates(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Final, NamedTuple
 
@@ -21,7 +20,7 @@ from streamfold.model.positions import SeqNum
 from streamfold.model.resources import StreamStatus
 from streamfold.server.auth import ActiveGrant
 from streamfold.server.durable_streams import problems
-from streamfold.server.durable_streams.content import bodies, join
+from streamfold.server.durable_streams.content import bodies_of, join, join_bodies
 from streamfold.server.durable_streams.paths import StreamPath
 from streamfold.server.http.bodies import NO_STORE, answer
 from streamfold.server.http.drain import DrainGate, WaitGuard
@@ -124,15 +123,10 @@ async def read_page(request: Request, reading: Reader, content_type: str) -> Pag
         count += batch.count
         await pace.after(batch)
     if size > LIGHT_BYTES:
-        body = await request.offload(_join, batches, content_type)
+        body = await request.offload(join, batches, content_type)
     else:
-        body = _join(batches, content_type)
+        body = join(batches, content_type)
     return Page(body, start, reading.seq_num, reading.at_tail, reading.closed)
-
-
-def _join(batches: Sequence[ReadBatch], content_type: str) -> bytes:
-    found = [body for batch in batches for body in bodies(batch.records())]
-    return join(found, content_type)
 
 
 class Reads:
@@ -353,10 +347,10 @@ class _Connection:
         return _control_event(seq_num, cursor, at_tail, closed)
 
     def _data(self, batch: ReadBatch) -> bytes:
-        parts = bodies(batch.records())
+        parts = bodies_of(batch)
         if not parts:
             return b""
-        body = join(parts, self._content_type)
+        body = join_bodies(parts, self._content_type)
         return (
             responses.data_event(body)
             if is_text(self._content_type)

@@ -1,0 +1,59 @@
+"""What a read returns is the same whether compiled code or Python takes it from the stored records."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamfold.errors import DataCorruptError
+from streamfold.model.positions import SeqNum, Timestamp
+from streamfold.model.records import Header, SequencedRecord
+from streamfold.records import encode_records, warm_up
+from streamfold.server.durable_streams.content import bodies, bodies_of, join, join_bodies
+from streamfold.store.read.requests import ReadBatch
+
+#: A header without a name, first, makes a record a command.
+HEADERS = st.lists(
+    st.builds(Header, st.sampled_from((b"", b"name")), st.binary(max_size=3)), max_size=3
+)
+CONTENTS = st.lists(st.tuples(HEADERS, st.binary(max_size=10)), max_size=6)
+
+
+def batch_of(contents: list[tuple[list[Header], bytes]]) -> ReadBatch:
+    records = [
+        SequencedRecord(SeqNum(7 + index), Timestamp(5), tuple(headers), body)
+        for index, (headers, body) in enumerate(contents)
+    ]
+    return ReadBatch((encode_records(records),), 7, len(records), 0, None)
+
+
+@settings(derandomize=True, max_examples=100, deadline=None)
+@given(st.lists(CONTENTS, max_size=3))
+def test_bodies_are_those_of_the_records_that_are_not_commands(
+    pages: list[list[tuple[list[Header], bytes]]],
+) -> None:
+    assert warm_up()
+    batches = [batch_of(contents) for contents in pages]
+    parts = [body for batch in batches for body in bodies(batch.records())]
+    assert [body for batch in batches for body in bodies_of(batch)] == parts
+    for content_type in ("application/json", "text/plain"):
+        assert join(batches, content_type) == join_bodies(parts, content_type)
+
+
+@settings(derandomize=True, max_examples=100, deadline=None)
+@given(CONTENTS.filter(bool), st.data())
+def test_damaged_records_give_no_bodies_that_python_would_not_give(
+    contents: list[tuple[list[Header], bytes]], data: st.DataObject
+) -> None:
+    assert warm_up()
+    damaged = bytearray(batch_of(contents).payload())
+    damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    batch = ReadBatch((bytes(damaged),), 7, len(contents), 0, None)
+    try:
+        expected = bodies(batch.records())
+    except DataCorruptError:
+        with pytest.raises(DataCorruptError):
+            bodies_of(batch)
+    else:
+        assert bodies_of(batch) == expected
