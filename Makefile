@@ -48,6 +48,7 @@ bench: $(READY) ## Measure everything, beside something named (PEERS='--peer s2-
 	$(BIN)/python -m bench.rebase
 	$(BIN)/python -m bench.freshness
 	$(BIN)/python -m bench.weight
+	$(BIN)/python -m bench.postgres
 
 clean: ## Remove the environment and everything generated
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis bench/results

@@ -19,7 +19,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol, runtime_checkable
 
 import msgspec
 
@@ -69,6 +69,17 @@ def fencing_token() -> str:
     return f"ingest-{secrets.token_hex(8)}"
 
 
+@runtime_checkable
+class Pipelined(Protocol):
+    """A client that need not wait for one append before it sends the next."""
+
+    async def append_each(
+        self, batches: Sequence[Sequence[Record]], *, match_seq_num: int, fencing_token: str
+    ) -> int:
+        """Append the batches in order; returns the tail. The first that fails ends it."""
+        ...
+
+
 class TableStream:
     """Appends to one stream, as its only writer."""
 
@@ -101,14 +112,23 @@ class TableStream:
         Raises IngestFencedError if another ingester has taken over. After other errors the outcome is
         unknown: `take` the stream again.
         """
-        for batch in batches(records):
-            try:
-                done = await self._client.append(
-                    batch, match_seq_num=self._next, fencing_token=self._token
+        await self.append_each(list(batches(records)))
+
+    async def append_each(self, parts: Sequence[Sequence[Record]]) -> None:
+        """Append parts that one append each can take, as `append` does."""
+        try:
+            if len(parts) > 1 and isinstance(self._client, Pipelined):
+                self._next = await self._client.append_each(
+                    parts, match_seq_num=self._next, fencing_token=self._token
                 )
-            except FencingTokenMismatchError as error:
-                raise IngestFencedError(self.name) from error
-            self._next = done.end
+                return
+            for part in parts:
+                done = await self._client.append(
+                    part, match_seq_num=self._next, fencing_token=self._token
+                )
+                self._next = done.end
+        except FencingTokenMismatchError as error:
+            raise IngestFencedError(self.name) from error
 
     async def _last_record(self, end: int) -> StreamRecord | None:
         """Return the last record before `end`, commands aside."""

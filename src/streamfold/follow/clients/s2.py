@@ -120,6 +120,35 @@ class S2Client:
             raise translate(error, appending=True) from error
         return Appended(ack.start.seq_num, ack.end.seq_num)
 
+    async def append_each(
+        self, batches: Sequence[Sequence[Record]], *, match_seq_num: int, fencing_token: str
+    ) -> int:
+        """Append batches one after another without waiting in between; returns the tail.
+
+        The first that fails ends it, and none after it is appended.
+        """
+        start, tickets = match_seq_num, []
+        try:
+            async with self._stream.append_session() as session:
+                for batch in batches:
+                    records = [_record(record) for record in batch]
+                    wanted = s2_sdk.AppendInput(
+                        records, match_seq_num=start, fencing_token=fencing_token
+                    )
+                    tickets.append(await session.submit(wanted))
+                    start += len(records)
+                for ticket in tickets:
+                    await ticket
+        except s2_sdk.SeqNumMismatchError as error:
+            raise errors.SeqNumMismatchError(start, error.expected_seq_num) from error
+        except s2_sdk.FencingTokenMismatchError as error:
+            raise errors.FencingTokenMismatchError(
+                fencing_token, error.expected_fencing_token
+            ) from error
+        except s2_sdk.S2Error as error:
+            raise translate(error, appending=True) from error
+        return start
+
 
 def _record(record: Record) -> Any:
     headers = [(name, value) for name, value in record.headers]

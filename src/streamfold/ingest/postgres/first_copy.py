@@ -35,6 +35,8 @@ with needing_extra("postgres"):
 #: Bytes that COPY may be ahead of the stream, as blocks of about 64 KiB.
 _BLOCKS_AHEAD: Final = 64
 _BLOCK_BYTES: Final = 64 << 10
+#: Appends that are sent without waiting in between; as many are gathered meanwhile.
+_BATCHES_TOGETHER: Final = 8
 #: Bytes for the header with the key, in the last record of an append.
 _KEY_RESERVE: Final = 8 << 10
 _ESCAPES: Final = {
@@ -247,14 +249,64 @@ async def copy_table(
     batches = CopyBatches(encoder, copied.lsn, copied.rows)
     if copied.key is None:
         await stream.append([Record(table.declaration, copy_headers(copied.lsn, 0))])
-    async with copied_blocks(database, table, snapshot.name, copied.key) as blocks:
+    async with (
+        _Appending(stream, on_rows) as appending,
+        copied_blocks(database, table, snapshot.name, copied.key) as blocks,
+    ):
         async for rows in copied_rows(blocks):
             for row in rows:
                 if full := batches.add(row):
-                    await stream.append(full)
-                    on_rows(batches.rows, sum(map(metered_size, full)))
+                    appended = batches.rows - 1  # the row that did not fit is in the next one
+                    await appending.add(full, appended)
+        if rest := batches.flush():
+            await appending.add(rest, batches.rows)
+        await appending.flush()
     end = b'{"op":"e","txn":"copy %s"}' % copied.lsn.encode()
-    rest = batches.flush()
-    await stream.append([*rest, Record(end, copy_end_headers(copied.lsn))])
-    on_rows(batches.rows, sum(map(metered_size, rest)))
+    await stream.append([Record(end, copy_end_headers(copied.lsn))])
     stream.state = Position(copied.lsn, -1)
+
+
+class _Appending:
+    """Appends batches while the next ones are gathered."""
+
+    def __init__(self, stream: TableStream, on_rows: Callable[[int, int], None]) -> None:
+        self._stream = stream
+        self._on_rows = on_rows
+        self._gathered: list[list[Record]] = []
+        self._rows = 0
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> _Appending:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def add(self, batch: list[Record], rows: int) -> None:
+        """Add a batch, after which the stream has so many rows; waits if enough are gathered."""
+        self._gathered.append(batch)
+        self._rows = rows
+        if len(self._gathered) >= _BATCHES_TOGETHER or self._task is None:
+            await self._send()
+
+    async def flush(self) -> None:
+        """Wait until everything is appended."""
+        await self._send()
+        await self._settle()
+
+    async def _send(self) -> None:
+        await self._settle()
+        if self._gathered:
+            batches, self._gathered = self._gathered, []
+            self._task = asyncio.create_task(self._append(batches, self._rows))
+
+    async def _settle(self) -> None:
+        if self._task is not None:
+            await self._task
+            self._task = None
+
+    async def _append(self, batches: list[list[Record]], rows: int) -> None:
+        await self._stream.append_each(batches)
+        self._on_rows(rows, sum(metered_size(record) for batch in batches for record in batch))
