@@ -114,6 +114,7 @@ class Rebuilt:
         self.rows: dict[tuple[Any, ...], dict[str, Any]] = {}
         self.positions: list[tuple[str, int]] = []
         self.bodies: list[dict[str, Any]] = []
+        self.raw: list[bytes] = []
 
     def add(self, records: Iterable[StreamRecord]) -> None:
         for record in records:
@@ -122,6 +123,7 @@ class Rebuilt:
                 continue
             if b"index" in headers:
                 self.positions.append((headers[b"lsn"].decode(), int(headers[b"index"])))
+            self.raw.append(record.body)
             self._apply(msgspec.json.decode(record.body))
 
     def _apply(self, change: dict[str, Any]) -> None:

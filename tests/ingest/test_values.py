@@ -5,6 +5,8 @@ from __future__ import annotations
 from s2_sdk import S2
 
 from streamfold.ingest.postgres.ingester import IngestOptions
+from streamfold.snapshotter.decoding import EnvelopeDecoder, parse_ddl
+from streamfold.testing.change_decoder_kit import records
 from tests.ingest.ingesting import ingesting, stream
 from tests.ingest.postgres import database_name, execute, following
 
@@ -69,7 +71,9 @@ VALUES = [
 ]  # fmt: skip
 
 
-async def test_every_type_is_exact_in_the_copy_and_in_changes(database: str, s2: S2) -> None:
+async def test_every_type_is_exact_in_copy_and_changes_and_for_the_snapshotter(
+    database: str, s2: S2
+) -> None:
     columns = ", ".join(f"c{n} {kind}" for n, (kind, *_) in enumerate(VALUES))
     values = ", ".join(value for _, value, *_ in VALUES)
     execute(
@@ -93,11 +97,19 @@ async def test_every_type_is_exact_in_the_copy_and_in_changes(database: str, s2:
     wanted = {f"c{n}": value for n, (_, _, value, _) in enumerate(VALUES)}
     assert rebuilt.rows[(1,)] == {"id": 1, **wanted, "twice": 2, "number": 1}
     assert rebuilt.rows[(2,)] == {"id": 2, **wanted, "twice": 4, "number": 2}
+    decoded = EnvelopeDecoder(("id",)).decode(records(rebuilt.raw), None)
+    assert decoded.dead_letters.num_rows == 0
+    assert decoded.schema is not None
+    assert decoded.changes.num_rows == 2
+    wanted_types = {f"c{n}": kind for n, (*_, kind) in enumerate(VALUES)}
+    ddl = ", ".join(f"{name} {kind}" for name, kind in wanted_types.items())
+    typed = {field.name: field.type for field in parse_ddl(ddl).arrow}
+    assert {f.name: f.type for f in decoded.schema.arrow if f.name in typed} == typed
     (declared,) = [body["columns"] for body in rebuilt.bodies if body["op"] == "s"]
     types = {column["name"]: column["type"] for column in declared}
     assert types == {
         "id": "INT",
-        **{f"c{n}": kind for n, (*_, kind) in enumerate(VALUES)},
+        **wanted_types,
         "twice": "INT",
         "number": "INT",
     }
