@@ -36,6 +36,12 @@ class Attacked:
         """Bytes of memory that the server uses."""
         return int(self.process.memory_info().rss)
 
+    async def resident_at_rest(self) -> int:
+        """The same once the server has loaded all that it loads after its start."""
+        while not (await self.metrics())["streamfold_compiled_kernels"]:
+            pass  # each question takes the server some milliseconds
+        return self.resident
+
     def client(self) -> httpx.AsyncClient:
         """A well-behaved client."""
         return httpx.AsyncClient(base_url=self.url, headers={"s2-basin": BASIN}, timeout=60)

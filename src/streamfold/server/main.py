@@ -41,7 +41,7 @@ from streamfold.server.http.request_limits import RequestBudget
 from streamfold.server.http.response_limits import ResponseBudget
 from streamfold.server.http.router import Route, Router
 from streamfold.server.init_file import apply_spec, read_init_file
-from streamfold.server.metrics import AppendMetrics, StoreMetrics
+from streamfold.server.metrics import AppendMetrics, KernelMetrics, StoreMetrics
 from streamfold.server.ops import OpsEndpoints, add_front_page
 from streamfold.server.s2.responses import write_problem
 from streamfold.server.s2.routes import add_s2
@@ -114,14 +114,21 @@ async def running_server(configuration: Configuration) -> AsyncIterator[Server]:
         access = Access(store.account, configuration.root_token)
         subscriptions = _subscriptions(configuration, store, access)
         await stack.enter_async_context(subscriptions.running())
-        client_limits = _client_limits(configuration)
+        client_limits, kernels = _client_limits(configuration), KernelMetrics()
         application = _application(
-            configuration, store, drain_gate, access, subscriptions, access_log, client_limits
+            configuration,
+            store,
+            drain_gate,
+            access,
+            subscriptions,
+            access_log,
+            client_limits,
+            kernels,
         )
         listener = Listener(bound, application, tls, client_limits)
         listener.start()
         # From here on requests are answered, by plain Python until the kernels are loaded.
-        await stack.enter_async_context(_loading_kernels())
+        await stack.enter_async_context(_loading_kernels(kernels))
         try:
             url = configuration.url(listener.port)
             yield Server(
@@ -140,9 +147,13 @@ async def running_server(configuration: Configuration) -> AsyncIterator[Server]:
 
 
 @asynccontextmanager
-async def _loading_kernels() -> AsyncIterator[None]:
+async def _loading_kernels(kernels: KernelMetrics) -> AsyncIterator[None]:
     """Load the compiled kernels in a thread: 1 s, and 3 s when they must be compiled."""
-    loading = asyncio.create_task(asyncio.to_thread(_load_kernels))
+
+    async def load() -> None:
+        kernels.loaded = await asyncio.to_thread(_load_kernels)
+
+    loading = asyncio.create_task(load())
     try:
         yield
     finally:
@@ -150,9 +161,11 @@ async def _loading_kernels() -> AsyncIterator[None]:
         await loading
 
 
-def _load_kernels() -> None:
-    if warm_up():
+def _load_kernels() -> bool:
+    loaded = warm_up()
+    if loaded:
         warm_up_writes()
+    return loaded
 
 
 def _client_limits(configuration: Configuration) -> ClientLimits:
@@ -191,6 +204,7 @@ def _application(
     subscriptions: Subscriptions,
     access_log: AccessLog | None,
     client_limits: ClientLimits,
+    kernels: KernelMetrics,
 ) -> Application:
     router, instruments = Router(), AppendMetrics()
     add_s2(
@@ -202,7 +216,7 @@ def _application(
         access,
     )
     watchers = None if configuration.open_metrics else access
-    measured = (instruments, StoreMetrics(store), ClientMetrics(client_limits))
+    measured = (instruments, StoreMetrics(store), ClientMetrics(client_limits), kernels)
     OpsEndpoints(store, drain_gate, measured, watchers).add_to(router)
     add_front_page(router, console=configuration.console is not None)
     if configuration.console is not None:

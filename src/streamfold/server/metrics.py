@@ -105,6 +105,17 @@ class AppendMetrics(Collector):
         yield self.batch_bytes.family()
 
 
+class KernelMetrics(Collector):
+    """Whether compiled kernels do the work, or their plain twins: while they are loaded, or without."""
+
+    def __init__(self) -> None:
+        self.loaded = False
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        text = "Whether compiled kernels are loaded"
+        yield GaugeMetricFamily("streamfold_compiled_kernels", text, float(self.loaded))
+
+
 class StoreMetrics(Collector):
     """Storage as the store sees it."""
 

@@ -153,7 +153,7 @@ async def test_bodies_that_stall_cost_no_more_than_the_budget(tmp_path: Path) ->
         server.client() as client,
         AsyncExitStack() as stack,
     ):
-        before = server.resident
+        before = await server.resident_at_rest()
         head = HEAD.format(f"POST {PATH}", "application/json", 4 << 20).encode()
         for _ in range(UPLOADS):
             stalled = await stack.enter_async_context(h1_client(server.port))

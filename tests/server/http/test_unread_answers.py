@@ -62,7 +62,7 @@ async def test_readers_of_pages_who_do_not_read_cost_no_more_than_the_budget(
 ) -> None:
     async with attacked(tmp_path) as server:
         await fill_pages(server)
-        before = server.resident
+        before = await server.resident_at_rest()
         with silent(server, get(PAGE), READERS):
             assert await steady(server) - before < GROWTH_MAX
             metrics = await server.metrics()
@@ -76,7 +76,7 @@ async def test_requests_of_a_connection_without_a_window_cost_no_more_than_the_b
 ) -> None:
     async with attacked(tmp_path) as server:
         await fill_pages(server)
-        before = server.resident
+        before = await server.resident_at_rest()
         async with h2_client(server.port, give_credit=False, window=0) as h2:
             for _ in range(128):
                 h2.open("GET", PAGE, end=True)
@@ -93,7 +93,7 @@ async def test_unread_small_pages_over_http2_cost_no_more_than_the_budget(
             headers = {"content-type": "application/octet-stream"}
             await client.put(PAGE, headers=headers)
             await client.post(PAGE, headers=headers, content=b"z" * 31_000)
-        before = server.resident
+        before = await server.resident_at_rest()
         for _ in range(STUCK):
             h2 = await stack.enter_async_context(
                 h2_client(server.port, give_credit=False, window=0)
@@ -113,7 +113,7 @@ async def test_followers_who_do_not_read_cost_no_more_than_the_budget(
     if accept == "s2s/proto":
         request = request.replace(b"accept:", b"content-type:")
     async with attacked(tmp_path, streams=(STREAM,)) as server, server.client() as client:
-        before = server.resident
+        before = await server.resident_at_rest()
         with silent(server, request, FOLLOWERS) as followers:
             for follower in followers:
                 assert follower.recv(12) == b"HTTP/1.1 200"
@@ -131,7 +131,7 @@ async def test_sessions_far_behind_the_tail_that_do_not_read_cost_no_more_than_t
     options = (f"--local-root={tmp_path / 'data'}",)
     async with attacked(tmp_path, options=options) as server:
         await fill_pages(server, 160)
-        before = server.resident
+        before = await server.resident_at_rest()
         request = get("/v1/streams/pages/records?seq_num=0", "text/event-stream")
         with silent(server, request.replace(BASIN.encode(), b"bucket"), 16) as readers:
             for reader in readers:
