@@ -58,7 +58,11 @@ def large_server(folder: Path) -> Iterator[tuple[str, int]]:
     options = ("--host", "127.0.0.1", "--no-access-log", "--local-root", str(folder))
     with serving(*options) as exports:
         [child] = [one for one in psutil.Process().children() if one.pid not in before]
-        yield exports["S2_ACCOUNT_ENDPOINT"], child.pid
+        url = exports["S2_ACCOUNT_ENDPOINT"]
+        # What the server loads after its start is not memory of a snapshot.
+        while "streamfold_compiled_kernels 1.0" not in httpx.get(f"{url}/metrics").text:
+            pass
+        yield url, child.pid
 
 
 async def zeros(size: int) -> AsyncIterator[bytes]:
