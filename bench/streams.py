@@ -27,7 +27,7 @@ from streamfold.model.configs import BasinConfig
 from streamfold.model.records import Record
 from streamfold.records import warm_up
 from streamfold.records.batch import RecordBatch
-from streamfold.server.main import loop_factory, tune_collector
+from streamfold.server.main import loop_factory, tune_allocator, tune_collector
 from streamfold.store import StoreSettings, StreamStore, open_store
 
 #: Appends under way at once, as h2load sends them with 100 connections of 5 streams.
@@ -152,6 +152,7 @@ def main() -> None:
     if options.alone:
         folder = Path(tempfile.mkdtemp(prefix="streamfold-bench-", dir=options.folder))
         tune_collector()
+        tune_allocator()
         try:
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 work = run(options.streams[0], folder, fsync=not options.no_fsync)
