@@ -57,7 +57,8 @@ class OpenBasin:
         self._basin = stored.basin
         self._key = stored.key()
         self._streams = opened
-        self._run: Callable[[Coroutine[Any, Any, Any]], Any] = runner.run
+        # Not `runner.run`: its handling of signals formats the result, megabytes of records, as text.
+        self._run: Callable[[Coroutine[Any, Any, Any]], Any] = runner.get_loop().run_until_complete
 
     def names(self, prefix: str = "") -> list[str]:
         found: list[str] = self._run(self._streams.names(self._basin, prefix))
