@@ -16,6 +16,9 @@ const STEP = 10;
 /** Matches of a filter before the search pauses, and bytes of them. */
 const MATCHES_MAX = 20_000;
 
+/** Codes of errors that may be over later; the last event of a session has no status. */
+const LATER = new Set(["server_draining", "unavailable", "storage", "other"]);
+
 const BINARY_SAFE = { "s2-format": "base64" };
 
 /** What both kinds of sources share: the stream, and a session that reads it from a position. */
@@ -121,7 +124,8 @@ class Source {
 }
 
 /** Whether the same request may succeed later. */
-export const retryable = (error) => error instanceof UnreachableError || (error instanceof ApiError && error.status >= 500);
+export const retryable = (error) =>
+  error instanceof UnreachableError || (error instanceof ApiError && (error.status >= 500 || LATER.has(error.code)));
 
 /** Resolves when the server answers again, after a pause in any case. */
 async function whenOnline(signal) {
