@@ -90,6 +90,13 @@ def ingesting(uri: str, served: Served, slot: str) -> Iterator[Ingester]:
         ingester.stop()
 
 
+def mark(uri: str) -> str:
+    """Return a position after all changes, and before one more: an ingester confirms commits."""
+    ((lsn,),) = execute(uri, "SELECT pg_current_wal_lsn()::text")
+    execute(uri, "UPDATE pgbench_branches SET bbalance = bbalance WHERE bid = 1")
+    return str(lsn)
+
+
 def copy_seconds(uri: str) -> float:
     """How long COPY of the largest table takes."""
     with psycopg2.connect(uri) as connection, connection.cursor() as cursor:
@@ -129,10 +136,10 @@ def run(uri: str, served: Served, scale: int, seconds: int) -> None:
         copied, spent = ingester.wait_for_copies()
         print(f"first copy: {rows / copied:,.0f} rows/s, COPY {rows / plain:,.0f}: "
               f"{plain / copied:.2f} x; {spent:.1f} processor seconds")  # fmt: skip
-        ingester.wait_for(str(execute(uri, "SELECT pg_current_wal_lsn()::text")[0][0]))
+        ingester.wait_for(mark(uri))
         beside = load(uri, seconds)
         began = time.monotonic()
-        ingester.wait_for(str(execute(uri, "SELECT pg_current_wal_lsn()::text")[0][0]))
+        ingester.wait_for(mark(uri))
         behind = time.monotonic() - began
     alone = load(uri, seconds)
     print(f"pgbench: {beside:,.0f} transactions/s with ingest, {alone:,.0f} without: "
@@ -144,8 +151,7 @@ def backlog(uri: str, served: Served, seconds: int) -> None:
     """Measure how quickly a backlog is read by both."""
     execute(uri, "SELECT pg_create_logical_replication_slot('received', 'pgoutput')")
     transactions = load(uri, seconds) * seconds
-    end = str(execute(uri, "SELECT pg_current_wal_lsn()::text")[0][0])
-    execute(uri, "SELECT pg_logical_emit_message(true, 'bench', '')")  # a commit after the end
+    end = mark(uri)
     received = received_seconds(uri, "received", end)
     with ingesting(uri, served, "bench") as ingester:
         ingester.wait_for_copies()
