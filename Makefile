@@ -32,6 +32,7 @@ prove: $(READY) ## Run the long proofs: crash test, random state machine, attack
 	STREAMFOLD_PROVE=1 $(BIN)/pytest --timeout 0 tests/store/test_state_machine.py tests/follow/test_interleavings.py tests/spark/snapshotter/test_kills.py tests/cli/test_exit_status.py tests/server/http/test_unread_answers.py tests/server/http/test_silent_connections.py tests/server/http/test_stalled_bodies.py tests/server/test_loop_lag.py tests/server/test_fuzz.py tests/ingest/test_kills.py tests/server/console/test_records.py
 
 bench: $(READY) ## Measure everything, beside something named (PEERS='--peer s2-lite=URL'); writes docs/benchmarks/
+	$(BIN)/python -m bench.machine
 	$(BIN)/python -m bench.compare $(PEERS)
 	$(BIN)/python -m bench.store
 	$(BIN)/python -m bench.streams
@@ -49,6 +50,7 @@ bench: $(READY) ## Measure everything, beside something named (PEERS='--peer s2-
 	$(BIN)/python -m bench.freshness
 	$(BIN)/python -m bench.weight
 	$(BIN)/python -m bench.postgres
+	$(BIN)/python -m bench.pages
 
 clean: ## Remove the environment and everything generated
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis bench/results

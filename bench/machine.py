@@ -1,9 +1,15 @@
-"""Whether this machine is quiet enough to measure on, and what it is."""
+"""Whether this machine is quiet enough to measure on, and what it is: `python -m bench.machine`.
+
+`make bench` begins with this, and the pages of the benchmarks say what it found.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import platform
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +20,7 @@ from bench.store import bare_sync_loop, plain_python, processor_times, stolen_sh
 
 #: Part of all processors that others may use; seconds of one look; looks until it is given up.
 BUSY_MAX, LOOK, LOOKS = 0.10, 3.0, 40
+KEPT = Path(__file__).parent / "results" / "machine.json"
 
 
 class NotQuietError(Exception):
@@ -46,3 +53,26 @@ def conditions(folder: Path, busy: float | None, extra: Sequence[str] = ()) -> l
         f"{bare['p99_ms']:.2f} ms (p99); sum(range(1000)) in plain Python {plain_python():.1f} µs",
         *extra,
     ]
+
+
+def kept_conditions() -> list[str]:
+    """What `python -m bench.machine` found before the benchmarks ran."""
+    found: list[str] = json.loads(KEPT.read_text())
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--noisy", action="store_true", help="measure although others are at work")
+    busy = None if parser.parse_args().noisy else wait_until_quiet()
+    with tempfile.TemporaryDirectory(prefix="streamfold-bench-") as folder:
+        found = conditions(Path(folder), busy)
+    KEPT.parent.mkdir(exist_ok=True)
+    KEPT.write_text(json.dumps(found, indent=1))
+    print("\n".join(found))
+
+
+if __name__ == "__main__":
+    main()

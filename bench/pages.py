@@ -1,0 +1,173 @@
+"""Turns bench/results/ into pages of docs/benchmarks/: `python -m bench.pages`.
+
+`make bench` ends with this. A page has the measures that people compare; the JSON files in
+bench/results/ have all of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.machine import kept_conditions
+from bench.report import Benchmark, Row, Sample, publish
+
+RESULTS = Path(__file__).parent / "results"
+OURS = "Streamfold"
+
+
+def pair(measure: str, unit: str, ours: float, other: Mapping[str, float], *, more: bool) -> Row:
+    """One value of ours beside one of each other subject."""
+    samples = [Sample(name, [float(value)]) for name, value in other.items()]
+    return Row(measure, unit, [Sample(OURS, [float(ours)]), *samples], more=more)
+
+
+def store(found: Sequence[dict[str, Any]]) -> list[Row]:
+    """Acks of the store in one process, beside a bare write that is synced."""
+    (synced,) = (one for one in found if one["backend"] == "local+fsync")
+    bare = {"bare write + fsync": synced["bare"]["p50_ms"]}
+    alone = synced["acks"]["1 writers, 1 streams"]["p50_ms"]
+    rows = [pair("one writer, ack p50", "ms", alone, bare, more=False)]
+    for case, acks in synced["acks"].items():
+        rows.append(pair(f"256 B appends, {case}", "acks/s", acks["acks_per_s"], {}, more=True))
+    rows.append(pair("bulk append", "MiB/s", synced["append_mib_per_s"], {}, more=True))
+    rows.append(pair("catch-up", "MiB/s", synced["catch_up_mib_per_s"], {}, more=True))
+    rows.append(pair("restart", "s", synced["restart_s"], {}, more=False))
+    return rows
+
+
+def durable_streams(found: dict[str, Any]) -> list[Row]:
+    """Durable Streams beside the protocol's reference server in Node."""
+    servers = {one["server"]: one for one in found["servers"]}
+    rows = []
+    for ours, theirs in (("memory", "memory"), ("local-fsync", "file")):
+        mine = servers[f"streamfold, {ours}"]
+        name = next(
+            (name for name in servers if name.endswith(f", {theirs}") and mine["server"] != name),
+            "",
+        )
+        other = servers.get(name, {})
+        for kind, what, unit in (
+            ("appends", "appends by 500 producers", "acks/s"),
+            ("events", "1,000 subscribers", "deliveries/s"),
+        ):
+            beside = {"Node reference": other[kind]["per_second"]} if other.get(kind) else {}
+            if mine.get(kind):
+                rate = mine[kind]["per_second"]
+                rows.append(pair(f"{what}, {ours}", unit, rate, beside, more=True))
+    return rows
+
+
+def archive(found: Sequence[dict[str, Any]]) -> list[Row]:
+    """Formats of an archive beside plain pyarrow."""
+    plain = next(one for one in found if one["subject"] == "pyarrow.parquet")
+    rows = []
+    for one in found:
+        for key, what in (("write_rows_per_s", "write"), ("read_rows_per_s", "read")):
+            if one is not plain:
+                beside = {"pyarrow.parquet": plain[key]}
+                rows.append(
+                    pair(f"{one['subject']}, {what}", "rows/s", one[key], beside, more=True)
+                )
+    return rows
+
+
+def follow(found: dict[str, Any]) -> list[Row]:
+    """A restore with a snapshot beside a replay from the start."""
+    rows = []
+    for point in found["points"]:
+        beside = {"replay from the start": point["replay_s"]} if "replay_s" in point else {}
+        name = f"restore of {found['keys']:,} keys after {point['history']:,} changes"
+        ours = Sample(OURS, [float(value) for value in point["restore_all_s"]])
+        others = [Sample(subject, [value]) for subject, value in beside.items()]
+        rows.append(Row(name, "s", [ours, *others], more=False))
+    return rows
+
+
+def hostile(found: dict[str, Any]) -> list[Row]:
+    """One client beside hostile ones, and alone."""
+    alone = {"alone": min(found["alone"]["p99_ms"], found["after"]["p99_ms"])}
+    beside = found["beside"]["p99_ms"]
+    return [
+        pair("append p99 beside hostile clients", "ms", beside, alone, more=False),
+        pair("memory that they take", "MiB", found["growth_mib"], {}, more=False),
+    ]
+
+
+def fold(found: Sequence[dict[str, Any]]) -> list[Row]:
+    """A re-base beside polars and DuckDB."""
+    rows = []
+    for count in dict.fromkeys(one["changes"] for one in found):
+        by = {one["subject"]: one for one in found if one["changes"] == count}
+        ours = by.pop(next(name for name in by if name not in ("polars", "duckdb", "DuckDB")))
+        for key, unit in (("seconds", "s"), ("peak_mib", "MiB")):
+            beside = {name: one[key] for name, one in by.items()}
+            rows.append(pair(f"re-base of {count:,} changes", unit, ours[key], beside, more=False))
+    return rows
+
+
+def spark_source(found: dict[str, Any]) -> list[Row]:
+    """The stream source beside Spark's own Parquet source and the SDK's loop."""
+    figures = found["full" if "full" in found else "quick"]["figures"]
+    loop = figures["loop with the S2 client"]["per_second"]
+    rows = []
+    for name, one in figures.items():
+        if not name.startswith("source") or "one record" in name:
+            continue
+        beside = {"S2 SDK loop": loop}
+        twin = figures.get(name.replace("source", "Spark's Parquet"))
+        if twin:
+            beside["Spark on Parquet"] = twin["per_second"]
+        rows.append(pair(name, "records/s", one["per_second"], beside, more=True))
+    return rows
+
+
+def rebase(found: dict[str, Any]) -> list[Row]:
+    """What a re-base writes, beside a rewrite of the whole table."""
+    rows = []
+    for one in found["few_changes"]:
+        whole = {"rewrite of all": one["bytes_of_a_full_rewrite"]}
+        name = f"bytes written after {one['keys_changed']:,} changed keys"
+        rows.append(pair(name, "B", one["bytes_written"], whole, more=False))
+    return rows
+
+
+def freshness(found: dict[str, Any]) -> list[Row]:
+    """How long a change takes to a committed diff, beside half an interval, which nothing can beat."""
+    half = {"half an interval": found["half_an_interval_s"]}
+    return [
+        pair("change to committed diff, p50", "s", found["p50_s"], half, more=False),
+        pair("change to committed diff, p99", "s", found["p99_s"], half, more=False),
+    ]
+
+
+#: By the name of the results: the page's title, and what makes its rows.
+PAGES: dict[str, tuple[str, Callable[[Any], list[Row]]]] = {
+    "store": ("The store in one process", store),
+    "durable": ("Durable Streams beside the reference server", durable_streams),
+    "follow": ("Restore from a snapshot", follow),
+    "hostile": ("Beside hostile clients", hostile),
+    "archive": ("Archives: formats and rebuilding", archive),
+    "fold": ("Folding changes into a base", fold),
+    "rebase": ("What a re-base writes", rebase),
+    "freshness": ("From a change to a committed diff", freshness),
+    "spark_source": ("Reading streams into Spark", spark_source),
+}
+
+
+def main() -> None:
+    under = kept_conditions()
+    for name, (title, rows) in PAGES.items():
+        results = RESULTS / f"{name}.json"
+        if not results.exists():
+            continue
+        about = (rows.__doc__ or "").strip()
+        found = rows(json.loads(results.read_text()))
+        publish(Benchmark(name, title, about, f"python -m bench.{name}", under, found))
+        print(f"docs/benchmarks/{name}.md")
+
+
+if __name__ == "__main__":
+    main()
