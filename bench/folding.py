@@ -30,10 +30,10 @@ def fold_with_spark(folder: Path, settings: Mapping[str, str] | None = None) -> 
     Fails unless Spark ran one task for each bucket that changed.
     """
     from streamfold.snapshotter.spark import snapshotter_session
-    from streamfold.snapshotter.spark.table import arrivals
+    from streamfold.snapshotter.spark.table.arrivals import DRIVER_RECORDS_SETTING
 
-    arrivals.FOLD_BYTES = -1  # tasks fold the small table, too: their workers start for it
-    spark = snapshotter_session(settings)
+    # Tasks fold the small table, too: their workers start for it.
+    spark = snapshotter_session({DRIVER_RECORDS_SETTING: "0", **(settings or {})})
     with tempfile.TemporaryDirectory() as small:
         keys = np.arange(SMALL)
         asyncio.run(write_archive(Path(small), SMALL, [keys, keys], buckets=SMALL_BUCKETS))

@@ -14,12 +14,18 @@ import pytest
 from pyspark.sql import SparkSession
 
 from streamfold.archive import Thresholds
+from streamfold.errors import InvalidError
 from streamfold.snapshotter.decoding import DebeziumDecoder
 from streamfold.snapshotter.spark.driver_loop import DriverLoop
 from streamfold.snapshotter.spark.jobs import TableJob
 from streamfold.snapshotter.spark.table.archive import TableArchive, TableEvents
 from streamfold.snapshotter.spark.table.archive_updates import ArchiveUpdates
-from streamfold.snapshotter.spark.table.arrivals import Arrivals
+from streamfold.snapshotter.spark.table.arrivals import (
+    DRIVER_RECORDS,
+    DRIVER_RECORDS_SETTING,
+    Arrivals,
+    driver_records,
+)
 from streamfold.snapshotter.spark.table.intake import TableStream
 from streamfold.snapshotter.spark.table.pipeline import TablePipeline
 from streamfold.snapshotter.spark.table.progress import TableProgress
@@ -246,3 +252,15 @@ def bucket_files(folder: Path) -> dict[int, tuple[str, int]]:
     """The files of the newest base: path and size by bucket."""
     parts = manifest_of(folder).base.formats["parquet"].parts
     return {part.bucket or 0: (part.path, part.size_bytes) for part in parts}
+
+
+def test_a_setting_limits_what_the_driver_does_alone(spark: SparkSession) -> None:
+    assert driver_records(spark) == DRIVER_RECORDS
+    try:
+        spark.conf.set(DRIVER_RECORDS_SETTING, "0")
+        assert driver_records(spark) == 0
+        spark.conf.set(DRIVER_RECORDS_SETTING, "few")
+        with pytest.raises(InvalidError, match="'few', but must be a number of records"):
+            driver_records(spark)
+    finally:
+        spark.conf.unset(DRIVER_RECORDS_SETTING)

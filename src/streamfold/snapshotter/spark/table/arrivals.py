@@ -19,6 +19,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
 from streamfold.archive.write.artifacts import WrittenPart
+from streamfold.errors import InvalidError
 from streamfold.snapshotter.spark.tasks.decode import DecodeReport, DecodeStep, decode
 from streamfold.snapshotter.spark.tasks.fold import FoldStep, fold, written_parts
 from streamfold.snapshotter.spark.tasks.net import NetStep, empty_result, write_net_changes
@@ -40,6 +41,8 @@ COLUMNS = ("seq_num", "timestamp", "headers", "body")
 SAMPLE = 10_000
 #: Records that the driver decodes alone: about a second of work.
 DRIVER_RECORDS = 200_000
+#: The setting of Spark that overrides it; with 0, tasks do all work.
+DRIVER_RECORDS_SETTING = "spark.streamfold.driverRecords"
 #: Bytes of records that the driver holds at once, of one table and of all tables together, and what
 #: every table may have at least. Decoded changes take several times as much.
 DRIVER_BYTES, DRIVER_BYTES_TOTAL, DRIVER_BYTES_MIN = 32 << 20, 128 << 20, 2 << 20
@@ -47,6 +50,17 @@ DRIVER_BYTES, DRIVER_BYTES_TOTAL, DRIVER_BYTES_MIN = 32 << 20, 128 << 20, 2 << 2
 FOLD_BYTES = 16 << 20
 #: Changes from which on another task pays off.
 TASK_CHANGES = 20_000
+
+
+def driver_records(spark: SparkSession) -> int:
+    """Return how many records the driver decodes alone; raises InvalidError for a wrong setting."""
+    text = spark.conf.get(DRIVER_RECORDS_SETTING, str(DRIVER_RECORDS)) or ""
+    if not text.isdecimal():
+        raise InvalidError(
+            f"{DRIVER_RECORDS_SETTING} is {text!r}, but must be a number of records, "
+            f"such as 0 for a driver that leaves all work to tasks"
+        )
+    return int(text)
 
 
 def driver_bytes(tables: int) -> int:
@@ -162,8 +176,6 @@ class DriverArrivals:
         cls, endpoint: Endpoint, wanted: Range, start: int, most_bytes: int
     ) -> DriverArrivals | None:
         """Read the range, of which the records from `start` on are new; None if it is too large."""
-        if len(wanted) > DRIVER_RECORDS:
-            return None
         schema, found, size = arrow_schema(COLUMNS), [], 0
         timeout = answer_timeout(endpoint)
         for columns in read_range(endpoint, wanted, Wanted(), io_timeout=timeout):
@@ -226,7 +238,7 @@ def fold_buckets(spark: SparkSession, step: FoldStep) -> list[WrittenPart]:
     count = len(step.buckets)
     if not count:
         return []
-    if step.size_bytes <= FOLD_BYTES:
+    if step.size_bytes <= FOLD_BYTES and driver_records(spark):
         ids = pa.RecordBatch.from_pydict({"id": list(range(count))})
         return _parts(task_results(fold([ids], step=step)))
     frame = spark.range(0, count, 1, count)

@@ -28,6 +28,7 @@ from streamfold.snapshotter.spark.table.arrivals import (
     Decoded,
     DriverArrivals,
     SparkArrivals,
+    driver_records,
 )
 from streamfold.snapshotter.spark.tasks.decode import DecodeReport, DecodeStep
 from streamfold.snapshotter.transactions import TransactionWait
@@ -85,6 +86,7 @@ class TableStream(StreamEdges):
         """`most_bytes`: bytes of records that the driver may hold."""
         super().__init__(job)
         self.spark = spark
+        self._most_records = driver_records(spark)
         self._most_bytes = most_bytes
 
     def few(self, start: int, end: int, held_from: int | None = None) -> DriverArrivals | None:
@@ -92,6 +94,8 @@ class TableStream(StreamEdges):
         endpoint = parse_source(self._options()).endpoint
         first = start if held_from is None else held_from
         wanted = Range(self.job.stream, first, end)
+        if len(wanted) > self._most_records:
+            return None
         return DriverArrivals.read(endpoint, wanted, start, self._most_bytes)
 
     def arrivals(self, start: int, end: int, held_from: int | None = None) -> Arrivals:
