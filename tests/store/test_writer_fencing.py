@@ -134,7 +134,7 @@ async def test_processes_that_replace_each_other_under_load_lose_nothing(
             writer = await WriterProcess.start(url, f"process{number}", seed)
             writers.append(writer)
             acked = asyncio.Event()
-            group.create_task(_follow(writer, _noting(ledger, acked, 100)))
+            group.create_task(_follow(writer, _noting(ledger, acked, 100), acked))
             await acked.wait()
         writers[-1].kill()
     ends = [await writer.end() for writer in writers]
@@ -143,6 +143,10 @@ async def test_processes_that_replace_each_other_under_load_lose_nothing(
         await verify(store, ledger)
 
 
-async def _follow(writer: WriterProcess, note: Callable[[Event], None]) -> None:
+async def _follow(
+    writer: WriterProcess, note: Callable[[Event], None], acked: asyncio.Event
+) -> None:
     while event := await writer.event():
         note(event)
+    if not acked.is_set():
+        raise AssertionError(f"the writer ended before its acks: {await writer.end()}")

@@ -86,7 +86,8 @@ def _spark_home(folder: Path) -> Path:
     for item in Path(pyspark.__file__).parent.iterdir():
         (folder / item.name).symlink_to(item)
     (folder / "conf").mkdir()
-    (folder / "conf/spark-defaults.conf").write_text(f"spark.executor.extraJavaOptions {_QUICK}\n")
+    settings = (f"spark.executor.extraJavaOptions {_QUICK}", "spark.streamfold.driverRecords 0")
+    (folder / "conf/spark-defaults.conf").write_text("\n".join(settings))
     return folder
 
 

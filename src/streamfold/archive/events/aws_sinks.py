@@ -111,7 +111,7 @@ class AwsSink(EventSink):
             return self.refused(f"HTTP {status} {code}")
         return EventUnconfirmedError(
             f"{self.service} {self._target} failed with HTTP {status} {code}: the event may have "
-            "been taken"
+            "been accepted"
         )
 
     def _lost(self, name: str) -> EventRefusedError | EventUnconfirmedError:
