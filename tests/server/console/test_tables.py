@@ -114,9 +114,9 @@ def test_a_table_is_shown_as_a_chain_and_at_an_older_position(
     page.goto(tables.page("tables"))
     page.get_by_role("link", name="public.users").click()
     expect(page.get_by_role("img", name="2 epochs of bases and diffs, 10 to 30")).to_be_visible()
-    expect(page.get_by_role("cell", name="three")).to_be_visible()
+    expect(page.get_by_role("cell", name="three", exact=True)).to_be_visible()
     page.get_by_role("slider").press("Home")
     expect(page.get_by_role("heading", name="Rows at 10")).to_be_visible()
-    expect(page.get_by_role("cell", name="one")).to_be_visible()
+    expect(page.get_by_role("cell", name="one", exact=True)).to_be_visible()
     expect(page.get_by_role("cell", name=HOSTILE)).to_be_visible()
     assert page.locator("main img").count() == 0

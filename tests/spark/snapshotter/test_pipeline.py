@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -221,26 +220,29 @@ def test_a_new_base_uses_buckets_without_changes_again_and_grows_with_the_table(
 
 
 def test_a_stream_that_ends_before_the_archive_does_is_reported_as_data_loss(
-    server: Server, fresh: Callable[[], str], tmp_path: Path, loop: DriverLoop
+    spark: SparkSession,
+    server: Server,
+    fresh: Callable[[], str],
+    tmp_path: Path,
+    loop: DriverLoop,
 ) -> None:
     stream, folder = fresh(), tmp_path / "archive"
     feed(server, stream, Feed(3).changes(20))
     job = table_job(server, stream, folder)
-    assert open_updates(loop, job).advance()
+    assert open_updates(spark, loop, job).advance()
     assert manifest_of(folder).head_position == "19"
     other = fresh()  # as if the stream had been deleted and created again
     feed(server, other, Feed(3).changes(5))
     replaced = replace(job, stream=other)
     with pytest.raises(DataLossError, match="records 5 to 19"):
-        open_updates(loop, replaced).advance()
+        open_updates(spark, loop, replaced).advance()
 
 
-def open_updates(loop: DriverLoop, job: TableJob) -> ArchiveUpdates:
-    """A table whose driver does everything alone: it has no Spark."""
+def open_updates(spark: SparkSession, loop: DriverLoop, job: TableJob) -> ArchiveUpdates:
+    """A table whose driver takes in a few records alone."""
     published = TableArchive(job, loop)
-    no_spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(setLocalProperty=print))
-    stream = TableStream(no_spark, job)
-    pipeline = TablePipeline(no_spark, job, published, stream=stream)
+    stream = TableStream(spark, job)
+    pipeline = TablePipeline(spark, job, published, stream=stream)
     progress = TableProgress(job.table, job.stream, job.destinations, lambda: datetime.now(UTC))
     events = TableEvents(job, loop)
     updates = ArchiveUpdates(stream, pipeline, published, events, progress, lambda: None)
