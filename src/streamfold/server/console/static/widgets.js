@@ -41,7 +41,12 @@ export const Button = ({ icon, label, kind = "", children, ...rest }) => html`
 /** Renders again whenever the state of the connection changes. */
 export function useConnection() {
   const [, render] = useState(0);
-  useEffect(() => watchConnection(() => render((count) => count + 1)), []);
+  useEffect(() => {
+    const draw = () => render((count) => count + 1);
+    const stop = watchConnection(draw);
+    draw(); // effects run after the first paint: the connection may have changed before this one
+    return stop;
+  }, []);
   return connection;
 }
 
