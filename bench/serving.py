@@ -16,7 +16,7 @@ import psutil
 from bench.store import BASIN, MIB, PathNotTakenError
 
 #: Seconds that a server may take to stop.
-_STOP_PATIENCE = 30
+_STOP_TIMEOUT = 30
 #: What a server logs that has to work without compiled kernels.
 KERNELS_OFF = "record kernels are off"
 
@@ -50,7 +50,7 @@ def serving(backend: str, streams: Iterable[str], folder: Path) -> Iterator[Serv
         try:
             yield Served(server.pid, _port(server, log))
             server.send_signal(signal.SIGTERM)
-            server.wait(_STOP_PATIENCE)
+            server.wait(_STOP_TIMEOUT)
         finally:
             server.kill()
     if KERNELS_OFF in (said := log.read_text(errors="replace")):

@@ -241,9 +241,9 @@ from pathlib import Path
 from streamfold.blob import LocalBlobStore
 from streamfold.errors import BlobExistsError
 
-async def main(root, place, name, rounds):
+async def main(root, counters, name, rounds):
     store = LocalBlobStore(Path(root), fsync=lambda descriptor: None)
-    with open(place, "r+b") as file:
+    with open(counters, "r+b") as file:
         shared = mmap.mmap(file.fileno(), 8)
     mine = 0 if name == "one" else 4
     for number in range(int(rounds)):
@@ -261,11 +261,11 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 def test_two_processes_never_both_win_a_conditional_put(tmp_path: Path) -> None:
-    root, place, names = tmp_path / "root", tmp_path / "place", ("one", "two")
-    place.write_bytes(bytes(8))
+    root, counters, names = tmp_path / "root", tmp_path / "counters", ("one", "two")
+    counters.write_bytes(bytes(8))
     racers = [
         subprocess.Popen(
-            [sys.executable, "-c", RACER, str(root), str(place), name, str(ROUNDS)],
+            [sys.executable, "-c", RACER, str(root), str(counters), name, str(ROUNDS)],
             stdout=subprocess.PIPE,
             text=True,
         )

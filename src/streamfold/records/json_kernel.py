@@ -67,8 +67,8 @@ def _put_decimal(out: Bytes, at: int, value: U64) -> int:
     while rest >= U64(10):
         rest //= U64(10)
         digits += 1
-    for place in range(at + digits - 1, at - 1, -1):
-        out[place] = U8(48) + U8(value % U64(10))
+    for offset in range(at + digits - 1, at - 1, -1):
+        out[offset] = U8(48) + U8(value % U64(10))
         value //= U64(10)
     return at + digits
 
@@ -85,8 +85,8 @@ def _utf8_size(raw: Bytes, at: int, end: int) -> int:
     highest = 0x9F if first == 0xED else 0x8F if first == 0xF4 else 0xBF
     if second < lowest or second > highest:
         return 0
-    for place in range(at + 2, at + size):
-        if raw[place] & 0xC0 != 0x80:
+    for offset in range(at + 2, at + size):
+        if raw[offset] & 0xC0 != 0x80:
             return 0
     return size
 
@@ -153,12 +153,12 @@ def _put_string(out: Bytes, at: int, raw: Bytes, start: int, end: int, base64: b
 
 @_inner
 def _put_member(
-    out: Bytes, at: int, raw: Bytes, place: int, end: int, tag: U8, base64: bool
+    out: Bytes, at: int, raw: Bytes, offset: int, end: int, tag: U8, base64: bool
 ) -> tuple[int, int]:
-    """Write the bytes of the field `tag`, if it is there; returns the places in `out` and `raw`."""
-    if place >= end or raw[place] != tag:
-        return at, place
-    start, stop = _read_delimited(raw, place + 1, end)
+    """Write the bytes of the field `tag`, if it is there; returns the offsets in `out` and `raw`."""
+    if offset >= end or raw[offset] != tag:
+        return at, offset
+    start, stop = _read_delimited(raw, offset + 1, end)
     if stop <= start:
         return NOT_CANONICAL, 0
     return _put_string(out, at, raw, start, stop, base64), stop
@@ -166,52 +166,52 @@ def _put_member(
 
 @_inner
 def _put_headers(
-    out: Bytes, at: int, raw: Bytes, place: int, end: int, base64: bool
+    out: Bytes, at: int, raw: Bytes, offset: int, end: int, base64: bool
 ) -> tuple[int, int]:
     first = True
-    while place < end and raw[place] == HEADERS:
-        place, stop = _read_delimited(raw, place + 1, end)
+    while offset < end and raw[offset] == HEADERS:
+        offset, stop = _read_delimited(raw, offset + 1, end)
         if stop == NOT_CANONICAL:
             return NOT_CANONICAL, 0
         at = _put(out, at, _OPEN_HEADERS if first else _COMMA)
         first = False
         at = _put(out, at, _OPEN_PAIR)
-        at, place = _put_member(out, at, raw, place, stop, HEADER_NAME, base64)
+        at, offset = _put_member(out, at, raw, offset, stop, HEADER_NAME, base64)
         if at == NOT_CANONICAL:
             return NOT_CANONICAL, 0
         at = _put(out, at, _MIDDLE)
-        at, place = _put_member(out, at, raw, place, stop, HEADER_VALUE, base64)
-        if at == NOT_CANONICAL or place != stop:
+        at, offset = _put_member(out, at, raw, offset, stop, HEADER_VALUE, base64)
+        if at == NOT_CANONICAL or offset != stop:
             return NOT_CANONICAL, 0
         at = _put(out, at, _CLOSE_PAIR)
     if not first:
         at = _put(out, at, _CLOSE_HEADERS)
-    return at, place
+    return at, offset
 
 
 @_kernel
 def write_json(raw: Bytes, count: int, base64: bool, out: Bytes) -> int:
     """Write `count` records as the elements of an array; returns the size, or NOT_CANONICAL."""
-    place = at = 0
+    offset = at = 0
     for index in range(count):
-        place, end = _read_delimited(raw, place + 1, len(raw))
+        offset, end = _read_delimited(raw, offset + 1, len(raw))
         seq_num = stamp = U64(0)
-        if place < end and raw[place] == SEQ_NUM:
-            seq_num, place = _read_varint(raw, place + 1, end)
-        if place != NOT_CANONICAL and place < end and raw[place] == TIMESTAMP:
-            stamp, place = _read_varint(raw, place + 1, end)
-        if end == NOT_CANONICAL or place == NOT_CANONICAL:
+        if offset < end and raw[offset] == SEQ_NUM:
+            seq_num, offset = _read_varint(raw, offset + 1, end)
+        if offset != NOT_CANONICAL and offset < end and raw[offset] == TIMESTAMP:
+            stamp, offset = _read_varint(raw, offset + 1, end)
+        if end == NOT_CANONICAL or offset == NOT_CANONICAL:
             return NOT_CANONICAL
         if index:
             at = _put(out, at, _COMMA)
         at = _put_decimal(out, _put(out, at, _OPEN), seq_num)
         at = _put_decimal(out, _put(out, at, _TIME), stamp)
-        at, place = _put_headers(out, at, raw, place, end, base64)
-        if at != NOT_CANONICAL and place < end:
-            at, place = _put_member(out, _put(out, at, _OPEN_BODY), raw, place, end, BODY, base64)
+        at, offset = _put_headers(out, at, raw, offset, end, base64)
+        if at != NOT_CANONICAL and offset < end:
+            at, offset = _put_member(out, _put(out, at, _OPEN_BODY), raw, offset, end, BODY, base64)
             if at != NOT_CANONICAL:
                 at = _put(out, at, _CLOSE_BODY)
-        if at == NOT_CANONICAL or place != end:
+        if at == NOT_CANONICAL or offset != end:
             return NOT_CANONICAL
         at = _put(out, at, _CLOSE)
-    return at if place == len(raw) else NOT_CANONICAL
+    return at if offset == len(raw) else NOT_CANONICAL

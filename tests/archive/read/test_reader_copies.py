@@ -89,10 +89,10 @@ async def test_an_archive_of_another_writer_is_exported_again_and_again(tmp_path
 async def test_files_elsewhere_in_a_bucket_are_found_by_their_uri(
     s3_url: str, s3_server: S3Server
 ) -> None:
-    place = bucket_at(f"{s3_url}/files", s3_server)
-    writer = await open_writer(place)
+    folder = bucket_at(f"{s3_url}/files", s3_server)
+    writer = await open_writer(folder)
     await writer.write_base(rows({1: "a"}), "1", reason="first")
-    manifest = await place.blobs.get("manifest.json")
+    manifest = await folder.blobs.get("manifest.json")
     beside = bucket_at(f"{s3_url}/manifests", s3_server)
     await beside.blobs.put("manifest.json", manifest)
     archive = await streamfold.archive.open(f"{s3_url}/manifests", options=s3_server.options())

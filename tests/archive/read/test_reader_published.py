@@ -198,10 +198,10 @@ async def test_published_protobuf_is_rebuilt_with_and_without_a_schema(tmp_path:
 async def test_files_that_are_elsewhere_in_the_same_storage_are_found_by_their_uri(
     folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    place = tmp_path_factory.mktemp("elsewhere")
-    (folder / "epoch=1").rename(place / "epoch=1")
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (folder / "epoch=1").rename(elsewhere / "epoch=1")
     path = folder / "manifest.json"
-    there = place.as_uri()
+    there = elsewhere.as_uri()
     path.write_text(path.read_text().replace("s3://a-bucket-that-is-not-here/users", there))
     archive = await streamfold.archive.open(folder)
     assert len(await archive.table()) == 3

@@ -19,7 +19,7 @@ from streamfold.archive.manifest.positions import SEQ_NUM
 from tests.archive.reading import Consumer, folder_at, reopened, state_at
 from tests.archive.tables import Change, changes, open_writer, rows
 
-PLACES = TableSchema.of(
+SCHEMA = TableSchema.of(
     pa.schema([("region", pa.string()), ("day", pa.date32()), ("n", pa.int32())]),
     ["region", "day"],
 )
@@ -50,7 +50,7 @@ async def test_rows_of_several_key_fields_are_distinguished_by_all_of_them(
     tmp_path: Path, format_id: str
 ) -> None:
     formats = [format_of(format_id)]
-    writer = await open_writer(folder_at(tmp_path), schema=PLACES, formats=formats)
+    writer = await open_writer(folder_at(tmp_path), schema=SCHEMA, formats=formats)
     chance = random.Random(11)
     state: dict[tuple[str, int], int] = {
         (region, day): 0 for region in ("a", "a b", "b") for day in range(20)
@@ -60,7 +60,7 @@ async def test_rows_of_several_key_fields_are_distinguished_by_all_of_them(
         return {"region": region, "day": day, "n": n}
 
     await writer.write_base(
-        rows_of(PLACES, *(row(*k, n) for k, n in state.items())), "0", reason="first"
+        rows_of(SCHEMA, *(row(*k, n) for k, n in state.items())), "0", reason="first"
     )
     for position in range(12):
         touched = chance.sample(sorted(state), 5)
@@ -68,14 +68,14 @@ async def test_rows_of_several_key_fields_are_distinguished_by_all_of_them(
         for key in sorted(touched):
             if chance.random() < 0.4:
                 del state[key]
-                given.append(change(PLACES, "DELETE", row(*key, 0)))
+                given.append(change(SCHEMA, "DELETE", row(*key, 0)))
             else:
                 state[key] = position
-                given.append(change(PLACES, "UPDATE", row(*key, position)))
+                given.append(change(SCHEMA, "UPDATE", row(*key, position)))
         new = (chance.choice("abc"), 100 + position)
         state[new] = -1
-        given.append(change(PLACES, "INSERT", row(*new, -1)))
-        await writer.write_diff(changes_of(PLACES, *given), str(position), str(position + 1))
+        given.append(change(SCHEMA, "INSERT", row(*new, -1)))
+        await writer.write_diff(changes_of(SCHEMA, *given), str(position), str(position + 1))
     table = await (await reopened(tmp_path)).table()
     days = table["day"].cast(pa.int32()).to_pylist()
     keys = list(zip(table["region"].to_pylist(), days, strict=True))

@@ -181,7 +181,7 @@ async def test_refusals_come_in_the_documented_order(web: httpx.AsyncClient, str
     assert (beyond.status_code, "ends at 5" in beyond.text) == (409, True)
     unmatched = await publish(
         web, stream, "3", stream_snapshot_match=wrong
-    )  # nor is the place among snapshots
+    )  # nor is the position of a snapshot
     assert (unmatched.status_code, "not 000" in unmatched.text) == (409, True)
     older = await publish(web, stream, "3")
     assert (older.status_code, "newer snapshot" in older.text) == (409, True)

@@ -23,7 +23,7 @@ from tests.s3_gate import Gate, issued, prepare_home, run_gate
 if TYPE_CHECKING:  # exists only in obstore's stubs
     from obstore.store import S3Credential
 
-PLACE = ("test-basin", "orders")
+REF = ("test-basin", "orders")
 
 
 @pytest.fixture(scope="module")
@@ -65,13 +65,13 @@ async def test_an_open_store_commits_on_while_its_credentials_are_replaced(
     issue(process_profile, "FIRST")
     bodies: list[bytes] = []
     async with open_store(f"s3://{gate.bucket}/renewed") as store:
-        await store.create_basin(PLACE[0])
-        await store.create_stream(*PLACE)
+        await store.create_basin(REF[0])
+        await store.create_stream(*REF)
 
         async def append_until_used(key: str) -> None:
             while key not in gate.used:
                 bodies.append(b"%d" % len(bodies))
-                await store.append(*PLACE, [Record(bodies[-1])])
+                await store.append(*REF, [Record(bodies[-1])])
 
         gate.used.clear()
         await append_until_used("FIRST")
@@ -79,9 +79,9 @@ async def test_an_open_store_commits_on_while_its_credentials_are_replaced(
         await append_until_used("SECOND")
         gate.keys = {"SECOND"}
         bodies.append(b"last")
-        ack = await store.append(*PLACE, [Record(b"last")])
+        ack = await store.append(*REF, [Record(b"last")])
         assert ack.end.seq_num == len(bodies)
-        batch = await store.read(*PLACE, ReadRequest(from_seq_num(0)))
+        batch = await store.read(*REF, ReadRequest(from_seq_num(0)))
         assert [record.body for record in batch.records()] == bodies
 
 
@@ -99,7 +99,7 @@ async def test_a_store_is_opened_with_the_lasting_keys_of_a_profile(
     monkeypatch.setenv("AWS_PROFILE", "work")
     gate.keys = {"PROFILE"}
     async with open_store(f"s3://{gate.bucket}/lasting") as store:
-        await store.create_basin(PLACE[0])
+        await store.create_basin(REF[0])
 
 
 @pytest.mark.parametrize(

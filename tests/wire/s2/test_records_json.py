@@ -324,9 +324,9 @@ def test_compiled_code_writes_no_json_of_damaged_records_that_python_would_not(
 ) -> None:
     assert warm_up()
     damaged = bytearray(encode_records(records))
-    place = data.draw(st.integers(0, len(damaged) - 1))
-    damaged[place] = data.draw(st.integers(0, 255))
-    payload = bytes(damaged[: data.draw(st.integers(place + 1, len(damaged)))])
+    offset = data.draw(st.integers(0, len(damaged) - 1))
+    damaged[offset] = data.draw(st.integers(0, 255))
+    payload = bytes(damaged[: data.draw(st.integers(offset + 1, len(damaged)))])
     for record_format in RecordFormat:
         quick = compiled.to_json(payload, base64=record_format is BASE64)
         assert quick is None or quick == encode_plain(payload, record_format)

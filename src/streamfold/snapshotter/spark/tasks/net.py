@@ -128,11 +128,11 @@ def empty_result(bucket: int) -> TaskResult:
 @task
 def write_net_changes(batches: Batches, step: NetStep) -> Iterator[TaskResult]:
     """Yield a report for the part of each bucket; results arrive sorted by bucket and seq_num."""
-    for bucket, parcels in groupby(
+    for bucket, results in groupby(
         task_results(batches), key=lambda task_result: task_result.bucket
     ):
         changes = [
-            unpack(task_result.payload) for task_result in parcels if len(task_result.payload)
+            unpack(task_result.payload) for task_result in results if len(task_result.payload)
         ]
         yield part_result(bucket, asyncio.run(_write_bucket(step, bucket, changes)))
 
