@@ -14,7 +14,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from streamfold.cli import connection
+from streamfold.cli import target
 from streamfold.cli.main import streamfold
 from streamfold.cli.menu import SECTIONS
 from tests.cli.commands import COMMAND, Outcome, Shell
@@ -71,9 +71,9 @@ def test_an_endpoint_of_this_machine_needs_no_scheme_and_an_open_server_no_token
 
 
 def test_an_endpoint_elsewhere_without_a_scheme_is_reached_by_tls() -> None:
-    assert connection._with_scheme("streams.example:8080") == "https://streams.example:8080"
-    assert connection._with_scheme("127.0.0.1.example") == "https://127.0.0.1.example"
-    assert connection._with_scheme("[::1]:80") == "http://[::1]:80"
+    assert target._with_scheme("streams.example:8080") == "https://streams.example:8080"
+    assert target._with_scheme("127.0.0.1.example") == "https://127.0.0.1.example"
+    assert target._with_scheme("[::1]:80") == "http://[::1]:80"
 
 
 def test_a_server_that_asks_for_a_token_says_where_to_put_it(tmp_path: Path) -> None:

@@ -58,7 +58,9 @@ def _failure_from_response(error: S2ServerError, *, changes: bool) -> VerbFailed
     status = ExitStatus.NOT_FOUND if error.status_code == 404 else ExitStatus.FAILURE
     message = error.message
     if error.status_code == 401:
-        message += "; the token comes from S2_ACCESS_TOKEN or --token-file"
+        message += (
+            "; the token comes from S2_ACCESS_TOKEN or --token-file, or from `streamfold config`"
+        )
     return VerbFailedError(error.code, message, status)
 
 
@@ -73,8 +75,8 @@ def _not_reached(error: S2Error, *, changes: bool) -> VerbFailedError:
     if isinstance(cause, ConnectError):
         return VerbFailedError(
             "unreachable",
-            f"the server cannot be reached: {cause}; is it running, and are S2_ACCOUNT_ENDPOINT "
-            "and S2_BASIN_ENDPOINT (or --endpoint) right?",
+            f"the server cannot be reached: {cause}; is it running, and is its address right "
+            "(`streamfold config show`)?",
         )
     if isinstance(cause, TransportError):
         if changes:

@@ -48,6 +48,9 @@ SECTIONS: Final[dict[str, dict[str, Entry]]] = {
         "serve": Entry("servers.serve", "Run a server.", "server"),
         "lite": Entry("servers.serve", "The same, under S2's name for it.", "server"),
     },
+    "Set-up": {
+        "config": Entry("setup.config", "Name servers once, and choose between them.", ""),
+    },
     "Records": {
         "append": Entry("records.append", "Append the lines of standard input."),
         "read": Entry("records.read", "Print records, from the first or from any position."),

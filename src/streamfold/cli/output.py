@@ -34,6 +34,10 @@ class Output:
         """Print JSON lines, even without --json."""
         self.write(*(self._encoder.encode(shape) + b"\n" for shape in shapes))
 
+    def write_lines(self, lines: Iterable[str]) -> None:
+        """Print lines for people."""
+        self.write(*(f"{line}\n".encode() for line in lines))
+
     def write(self, *parts: bytes) -> None:
         """Write bytes and flush them; OutputClosedError if the reader has closed the output."""
         try:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from streamfold.cli.connection import (
-    FILE,
     encryption_option,
     open_basin,
     open_client,
@@ -17,6 +16,7 @@ from streamfold.cli.connection import (
 )
 from streamfold.cli.exit_status import ExitStatus, VerbFailedError
 from streamfold.cli.output import Output
+from streamfold.cli.target import FILE, find_target
 from streamfold.model.names import BasinName, StreamName, StreamRef
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ class PartType(click.ParamType[Part]):
 @click.option("--from-endpoint", metavar="URL",
               help="The source's server, if it is not the target's.")  # fmt: skip
 @click.option("--from-token-file", type=FILE, help="File with the token for the source.")
+@click.option("--from-context", metavar="NAME", help="Context of the source.")
 @click.option("--prefix", default="", help="Copy only the basin's streams that begin with this.")
 @click.option("--pad", is_flag=True,
               help="Fill what was trimmed with empty, trimmed records: seq_nums stay.")  # fmt: skip
@@ -73,6 +74,7 @@ async def copy(
     target: Part,
     from_endpoint: str | None,
     from_token_file: Path | None,
+    from_context: str | None,
     prefix: str,
     pad: bool,
     renumber: bool,
@@ -89,10 +91,11 @@ async def copy(
 
     _check(source, target, prefix, pad=pad, renumber=renumber)
     copier = _Copier(s2, output, encryption_key_file, Options(pad, renumber, verify))
-    if from_endpoint is None and from_token_file is None:
+    if from_endpoint is None and from_token_file is None and from_context is None:
         await copier.copy(s2, source, target, prefix)
         return
-    async with open_client(from_endpoint, from_token_file, at_least_once=False) as origin:
+    server = find_target(from_endpoint, from_token_file, from_context)
+    async with open_client(server) as origin:
         await copier.copy(origin, source, target, prefix)
 
 

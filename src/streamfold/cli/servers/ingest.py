@@ -13,10 +13,11 @@ from pathlib import Path
 
 import click
 
-from streamfold.cli.connection import FILE, open_basin, open_client
+from streamfold.cli.connection import open_basin, open_client
 from streamfold.cli.exit_status import VerbFailedError
 from streamfold.cli.menu import VerbGroup
 from streamfold.cli.output import confirm, yes_option
+from streamfold.cli.target import FILE, Target, find_target
 from streamfold.extras import needing_extra
 
 with needing_extra("postgres"):
@@ -57,6 +58,9 @@ _ENDPOINT = click.option(
 _TOKEN = click.option(
     "--token-file", type=FILE, help="File with the token, instead of S2_ACCESS_TOKEN."
 )
+_CONTEXT = click.option(
+    "--context", metavar="NAME", help="Server and token of `streamfold config`, by name."
+)
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON lines.")
 
 
@@ -86,6 +90,7 @@ def ingest() -> None:
 )
 @_ENDPOINT
 @_TOKEN
+@_CONTEXT
 @_JSON
 def postgres(
     dsn: str,
@@ -99,6 +104,7 @@ def postgres(
     metrics_port: int | None,
     endpoint: str | None,
     token_file: Path | None,
+    context: str | None,
     as_json: bool,
 ) -> None:
     """Copy tables of PostgreSQL into streams, then follow their changes, until SIGTERM or SIGINT.
@@ -113,7 +119,8 @@ def postgres(
     if metrics_port is not None:
         serve_metrics(progress, metrics_port)
     report = partial(_Printed(as_json), progress)
-    asyncio.run(_run(database, options, basin, endpoint, token_file, progress, report))
+    target = find_target(endpoint, token_file, context)
+    asyncio.run(_run(database, options, basin, target, progress, report))
 
 
 @ingest.command("tables")
@@ -220,12 +227,11 @@ async def _run(
     database: Database,
     options: IngestOptions,
     basin: str,
-    endpoint: str | None,
-    token_file: Path | None,
+    target: Target,
     progress: IngestProgress,
     report: Callable[[], None],
 ) -> None:
-    async with open_client(endpoint, token_file, at_least_once=False) as client:
+    async with open_client(target) as client:
         streams = BasinStreams(open_basin(client, basin))
         ingesting = asyncio.create_task(
             PostgresIngest(database, streams, options, progress=progress, on_progress=report).run()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from streamfold.cli.connection import current_token
+from streamfold.cli.connection import token_for
 from streamfold.cli.parameters import Duration
 from streamfold.extensions import must_be_one_of
 from streamfold.model.names import StreamRef
@@ -149,4 +149,4 @@ def _served(endpoint: str, ref: StreamRef, shape: str) -> SnapshotStore:
 
     if shape != "streamfold":
         raise click.UsageError("a server keeps snapshots in Streamfold's own shape: omit --shape")
-    return ServerSnapshots(endpoint, ref.basin, ref.stream, current_token())
+    return ServerSnapshots(endpoint, ref.basin, ref.stream, token_for(endpoint))

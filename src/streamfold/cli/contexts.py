@@ -1,0 +1,174 @@
+"""Named servers in a configuration file that only its owner can read: the contexts of verbs.
+
+The file is TOML: `current = "NAME"`, and one table `[contexts.NAME]` per server. It is replaced as a
+whole, with mode 0600, so an interrupted change leaves the old one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import tempfile
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import asdict, replace
+
+from streamfold.cli.exit_status import ExitStatus, VerbFailedError
+from streamfold.errors import InvalidError
+
+#: Variables that name the file, and the context to use.
+CONFIG_FILE: Final = "STREAMFOLD_CONFIG"
+CONTEXT: Final = "STREAMFOLD_CONTEXT"
+#: The context that a first `config set` creates.
+DEFAULT_NAME: Final = "default"
+#: What a context holds; `endpoint` is for servers that serve both at one address.
+KEYS: Final = ("endpoint", "account_endpoint", "basin_endpoint", "access_token")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+#: Printable ASCII without spaces, quotes and backslashes: what URLs and tokens consist of.
+_VALUE = re.compile(r"[!#-\[\]-~]+")
+#: Characters of a token that are shown, and the length from which they give little of it away.
+_SHOWN, _LONG = 4, 16
+
+
+class Context(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A server, and the token for it."""
+
+    endpoint: str | None = None
+    account_endpoint: str | None = None
+    basin_endpoint: str | None = None
+    access_token: str | None = None
+
+    @property
+    def account(self) -> str:
+        return self.account_endpoint or self.endpoint or ""
+
+    @property
+    def basin(self) -> str:
+        return self.basin_endpoint or self.endpoint or ""
+
+    def shown(self) -> dict[str, str]:
+        """What may be printed: what is set, the token masked."""
+        values = {key: value for key, value in asdict(self).items() if value is not None}
+        if self.access_token is not None:
+            values["access_token"] = masked(self.access_token)
+        return values
+
+    def changed(self, key: str, value: str | None) -> Context:
+        """Return the context with another value of a key; None removes it."""
+        if value is not None and not _VALUE.fullmatch(value):
+            shown = "the token" if key == "access_token" else repr(value)
+            raise InvalidError(
+                f"{key}: {shown} has a character that neither URLs nor tokens have: give printable "
+                "ASCII without spaces, quotes and backslashes"
+            )
+        return replace(self, **{key: value})
+
+
+class Contexts(Struct, frozen=True, forbid_unknown_fields=True):
+    """All that the file says."""
+
+    current: str | None = None
+    contexts: dict[str, Context] = {}
+
+    def get(self, name: str) -> Context:
+        """Return a context that must exist."""
+        if name not in self.contexts:
+            known = ", ".join(sorted(self.contexts)) or "there are none"
+            raise VerbFailedError(
+                "context_not_found",
+                f"there is no context {name!r} in {config_path()} ({known}): create it by "
+                f"`streamfold config set endpoint URL --context {name}`",
+                ExitStatus.NOT_FOUND,
+            )
+        return self.contexts[name]
+
+    def with_context(self, name: str, context: Context) -> Contexts:
+        """Return the file with a new or changed context; the first one becomes the current one."""
+        if not _NAME.fullmatch(name):
+            raise InvalidError(
+                f"context name {name!r} must be 1 to 64 letters, digits, dots, hyphens or "
+                "underscores, and begin with a letter or digit"
+            )
+        return replace(
+            self, current=self.current or name, contexts={**self.contexts, name: context}
+        )
+
+    def without(self, name: str) -> Contexts:
+        """Return the file without a context that must exist."""
+        self.get(name)
+        rest = {key: context for key, context in self.contexts.items() if key != name}
+        return Contexts(None if self.current == name else self.current, rest)
+
+
+def masked(token: str) -> str:
+    """Return what identifies a token to its owner, and tells others nothing they could use."""
+    return f"…{token[-_SHOWN:]}" if len(token) >= _LONG else "…"
+
+
+def config_path() -> Path:
+    """Return where the file is, whether it exists or not."""
+    if named := os.environ.get(CONFIG_FILE):
+        return Path(named).expanduser()
+    home = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(home, "streamfold", "config.toml").expanduser()
+
+
+def read_contexts() -> Contexts:
+    """Read the file; one that does not exist has no contexts."""
+    path = config_path()
+    try:
+        return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Contexts)
+    except FileNotFoundError:
+        return Contexts()
+    except OSError as error:
+        raise InvalidError(
+            f"{path} cannot be read ({error.strerror}): correct that, or name another file in "
+            f"{CONFIG_FILE}"
+        ) from None
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise InvalidError(f"{path} is not a configuration: {error}; edit or remove it") from None
+
+
+def write_contexts(contexts: Contexts) -> None:
+    """Replace the file; only its owner can read it then."""
+    path = config_path()
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # A new file of mkstemp has mode 0600.
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(_toml(contexts))
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink()
+            raise
+    except OSError as error:
+        raise InvalidError(
+            f"{path} cannot be written ({error.strerror}): correct that, or name another file in "
+            f"{CONFIG_FILE}"
+        ) from None
+
+
+def readable_by_others(path: Path) -> bool:
+    """Whether other users of the machine may read the file, and so the tokens in it."""
+    return path.exists() and bool(stat.S_IMODE(path.stat().st_mode) & 0o077)
+
+
+def _toml(contexts: Contexts) -> str:
+    lines = _pairs({"current": contexts.current})
+    for name in sorted(contexts.contexts):
+        lines += ["", f"[contexts.{json.dumps(name)}]", *_pairs(asdict(contexts.contexts[name]))]
+    return "\n".join(lines) + "\n"
+
+
+def _pairs(values: Mapping[str, str | None]) -> list[str]:
+    # Names and values are printable ASCII, whose JSON strings are TOML strings.
+    return [f"{key} = {json.dumps(value)}" for key, value in values.items() if value is not None]

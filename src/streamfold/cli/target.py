@@ -1,0 +1,126 @@
+"""Which server a verb talks to, and with which token: options before variables before the file."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import click
+
+from streamfold.cli.exit_status import ExitStatus, VerbFailedError
+
+ACCOUNT, BASIN, TOKEN = "S2_ACCOUNT_ENDPOINT", "S2_BASIN_ENDPOINT", "S2_ACCESS_TOKEN"
+#: Names of this machine.
+_LOOPBACK = re.compile(r"localhost|.+\.localhost|127(\.\d+){3}|::1")
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+#: The options that choose the server of a verb.
+TARGET_OPTIONS = (
+    click.Option(
+        ["--endpoint"], metavar="URL", help="The server's address, instead of S2_*_ENDPOINT."
+    ),
+    click.Option(
+        ["--token-file"], type=FILE, help="File with the token, instead of S2_ACCESS_TOKEN."
+    ),
+    click.Option(
+        ["--context"], metavar="NAME", help="Server and token of `streamfold config`, by name."
+    ),
+)
+JSON_OPTION = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON lines.")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server and the token for it, each with what named it."""
+
+    account: str
+    basin: str
+    endpoint_from: str
+    token: str | None
+    token_from: str
+
+
+def find_target(endpoint: str | None, token_file: Path | None, context: str | None) -> Target:
+    """Find server and token: those of options, else of variables, else of a context.
+
+    A context that is named by an option comes before variables. The token of a context is sent to the
+    server of that context alone, never to one that was named in another way.
+    """
+    given = read_token(token_file)
+    if endpoint:
+        url = _with_scheme(endpoint)
+        return Target(url, url, "--endpoint", *_token(given, token_file))
+    variables = _with_scheme(os.environ.get(ACCOUNT, "")), _with_scheme(os.environ.get(BASIN, ""))
+    if context is None and any(variables):
+        for name, value in zip((ACCOUNT, BASIN), variables, strict=True):
+            if not value:
+                raise _missing(f"{name} is not set")
+        return Target(*variables, "environment", *_token(given, token_file))
+    return _from_file(given, token_file, context)
+
+
+def _from_file(given: str | None, token_file: Path | None, named: str | None) -> Target:
+    # Here, because most calls of scripts need no file.
+    from streamfold.cli.contexts import CONTEXT, config_path, read_contexts
+
+    contexts = read_contexts()
+    name = named or os.environ.get(CONTEXT) or contexts.current
+    if not name:
+        raise _missing(f"{ACCOUNT} is not set")
+    context, source = contexts.get(name), f"context {name!r} in {config_path()}"
+    for key, value in (("account_endpoint", context.account), ("basin_endpoint", context.basin)):
+        if not value:
+            raise VerbFailedError(
+                "endpoint_missing",
+                f"{source} has no {key}: run `streamfold config set endpoint URL --context {name}`",
+                ExitStatus.USAGE,
+            )
+    token, token_from = _token(given, token_file)
+    if token_file is None and (named or token is None):
+        token, token_from = context.access_token, source if context.access_token else "none"
+    return Target(
+        _with_scheme(context.account), _with_scheme(context.basin), source, token, token_from
+    )
+
+
+def _token(given: str | None, file: Path | None) -> tuple[str | None, str]:
+    if file is not None:
+        return given, f"--token-file {file}"
+    return given, TOKEN if given else "none"
+
+
+def _missing(problem: str) -> VerbFailedError:
+    return VerbFailedError(
+        "endpoint_missing",
+        f"{problem}: set the variables that `streamfold serve` prints, give --endpoint "
+        "http://host:port, or run `streamfold config set endpoint URL` once",
+        ExitStatus.USAGE,
+    )
+
+
+def _with_scheme(endpoint: str) -> str:
+    """Make a URL of `host:port`: servers on this machine rarely have certificates, others should."""
+    if not endpoint or "://" in endpoint:
+        return endpoint
+    host = urlsplit(f"//{endpoint}").hostname or ""
+    return f"http://{endpoint}" if _LOOPBACK.fullmatch(host) else f"https://{endpoint}"
+
+
+def read_token(file: Path | None) -> str | None:
+    """Return the token of the file, or else of the environment; None if there is none."""
+    token = (file.read_text() if file else os.environ.get(TOKEN, "")).strip()
+    if file and not token:
+        raise VerbFailedError(
+            "token_missing",
+            f"{file} is empty: put an access token into it, or omit --token-file if the "
+            "server needs none",
+            ExitStatus.USAGE,
+        )
+    return token or None

@@ -1,0 +1,69 @@
+"""What people see at a terminal: colours, tables, and text of strangers that cannot do anything.
+
+Colours are for terminals alone: not with NO_COLOR set, nor for TERM=dumb.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Final, TextIO
+
+import click
+
+#: Control characters, C1 ones too: a terminal would obey them.
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+#: Colours by meaning.
+_STYLES: Final[dict[str, Callable[[str], str]]] = {
+    "ok": partial(click.style, fg="green"),
+    "warning": partial(click.style, fg="yellow"),
+    "failure": partial(click.style, fg="red", bold=True),
+    "added": partial(click.style, fg="green"),
+    "changed": partial(click.style, fg="yellow"),
+    "heading": partial(click.style, bold=True),
+    "faint": partial(click.style, dim=True),
+}
+
+
+def in_colour(stream: TextIO | None = None) -> bool:
+    """Whether text for `stream`, standard output if there is none, may be in colour."""
+    shown = (stream or sys.stdout).isatty()
+    return shown and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def styled(text: str, meaning: str, stream: TextIO | None = None) -> str:
+    """Colour text by its meaning where that is seen, and return it as it is elsewhere."""
+    if not in_colour(stream):
+        return text
+    return _STYLES[meaning](text)
+
+
+def inert(text: str) -> str:
+    """Escape what a terminal would obey, in text that others chose: names, messages, headers."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def aligned(
+    rows: Iterable[Sequence[str]], headings: Sequence[str] = (), right: Iterable[int] = ()
+) -> list[str]:
+    """Return rows as lines with columns of equal width, below their headings in bold.
+
+    `right`: columns of numbers.
+    """
+    cells = [[inert(cell) for cell in row] for row in rows]
+    every = [list(headings), *cells] if headings else cells
+    widths = [max(map(len, column)) for column in zip(*every, strict=True)]
+    numbers = frozenset(right)
+
+    def line(row: Sequence[str]) -> str:
+        padded = (
+            cell.rjust(width) if index in numbers else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        return "  ".join(padded).rstrip()
+
+    lines = [styled(line(headings), "heading")] if headings else []
+    return lines + [line(row) for row in cells]
