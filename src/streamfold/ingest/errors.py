@@ -34,11 +34,16 @@ class ForeignStreamError(InvalidError):
 class RowTooLargeError(InvalidError):
     code = "row_too_large"
 
-    def __init__(self, table: str, key: str, size: int, limit: int) -> None:
+    def __init__(
+        self, table: str, key: str, column: str, size: int, limit: int, *, copying: bool = False
+    ) -> None:
+        # A change stays in the database's log, whatever becomes of the row.
+        shorten = "shorten the value" + ("" if copying else ", and run once with --recopy")
         super().__init__(
-            f"the row {key} of table {table} takes {size} bytes in a record, which may have {limit}: "
-            "publish the table without its largest column (a column list in the publication), or "
-            "shorten the value"
+            f"the row {key} of table {table} takes {size} bytes in a record, which may have {limit}, "
+            f"most of them in column {column!r}: {shorten}; or publish the table without that column "
+            f"(ALTER PUBLICATION … DROP TABLE {table}, then ADD TABLE {table} (…) with the other "
+            "columns), and start again"
         )
 
 

@@ -30,8 +30,14 @@ _SETTINGS: Final = {
 }
 #: Seconds to connect.
 _CONNECT_TIMEOUT: Final = 10
-#: Seconds of silence after which the kernel probes a connection, and of probing until it is closed.
-_KEEPALIVE: Final = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
+#: Seconds of silence after which the kernel probes a connection, and of probing until it is closed;
+#: milliseconds until it closes one whose data is not acknowledged, which it does not probe.
+_KEEPALIVE: Final = {
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
 
 
 class Database:

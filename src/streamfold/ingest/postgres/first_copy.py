@@ -245,7 +245,7 @@ async def copy_table(
     `on_rows` gets the rows of the stream, and the bytes of each append.
     """
     columns = [(column.name, column.type_oid) for column in table.columns]
-    encoder = RowEncoder(table.full_name, columns, table.key)
+    encoder = RowEncoder(table.full_name, columns, table.key, copying=True)
     batches = CopyBatches(encoder, copied.lsn, copied.rows)
     if copied.key is None:
         await stream.append([Record(table.declaration, copy_headers(copied.lsn, 0))])

@@ -15,7 +15,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from streamfold.errors import RetryLaterError
-from streamfold.ingest.errors import CopyStaleError, SourceUnavailableError
+from streamfold.extras import needing_extra
+from streamfold.ingest.errors import (
+    CopyStaleError,
+    SlotLostError,
+    SourceUnavailableError,
+    SourceUnusableError,
+)
 from streamfold.ingest.postgres.catalog import Table, is_extension, row_query, shape
 from streamfold.ingest.postgres.changes import ChangeRecords
 from streamfold.ingest.postgres.connection import Database, named_failures
@@ -27,11 +33,14 @@ from streamfold.ingest.postgres.pgoutput import (
     decode_message,
     lsn_text,
 )
-from streamfold.ingest.postgres.publication import find_published, published_tables
+from streamfold.ingest.postgres.publication import find_published, is_same_mark, published_tables
 from streamfold.ingest.postgres.slot import find_slot
 from streamfold.ingest.progress import IngestProgress
 from streamfold.ingest.table_stream import TableStream
 from streamfold.model.records import Record
+
+with needing_extra("postgres"):
+    import psycopg2.errors
 
 logger = logging.getLogger(__name__)
 
@@ -91,59 +100,69 @@ class Following:
         self._declared = False
         self._batch = _Batch()
         self._appending: asyncio.Task[None] | None = None
-        self._readable = asyncio.Event()
+        #: Seconds spent waiting for the server since it last sent anything.
+        self._silent = 0.0
 
-    async def run(self, slot: str, heartbeat: float) -> None:
-        """Follow until cancelled; raises SourceUnavailableError when the connection breaks."""
+    async def run(self, slot: str, heartbeat: float, silence: float) -> None:
+        """Follow until cancelled; raises SourceUnavailableError when the connection breaks.
+
+        It counts as broken after `silence` seconds in which the server answers nothing.
+        """
         connection = await asyncio.to_thread(self._database.connect_replication)
         try:
             with named_failures(self._database.shown), connection.cursor() as cursor:
                 options = {"proto_version": "1", "publication_names": f'"{self._publication}"'}
                 cursor.start_replication(slot_name=slot, options=options, decode=False)
-                await self._loop(connection, cursor, slot, heartbeat)
+                await self._loop(cursor, slot, heartbeat, silence)
+        except SourceUnusableError as error:
+            if isinstance(error.__cause__, psycopg2.errors.UndefinedObject):
+                # The slot; or the publication, as it was when a change was made.
+                raise SlotLostError(slot, f"cannot be followed ({error.message})") from error
+            raise
         finally:
             if self._appending is not None:
                 self._appending.cancel()
                 await asyncio.gather(self._appending, return_exceptions=True)
             connection.close()
 
-    async def _loop(self, connection: Any, cursor: Any, slot: str, heartbeat: float) -> None:
-        loop = asyncio.get_running_loop()
-        loop.add_reader(connection.fileno(), self._readable.set)
+    async def _loop(self, cursor: Any, slot: str, heartbeat: float, silence: float) -> None:
+        confirmed_at = noted_at = time.monotonic()
+        while True:
+            drained = await self._read(cursor)
+            await self._append(wait=not drained)
+            now = time.monotonic()
+            if drained and self._is_idle():
+                self._progress.caught_up_at = time.time()
+            if now - noted_at >= heartbeat:
+                noted_at = now
+                await self._note_quiet(cursor)
+                await asyncio.to_thread(self._observe, slot)
+                self._on_progress()
+            if self._declared:
+                self._declared = False
+                await self._control.note(self._control.lsn)
+            if now - confirmed_at >= _CONFIRM:
+                confirmed_at = now
+                self._confirm(cursor, silence)
+            if drained:
+                await self._wait(cursor.connection, min(_CONFIRM, heartbeat))
+
+    async def _wait(self, connection: Any, longest: float) -> None:
+        """Wait for the server, or for the append that is under way."""
+        loop, readable = asyncio.get_running_loop(), asyncio.Event()
+        waiting = asyncio.ensure_future(readable.wait())
+        ours = {self._appending} if self._appending is not None else set()
+        began = time.monotonic()
+        # Only here: unread messages would otherwise wake the loop all the time.
+        loop.add_reader(connection.fileno(), readable.set)
         try:
-            confirmed_at = noted_at = time.monotonic()
-            while True:
-                self._readable.clear()
-                drained = await self._read(cursor)
-                await self._append(wait=not drained)
-                now = time.monotonic()
-                if drained and self._is_idle():
-                    self._progress.caught_up_at = time.time()
-                if now - noted_at >= heartbeat:
-                    noted_at = now
-                    await self._note_quiet(cursor)
-                    await asyncio.to_thread(self._observe, slot)
-                    self._on_progress()
-                if self._declared:
-                    self._declared = False
-                    await self._control.note(self._control.lsn)
-                if now - confirmed_at >= _CONFIRM:
-                    confirmed_at = now
-                    self._confirm(cursor)
-                if drained:
-                    await self._wait(min(_CONFIRM, heartbeat))
+            await asyncio.wait(
+                {waiting} | ours, timeout=longest, return_when=asyncio.FIRST_COMPLETED
+            )
         finally:
             loop.remove_reader(connection.fileno())
-
-    async def _wait(self, longest: float) -> None:
-        """Wait for the server, or for the append that is under way."""
-        waiting = {asyncio.ensure_future(self._readable.wait())}
-        try:
-            ours = {self._appending} if self._appending is not None else set()
-            await asyncio.wait(waiting | ours, timeout=longest, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in waiting:
-                task.cancel()
+            waiting.cancel()
+        self._silent = 0.0 if readable.is_set() else self._silent + time.monotonic() - began
 
     async def _read(self, cursor: Any) -> bool:
         """Read messages into the batch; returns whether the server has no more for now."""
@@ -246,8 +265,10 @@ class Following:
             found = find_slot(cursor, slot)
             published = published_tables(cursor, self._publication)
         for name, noted in self._control.tables.items():
-            if name not in published or published[name].mark != noted.published:
+            if name not in published:
                 raise CopyStaleError(name, "it left the publication")
+            if not is_same_mark(noted.published, published[name].mark):
+                raise CopyStaleError(name, "its publication was changed")
         if found is None:
             return  # the connection that follows it will fail
         self._progress.lag_bytes = max(0, found.lag_bytes)
@@ -260,14 +281,20 @@ class Following:
                 slot,
             )
 
-    def _confirm(self, cursor: Any) -> None:
-        if self._confirmed:
-            cursor.send_feedback(
-                write_lsn=self._confirmed,
-                flush_lsn=self._confirmed,
-                apply_lsn=self._confirmed,
-                force=True,
+    def _confirm(self, cursor: Any, silence: float) -> None:
+        """Confirm what the streams have, and ask for an answer if the server was silent for long."""
+        if self._silent > silence:
+            raise SourceUnavailableError(
+                f"{self._database.shown} is unavailable: it sent nothing for {self._silent:.0f} s"
             )
+        cursor.send_feedback(
+            write_lsn=self._confirmed,
+            flush_lsn=self._confirmed,
+            apply_lsn=self._confirmed,
+            reply=self._silent > silence / 2,
+            force=True,
+        )
+        if self._confirmed:
             self._progress.confirmed = lsn_text(self._confirmed)
         if cursor.connection.closed:
             raise SourceUnavailableError(f"{self._database.shown} closed the connection")

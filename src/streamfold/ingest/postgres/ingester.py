@@ -39,7 +39,7 @@ from streamfold.ingest.postgres.control import Control, TableNote
 from streamfold.ingest.postgres.first_copy import copy_table, exported_snapshot
 from streamfold.ingest.postgres.following import Following
 from streamfold.ingest.postgres.pgoutput import Lsn, parse_lsn
-from streamfold.ingest.postgres.publication import ensure_publication
+from streamfold.ingest.postgres.publication import ensure_publication, is_same_mark
 from streamfold.ingest.postgres.slot import (
     Slot,
     create_slot,
@@ -80,6 +80,8 @@ class IngestOptions:
     recopy: bool = False
     #: Seconds between two notes of the position while no table changes.
     heartbeat: float = 10.0
+    #: Seconds without an answer after which a connection counts as broken; the default of replicas.
+    silence: float = 60.0
 
     def stream(self, table: str) -> str:
         return f"{self.prefix}{table}"
@@ -167,7 +169,7 @@ class PostgresIngest:
             assert isinstance(state, Position)  # noqa: S101 - the copy is complete
             lsn = parse_lsn(state.lsn)
             following.changes.follow(table.full_name, table.key, lsn, state.index)
-        await following.run(options.slot, options.heartbeat)
+        await following.run(options.slot, options.heartbeat, options.silence)
 
     def _prepare(self) -> list[Table]:
         with self._database.query() as cursor:
@@ -291,4 +293,5 @@ def _is_stale(stream: TableStream, noted: TableNote, table: Table) -> bool:
     """Return whether rows in the stream would look different now, or changes were not sent."""
     old, new = shape(noted.columns), shape(table.columns)
     cut = isinstance(stream.state, CopyPosition) and old != new
-    return cut or noted.published != table.published or not is_extension(old, new, table)
+    published = is_same_mark(noted.published, table.published)
+    return cut or not published or not is_extension(old, new, table)

@@ -14,10 +14,11 @@ with needing_extra("postgres"):
     import psycopg2.errors
     from psycopg2 import sql
 
-#: The first version with lists of columns, and with filters of rows.
+#: The first version with lists of columns, with filters of rows, and with whole schemas.
 _VERSION_LISTS: Final = 150_000
 _PUBLISHED = """
-SELECT t.schemaname || '.' || t.tablename, {lists}, p.oid || '/' || coalesce(r.oid::text, '')
+SELECT t.schemaname || '.' || t.tablename, {lists},
+       concat_ws('/', p.oid, coalesce(r.oid::text, ''), p.xmin, {schema})
 FROM pg_publication_tables t
 JOIN pg_publication p ON p.pubname = t.pubname
 JOIN pg_namespace n ON n.nspname = t.schemaname
@@ -25,6 +26,7 @@ JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
 LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid
 WHERE t.pubname = %s
 """
+_SCHEMA = "(SELECT oid FROM pg_publication_namespace WHERE pnpubid = p.oid AND pnnspid = n.oid)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class PublishedTable:
     #: None if the server does not say: then all but generated ones.
     columns: Sequence[str] | None
     row_filter: str | None
-    #: Another one whenever the table leaves the publication and comes back.
+    #: Another one whenever the table leaves the publication and comes back, or its options change.
     mark: str
 
 
@@ -42,8 +44,18 @@ def published_tables(cursor: Any, publication: str) -> dict[str, PublishedTable]
     """Return what the publication has, by full name."""
     newer = cursor.connection.server_version >= _VERSION_LISTS
     lists = "t.attnames::text[], t.rowfilter" if newer else "NULL::text[], NULL::text"
-    cursor.execute(_PUBLISHED.format(lists=lists), (publication,))
+    schema = _SCHEMA if newer else "NULL"
+    cursor.execute(_PUBLISHED.format(lists=lists, schema=schema), (publication,))
     return {name: PublishedTable(*found) for name, *found in cursor.fetchall()}
+
+
+def is_same_mark(noted: str, found: str) -> bool:
+    """Return whether all changes were published since a mark was noted.
+
+    Older versions noted fewer parts.
+    """
+    parts = noted.split("/")
+    return found.split("/")[: len(parts)] == parts
 
 
 def as_published(table: Table, found: PublishedTable) -> Table:

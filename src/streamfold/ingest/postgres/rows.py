@@ -13,10 +13,21 @@ from streamfold.model.records import BATCH_BYTES_MAX, Header, Record, metered_si
 
 
 class RowEncoder:
-    """Encodes rows with these columns, given as name and type; `key` names some of them."""
+    """Encodes rows with these columns, given as name and type; `key` names some of them.
 
-    def __init__(self, table: str, columns: Sequence[tuple[str, int]], key: Sequence[str]) -> None:
+    `copying` says that the rows are read from the table, and not from the log.
+    """
+
+    def __init__(
+        self,
+        table: str,
+        columns: Sequence[tuple[str, int]],
+        key: Sequence[str],
+        *,
+        copying: bool = False,
+    ) -> None:
         self.table = table
+        self._copying = copying
         self._columns: list[tuple[bytes, ToJson]] = [
             (msgspec.json.encode(name) + b":", to_json(type_oid)) for name, type_oid in columns
         ]
@@ -59,6 +70,12 @@ class RowEncoder:
         record = Record(body, headers, timestamp)
         size = metered_size(record)
         if size > BATCH_BYTES_MAX:
-            key = self.key_image(row).decode()
-            raise RowTooLargeError(self.table, key, size, BATCH_BYTES_MAX)
+            key, column = self.key_image(row).decode(), self._largest(row)
+            raise RowTooLargeError(
+                self.table, key, column, size, BATCH_BYTES_MAX, copying=self._copying
+            )
         return record
+
+    def _largest(self, row: Row) -> str:
+        sizes = [len(value) if isinstance(value, bytes) else 0 for value in row]
+        return self._names[sizes.index(max(sizes))]
