@@ -76,7 +76,7 @@ def _not_reached(error: S2Error, *, changes: bool) -> VerbFailedError:
         return VerbFailedError(
             "unreachable",
             f"the server cannot be reached: {cause}; is it running, and is its address right "
-            "(`streamfold config show`)?",
+            "(`streamfold config show`)? `streamfold doctor` looks further",
         )
     if isinstance(cause, TransportError):
         if changes:

@@ -50,6 +50,7 @@ SECTIONS: Final[dict[str, dict[str, Entry]]] = {
     },
     "Set-up": {
         "config": Entry("setup.config", "Name servers once, and choose between them.", ""),
+        "doctor": Entry("setup.doctor", "Check everything that must work, with its fix.", ""),
     },
     "Records": {
         "append": Entry("records.append", "Append the lines of standard input."),

@@ -6,7 +6,7 @@ import asyncio
 import os
 import stat
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from time import monotonic
 
 import click
@@ -26,7 +26,7 @@ class Output:
         self.as_json = as_json
         self._encoder = msgspec.json.Encoder()
 
-    def show(self, shape: Shape, text: str) -> None:
+    def show(self, shape: Mapping[str, object], text: str) -> None:
         """Print `shape` as a line of JSON, or `text`."""
         self.write(self._encoder.encode(shape) if self.as_json else text.encode(), b"\n")
 
