@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 
 import streamfold.archive
-from streamfold.archive import Archive, Changes, Rows
+from streamfold.archive import Archive, Changes, Rows, SourceRange
 from streamfold.archive.destinations.destination import Destination
 from streamfold.archive.write.writer import ArchiveWriter
 from tests.archive.tables import Clock, changes, open_writer, rows
@@ -92,3 +92,26 @@ HISTORY: dict[str, dict[int, str]] = {
     "25": {1: "A", 3: "c", 4: "d"},
     "31": {1: "A", 3: "c", 4: "D"},
 }
+
+
+def commits(first: str | None, last: str, *, copying: bool = False) -> SourceRange:
+    return SourceRange(first=first, last=last, copying=copying)
+
+
+async def write_commits(path: Path) -> None:
+    """The table of `HISTORY`, with a first copy at 0/10 of which the first base has one row."""
+    writer = await open_writer(folder_at(path))
+    copying = commits(None, "0/10", copying=True)
+    await writer.write_base(rows({1: "a"}), "8", reason="first", source_range=copying)
+    last = commits("0/10", "0/10")
+    await writer.write_diff(changes(("INSERT", 2, "b")), "8", "9", source_range=last)
+    some = commits("0/20", "0/2F")
+    two = changes(("UPDATE", 1, "A"), ("INSERT", 3, "c"))
+    await writer.write_diff(two, "9", "14", source_range=some)
+    one = commits("0/FFFFFFFF", "0/FFFFFFFF")
+    await writer.write_diff(changes(("DELETE", 2, None)), "14", "20", source_range=one)
+    closing, later = changes(("INSERT", 4, "d")), commits("1/0", "1/8")
+    state = {1: "A", 3: "c", 4: "d"}
+    await writer.rebase(rows(state), closing, "25", reason="forced", source_range=later)
+    end = commits("A/1", "A/2")
+    await writer.write_diff(changes(("UPDATE", 4, "D")), "25", "31", source_range=end)

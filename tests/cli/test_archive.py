@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from streamfold.archive import ArchiveWriter, Destination
-from tests.archive.reading import HISTORY, names_by_id, write_history
+from tests.archive.reading import HISTORY, names_by_id, write_commits, write_history
 from tests.archive.tables import START, changes, open_writer, rows
 from tests.cli.commands import COMMAND, Shell, ending_of, line_of
 from tests.s3 import S3Server, run_s3_server
@@ -98,11 +98,32 @@ def test_an_archive_is_shown_with_its_plan(shell: Shell, folder: Path) -> None:
     found = shell.json("archive", "show", str(folder), "--position", "20")
     assert found["key_fields"] == ["id"]
     assert [column["name"] for column in found["schema"]["columns"]] == ["id", "name"]
-    assert found["plan"] == {"position": "20", "base": "9", "diffs": [["9", "14"], ["14", "20"]]}
+    assert found["plan"] == {
+        "position": "20",
+        "base": "9",
+        "diffs": [["9", "14"], ["14", "20"]],
+        "source_position": None,
+    }
     assert [(a["kind"], a["rows"]) for a in found["artifacts"]] == [
         ("snapshot", 2), ("diff", 2), ("diff", 1), ("diff", 1), ("snapshot", 3), ("diff", 1),
     ]  # fmt: skip
     assert "key      id" in shell.ok("archive", "show", str(folder)).text
+
+
+def test_a_table_is_shown_and_restored_at_a_position_of_its_database(
+    shell: Shell, tmp_path: Path
+) -> None:
+    asyncio.run(write_commits(tmp_path / "users"))
+    uri = str(tmp_path / "users")
+    found = shell.json("archive", "show", uri, "--at-source", "0/30")
+    assert found["artifacts"][2]["source_range"] == {
+        "first": "0/20", "last": "0/2F", "time": None, "copying": False,
+    }  # fmt: skip
+    assert (found["plan"]["position"], found["plan"]["source_position"]) == ("14", "0/2F")
+    assert "source 0/20 to 0/2F" in shell.ok("archive", "show", uri).text
+    assert printed(shell.ok("archive", "restore", uri, "--at-source", "0/30").text) == HISTORY["14"]
+    refused = shell("archive", "restore", uri, "--at-source", "0/20", "--json")
+    assert (refused.status, refused.error["code"]) == (1, "position_invalid")
 
 
 def test_what_is_not_there_ends_with_status_4(shell: Shell, folder: Path) -> None:

@@ -37,6 +37,7 @@ with needing_extra("archive"):
         Part,
         Pin,
         Source,
+        SourceRange,
         Writer,
     )
     from streamfold.archive.manifest.positions import LSN, SEQ_NUM, PositionOrder
@@ -80,6 +81,7 @@ __all__ = [
     "Destination",
     "check_compare_and_swap",
     "Source",
+    "SourceRange",
     "Mirrors",
     "Profiles",
     "PartPlan",

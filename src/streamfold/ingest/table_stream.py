@@ -12,6 +12,7 @@ starts again from here.
 | `index` | number of the change within its commit, from 0, counted for this table alone |
 | `copy` | in the first copy, instead of `index`: rows so far, or `end` after the last |
 | `key` | in the last record of an append of the first copy: where to resume, as JSON |
+| `snapshot` | in the last record of a copy that was resumed: position of its last snapshot |
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from streamfold.model.records import (
     metered_size,
 )
 
-LSN, INDEX, COPY, KEY = b"lsn", b"index", b"copy", b"key"
+LSN, INDEX, COPY, KEY, SNAPSHOT = b"lsn", b"index", b"copy", b"key", b"snapshot"
 COPY_END: Final = b"end"
 #: Records to look at, from the tail backwards, at once: nearly always the last one decides.
 _LOOK_BACK: Final = 10
@@ -184,5 +185,7 @@ def copy_headers(lsn: str, rows: int, key: Sequence[str] | None = None) -> tuple
     return headers if key is None else (*headers, Header(KEY, msgspec.json.encode(key)))
 
 
-def copy_end_headers(lsn: str) -> tuple[Header, ...]:
-    return Header(LSN, lsn.encode()), Header(COPY, COPY_END)
+def copy_end_headers(lsn: str, snapshot: str) -> tuple[Header, ...]:
+    """`snapshot` is the position of the last snapshot that rows were copied in."""
+    headers = Header(LSN, lsn.encode()), Header(COPY, COPY_END)
+    return headers if snapshot == lsn else (*headers, Header(SNAPSHOT, snapshot.encode()))

@@ -53,12 +53,12 @@ def manifest_of(folder: Path) -> Manifest:
     return asyncio.run(_open(folder)).manifest
 
 
-def state_of(folder: Path, position: str | None = None) -> State:
+def state_of(folder: Path, position: str | None = None, at_source: str | None = None) -> State:
     """The table that the archive's own reader rebuilds."""
 
     async def read() -> State:
         archive = await _open(folder)
-        rows = (await archive.table(position=position)).to_pylist()
+        rows = (await archive.table(position=position, at_source=at_source)).to_pylist()
         found = {row["id"]: row for row in rows}
         assert len(found) == len(rows)
         return found

@@ -28,6 +28,7 @@ from streamfold.archive.manifest.model import (
     Pin,
     Retired,
     Source,
+    SourceRange,
     Writer,
     check_manifest,
 )
@@ -111,7 +112,12 @@ def _read_artifact(raw: Any) -> Artifact:
     def read_formats(value: Any) -> dict[str, FormatFiles]:
         return {name: _read_files(name, files, raw) for name, files in _dict(value).items()}
 
-    return _take(Artifact, raw, formats=read_formats)
+    return _take(
+        Artifact,
+        raw,
+        formats=read_formats,
+        source_range=lambda value: value and _take(SourceRange, value),
+    )
 
 
 def _read_files(format_id: str, raw: Any, artifact: Any) -> FormatFiles:

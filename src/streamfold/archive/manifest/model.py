@@ -25,7 +25,7 @@ from typing import Any, Literal
 import msgspec
 
 from streamfold.archive.errors import ManifestInvalidError
-from streamfold.archive.manifest.positions import KNOWN_ORDERS, PositionOrder, parse_time
+from streamfold.archive.manifest.positions import KNOWN_ORDERS, LSN, PositionOrder, parse_time
 from streamfold.blob.blob_store import check_key
 from streamfold.errors import InvalidError
 
@@ -61,6 +61,23 @@ class FormatFiles(Entry, frozen=True, kw_only=True):
     parts: tuple[Part, ...] = ()
 
 
+class SourceRange(Entry, frozen=True, kw_only=True):
+    """The commits of the source that an artifact holds, as LSNs of PostgreSQL."""
+
+    #: The first commit with a change in a diff; None for a base.
+    first: str | None = None
+    #: The table at the end of the artifact holds no change that was committed after this.
+    last: str
+    #: When it was committed.
+    time: str | None = None
+    #: The artifact ends in the middle of the first copy: the table was never like this.
+    copying: bool = False
+
+    def of_base(self) -> SourceRange:
+        """Return the range of a base that ends here."""
+        return msgspec.structs.replace(self, first=None)
+
+
 class Artifact(Entry, frozen=True, kw_only=True):
     """A base (`snapshot`) of all rows at `to_position`, or the net changes of `(from, to]`."""
 
@@ -78,6 +95,8 @@ class Artifact(Entry, frozen=True, kw_only=True):
     #: The commit that published it.
     commit_id: str | None = None
     rebase_reason: str | None = None
+    #: None where the records had no positions of a source.
+    source_range: SourceRange | None = None
 
     @property
     def is_base(self) -> bool:
@@ -285,6 +304,10 @@ def _check_artifact(manifest: Manifest, artifact: Artifact) -> None:
     if artifact.schema_id is not None and artifact.schema_id not in manifest.schemas:
         raise _broken(manifest, f"{name} names schema {artifact.schema_id}, which does not exist")
     _check_unique(manifest, f"path in {name}", (part.path for part in artifact.parts()))
+    if (source := artifact.source_range) is not None:
+        LSN.rank(source.last)
+        if source.first is not None:
+            LSN.rank(source.first)
 
 
 def _check_files(manifest: Manifest, name: str, files: FormatFiles) -> None:

@@ -76,6 +76,10 @@ class LsnOrder:
         rank = self.rank(position)
         return f"{rank >> 32:08X}_{rank & 0xFFFFFFFF:08X}"
 
+    def position(self, rank: int) -> str:
+        """Return the position with this rank."""
+        return f"{rank >> 32:X}/{rank & 0xFFFFFFFF:X}"
+
 
 SEQ_NUM = SeqNumOrder()
 LSN = LsnOrder()

@@ -12,8 +12,8 @@ from datetime import datetime
 
 from streamfold.archive.errors import ChainGapError, PositionInvalidError, PositionPrunedError
 from streamfold.archive.manifest.model import Artifact, Manifest
-from streamfold.archive.manifest.positions import PositionOrder, format_time, parse_time
-from streamfold.errors import InvalidError
+from streamfold.archive.manifest.positions import LSN, PositionOrder, format_time, parse_time
+from streamfold.errors import InvalidError, StreamfoldError
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,12 @@ class TablePlan:
     def position(self) -> str:
         """The last position whose record is in the table."""
         return self.last.to_position
+
+    @property
+    def source_position(self) -> str | None:
+        """The last commit of the source that is in the table; None if that is not known."""
+        found = self.last.source_range
+        return found.last if found else None
 
     def __str__(self) -> str:
         title = f"table {self.manifest.table} at {self.position} of {self.manifest.head_position}"
@@ -65,10 +71,19 @@ def plan_table(
     *,
     position: str | None = None,
     time: datetime | None = None,
+    at_source: str | None = None,
 ) -> TablePlan:
-    """Return what makes the table at the head, at a position, or as it was published at a time."""
+    """Return what makes the table at the head, at a position, or as it was published at a time.
+
+    `at_source` is an LSN of the database: the newest table without a change that was committed after
+    it. Raises `PositionInvalidError` if a diff holds commits up to it and later ones.
+    """
     if position is not None and time is not None:
         raise InvalidError("both a position and a time are given: give one of them")
+    if at_source is not None:
+        if position is not None or time is not None:
+            raise InvalidError("at_source is given with a position or a time: give one of them")
+        position = _position_at_source(manifest, at_source)
     if time is not None:
         position = _position_at(manifest, time)
     if position is None:
@@ -125,6 +140,45 @@ def _position_at(manifest: Manifest, time: datetime) -> str:
     return published[-1].to_position
 
 
+def _position_at_source(manifest: Manifest, lsn: str) -> str:
+    wanted, artifacts = LSN.rank(lsn), manifest.artifacts
+    ends = [
+        (number, LSN.rank(found.last))
+        for number, artifact in enumerate(artifacts)
+        if (found := artifact.source_range) is not None and not found.copying
+    ]
+    reached = max((number for number, last in ends if last <= wanted), default=None)
+    if reached is None:
+        raise _no_source_position(manifest, lsn, [last for _, last in ends])
+    for following in artifacts[reached + 1 : reached + 2]:
+        found = following.source_range
+        if found is None or found.first is None or LSN.rank(found.first) <= wanted:
+            known = artifacts[reached].source_range
+            nearest = [known.last] if known else []
+            nearest += [LSN.position(last) for number, last in ends if number > reached][:1]
+            raise PositionInvalidError(
+                f"LSN {lsn} is among the commits of {describe(following).strip()}, which cannot be "
+                f"split: ask for table {manifest.table!r} at {' or '.join(nearest)}"
+            )
+    return artifacts[reached].to_position
+
+
+def _no_source_position(manifest: Manifest, lsn: str, ends: list[int]) -> StreamfoldError:
+    if ends:
+        return PositionPrunedError(
+            f"LSN {lsn} of table {manifest.table!r} is out of reach: the archive goes back to "
+            f"{LSN.position(min(ends))}; begin there or later"
+        )
+    if any(artifact.source_range for artifact in manifest.artifacts):
+        return PositionInvalidError(
+            f"the first copy of table {manifest.table!r} is not complete: wait for its end"
+        )
+    return PositionInvalidError(
+        f"the archive of table {manifest.table!r} has no positions of its source, because its records "
+        "had none: ask for a position or a time"
+    )
+
+
 def _check_reachable(manifest: Manifest, order: PositionOrder, position: str) -> None:
     rank, first = order.rank(position), manifest.artifacts[0].to_position
     if rank < order.rank(first):
@@ -146,7 +200,16 @@ def describe(artifact: Artifact) -> str:
     sizes = (f"{name} {files.size_bytes:,} B" for name, files in sorted(artifact.formats.items()))
     span = artifact.to_position if artifact.is_base else _span(artifact)
     kind = "base" if artifact.is_base else "diff"
-    return f"  epoch {artifact.epoch}  {kind}  {span}  {count or 0:,} {things}  {', '.join(sizes)}"
+    line = f"  epoch {artifact.epoch}  {kind}  {span}  {count or 0:,} {things}  {', '.join(sizes)}"
+    return line + _source(artifact)
+
+
+def _source(artifact: Artifact) -> str:
+    found = artifact.source_range
+    if found is None:
+        return ""
+    commits = found.last if found.first is None else f"{found.first} to {found.last}"
+    return f"  source {commits}{' (copying)' if found.copying else ''}"
 
 
 def _span(diff: Artifact) -> str:

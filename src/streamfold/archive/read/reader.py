@@ -135,9 +135,21 @@ class Archive:
         self._stored = await _read(self.files.destination, self._order)
         return self.manifest
 
-    def plan(self, *, position: str | None = None, time: datetime | None = None) -> TablePlan:
-        """Return what has to be read for the table at the head, at a position or at a time."""
-        return plan_table(self.manifest, self.order, position=position, time=time)
+    def plan(
+        self,
+        *,
+        position: str | None = None,
+        time: datetime | None = None,
+        at_source: str | None = None,
+    ) -> TablePlan:
+        """Return what has to be read for the table at the head, at a position or at a time.
+
+        `at_source` is a position of the source, an LSN of PostgreSQL: the newest table without a
+        change that was committed after it.
+        """
+        return plan_table(
+            self.manifest, self.order, position=position, time=time, at_source=at_source
+        )
 
     def plan_changes(self, since: str, *, until: str | None = None) -> ChangesPlan:
         """Return the diffs that lead from one position to another, or to the head."""
@@ -163,12 +175,13 @@ class Archive:
         *,
         position: str | None = None,
         time: datetime | None = None,
+        at_source: str | None = None,
         columns: Sequence[str] | None = None,
     ) -> pa.Table:
-        """Return the table at the head, at a position or at a time."""
+        """Return the table at the head, at a position, at a time, or at a position of its source."""
 
         async def rebuild() -> pa.Table:
-            plan = self.plan(position=position, time=time)
+            plan = self.plan(position=position, time=time, at_source=at_source)
             return pa.concat_tables([piece async for piece in self.read(plan, columns=columns)])
 
         return await self.with_plans(rebuild)
@@ -178,6 +191,7 @@ class Archive:
         *,
         position: str | None = None,
         time: datetime | None = None,
+        at_source: str | None = None,
         columns: Sequence[str] | None = None,
     ) -> AsyncGenerator[pa.RecordBatch]:
         """Yield the same rows in batches, which need not fit into memory together.
@@ -187,7 +201,7 @@ class Archive:
         """
         given = -1
         for _ in range(PLANS):
-            plan = self.plan(position=position, time=time)
+            plan = self.plan(position=position, time=time, at_source=at_source)
             try:
                 async with aclosing(self.read(plan, columns=columns)) as pieces:
                     async for piece in pieces:
@@ -206,12 +220,13 @@ class Archive:
         *,
         position: str | None = None,
         time: datetime | None = None,
+        at_source: str | None = None,
         columns: Sequence[str] | None = None,
     ) -> pd.DataFrame:
         """Return the table for pandas, with Arrow's types: integers with nulls stay exact."""
         import pandas as pd
 
-        table = await self.table(position=position, time=time, columns=columns)
+        table = await self.table(position=position, time=time, at_source=at_source, columns=columns)
         return table.to_pandas(types_mapper=pd.ArrowDtype)
 
     async def polars(
@@ -219,12 +234,13 @@ class Archive:
         *,
         position: str | None = None,
         time: datetime | None = None,
+        at_source: str | None = None,
         columns: Sequence[str] | None = None,
     ) -> pl.DataFrame:
         """Return the table for polars."""
         import polars as pl
 
-        table = await self.table(position=position, time=time, columns=columns)
+        table = await self.table(position=position, time=time, at_source=at_source, columns=columns)
         return pl.DataFrame(table)
 
     async def duckdb(
@@ -233,12 +249,13 @@ class Archive:
         *,
         position: str | None = None,
         time: datetime | None = None,
+        at_source: str | None = None,
         columns: Sequence[str] | None = None,
     ) -> duckdb.DuckDBPyRelation:
         """Return the table as a relation of the given connection, or of DuckDB's default one."""
         import duckdb
 
-        table = await self.table(position=position, time=time, columns=columns)
+        table = await self.table(position=position, time=time, at_source=at_source, columns=columns)
         return (connection or duckdb.default_connection()).from_arrow(table)
 
     async def changes(self, since: str, *, until: str | None = None) -> AsyncGenerator[Changes]:

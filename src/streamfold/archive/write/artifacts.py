@@ -24,7 +24,7 @@ from streamfold.archive.errors import ArtifactCorruptError
 from streamfold.archive.formats.conforming import conform
 from streamfold.archive.formats.format import Format
 from streamfold.archive.manifest.encoding import artifact_path
-from streamfold.archive.manifest.model import Artifact, FormatFiles, Manifest, Part
+from streamfold.archive.manifest.model import Artifact, FormatFiles, Manifest, Part, SourceRange
 from streamfold.archive.manifest.positions import PositionOrder
 from streamfold.archive.manifest.updates import TableShape
 from streamfold.archive.schema import TableSchema
@@ -50,6 +50,7 @@ class PartPlan:
     schema: TableSchema
     formats: tuple[Format, ...]
     order: PositionOrder
+    source_range: SourceRange | None = None
 
     @property
     def is_base(self) -> bool:
@@ -232,6 +233,7 @@ def build_artifact(
         formats=formats,
         schema_id=plan.schema.id,
         rebase_reason=reason,
+        source_range=plan.source_range,
     )
 
 

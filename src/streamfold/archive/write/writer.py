@@ -15,7 +15,7 @@ from streamfold.archive.destinations.destination import Destination, finish_all
 from streamfold.archive.destinations.mirrors import Mirrors
 from streamfold.archive.errors import ArtifactCorruptError, ChainGapError, PositionInvalidError
 from streamfold.archive.formats.format import Format
-from streamfold.archive.manifest.model import Artifact, Manifest, Source
+from streamfold.archive.manifest.model import Artifact, Manifest, Source, SourceRange
 from streamfold.archive.manifest.positions import SEQ_NUM, PositionOrder, format_time
 from streamfold.archive.manifest.updates import AppendArtifacts
 from streamfold.archive.schema import TableSchema
@@ -157,6 +157,7 @@ class ArchiveWriter:
         reason: str,
         reuse: Iterable[int] = (),
         source: Source | None = None,
+        source_range: SourceRange | None = None,
     ) -> Manifest:
         """Commit all rows of the table as they are at `to_position`, and open an epoch.
 
@@ -169,7 +170,7 @@ class ArchiveWriter:
                 f"a base at {to_position!r} leaves out the changes after {self.head!r}: call "
                 f"rebase with them, or give the reason {GAP!r} if they are lost"
             )
-        plan = self.plan_base(to_position)
+        plan = self.plan_base(to_position, source_range)
         return await self.commit_base(
             plan, await self._write_rows(plan, rows), reason=reason, reuse=reuse, source=source
         )
@@ -184,22 +185,29 @@ class ArchiveWriter:
         reuse: Iterable[int] = (),
         record_count: int | None = None,
         source: Source | None = None,
+        source_range: SourceRange | None = None,
     ) -> Manifest:
         """Commit a base together with the diff from the head to it: followers need not reload.
 
         `reuse` names key buckets without changes since the last base: their files are reused.
-        Changes up to the head are in the archive already, and are not read.
+        Changes up to the head are in the archive already, and are not read. `source_range` is that
+        of the changes.
         """
         await self._owned.settle()
         if not self._is_after_head(to_position):
             if self.manifest and self.manifest.artifacts[-1].is_base and self.head == to_position:
                 return self.manifest  # a repeated call, or nothing to fold
             return await self.write_base(
-                rows, to_position, reason=reason, reuse=reuse, source=source
+                rows,
+                to_position,
+                reason=reason,
+                reuse=reuse,
+                source=source,
+                source_range=source_range and source_range.of_base(),
             )
-        closing_plan = self.plan_diff(str(self.head), to_position)
+        closing_plan = self.plan_diff(str(self.head), to_position, source_range)
         closing = await write_part(closing_plan, changes, self._owned.mirrors, spool=self._spool)
-        plan = self.plan_base(to_position)
+        plan = self.plan_base(to_position, source_range and source_range.of_base())
         return await self.commit_base(
             plan,
             await self._write_rows(plan, rows),
@@ -217,16 +225,17 @@ class ArchiveWriter:
         *,
         record_count: int | None = None,
         source: Source | None = None,
+        source_range: SourceRange | None = None,
     ) -> Manifest:
         """Commit the net changes of `(from, to]`; what is covered already is not written again."""
         await self._owned.settle()
         if self._covers(from_position, to_position):
             return self._committed()
-        plan = self.plan_diff(from_position, to_position)
+        plan = self.plan_diff(from_position, to_position, source_range)
         part = await write_part(plan, changes, self._owned.mirrors, spool=self._spool)
         return await self.commit_diff(plan, [part], record_count=record_count, source=source)
 
-    def plan_base(self, to_position: str) -> PartPlan:
+    def plan_base(self, to_position: str, source_range: SourceRange | None = None) -> PartPlan:
         """Return what the parts of a base at `to_position` have in common."""
         rank = self._order.rank(to_position)
         if self.head is not None and rank < self._order.rank(self.head):
@@ -235,16 +244,19 @@ class ArchiveWriter:
                 "of a table only grow; publish it under another name"
             )
         epoch = self.manifest.epoch + 1 if self.manifest else 1
-        return self._plan(epoch, None, to_position, self._formats)
+        return self._plan(epoch, None, to_position, self._formats, source_range)
 
-    def plan_diff(self, from_position: str, to_position: str) -> PartPlan:
+    def plan_diff(
+        self, from_position: str, to_position: str, source_range: SourceRange | None = None
+    ) -> PartPlan:
         """Return what the parts of a diff have in common; it must continue exactly at the head."""
         if self._covers(from_position, to_position) or from_position != self.head:
             raise ChainGapError(
                 f"a diff of ({from_position}, {to_position}] does not continue at the head "
                 f"{self.head!r}: begin there, or write a base"
             )
-        return self._plan(self._committed().epoch, from_position, to_position, self._diff_formats)
+        epoch = self._committed().epoch
+        return self._plan(epoch, from_position, to_position, self._diff_formats, source_range)
 
     async def commit_base(
         self,
@@ -330,9 +342,17 @@ class ArchiveWriter:
         return [await write_part(plan, rows, self._owned.mirrors, spool=self._spool)]
 
     def _plan(
-        self, epoch: int, start: str | None, end: str, formats: tuple[Format, ...]
+        self,
+        epoch: int,
+        start: str | None,
+        end: str,
+        formats: tuple[Format, ...],
+        source_range: SourceRange | None,
     ) -> PartPlan:
-        return PartPlan(epoch, start, end, self._new_id(), self._schema, formats, self._order)
+        attempt = self._new_id()
+        return PartPlan(
+            epoch, start, end, attempt, self._schema, formats, self._order, source_range
+        )
 
     def _artifact(
         self,

@@ -13,6 +13,7 @@ import click
 
 from streamfold.cli.archives import json_output as shapes
 from streamfold.cli.archives.options import (
+    at_source_option,
     moment_of,
     open_archive,
     open_destination,
@@ -56,10 +57,13 @@ async def ls(output: Output, uri: str) -> None:
 @uri_argument
 @position_option
 @time_option
-async def show(output: Output, uri: str, position: str | None, moment: int | None) -> None:
+@at_source_option
+async def show(
+    output: Output, uri: str, position: str | None, moment: int | None, at_source: str | None
+) -> None:
     """Show what an archive holds, and what a rebuild would read."""
     found = await open_archive(uri)
-    plan = found.plan(position=position, time=moment_of(moment))
+    plan = found.plan(position=position, time=moment_of(moment), at_source=at_source)
     output.show(shapes.archive_shape(found, plan), shapes.archive_text(found, plan))
 
 
@@ -91,6 +95,7 @@ async def verify(output: Output, uri: str, deep: bool, **reading: Any) -> None:
 @uri_argument
 @position_option
 @time_option
+@at_source_option
 @click.option("--column", "columns", multiple=True, metavar="NAME", help="Only these columns.")
 @click.option(
     "--output",
@@ -110,6 +115,7 @@ async def restore(
     uri: str,
     position: str | None,
     moment: int | None,
+    at_source: str | None,
     columns: tuple[str, ...],
     file: Path | None,
     kind: str | None,
@@ -119,7 +125,11 @@ async def restore(
     from streamfold.cli.archives.table_files import Lines, kind_of, replacing
 
     found = await open_archive(uri, **reading)
-    at: dict[str, Any] = {"position": position, "time": moment_of(moment)}
+    at: dict[str, Any] = {
+        "position": position,
+        "time": moment_of(moment),
+        "at_source": at_source,
+    }
     chosen = kind_of(file, kind)
     if file is None:
         if chosen != "jsonl":

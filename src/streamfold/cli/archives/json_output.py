@@ -11,7 +11,15 @@ from streamfold.cli.json_output import Shape
 from streamfold.errors import StreamfoldError
 
 if TYPE_CHECKING:
-    from streamfold.archive import Archive, Artifact, Collected, Manifest, TablePlan, Verification
+    from streamfold.archive import (
+        Archive,
+        Artifact,
+        Collected,
+        Manifest,
+        SourceRange,
+        TablePlan,
+        Verification,
+    )
 
 
 def listed_shape(uri: str, found: Manifest | StreamfoldError) -> Shape:
@@ -64,6 +72,7 @@ def archive_shape(archive: Archive, plan: TablePlan) -> Shape:
             "position": plan.position,
             "base": plan.base.to_position,
             "diffs": [[diff.from_position, diff.to_position] for diff in plan.diffs],
+            "source_position": plan.source_position,
         },
     }
 
@@ -97,6 +106,19 @@ def artifact_shape(artifact: Artifact) -> Shape:
         "rows": (artifact.row_count if artifact.is_base else artifact.change_count) or 0,
         "formats": {name: files.size_bytes for name, files in artifact.formats.items()},
         "rebase_reason": artifact.rebase_reason,
+        "source_range": source_shape(artifact.source_range),
+    }
+
+
+def source_shape(found: SourceRange | None) -> Shape | None:
+    """The commits of the source that an artifact holds, or at whose end a plan is."""
+    if found is None:
+        return None
+    return {
+        "first": found.first,
+        "last": found.last,
+        "time": found.time,
+        "copying": found.copying,
     }
 
 

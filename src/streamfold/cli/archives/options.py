@@ -71,6 +71,11 @@ position_option = click.option("--position", metavar="P", help="The table at thi
 time_option = click.option(
     "--time", "moment", type=Moment(), help="The table as published at this time."
 )
+at_source_option = click.option(
+    "--at-source",
+    metavar="LSN",
+    help="The newest table without a change that PostgreSQL committed after this LSN.",
+)
 _format = click.option(
     "--read",
     "formats",

@@ -262,7 +262,7 @@ async def copy_table(
             await appending.add(rest, batches.rows)
         await appending.flush()
     end = b'{"op":"e","txn":"copy %s"}' % copied.lsn.encode()
-    await stream.append([Record(end, copy_end_headers(copied.lsn))])
+    await stream.append([Record(end, copy_end_headers(copied.lsn, snapshot.lsn))])
     stream.state = Position(copied.lsn, -1)
 
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 from streamfold.archive.read.folding import fitted
 from streamfold.archive.schema import TableSchema
 from streamfold.extensions import Extension, Options, Registry
+from streamfold.snapshotter.source_positions import SourcePositions
 from streamfold.snapshotter.transactions import SILENT, Tail
 
 #: What a record does to a table; a `read` is a row of a source's first copy.
@@ -82,6 +83,8 @@ class Decoded:
     ignored: int
     #: The transaction that the batch ends in; silent for decoders without transactions.
     tail: Tail = SILENT
+    #: Where records of the table are in the log of their source; None if that is not known.
+    positions: SourcePositions | None = None
 
 
 @runtime_checkable

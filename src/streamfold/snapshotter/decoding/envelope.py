@@ -41,6 +41,7 @@ from streamfold.snapshotter.decoding.ddl import parse_ddl
 from streamfold.snapshotter.decoding.decoder import Decoded, DecoderOptions, DecoderType
 from streamfold.snapshotter.decoding.json_values import Hint
 from streamfold.snapshotter.decoding.records import RawChanges, RecordIntake
+from streamfold.snapshotter.source_positions import SourcePositions
 from streamfold.snapshotter.transactions import OUTSIDE, Membership, tail_of
 
 OP_OF_LETTER = {"c": "insert", "u": "update", "d": "delete", "t": "truncate", "r": "read"}
@@ -114,7 +115,8 @@ class EnvelopeDecoder:
             [_id_of(m.txn) for m in found],
         )
         assembly = Assembly(self.key_fields, RowReading(hints=hints), self.mismatch)
-        return replace(assembly.decoded(intake, changes, schema), tail=tail)
+        positions = SourcePositions.of(intake.headers)
+        return replace(assembly.decoded(intake, changes, schema), tail=tail, positions=positions)
 
 
 def _id_of(txn: str | int | _Transaction | None) -> str | None:

@@ -8,6 +8,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from streamfold.archive.manifest.positions import LSN
 from streamfold.snapshotter.status.table_status import TableStatus, TableWriters
 
 _GAUGES: Final[dict[str, tuple[str, Callable[[TableStatus], float | None]]]] = {
@@ -38,6 +39,18 @@ _GAUGES: Final[dict[str, tuple[str, Callable[[TableStatus], float | None]]]] = {
     "snapshotter_lag_seconds": (
         "Age of the last record that was read, while there are more.",
         lambda status: status.lag_seconds,
+    ),
+    "snapshotter_source_head_position": (
+        "Newest commit of the database in the archive, as a byte of its log.",
+        lambda status: None if status.source_head is None else float(LSN.rank(status.source_head)),
+    ),
+    "snapshotter_source_lag_bytes": (
+        "Log of the database between the newest commit that was read and the archive.",
+        lambda status: status.source_lag_bytes,
+    ),
+    "snapshotter_source_lag_seconds": (
+        "Age of the newest commit of the database in the archive, while the stream has more.",
+        lambda status: status.source_lag_seconds,
     ),
     "snapshotter_rows_per_second": (
         "Records taken in per second by the last batch.",

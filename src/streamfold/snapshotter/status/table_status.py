@@ -81,6 +81,13 @@ class TableStatus(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int | None = None
     lag_records: int | None = None
     lag_seconds: float | None = None
+    #: Positions of the source, LSNs of PostgreSQL: the newest commit that was read from the stream, and
+    #: the newest one in the archive; the bytes of the log between them, and the age of the latter while
+    #: the stream has more.
+    source_position: str | None = None
+    source_head: str | None = None
+    source_lag_bytes: int | None = None
+    source_lag_seconds: float | None = None
     #: Records that were read and are in no artifact yet: they hold no change, or have to wait.
     buffer_depth: int = 0
     #: The first record of a transaction that waits for its end.

@@ -16,7 +16,13 @@ from streamfold.archive.destinations.aws_credentials import Profiles
 from streamfold.archive.destinations.destination import Destination
 from streamfold.archive.events import EventDispatcher, open_sink
 from streamfold.archive.maintenance.garbage_collection import Collector
-from streamfold.archive.manifest.model import Artifact, FormatFiles, Manifest, Source
+from streamfold.archive.manifest.model import (
+    Artifact,
+    FormatFiles,
+    Manifest,
+    Source,
+    SourceRange,
+)
 from streamfold.archive.manifest.positions import SEQ_NUM
 from streamfold.archive.schema import TableSchema
 from streamfold.archive.write.artifacts import PartPlan, WrittenDiff, WrittenPart
@@ -108,6 +114,11 @@ class TableArchive:
     def head(self) -> int | None:
         """The last record in the archive."""
         return int(self.manifest.head_position) if self.manifest else None
+
+    @property
+    def source_range(self) -> SourceRange | None:
+        """The commits of the source that the last artifact holds."""
+        return self.manifest.artifacts[-1].source_range if self.manifest else None
 
     @property
     def lagging(self) -> dict[str, StreamfoldError]:

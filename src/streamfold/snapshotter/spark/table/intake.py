@@ -20,6 +20,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from streamfold.archive.errors import ChainGapError
 from streamfold.archive.schema import TableSchema
+from streamfold.snapshotter.source_positions import SourceSpan, joined
 from streamfold.snapshotter.spark.errors_from_spark import ServerUnreachableError
 from streamfold.snapshotter.spark.jobs import TableJob
 from streamfold.snapshotter.spark.table.arrivals import (
@@ -152,10 +153,14 @@ class Batch:
     seen: int
     #: Whether a transaction was cut before its end.
     cut: bool = False
+    #: The commits of the source that the records are from, and those of all that were read.
+    source: SourceSpan | None = None
+    source_seen: SourceSpan | None = None
 
     @classmethod
-    def of(cls, taken: Sequence[DecodeReport], seen: DecodeReport) -> Batch:
-        """Sum up reports, possibly none; `seen` is the last one of all."""
+    def of(cls, taken: Sequence[DecodeReport], read: Sequence[DecodeReport]) -> Batch:
+        """Sum up reports, possibly none, of all that were read."""
+        seen = read[-1]
         return cls(
             first=min((report.first for report in taken), default=seen.last + 1),
             last=max((report.last for report in taken), default=seen.last),
@@ -167,6 +172,8 @@ class Batch:
             truncated_at=max((report.truncated_at for report in taken), default=-1),
             timestamp=seen.timestamp,
             seen=seen.last,
+            source=joined([report.source for report in taken]),
+            source_seen=joined([report.source for report in read]),
         )
 
 
@@ -313,7 +320,7 @@ def _complete_records(
 ) -> CompleteRecords:
     """Return what is before the edge: runs end there, so whole task results are in or out."""
     taken = [report for report in reports if report.first < edge]
-    batch = replace(Batch.of(taken, reports[-1]), cut=cut)
+    batch = replace(Batch.of(taken, reports), cut=cut)
     return CompleteRecords(batch, decoded, edge, _merged(step.schema, taken))
 
 

@@ -131,7 +131,8 @@ class TablePipeline:
         if closing is not None:
             published.complete(closing)
             stack = stack.with_diff(Layer.pending(closing.plan, closing.parts))
-        plan = published.writer.plan_base(to_position)
+        last = closing.plan.source_range if closing else published.source_range
+        plan = published.writer.plan_base(to_position, last.of_base() if last else None)
         count = self._new_count(manifest, stack)
         everything = set(range(stack.buckets))
         keeps = count == stack.buckets and stack.is_bucketed and published.reusable(plan)
@@ -178,14 +179,21 @@ class TablePipeline:
         self._published.begin(schema)
         if self._published.manifest is None:
             self._write_first(arrived)
-        elif batch.changes:
+        elif batch.changes or self._ends_copy(batch):
             self._write_diff(arrived, force)
         return batch
+
+    def _ends_copy(self, batch: Batch) -> bool:
+        """Return whether the records only complete a first copy: a diff without changes says so."""
+        before = self._published.source_range
+        copying = before is not None and before.copying
+        return copying and batch.source is not None and not batch.source.copying
 
     def _write_first(self, arrived: CompleteRecords) -> None:
         batch = arrived.batch
         count = bucket_count(batch.size_bytes, self._job.buckets or 1, self._job.bucket_bytes)
-        plan = self._published.writer.plan_base(str(batch.last))
+        source = batch.source.range_after(None).of_base() if batch.source else None
+        plan = self._published.writer.plan_base(str(batch.last), source)
         step = NetStep(plan, self._job.destination_specs, batch.truncated_at, None)
         order = PartsOrder(step, count, range(count), arrived.edge, batch.changes)
         parts = arrived.results.write(order)
@@ -195,9 +203,11 @@ class TablePipeline:
         batch, manifest = arrived.batch, self._published.writer.manifest
         assert manifest is not None  # noqa: S101 - the first base exists
         stack = self._stack()
-        plan = self._published.writer.plan_diff(manifest.head_position, str(batch.last))
+        source = batch.source
+        commits = source.range_after(self._published.source_range) if source else None
+        plan = self._published.writer.plan_diff(manifest.head_position, str(batch.last), commits)
         step = NetStep(plan, self._job.destination_specs, batch.truncated_at, stack)
-        needed = range(1) if batch.truncated_at >= 0 else range(0)
+        needed = range(1) if batch.truncated_at >= 0 or not batch.changes else range(0)
         order = PartsOrder(step, stack.buckets, needed, arrived.edge, batch.changes)
         parts = arrived.results.write(order)
         self._commit(Uncommitted(Written(plan, parts, batch.records), batch, force))

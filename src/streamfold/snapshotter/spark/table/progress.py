@@ -6,13 +6,15 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 
 from streamfold.archive.manifest.model import Artifact, Manifest
-from streamfold.archive.manifest.positions import format_time, parse_time
+from streamfold.archive.manifest.positions import LSN, format_time, parse_time
 from streamfold.archive.read.decoding import count_of
 from streamfold.errors import StreamfoldError
+from streamfold.snapshotter.source_positions import SourceSpan
 from streamfold.snapshotter.spark.table.intake import Batch
 from streamfold.snapshotter.status.table_status import (
     ArtifactStatus,
@@ -102,6 +104,8 @@ class TableProgress:
         self._manifest: Manifest | None = None
         #: Milliseconds of the last record taken in.
         self._last_time: int | None = None
+        #: The commits of the source that were read.
+        self._source: SourceSpan | None = None
 
     def enter(self, state: State) -> None:
         with self._lock:
@@ -140,6 +144,7 @@ class TableProgress:
         """Count a batch that was taken in, up to what is held back."""
         with self._lock:
             self._last_time = batch.timestamp
+            self._source = batch.source_seen or self._source
             self._count(
                 records=batch.records,
                 changes=batch.changes,
@@ -158,6 +163,7 @@ class TableProgress:
     def status(self, event_errors: Mapping[str, int]) -> TableStatus:
         with self._lock:
             status, manifest, last_time = self._status, self._manifest, self._last_time
+            source = self._source
         now = self._now()
         counts = msgspec.structs.replace(status.counts, event_errors=dict(event_errors))
         status = msgspec.structs.replace(
@@ -180,6 +186,7 @@ class TableProgress:
             snapshot_age_seconds=max(0.0, (now - parse_time(base.created_at)).total_seconds()),
             last_base=_shown(base),
             last_diff=_shown(diffs[-1]) if diffs else None,
+            **_source_lag(manifest, source, status.lag_records, now),
         )
 
     def _count_artifacts(self, old: Manifest | None, new: Manifest) -> None:
@@ -209,6 +216,27 @@ def _lag_seconds(records: int | None, last_time: int | None, now: datetime) -> f
     if records == 0:
         return 0.0
     return max(0.0, (now - datetime.fromtimestamp(last_time / 1000, UTC)).total_seconds())
+
+
+def _source_lag(
+    manifest: Manifest, read: SourceSpan | None, lag_records: int | None, now: datetime
+) -> dict[str, Any]:
+    """Return what the status says of the database's log; nothing if records have no positions."""
+    held = next((a.source_range for a in reversed(manifest.artifacts) if a.source_range), None)
+    if held is None and read is None:
+        return {}
+    head = LSN.rank(held.last) if held else 0
+    newest = max(head, read.last) if read else head
+    seconds: float | None = 0.0
+    if lag_records or newest > head:
+        age = now - parse_time(held.time) if held and held.time else None
+        seconds = None if age is None else max(0.0, age.total_seconds())
+    return {
+        "source_position": LSN.position(newest),
+        "source_head": held.last if held else None,
+        "source_lag_bytes": newest - head if held else None,
+        "source_lag_seconds": seconds,
+    }
 
 
 def _shown(artifact: Artifact) -> ArtifactStatus:

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from streamfold.archive.schema import TableSchema
 from streamfold.snapshotter.decoding.decoder import ChangeDecoder, Decoded
+from streamfold.snapshotter.source_positions import SourceSpan
 from streamfold.snapshotter.spark.destinations import DeadLetters
 from streamfold.snapshotter.spark.tasks.results import REPORT, Batches, TaskResult, pack, task
 from streamfold.snapshotter.transactions import CLOSED, SILENT, Tail
@@ -40,6 +41,8 @@ class DecodeReport(msgspec.Struct, frozen=True):
     schema: bytes | None = None
     #: The transaction that they end in.
     tail: Tail = SILENT
+    #: The commits of the source that they are from.
+    source: SourceSpan | None = None
 
     def table_schema(self) -> TableSchema | None:
         return TableSchema.from_json(msgspec.json.decode(self.schema)) if self.schema else None
@@ -78,9 +81,14 @@ def _decode(records: pa.RecordBatch, step: DecodeStep) -> Iterator[TaskResult]:
     )
     if len(letters):
         step.dead_letters.write(letters)
+    start = 0
     for run, found in _runs(records, decoded):
         changes, truncated_at = _after_truncate(found.changes)
         report = _report(run, found, changes, truncated_at)
+        if decoded.positions is not None:
+            span = decoded.positions.span(start, start + len(run), report.timestamp)
+            report = msgspec.structs.replace(report, source=span)
+        start += len(run)
         yield TaskResult(REPORT, report.first, msgspec.json.encode(report))
         if found.schema is not None:
             for bucket, part in _by_bucket(changes, found.schema, step.buckets):

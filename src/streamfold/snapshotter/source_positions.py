@@ -1,0 +1,133 @@
+"""Finds where records are in the log of their source; pure, without I/O.
+
+`streamfold ingest` gives each record the LSN of its commit in headers (`ingest.table_stream`).
+A first copy has the LSN of its snapshot. Its rows are the table only once its end has arrived. A copy
+that is repeated begins at 0/0, and nothing before it counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamfold.archive.manifest.model import SourceRange
+from streamfold.archive.manifest.positions import LSN, format_time
+
+#: Headers with an LSN: of the commit, and of a later snapshot in which an interrupted copy ended.
+_POSITIONS = pa.array([b"lsn", b"snapshot"])
+_COPY, _COPY_END = b"copy", b"end"
+_PATTERN = "^[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}$"
+#: Hexadecimal digits of half an LSN.
+_HALF = 8
+_COPY_START = "0" * 2 * _HALF
+
+
+class SourceSpan(msgspec.Struct, frozen=True, array_like=True):
+    """The commits of a run of records; LSNs are numbers."""
+
+    first: int
+    #: The newest of them, after the last start of a copy.
+    last: int
+    #: Whether the run ends in the middle of a first copy.
+    copying: bool
+    #: Whether a copy begins again in the run, so that nothing before it counts.
+    restarts: bool
+    #: Milliseconds since 1970: when the last one was committed.
+    time: int = 0
+
+    def then(self, later: SourceSpan) -> SourceSpan:
+        """Return the span of these records and of those that follow."""
+        return SourceSpan(
+            min(self.first, later.first),
+            later.last if later.restarts else max(self.last, later.last),
+            later.copying,
+            self.restarts or later.restarts,
+            later.time,
+        )
+
+    def range_after(self, before: SourceRange | None) -> SourceRange:
+        """Return the range of a diff of these records, after an artifact with the range `before`."""
+        known = LSN.rank(before.last) if before is not None and not self.restarts else 0
+        return SourceRange(
+            first=LSN.position(self.first),
+            last=LSN.position(max(known, self.last)),
+            time=format_time(datetime.fromtimestamp(self.time / 1000, UTC)),
+            copying=self.copying,
+        )
+
+
+def joined(spans: list[SourceSpan | None]) -> SourceSpan | None:
+    """Return the span of consecutive runs; None if no record has a position."""
+    found: SourceSpan | None = None
+    for span in spans:
+        found = span if found is None else found if span is None else found.then(span)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePositions:
+    """The positions of records that have one, in the order of the records."""
+
+    #: The index of each record, and its LSN as hexadecimal digits that sort as LSNs do.
+    indices: npt.NDArray[np.int64]
+    lsns: pa.Array
+    #: Indices of rows of a first copy, its end excepted.
+    copied: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, headers: pa.Array | None) -> SourcePositions | None:
+        """Return the positions that headers of records name; None without any."""
+        if headers is None:
+            return None
+        pairs, owners = headers.flatten(), pc.list_parent_indices(headers)
+        names, values = (pairs.field(name).cast(pa.binary()) for name in ("name", "value"))
+        chosen = pc.is_in(names, value_set=_POSITIONS)
+        if not pc.any(chosen).as_py():
+            return None
+        texts, found = values.filter(chosen), owners.filter(chosen)
+        readable = pc.match_substring_regex(texts, _PATTERN)
+        texts, found = texts.filter(readable).cast(pa.string()), found.filter(readable)
+        copies = pc.and_(pc.equal(names, _COPY), pc.not_equal(values, _COPY_END))
+        return cls(_numbers(found), _sortable(texts), _numbers(owners.filter(copies)))
+
+    def only(self, indices: npt.NDArray[np.int64]) -> SourcePositions:
+        """Return the positions of these records, by their indices in order."""
+        kept = np.isin(self.indices, indices, assume_unique=False)
+        copied = self.copied[np.isin(self.copied, indices)]
+        return SourcePositions(self.indices[kept], self.lsns.filter(pa.array(kept)), copied)
+
+    def span(self, start: int, end: int, time: int) -> SourceSpan | None:
+        """Return the commits of the records `[start, end)`; `time` is that of the last."""
+        first, last = np.searchsorted(self.indices, [start, end])
+        if first == last:
+            return None
+        lsns = self.lsns.slice(first, last - first)
+        starts = np.flatnonzero(pc.equal(lsns, _COPY_START).to_numpy(zero_copy_only=False))
+        after = lsns.slice(int(starts[-1])) if len(starts) else lsns
+        return SourceSpan(
+            int(pc.min(lsns).as_py(), 16),
+            int(pc.max(after).as_py(), 16),
+            bool(np.isin(self.indices[last - 1], self.copied)),
+            bool(len(starts)),
+            time,
+        )
+
+
+def _numbers(values: pa.Array) -> npt.NDArray[np.int64]:
+    found: npt.NDArray[np.int64] = values.to_numpy(zero_copy_only=False).astype(np.int64)
+    return found
+
+
+def _sortable(texts: pa.Array) -> pa.Array:
+    """Return LSNs with all digits, in capitals and without the slash."""
+    if not len(texts):
+        return texts
+    halves = pc.split_pattern(pc.ascii_upper(texts), "/")
+    high, low = (pc.utf8_lpad(pc.list_element(halves, n), _HALF, "0") for n in (0, 1))
+    return pc.binary_join_element_wise(high, low, "")

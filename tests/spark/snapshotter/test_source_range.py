@@ -1,0 +1,138 @@
+"""The positions of a database in archives, and what the status says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import s2_sdk
+from pyspark.sql import SparkSession
+
+from streamfold.snapshotter.spark.driver_loop import DriverLoop
+from streamfold.snapshotter.spark.table.archive import TableArchive, TableEvents
+from streamfold.snapshotter.spark.table.archive_updates import ArchiveUpdates
+from streamfold.snapshotter.spark.table.intake import TableStream
+from streamfold.snapshotter.spark.table.pipeline import TablePipeline
+from streamfold.snapshotter.spark.table.progress import TableProgress
+from streamfold.snapshotter.status.metrics import render_metrics
+from streamfold.snapshotter.status.table_status import ArtifactStatus, TableStatus
+from tests.spark.server import Server
+from tests.spark.snapshotter.feeding import envelope
+from tests.spark.snapshotter.tables import manifest_of, state_of, table_job
+
+#: Milliseconds since 1970 of the first commit.
+START = 1_700_000_000_000
+
+
+@pytest.fixture
+def loop() -> Iterator[DriverLoop]:
+    with DriverLoop() as running:
+        yield running
+
+
+def copied(lsn: str, number: int) -> s2_sdk.Record:
+    headers = [(b"lsn", lsn.encode()), (b"copy", b"%d" % number)]
+    body = envelope("r", after={"id": number, "name": "copied"})
+    return s2_sdk.Record(body, headers, timestamp=START)
+
+
+def copy_end(lsn: str) -> s2_sdk.Record:
+    headers = [(b"lsn", lsn.encode()), (b"copy", b"end")]
+    return s2_sdk.Record(envelope("e", txn=f"copy {lsn}"), headers, timestamp=START)
+
+
+def changed(lsn: str, number: int, index: int = 0, *, last: bool = True) -> s2_sdk.Record:
+    body = envelope("u", after={"id": number, "name": lsn}, txn={"id": lsn, "last": last})
+    headers = [(b"lsn", lsn.encode()), (b"index", b"%d" % index)]
+    return s2_sdk.Record(body, headers, timestamp=START + int(lsn[2:], 16))
+
+
+class Updating:
+    """A table whose stream is taken in step by step."""
+
+    def __init__(self, spark: SparkSession, server: Server, stream: str, folder: Path) -> None:
+        self.folder, self._server, self._stream = folder, server, stream
+        self._spark = spark
+        self.job = table_job(server, stream, folder)
+        self.progress = TableProgress(
+            "public.items", stream, [], lambda: datetime.fromtimestamp(START / 1000 + 100, UTC)
+        )
+
+    def open(self, loop: DriverLoop) -> None:
+        published = TableArchive(self.job, loop)
+        streams = TableStream(self._spark, self.job)
+        pipeline = TablePipeline(self._spark, self.job, published, stream=streams)
+        events = TableEvents(self.job, loop)
+        self._updates = ArchiveUpdates(
+            streams, pipeline, published, events, self.progress, lambda: None
+        )
+        self._updates.open()
+
+    def take(self, *records: s2_sdk.Record) -> TableStatus:
+        self._server.append(self._stream, records)
+        assert self._updates.advance()
+        return self.progress.status({})
+
+
+@pytest.fixture
+def table(
+    spark: SparkSession,
+    server: Server,
+    fresh: Callable[[], str],
+    tmp_path: Path,
+    loop: DriverLoop,
+) -> Updating:
+    found = Updating(spark, server, fresh(), tmp_path / "archive")
+    found.open(loop)
+    return found
+
+
+def test_every_artifact_says_which_commits_of_the_database_it_holds(table: Updating) -> None:
+    table.take(copied("0/10", 1), copied("0/10", 2))
+    table.take(copy_end("0/10"))  # holds no change, and makes the copy complete
+    table.take(changed("0/20", 1), changed("0/30", 3, last=False))
+    table.take(changed("0/30", 4, 1))  # the fourth diff, which a base follows
+    table.take(changed("0/40", 5))
+    found = [
+        (a.kind, r.first, r.last, r.copying) if (r := a.source_range) else (a.kind, None)
+        for a in manifest_of(table.folder).artifacts
+    ]
+    assert found == [
+        ("snapshot", None),
+        ("diff", "0/10", "0/10", True),
+        ("diff", "0/10", "0/10", False),
+        ("diff", "0/20", "0/20", False),
+        ("diff", "0/30", "0/30", False),
+        ("snapshot", None, "0/30", False),
+        ("diff", "0/40", "0/40", False),
+    ]
+    assert set(state_of(table.folder, at_source="0/1F")) == {1, 2}
+    assert set(state_of(table.folder, at_source="0/2F")) == {1, 2}
+    assert state_of(table.folder, at_source="0/2F")[1]["name"] == "0/20"
+    assert set(state_of(table.folder, at_source="0/3F")) == {1, 2, 3, 4}
+
+
+def test_the_status_tells_the_lag_to_the_database(table: Updating) -> None:
+    assert table.take().source_head is None
+    done = table.take(copied("0/10", 1), copy_end("0/10"), changed("0/20", 1))
+    assert (done.source_position, done.source_head) == ("0/20", "0/20")
+    assert (done.source_lag_bytes, done.source_lag_seconds) == (0, 0.0)
+    # An open transaction waits for its end: the archive lacks it.
+    waiting = table.take(changed("0/30", 3, last=False))
+    assert (waiting.source_position, waiting.source_head) == ("0/30", "0/20")
+    assert waiting.source_lag_bytes == 0x10
+    assert waiting.source_lag_seconds == pytest.approx(100 - 0.032)
+
+    class Writers:
+        def statuses(self) -> dict[str, TableStatus]:
+            return {"public.items": waiting}
+
+        def request_snapshot(self, table: str) -> Future[ArtifactStatus]:
+            raise NotImplementedError
+
+    shown = render_metrics(Writers()).decode()
+    assert 'snapshotter_source_lag_bytes{table="public.items"} 16.0' in shown
+    assert 'snapshotter_source_head_position{table="public.items"} 32.0' in shown
