@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint prove bench clean
+.PHONY: help demo test lint prove bench docs clean
 
 help: ## List the verbs
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-7s %s\n", $$1, $$2}'
@@ -52,8 +52,12 @@ bench: $(READY) ## Measure everything, beside something named (PEERS='--peer s2-
 	$(BIN)/python -m bench.postgres
 	$(BIN)/python -m bench.pages
 
+docs: $(READY) ## Build the documentation site into site/; fails on any warning
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -b html docs site
+	@echo 'Open site/index.html'
+
 clean: ## Remove the environment and everything generated
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis bench/results
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis bench/results site docs/reference/generated
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml constraints.txt

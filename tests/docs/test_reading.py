@@ -22,8 +22,10 @@ from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 #: Pages whose blocks are followed.
-PAGES = ["README.md", "docs/guides/snapshot-and-follow.md", "docs/guides/read-an-archive.md",
-         "docs/guides/snapshotter.md", "docs/guides/cluster.md"]  # fmt: skip
+PAGES = ["README.md", "docs/quickstart.md", "docs/guides/snapshot-and-follow.md",
+         "docs/guides/read-an-archive.md", "docs/guides/snapshotter.md", "docs/guides/cluster.md",
+         "docs/guides/agents.md", "docs/guides/event-sourcing.md", "docs/guides/browser-sync.md",
+         "docs/guides/time-travel.md"]  # fmt: skip
 #: Pages that begin where another one is, with the text of its last block that is followed before.
 BEGINNINGS = {"docs/guides/cluster.md": ("docs/guides/snapshotter.md", "destinations = ")}
 #: Machines of a cluster, all of which are this one.

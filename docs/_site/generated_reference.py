@@ -1,0 +1,220 @@
+"""Writes the reference pages that the code itself is the source of, whenever the site is built.
+
+They are below `docs/reference/generated`, which is not kept: the verbs of the command line with their
+options, every error with its code, every metric of a running server, and the routes of both protocols.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from importlib import import_module
+from inspect import cleandoc
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import httpx
+from openapi import descriptions
+from prometheus_client.parser import text_string_to_metric_families
+
+from streamfold.cli.main import streamfold as command_line
+from streamfold.errors import StreamfoldError
+from streamfold.server.config import Configuration
+from streamfold.server.http.router import Route
+from streamfold.server.main import running_server
+from streamfold.wire.s2.errors import CODES, OWN_CODES, describe_failure
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+#: Packages that add errors to the tree.
+_WITH_ERRORS = ("archive", "follow", "ingest", "snapshotter", "spark")
+#: Metrics of the Python runtime, which its own documentation describes.
+_FOREIGN = ("python_", "process_")
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Let Sphinx call this before it reads the pages."""
+    app.connect("builder-inited", lambda _: write_pages(Path(app.srcdir)))
+    app.connect("autodoc-process-docstring", lambda *given: mark_code(given[-1]))
+    return {"parallel_read_safe": True}
+
+
+def write_pages(docs: Path) -> None:
+    """Write all pages below `docs`; a page that did not change keeps its time."""
+    folder = docs / "reference" / "generated"
+    folder.mkdir(exist_ok=True)
+    metrics, routes = asyncio.run(_ask_a_server())
+    pages = {
+        "commands.md": commands_page(),
+        "errors.md": errors_page(),
+        "metrics.md": metrics,
+        "routes.md": routes_page(routes),
+        **{f"openapi-{name}.json": text for name, text in openapi_files(routes).items()},
+    }
+    for name, text in pages.items():
+        path = folder / name
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+
+
+def mark_code(lines: list[str]) -> None:
+    """Mark the indented blocks of a docstring as code, which reStructuredText takes for quotations."""
+    text, code = list(lines), False
+    lines.clear()
+    for before, line in zip(["", *text], text, strict=False):
+        starts = line.startswith("    ") and not before
+        if starts and not code:
+            lines += ["::", ""]
+        code = line.startswith("    ") or (code and not line)
+        lines.append(line)
+
+
+async def _ask_a_server() -> tuple[str, list[Route]]:
+    """What a server in memory says of its metrics, and its routes."""
+    async with running_server(Configuration(host="127.0.0.1", port=0, access_log=False)) as server:
+        url = f"http://127.0.0.1:{server.port}/metrics"
+        async with httpx.AsyncClient() as client:
+            answer = (await client.get(url)).raise_for_status()
+        return metrics_page(answer.text), list(server.routes)
+
+
+# The command line.
+
+
+def commands_page() -> str:
+    """Every verb with its options, as `--help` shows them."""
+    root = click.Context(command_line, info_name="streamfold")
+    lines = ["# Verbs and options", "", _made("`streamfold VERB --help`"), ""]
+    known: dict[int, str] = {}
+    for title, context, verb in _verbs(command_line, root):
+        first = known.setdefault(id(verb.callback), title)
+        same = [f"The same as `streamfold {first}`.", ""]
+        lines += [f"## {title}", "", *(_verb(context, verb) if first == title else same)]
+    return "\n".join(lines)
+
+
+def _verbs(
+    group: click.Group, context: click.Context
+) -> Iterator[tuple[str, click.Context, click.Command]]:
+    for name in group.list_commands(context):
+        verb = group.get_command(context, name)
+        if verb is None or verb.hidden:
+            continue
+        below = click.Context(verb, info_name=name, parent=context)
+        if isinstance(verb, click.Group):
+            yield from _verbs(verb, below)
+        else:
+            yield below.command_path.removeprefix("streamfold "), below, verb
+
+
+def _verb(context: click.Context, verb: click.Command) -> list[str]:
+    usage = " ".join([context.command_path, *verb.collect_usage_pieces(context)])
+    text = cleandoc(verb.help or verb.short_help or "").replace("\b\n", "").replace("\f", "")
+    lines = ["```text", usage, "```", "", text, ""]
+    rows = [row for parameter in verb.params if (row := parameter.get_help_record(context))]
+    if rows:
+        lines += ["| option | meaning |", "|---|---|"]
+        lines += [f"| {_code(names)} | {_cell(meaning)} |" for names, meaning in rows]
+        lines.append("")
+    return lines
+
+
+# Errors.
+
+
+def errors_page() -> str:
+    """The tree of errors: what each means, whether it is definite, and what an HTTP client gets."""
+    for package in _WITH_ERRORS:
+        import_module(f"streamfold.{package}.errors")
+    lines = ["# Errors", "", _made("`streamfold.errors`"), ""]
+    lines += [
+        "The code is stable. *Definite* means that the failed call certainly changed nothing; after",
+        "any other error its outcome is unknown: read before you repeat it.",
+        "",
+        "| error | code | definite | meaning |",
+        "|---|---|---|---|",
+    ]
+    lines += [
+        f"| {'&nbsp;' * 4 * depth}`{kind.__name__}` | `{kind.code}` | "
+        f"{'yes' if kind.definite else 'no'} | {_cell(cleandoc(kind.__doc__ or ''))} |"
+        for depth, kind in _tree(StreamfoldError)
+    ]
+    lines += ["", "## Codes over HTTP", "", "| code | status | nothing happened |", "|---|---|---|"]
+    codes = sorted({**CODES, **OWN_CODES}.items(), key=lambda entry: (entry[1].status, entry[0]))
+    lines += [
+        f"| `{code}` | {known.status} | {'yes' if known.clean else 'not certain'} |"
+        for code, known in codes
+    ]
+    unexpected = describe_failure(RuntimeError())
+    lines += ["", "An error that has no code of its own is answered like this:", "", "```json"]
+    lines += [json.dumps(json.loads(unexpected.body)), "```", ""]
+    return "\n".join(lines)
+
+
+def _tree(
+    kind: type[StreamfoldError], depth: int = 0
+) -> Iterator[tuple[int, type[StreamfoldError]]]:
+    yield depth, kind
+    for below in kind.__subclasses__():
+        if below.__module__.startswith("streamfold.") and not below.__name__.startswith("_"):
+            yield from _tree(below, depth + 1)
+
+
+# Metrics.
+
+
+def metrics_page(exposition: str) -> str:
+    """Every series of a server's `/metrics`."""
+    lines = ["# Metrics of a server", "", _made("`GET /metrics`"), ""]
+    lines += ["| metric | type | labels | meaning |", "|---|---|---|---|"]
+    for family in text_string_to_metric_families(exposition):
+        if family.name.startswith(_FOREIGN):
+            continue
+        labels = sorted({label for sample in family.samples for label in sample.labels} - {"le"})
+        shown = ", ".join(f"`{label}`" for label in labels)
+        name = family.name + ("_total" if family.type == "counter" else "")
+        lines.append(f"| `{name}` | {family.type} | {shown} | {_cell(family.documentation)} |")
+    return "\n".join([*lines, ""])
+
+
+# Routes.
+
+
+def routes_page(routes: list[Route]) -> str:
+    """Every route with the right that it needs, and the OpenAPI files."""
+    lines = ["# Routes", "", _made("the router of a server"), ""]
+    for name, described in descriptions(routes).items():
+        lines += [f"## {described['info']['title']}", ""]
+        lines += [f"OpenAPI: [openapi-{name}.json](openapi-{name}.json)", ""]
+        lines += ["| route | needs | what it does |", "|---|---|---|"]
+        for path, methods in described["paths"].items():
+            for method, operation in methods.items():
+                lines.append(
+                    f"| `{method.upper()} {path}` | {operation['x-needs']} | {operation['summary']} |"
+                )
+        lines.append("")
+    return "\n".join(lines)
+
+
+def openapi_files(routes: list[Route]) -> dict[str, str]:
+    """The OpenAPI description of each protocol, as JSON."""
+    return {
+        name: json.dumps(described, indent=2) + "\n"
+        for name, described in descriptions(routes).items()
+    }
+
+
+def _made(source: str) -> str:
+    return f"This page is generated from {source}."
+
+
+def _code(text: str) -> str:
+    return f"`{text}`".replace("|", "\\|")
+
+
+def _cell(text: str) -> str:
+    """Text on one line, in which nothing is markup of a table or of HTML."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
