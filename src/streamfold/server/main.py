@@ -93,6 +93,8 @@ async def running_server(configuration: Configuration) -> AsyncIterator[Server]:
     append is acknowledged before the store closes.
     """
     spec = read_init_file(configuration.init_file) if configuration.init_file else None
+    if configuration.tls is not None:
+        configuration.tls.check()
     async with AsyncExitStack() as stack:
         # Before the store opens, so that an address in use fails at once.
         bound = stack.enter_context(bind(configuration.listening_host, configuration.port))

@@ -14,6 +14,7 @@ import pytest
 from streamfold.errors import InvalidError
 from streamfold.server.config import write_self_signed
 from streamfold.server.http.connections import upload_files_max
+from streamfold.server.http.listener import TlsFiles
 from streamfold.server.main import running_server
 from tests.server.attacked import LARGE, Attacked, attacked
 from tests.server.conftest import BASIN, STREAM, configuration
@@ -111,6 +112,27 @@ def _connecting(port: int) -> socket.socket:
 
 def test_the_key_is_for_its_owner_only(tmp_path: Path) -> None:
     assert write_self_signed(tmp_path).key.stat().st_mode & 0o077 == 0
+
+
+async def test_files_that_are_no_pair_are_refused_in_a_sentence_that_names_them(
+    tmp_path: Path,
+) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    one, other = write_self_signed(tmp_path / "one"), write_self_signed(tmp_path / "other")
+    text = tmp_path / "text.pem"
+    text.write_text("not a certificate")
+    for files in (
+        TlsFiles(one.certificate, other.key),
+        TlsFiles(text, one.key),
+        TlsFiles(one.certificate, text),
+        TlsFiles(one.certificate, tmp_path / "missing.pem"),
+    ):
+        with pytest.raises(InvalidError, match="cannot be used") as caught:
+            async with running_server(configuration(tls=files)):
+                pass
+        assert str(files.certificate) in caught.value.message
+        assert str(files.key) in caught.value.message
 
 
 def test_two_certificates_are_one_too_many(tmp_path: Path) -> None:

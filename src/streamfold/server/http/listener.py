@@ -20,6 +20,7 @@ import ctypes
 import logging
 import os
 import socket
+import ssl
 import struct
 import sys
 from collections import deque
@@ -174,6 +175,20 @@ class TlsFiles:
 
     certificate: Path
     key: Path
+
+    def check(self) -> None:
+        """Raise InvalidError unless a server can use them: granian would end the process."""
+        try:
+            # Without a password, Python would ask for one on the terminal.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+                self.certificate, self.key, password=""
+            )
+        except (ssl.SSLError, OSError) as error:
+            raise InvalidError(
+                f"the certificate {self.certificate} and the key {self.key} cannot be used: "
+                f"{error.strerror or error}. Give PEM files of a chain, the server's own certificate "
+                "first, and of its key without a password"
+            ) from None
 
 
 class Listener:
