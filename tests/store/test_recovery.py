@@ -58,6 +58,15 @@ async def test_a_failed_commit_is_reported_as_unknown_and_the_store_continues(
     assert len(bench.engines) == 2
 
 
+async def test_failures_of_storage_are_counted(store: StreamStore, bench: Bench) -> None:
+    assert (store.storage_open, store.storage_failures) == (True, 0)
+    bench.engine.fail_next(CommitFault.BEFORE)
+    with pytest.raises(OutcomeUnknownError):
+        await store.append(BASIN, STREAM, bodies("a"))
+    await store.append(BASIN, STREAM, bodies("b"))
+    assert (store.storage_open, store.storage_failures) == (True, 1)
+
+
 async def test_a_commit_without_an_answer_fails_after_its_time(bench: Bench) -> None:
     # Long enough for every other commit of this test, however busy the machine is.
     async with bench.store(StoreSettings(commit_timeout=1.5)) as store:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
-from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -157,6 +157,16 @@ class StoreMetrics(Collector):
             "streamfold_flush_queue_waiting",
             "Appends that wait for room among them",
             value=self._queue.waiting,
+        )
+        yield GaugeMetricFamily(
+            "streamfold_storage_open",
+            "1 while storage is open, 0 while it is reopened after a failure",
+            value=float(self._store.storage_open),
+        )
+        yield CounterMetricFamily(
+            "streamfold_storage_failures",
+            "Failures after which storage was closed and reopened",
+            value=self._store.storage_failures,
         )
         yield self._use()
         yield from self._room()

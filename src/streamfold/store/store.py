@@ -341,6 +341,16 @@ class StreamStore:
         return await self._supervisor.stopped()
 
     @property
+    def storage_open(self) -> bool:
+        """Whether storage is open; False while it is reopened after a failure, and once closed."""
+        return self._supervisor.current is not None
+
+    @property
+    def storage_failures(self) -> int:
+        """How often storage failed and was closed since the process started."""
+        return self._supervisor.failures
+
+    @property
     def storage_use(self) -> StorageUse | None:
         """The space that the store takes, as of some seconds ago; None before the first measurement."""
         mounted = self._supervisor.current

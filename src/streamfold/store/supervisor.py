@@ -89,6 +89,8 @@ class Supervisor:
         self.listeners: list[Callable[[str, str, int, int], None]] = []
         #: Called for each durable commit.
         self.commit_listeners: list[Callable[[CommitReport], None]] = []
+        #: Failures after which storage was closed, since the process started.
+        self.failures = 0
         #: None while storage is being reopened; `mounted` waits for the next one.
         self.current: MountedStore | None = None
         self._changed = asyncio.Event()
@@ -157,6 +159,7 @@ class Supervisor:
                 self.current = None
                 mounted.mount.abandon(self._refusal)
                 await _close(mounted.mount.engine, flush=failure is None)
+            self.failures += 1
             logger.warning("storage failed and is closed: %s", failure)
             if self._final:
                 return
