@@ -22,7 +22,7 @@ import yaml
 from streamfold import __version__
 from streamfold.cli.servers.serve import serve
 from streamfold.cli.servers.snapshotter import snapshotter
-from streamfold.server.init_file import read_init_file
+from streamfold.model.resource_spec import read_resource_spec
 from streamfold.snapshotter.config import load_configuration
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -107,7 +107,7 @@ def test_services_of_compose_start_commands_that_exist_in_an_order_that_exists()
 
 
 def test_the_files_that_compose_mounts_are_valid() -> None:
-    assert read_init_file(DEPLOY / "compose/init.json").basins
+    assert read_resource_spec(DEPLOY / "compose/init.json", "init file").basins
     (table,) = load_configuration(DEPLOY / "compose/snapshotter.toml").tables
     server = COMPOSE["services"]["server"]
     assert table.source.server == f"http://server:{server['command'][4]}"

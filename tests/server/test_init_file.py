@@ -9,7 +9,7 @@ import pytest
 
 from streamfold.errors import InvalidError
 from streamfold.model.configs import BasinReconfiguration, Cipher, TimestampMode
-from streamfold.server.init_file import read_init_file
+from streamfold.model.resource_spec import read_resource_spec
 from streamfold.server.main import running_server
 from tests.server.conftest import configuration
 
@@ -88,10 +88,10 @@ def test_a_file_that_is_wrong_is_refused_with_the_reason(
     tmp_path: Path, spec: object, complaint: str
 ) -> None:
     with pytest.raises(InvalidError, match=complaint) as refused:
-        read_init_file(write(tmp_path, spec))
+        read_resource_spec(write(tmp_path, spec), "init file")
     assert "init.json" in refused.value.message
 
 
 def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidError, match=r"nothing\.json cannot be read"):
-        read_init_file(tmp_path / "nothing.json")
+        read_resource_spec(tmp_path / "nothing.json", "init file")

@@ -104,6 +104,23 @@ def open_basin(s2: S2, name: str) -> S2Basin:
     return S2Basin(name, client, retry=s2._retry, compression=s2._compression)
 
 
+async def send_json(
+    s2: S2, method: str, path: str, body: object = None, *, basin: str | None = None
+) -> bytes:
+    """Send a request that the SDK has no method for, as it sends its own, and return the answer.
+
+    Streamfold's own settings of streams are not in the SDK's types. With `basin`, the request goes to
+    the endpoint of that basin.
+    """
+    from streamfold.follow.clients.s2_internals import fallible
+
+    client = s2._account_client if basin is None else s2._get_basin_client(basin)
+    send = fallible(s2._retrier.__call__)
+    response = await send(client.unary_request, method, path, json=body)
+    content: bytes = response.content
+    return content
+
+
 def token_for(endpoint: str) -> str | None:
     """Return the running verb's token for calls to `endpoint` that do not go through the SDK.
 

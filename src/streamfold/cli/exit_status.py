@@ -22,6 +22,8 @@ class ExitStatus(enum.IntEnum):
     OUTCOME_UNKNOWN = 5
     #: Nothing needed to be done, and nothing was; the message says why.
     NOTHING_DONE = 6
+    #: What was compared differs.
+    DIFFERS = 7
     INTERRUPTED = 130
     #: The reader closed the output; 128 + SIGPIPE, as shells report it.
     OUTPUT_CLOSED = 141

@@ -61,6 +61,8 @@ SECTIONS: Final[dict[str, dict[str, Entry]]] = {
         "fence": Entry("records.positions", "Set the token that appends must carry."),
     },
     "Streams": {
+        "apply": Entry("resources.apply", "Make basins and streams what a file says."),
+        "diff": Entry("resources.apply", "Show what apply would change."),
         "ls": Entry("resources.streams", "List basins, or the streams of one."),
         "list-streams": Entry("resources.streams", "List the streams of a basin."),
         "create-stream": Entry("resources.streams", "Create a stream, or ensure it."),

@@ -56,7 +56,9 @@ class Output:
 class ProgressBar:
     """Shows how much of a verb's work is done, on standard error and only if that is a terminal."""
 
-    def __init__(self, label: str, total: int, unit: str = "bytes") -> None:
+    def __init__(self, label: str, total: int, unit: str = "bytes", *, least: int = 0) -> None:
+        """With less than `least` to do, nothing is shown."""
+        self._shown = total >= least and sys.stderr.isatty()
         self.label = label
         self.total = total
         self.unit = unit
@@ -67,14 +69,14 @@ class ProgressBar:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if sys.stderr.isatty():
+        if self._shown:
             self._draw()
             click.echo(err=True)
 
     def update(self, count: int) -> None:
         """Count more of the work as done."""
         self._done += count
-        if sys.stderr.isatty() and monotonic() - self._drawn_at > _DRAW_INTERVAL:
+        if self._shown and monotonic() - self._drawn_at > _DRAW_INTERVAL:
             self._drawn_at = monotonic()
             self._draw()
 

@@ -17,6 +17,7 @@ from typing import Final
 
 from streamfold.errors import StreamfoldError
 from streamfold.model.names import parse_bucket_name
+from streamfold.model.resource_spec import ResourceSpec, read_resource_spec
 from streamfold.records import warm_up
 from streamfold.server.application import Application
 from streamfold.server.auth import Access
@@ -40,7 +41,6 @@ from streamfold.server.http.offload import SWITCH_INTERVAL
 from streamfold.server.http.request_limits import RequestBudget
 from streamfold.server.http.response_limits import ResponseBudget
 from streamfold.server.http.router import Route, Router
-from streamfold.server.init_file import apply_spec, read_init_file
 from streamfold.server.metrics import AppendMetrics, KernelMetrics, StoreMetrics
 from streamfold.server.ops import OpsEndpoints, add_front_page
 from streamfold.server.s2.responses import write_problem
@@ -92,7 +92,8 @@ async def running_server(configuration: Configuration) -> AsyncIterator[Server]:
     Leaving it drains: new requests are turned away, sessions are asked to reconnect, and every accepted
     append is acknowledged before the store closes.
     """
-    spec = read_init_file(configuration.init_file) if configuration.init_file else None
+    init_file = configuration.init_file
+    spec = read_resource_spec(init_file, "init file") if init_file else ResourceSpec()
     if configuration.tls is not None:
         configuration.tls.check()
     async with AsyncExitStack() as stack:
@@ -107,8 +108,7 @@ async def running_server(configuration: Configuration) -> AsyncIterator[Server]:
         store = await stack.enter_async_context(
             open_store(configuration.location, configuration.store)
         )
-        if spec is not None:
-            await apply_spec(store, spec)
+        await _ensure(store, spec)
         access_log = AccessLog(sys.stderr.buffer) if configuration.access_log else None
         if access_log is not None:
             await stack.enter_async_context(access_log.running())
@@ -182,6 +182,14 @@ def _client_limits(configuration: Configuration) -> ClientLimits:
         ),
         ResponseBudget(configuration.unread_bytes, configuration.write_deadline),
     )
+
+
+async def _ensure(store: StreamStore, spec: ResourceSpec) -> None:
+    """Ensure everything in `spec`, in its order."""
+    for basin in spec.basins:
+        await store.ensure_basin(basin.name, basin.to_model())
+        for stream in basin.streams:
+            await store.ensure_stream(basin.name, stream.name, stream.to_model())
 
 
 def _subscriptions(

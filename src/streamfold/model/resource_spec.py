@@ -1,8 +1,8 @@
-"""Basins and streams that a server ensures when it starts, from a JSON file.
+"""Basins and streams as a JSON file names them: for a server's start, and for `streamfold apply`.
 
 {"basins": [{"name": ..., "config": {...}, "streams": [{"name": ..., "config": {...}}]}]}
 
-Each entry is ensured, so that the file may be applied at every start, and a configuration that was
+Each entry is ensured, so that the file may be applied again and again, and a configuration that was
 changed since then returns to what the file says. Durations are written for people: "7d", "1h 30m".
 """
 
@@ -19,7 +19,6 @@ from streamfold.model import configs as model
 from streamfold.model.configs import Cipher, Retention, StorageClass, TimestampMode
 from streamfold.model.names import parse_basin_name, parse_stream_name
 from streamfold.model.units import parse_seconds
-from streamfold.store.store import StreamStore
 
 
 class _Timestamping(Struct, forbid_unknown_fields=True):
@@ -66,45 +65,55 @@ class _BasinConfig(Struct, forbid_unknown_fields=True):
         )
 
 
-class _Stream(Struct, forbid_unknown_fields=True):
+class StreamSpec(Struct, forbid_unknown_fields=True):
+    """A stream of the file."""
+
     name: str
     config: _StreamConfig | None = None
 
+    def to_model(self) -> model.StreamConfigLayer:
+        """Return the configuration; what is not named is left to the basin."""
+        return (self.config or _StreamConfig()).to_model()
 
-class _Basin(Struct, forbid_unknown_fields=True):
+
+class BasinSpec(Struct, forbid_unknown_fields=True):
+    """A basin of the file, with those of its streams that the file names."""
+
     name: str
     config: _BasinConfig | None = None
-    streams: list[_Stream] = []
+    streams: list[StreamSpec] = []
+
+    def to_model(self) -> model.BasinConfig:
+        """Return the configuration, which is the default one if none is named."""
+        return (self.config or _BasinConfig()).to_model()
 
 
 class ResourceSpec(Struct, forbid_unknown_fields=True):
     """What the file says; every name and value in it is legal."""
 
-    basins: list[_Basin] = []
+    basins: list[BasinSpec] = []
 
 
-def read_init_file(path: Path) -> ResourceSpec:
-    """Read and check the file; an error names the entry that is wrong."""
+def read_resource_spec(path: Path, what: str) -> ResourceSpec:
+    """Read and check the file; an error names the entry that is wrong. `what` the file is for."""
     try:
-        spec = msgspec.json.decode(path.read_bytes(), type=ResourceSpec)
+        content = path.read_bytes()
     except OSError as error:
-        raise InvalidError(f"init file {path} cannot be read: {error.strerror}") from None
+        raise InvalidError(f"{what} {path} cannot be read: {error.strerror}") from None
+    return parse_resource_spec(content, f"{what} {path}")
+
+
+def parse_resource_spec(content: bytes, source: str) -> ResourceSpec:
+    """Check what a file says; an error names `source` and the entry that is wrong."""
+    try:
+        spec = msgspec.json.decode(content, type=ResourceSpec)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise InvalidError(f"init file {path}: {error}") from None
+        raise InvalidError(f"{source}: {error}") from None
     try:
         _check(spec)
     except InvalidError as error:
-        raise InvalidError(f"init file {path}: {error.message}") from None
+        raise InvalidError(f"{source}: {error.message}") from None
     return spec
-
-
-async def apply_spec(store: StreamStore, spec: ResourceSpec) -> None:
-    """Ensure everything in `spec`, in its order."""
-    for basin in spec.basins:
-        await store.ensure_basin(basin.name, (basin.config or _BasinConfig()).to_model())
-        for stream in basin.streams:
-            config = (stream.config or _StreamConfig()).to_model()
-            await store.ensure_stream(basin.name, stream.name, config)
 
 
 def _seconds(text: str) -> int:
@@ -121,11 +130,11 @@ def _check(spec: ResourceSpec) -> None:
     _check_unique("basin", (basin.name for basin in spec.basins))
     for basin in spec.basins:
         parse_basin_name(basin.name)
-        (basin.config or _BasinConfig()).to_model()
+        basin.to_model()
         _check_unique(f"stream of basin {basin.name!r}", (each.name for each in basin.streams))
         for stream in basin.streams:
             parse_stream_name(stream.name)
-            (stream.config or _StreamConfig()).to_model()
+            stream.to_model()
 
 
 def _check_unique(what: str, names: Iterable[str]) -> None:
