@@ -7,6 +7,7 @@ what the wheel requires.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from zipfile import ZipFile
 
 import pytest
 from packaging.requirements import Requirement
+
+from tests.archive.reading import write_history
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,6 +46,7 @@ IMPORTS = {
     "streamfold.follow.encoding.arrow_codec": "archive",
     "streamfold.archive": "archive",
     "streamfold.archive.manifest.model": "archive",
+    "streamfold.archive.engines.sql": "archive",
     "streamfold.server.main": "server",
     "streamfold.snapshotter.config": "spark",
     "streamfold.spark": "spark",
@@ -52,7 +56,12 @@ IMPORTS = {
     "streamfold.testing.blob_kit": "testing",
     "streamfold.testing.store_machine": "testing",
 }
-EXTRAS = [None, "server", "client", "archive", "aws", "spark", "postgres", "fast", "testing"]
+EXTRAS = [
+    None, "server", "client", "archive", "duckdb", "delta", "iceberg", "aws", "spark", "postgres",
+    "fast", "testing",
+]  # fmt: skip
+#: Verbs of `archive` that need another extra as well; USERS is the folder of an archive.
+ENGINES = {"duckdb": ["sql", "USERS", "from users"]}
 
 PROBE = """
 import contextlib, importlib, io, json, sys
@@ -183,8 +192,9 @@ def test_what_an_extra_lacks_is_named_in_one_sentence(
     environment = installed(extra)
     probe = (json.dumps(list(IMPORTS)), json.dumps(list(COMMANDS)))
     found = json.loads(run(environment.python, "-c", PROBE, *probe))
-    # The pipeline reads and writes archives, and ingest appends to streams.
-    provided = {None, extra, {"spark": "archive", "postgres": "client"}.get(extra or "")}
+    # The pipeline and the engines read archives, and ingest appends to streams.
+    readers = dict.fromkeys(("spark", "duckdb", "delta", "iceberg"), "archive")
+    provided = {None, extra, {**readers, "postgres": "client"}.get(extra or "")}
     for what, needed in (IMPORTS | COMMANDS).items():
         reported = found[what]
         if needed in provided:
@@ -195,6 +205,23 @@ def test_what_an_extra_lacks_is_named_in_one_sentence(
             assert "is not installed: run pip install" in reported, f"{what}: {reported}"
             assert f"'streamfold[{needed}]'" in reported, f"{what}: {reported}"
     assert all(found[name] == "" for name, needed in IMPORTS.items() if needed in provided)
+
+
+def test_engines_without_their_extras_are_refused_with_its_name(
+    installed: Callable[[str | None], Environment], tmp_path: Path
+) -> None:
+    asyncio.run(write_history(tmp_path / "users"))
+    users = str(tmp_path / "users")
+    for extra, command in ENGINES.items():
+        arguments = ["archive", *(users if part == "USERS" else part for part in command)]
+        script = f"from streamfold.cli.main import main; main({arguments!r})"
+        done = subprocess.run(
+            [installed("archive").python, "-c", script], capture_output=True, text=True, timeout=120,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 1
+        assert f"pip install 'streamfold[{extra}]'" in done.stderr
+        assert "Traceback" not in done.stderr
 
 
 def test_profiles_of_aws_without_their_extra_are_refused_with_its_name(

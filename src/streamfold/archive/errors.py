@@ -3,6 +3,7 @@
 InvalidError
 ├── PositionInvalidError              give a position of the table's order, after the head
 ├── KeyFieldsUnknownError             say which columns are the key
+├── StatementFailedError              correct the SQL
 └── SchemaIncompatibleError           publish under another name, or change the source
 NotFoundError
 ├── ManifestNotFoundError             look elsewhere, or write a base first
@@ -56,6 +57,12 @@ class KeyFieldsUnknownError(InvalidError):
             f"{name!r} is assumed to be the key field, but no change has a column of that name: give "
             f"--key (key_fields in Python) with the key among {list(columns)}"
         )
+
+
+class StatementFailedError(InvalidError):
+    """A statement is not one that may run, or DuckDB could not run it."""
+
+    code = "statement_failed"
 
 
 class SchemaIncompatibleError(InvalidError):

@@ -24,6 +24,7 @@ from streamfold.cli.archives.options import (
     uri_argument,
     verb,
 )
+from streamfold.cli.archives.sql import sql
 from streamfold.cli.exit_status import OutputClosedError, VerbFailedError
 from streamfold.cli.menu import VerbGroup
 from streamfold.cli.output import Output, ProgressBar, output_closed
@@ -348,5 +349,5 @@ def archive() -> None:
     """
 
 
-for command in (ls, show, verify, restore, diff, follow, gc, pin, export):
+for command in (ls, show, verify, restore, diff, follow, sql, gc, pin, export):
     archive.add_command(command)

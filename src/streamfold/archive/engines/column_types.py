@@ -1,0 +1,104 @@
+"""Which column types each engine holds exactly, and as what; the others are refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from streamfold.archive.formats.conforming import cast_batch
+from streamfold.archive.schema import is_decimal
+from streamfold.errors import InvalidError
+
+#: Digits of a decimal in all three engines.
+DECIMAL_DIGITS = 38
+#: The signed type that holds every value of an unsigned one.
+_SIGNED = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+}
+#: Integers that Iceberg widens to 32 bits.
+_SMALL = (pa.int8(), pa.int16(), pa.uint8(), pa.uint16())
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What one engine does with types that are not nested."""
+
+    name: str
+    #: Returns the type that holds every value of a type; None if the engine has none.
+    hold: Callable[[pa.DataType], pa.DataType | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns of a table as an engine holds them: every value stays exactly what it was."""
+
+    target: pa.Schema
+
+    @classmethod
+    def of(cls, schema: pa.Schema, engine: Engine) -> Columns:
+        """Choose a type for each column; InvalidError names a column that has none."""
+        return cls(pa.schema([_held(field, engine, field.name) for field in schema]))
+
+    def cast(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch if batch.schema.equals(self.target) else cast_batch(batch, self.target)
+
+
+def _held(field: pa.Field, engine: Engine, column: str) -> pa.Field:
+    return pa.field(field.name, _held_type(field.type, engine, column), field.nullable)
+
+
+def _held_type(kind: pa.DataType, engine: Engine, column: str) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        return pa.struct([_held(field, engine, column) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(_held(kind.value_field, engine, column))
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_type, _held(kind.item_field, engine, column))
+    found = engine.hold(kind)
+    if found is None:
+        why = "has held no value yet" if pa.types.is_null(kind) else f"has type {kind}"
+        raise InvalidError(
+            f"column {column!r} {why}, which {engine.name} cannot hold exactly: name the other "
+            "columns with --column (columns in Python)"
+        )
+    return found
+
+
+def _decimal(kind: pa.DataType) -> pa.DataType | None:
+    fits = kind.precision <= DECIMAL_DIGITS
+    return pa.decimal128(kind.precision, kind.scale) if fits else None
+
+
+def _in_duckdb(kind: pa.DataType) -> pa.DataType | None:
+    return _decimal(kind) if is_decimal(kind) else kind
+
+
+def _in_delta(kind: pa.DataType) -> pa.DataType | None:
+    if is_decimal(kind):
+        return _decimal(kind)
+    if pa.types.is_timestamp(kind):
+        return _instant(kind) if kind.unit == "us" else None
+    if pa.types.is_null(kind) or pa.types.is_time(kind):
+        return None
+    return _SIGNED.get(kind, kind)
+
+
+def _in_iceberg(kind: pa.DataType) -> pa.DataType | None:
+    if pa.types.is_time(kind):
+        return kind if kind.unit == "us" else None
+    return pa.int32() if kind in _SMALL else _in_delta(kind)
+
+
+def _instant(kind: pa.DataType) -> pa.DataType:
+    """The same instants in UTC: neither format keeps the name of a zone."""
+    return pa.timestamp("us", "UTC") if kind.tz else kind
+
+
+DUCKDB = Engine("DuckDB", _in_duckdb)
+DELTA = Engine("Delta Lake", _in_delta)
+ICEBERG = Engine("Iceberg", _in_iceberg)

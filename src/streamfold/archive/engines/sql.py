@@ -1,0 +1,172 @@
+"""SQL over one archived table, by DuckDB, without access to anything else.
+
+    async with open_sql(archive, position="1041") as session:
+        async for batch in session.run("select count(*) from users"):
+            print(batch)
+
+The rebuilt table goes to a temporary Arrow file. DuckDB scans that file through a memory map, so the
+rows are copied once, and memory stays within DuckDB's limit however large the table is. Before the
+first statement DuckDB's access to files, network, extensions and Python variables is disabled, and its
+configuration is locked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import pyarrow as pa
+
+from streamfold.archive.engines.column_types import DUCKDB, Columns
+from streamfold.archive.errors import StatementFailedError
+from streamfold.archive.read.reader import Archive
+from streamfold.blob.local_files import finish
+from streamfold.extras import needing_extra
+
+if TYPE_CHECKING:
+    import duckdb
+
+T = TypeVar("T")
+
+#: Bytes that DuckDB may hold before it spills to disk: enough for millions of groups, and small
+#: beside the memory of any machine.
+MEMORY = 1 << 30
+#: Rows of a result that are fetched at once.
+RESULT_ROWS = 8192
+#: View of the spooled rows; the table's own name refers to it.
+_ROWS = "_streamfold_rows"
+#: Settings that isolate statements; the last one locks them.
+_LOCKS = (
+    "SET python_enable_replacements = false",
+    "SET autoinstall_known_extensions = false",
+    "SET autoload_known_extensions = false",
+    "SET enable_external_access = false",
+    "SET lock_configuration = true",
+)
+
+
+class SqlSession:
+    """Runs statements over the table, one at a time."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, position: str) -> None:
+        self._connection = connection
+        #: The end of the last artifact that the table includes.
+        self.position = position
+
+    async def run(self, statement: str) -> AsyncGenerator[pa.RecordBatch]:
+        """Yield the result in batches: at least one, which may be empty and has the columns.
+
+        Only one SELECT or EXPLAIN is accepted. Cancellation interrupts DuckDB.
+        """
+        reader = await self._call(lambda: self._start(statement))
+        yield pa.RecordBatch.from_pylist([], schema=reader.schema)
+        while (batch := await self._call(lambda: next(reader, None))) is not None:
+            yield batch
+
+    def _start(self, statement: str) -> pa.RecordBatchReader:
+        import duckdb
+
+        allowed = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
+        found = self._connection.extract_statements(statement)
+        if len(found) != 1 or found[0].type not in allowed:
+            kinds = ", ".join(item.type.name for item in found) or "nothing"
+            raise StatementFailedError(
+                f"the SQL holds {kinds}, but one SELECT is all that can run: the archive is read-only"
+            )
+        return self._connection.sql(found[0].query).to_arrow_reader(RESULT_ROWS)
+
+    async def _call(self, work: Callable[[], T]) -> T:
+        """Run a call of DuckDB in a thread; it has ended when this returns or raises."""
+        import duckdb
+
+        task = asyncio.ensure_future(asyncio.to_thread(work))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            self._connection.interrupt()
+            await asyncio.wait({task})
+            if not task.cancelled():
+                task.exception()  # marks it as retrieved
+            raise
+        except (duckdb.Error, pa.ArrowException) as error:
+            raise StatementFailedError(f"DuckDB refused the statement: {error}") from None
+
+
+@asynccontextmanager
+async def open_sql(
+    archive: Archive,
+    *,
+    position: str | None = None,
+    time: datetime | None = None,
+    columns: Sequence[str] | None = None,
+    memory: int = MEMORY,
+    spool: Path | None = None,
+    on_rows: Callable[[int], None] | None = None,
+) -> AsyncIterator[SqlSession]:
+    """Fetch the table at the head, at a position or at a time, and open DuckDB over it.
+
+    The table has the name that the manifest gives it, with and without its schema. `memory` bounds
+    DuckDB, which spills to temporary files in `spool`, as the table does. `on_rows` is called with
+    the number of rows as they arrive.
+    """
+    with needing_extra("duckdb"):
+        import duckdb
+
+    with tempfile.TemporaryDirectory(prefix="streamfold-sql-", dir=spool) as folder:
+        file = Path(folder) / "rows.arrow"
+        at = {"position": position, "time": time, "columns": columns}
+
+        async def fetch() -> str:
+            reached = archive.plan(position=position, time=time).position
+            async with aclosing(archive.batches(**at)) as batches:  # type: ignore[arg-type]
+                await _spool(batches, file, on_rows or (lambda rows: None))
+            return reached
+
+        reached = await archive.with_plans(fetch)
+        with duckdb.connect() as connection, pa.memory_map(str(file)) as mapped:
+            table = pa.ipc.open_file(mapped).read_all()
+            _prepare(connection, archive.manifest.table, table, memory, Path(folder))
+            yield SqlSession(connection, reached)
+
+
+async def _spool(
+    batches: AsyncGenerator[pa.RecordBatch], file: Path, on_rows: Callable[[int], None]
+) -> None:
+    first = await anext(batches)
+    columns = Columns.of(first.schema, DUCKDB)
+    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, columns.target) as stored:
+        batch: pa.RecordBatch | None = first
+        while batch is not None:
+            await finish(asyncio.to_thread(stored.write_batch, columns.cast(batch)))
+            on_rows(len(batch))
+            batch = await anext(batches, None)
+
+
+def _prepare(
+    connection: duckdb.DuckDBPyConnection, name: str, table: pa.Table, memory: int, folder: Path
+) -> None:
+    """Register the table under its name, and lock everything else."""
+    connection.execute(f"SET memory_limit = '{memory}B'")
+    connection.execute(f"SET temp_directory = {_quoted(str(folder / 'spill'), mark=_TEXT)}")
+    connection.register(_ROWS, table)
+    namespace, _, plain = name.rpartition(".")
+    if namespace:
+        connection.execute(f"CREATE SCHEMA IF NOT EXISTS {_quoted(namespace)}")
+        connection.execute(f"SET search_path = {_quoted(_quoted(namespace), mark=_TEXT)}")
+    qualified = ".".join(_quoted(part) for part in (namespace, plain) if part)
+    connection.execute(f"CREATE VIEW {qualified} AS FROM {_ROWS}")
+    for setting in _LOCKS:
+        connection.execute(setting)
+
+
+_TEXT = "'"
+
+
+def _quoted(text: str, mark: str = '"') -> str:
+    """Return a name, or with `_TEXT` a string, as SQL writes it."""
+    return mark + text.replace(mark, mark * 2) + mark

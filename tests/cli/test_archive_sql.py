@@ -1,0 +1,99 @@
+"""SQL over the table of an archive, through the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pty
+import subprocess
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.archive.reading import HISTORY, write_history
+from tests.archive.tables import START
+from tests.cli.commands import COMMAND, Shell
+from tests.s3 import S3Server, run_s3_server
+
+
+@pytest.fixture(scope="module")
+def shell() -> Shell:
+    """A shell that knows of no server."""
+    return Shell({})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("archives") / "users"
+    asyncio.run(write_history(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def s3_server() -> Iterator[S3Server]:
+    with run_s3_server() as server:
+        yield server
+
+
+def state(shell: Shell, folder: Path, *options: str) -> dict[int, str]:
+    found = shell.ok("archive", "sql", str(folder), "from users", "--json", *options).objects
+    return {row["id"]: row["name"] for row in found}
+
+
+def test_sql_reads_the_table_at_the_head_at_a_position_and_at_a_time(
+    shell: Shell, folder: Path
+) -> None:
+    assert state(shell, folder) == HISTORY["31"]
+    assert state(shell, folder, "--at", "14") == HISTORY["14"]
+    moment = (START + timedelta(minutes=2)).isoformat()
+    assert state(shell, folder, "--at", moment) == HISTORY["20"]
+    outcome = shell("archive", "sql", str(folder), "from users", "--at", "yesterday")
+    assert (outcome.status, "yesterday" in outcome.stderr) == (2, True)
+
+
+def test_sql_prints_a_table_and_names_the_position(shell: Shell, folder: Path) -> None:
+    statement = "select id, name, null as nothing from public.users order by id"
+    outcome = shell.ok("archive", "sql", str(folder), statement)
+    assert outcome.text.splitlines() == [
+        "id  name  nothing",
+        "--  ----  -------",
+        " 1  A     NULL",
+        " 3  c     NULL",
+        " 4  D     NULL",
+    ]
+    assert outcome.stderr == "3 rows of the table at 31\n"
+
+
+def test_sql_escapes_control_characters_in_the_table(shell: Shell, folder: Path) -> None:
+    statement = "select chr(27) || '[2J' || chr(10) as x"
+    assert shell.ok("archive", "sql", str(folder), statement).text.splitlines()[2] == "\\x1b[2J\\n"
+
+
+def test_sql_refuses_statements_that_write(shell: Shell, folder: Path) -> None:
+    found = shell("archive", "sql", str(folder), "delete from users", "--json")
+    assert (found.status, found.error["code"], found.stdout) == (1, "statement_failed", b"")
+
+
+def test_sql_reads_an_archive_in_a_bucket(s3_server: S3Server, folder: Path) -> None:
+    remote = Shell(s3_server.environment())
+    url = f"s3://{s3_server.bucket}/users"
+    remote.ok("archive", "export", str(folder), url)
+    found = remote.json("archive", "sql", url, "select count(*) as n from users")
+    assert found == {"n": 3}
+
+
+def test_sql_shows_progress_on_a_terminal(folder: Path) -> None:
+    parent, child = pty.openpty()
+    done = subprocess.run(
+        [*COMMAND, "archive", "sql", str(folder), "from users"],
+        stdout=subprocess.PIPE,
+        stderr=child,
+        check=True,
+        timeout=60,
+    )
+    os.close(child)
+    assert b"fetching" in os.read(parent, 4096)
+    assert b"name" in done.stdout
+    os.close(parent)
