@@ -77,6 +77,11 @@ SECTIONS: Final[dict[str, dict[str, Entry]]] = {
         ),
     },
     "Tables": {
+        "publish": Entry(
+            "publishing.publish",
+            "Publish tables of PostgreSQL as archives, in one command.",
+            "server,postgres,spark",
+        ),
         "ingest": Entry(
             "servers.ingest",
             "Fill streams from tables of PostgreSQL, and follow their changes.",

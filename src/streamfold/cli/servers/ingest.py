@@ -86,6 +86,14 @@ def ingest() -> None:
 @_PREFIX
 @click.option("--recopy", is_flag=True, help="Copy all tables again, with a new slot.")
 @click.option(
+    "--heartbeat",
+    type=click.FloatRange(min=0.1),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often to confirm the position while no table changes.",
+)
+@click.option(
     "--metrics-port", type=click.IntRange(1, 65535), help="Serve Prometheus metrics at this port."
 )
 @_ENDPOINT
@@ -101,6 +109,7 @@ def postgres(
     publication: str,
     prefix: str,
     recopy: bool,
+    heartbeat: float,
     metrics_port: int | None,
     endpoint: str | None,
     token_file: Path | None,
@@ -113,7 +122,7 @@ def postgres(
     streams end: each change is in them once, in the order of commits.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    options = IngestOptions(tables, slot, publication, prefix, recopy)
+    options = IngestOptions(tables, slot, publication, prefix, recopy, heartbeat)
     database = Database(dsn, password_file=password_file)
     progress = IngestProgress()
     if metrics_port is not None:

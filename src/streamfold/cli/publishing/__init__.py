@@ -1,0 +1,1 @@
+"""`streamfold publish`: server, ingest and snapshotter, run together by one command."""

@@ -1,0 +1,199 @@
+"""A process that `publish` keeps running: restarted with backoff when it dies, with a bounded log."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import random
+import signal
+import sys
+import time
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from streamfold.backoff import Backoff
+from streamfold.cli.exit_status import VerbFailedError
+
+#: Seconds between two starts; one that ran longer than the longest pause starts a new count.
+_BACKOFF: Final = Backoff(first=0.5, longest=30.0)
+#: Starts in a row that end without an error of their own until the command gives up.
+_FAILURES_MAX: Final = 8
+#: Errors after which a new start may succeed; all others end the command.
+_PASSING: Final = frozenset(("java_ended",))
+#: Bytes of a log file until it is rotated; one older file is kept.
+_LOG_BYTES: Final = 4 << 20
+#: Bytes of one line of output: a longer one breaks the reader.
+_LINE_MAX: Final = 1 << 20
+#: Seconds to read what an ended process left in its pipes: a grandchild may still hold them open.
+_REST: Final = 1.0
+#: prctl's PR_SET_PDEATHSIG.
+_PARENT_DEATH_SIGNAL: Final = 1
+_COMMAND: Final = (sys.executable, "-m", "streamfold.cli.main")
+
+
+class Part:
+    """One verb of this command line, in a process of its own, with `--json`.
+
+    `arguments` are asked for at each start. `on_object` gets each JSON object that it prints, `on_note`
+    a sentence when it is started again. The process ends with this one, even if this one is killed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        arguments: Callable[[], Sequence[str]],
+        log: Path,
+        *,
+        environment: Mapping[str, str],
+        on_object: Callable[[dict[str, Any]], None],
+        on_note: Callable[[str], None],
+    ) -> None:
+        self.name = name
+        self._arguments = arguments
+        self._log_file = log
+        self._environment = {**os.environ, **environment}
+        self._on_object = on_object
+        self._on_note = on_note
+        self._process: Process | None = None
+        self._error: dict[str, str] | None = None
+        self._stopping = False
+
+    async def run(self) -> None:
+        """Keep the process running until `stop`; raises VerbFailedError when no restart would help."""
+        failures, rng = 0, random.Random()  # noqa: S311 - only for pauses
+        log = RotatingFileHandler(self._log_file, maxBytes=_LOG_BYTES, backupCount=1)
+        try:
+            while not self._stopping:
+                began = time.monotonic()
+                status = await self._run_once(log)
+                if self._stopping:
+                    self._check_end(status)
+                    return
+                self._check_failure()
+                lasted = time.monotonic() - began
+                failures = 1 if lasted > _BACKOFF.longest else failures + 1
+                if failures > _FAILURES_MAX:
+                    raise self._failure("part_failed", f"it {_ending(status)} {failures} times")
+                pause = _BACKOFF.pause(failures, rng)
+                self._on_note(
+                    f"{self.name} {_ending(status)} and is started again in {pause:.1f} s; "
+                    f"its log is {self._log_file}"
+                )
+                await asyncio.sleep(pause)
+        finally:
+            log.close()
+
+    async def stop(self, longest: float) -> None:
+        """Ask the process to end, and kill it after `longest` seconds."""
+        self._stopping = True
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        with suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(longest):
+                await process.wait()
+        except TimeoutError:
+            self._on_note(f"{self.name} did not stop within {longest:.0f} s and is killed")
+            self.kill()
+
+    def kill(self) -> None:
+        """Kill the process at once."""
+        self._stopping = True
+        if self._process is not None:
+            _kill(self._process)
+
+    async def _run_once(self, log: logging.Handler) -> int:
+        self._error = None
+        process = await asyncio.create_subprocess_exec(
+            *_COMMAND,
+            *self._arguments(),
+            "--json",
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=PIPE,
+            env=self._environment,
+            limit=_LINE_MAX,
+            # Ctrl-C reaches this process alone, which stops its parts in order.
+            start_new_session=True,
+            preexec_fn=partial(_end_with_parent, os.getpid(), _prctl()),
+        )
+        self._process = process
+        assert process.stdout is not None  # noqa: S101
+        assert process.stderr is not None  # noqa: S101
+        readers = (
+            asyncio.create_task(self._read_output(process.stdout)),
+            asyncio.create_task(self._read_log(process.stderr, log)),
+        )
+        try:
+            status = await process.wait()
+            await asyncio.wait(readers, timeout=_REST)
+            return status
+        finally:
+            for reader in readers:
+                reader.cancel()
+            _kill(process)
+            for outcome in await asyncio.gather(*readers, return_exceptions=True):
+                if isinstance(outcome, Exception):
+                    raise outcome
+
+    async def _read_output(self, lines: asyncio.StreamReader) -> None:
+        async for line in lines:
+            self._on_object(msgspec.json.decode(line, type=dict[str, Any]))
+
+    async def _read_log(self, lines: asyncio.StreamReader, log: logging.Handler) -> None:
+        async for line in lines:
+            text = line.decode(errors="replace").rstrip("\n")
+            log.emit(logging.makeLogRecord({"msg": text}))
+            if text.startswith('{"error":'):
+                with suppress(msgspec.DecodeError):
+                    self._error = msgspec.json.decode(text, type=dict[str, dict[str, str]])["error"]
+
+    def _check_end(self, status: int) -> None:
+        """Raise if the process was asked to stop, and could not do what that takes."""
+        if status > 0 and self._error is not None:
+            raise self._failure(self._error["code"], self._error["message"])
+
+    def _check_failure(self) -> None:
+        if self._error is not None and self._error["code"] not in _PASSING:
+            raise self._failure(self._error["code"], self._error["message"])
+
+    def _failure(self, code: str, message: str) -> VerbFailedError:
+        return VerbFailedError(code, f"{self.name}: {message} (log: {self._log_file})")
+
+
+def _kill(process: Process) -> None:
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            process.kill()
+
+
+def _ending(status: int) -> str:
+    if status < 0:
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"ended with status {status}"
+
+
+def _prctl() -> Callable[..., int] | None:
+    """Return the system call that ends a process with its parent; None where there is none."""
+    found: Callable[..., int] | None = getattr(ctypes.CDLL(None), "prctl", None)
+    return found
+
+
+def _end_with_parent(parent: int, prctl: Callable[..., int] | None) -> None:
+    """Have the kernel send SIGTERM to this process when its parent ends; called after the fork."""
+    if prctl is None:
+        return
+    prctl(_PARENT_DEATH_SIGNAL, int(signal.SIGTERM), 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGTERM)

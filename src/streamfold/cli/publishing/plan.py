@@ -1,0 +1,201 @@
+"""What `publish` runs: the tables, where their files go, and the configuration of each part."""
+
+from __future__ import annotations
+
+import glob
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from psycopg2.extensions import make_dsn, parse_dsn
+
+from streamfold.errors import ConflictError, InvalidError
+from streamfold.ingest.postgres.catalog import Table
+
+#: Types of destinations by the scheme of their URLs, with the option that names the bucket.
+_REMOTE: Final = {"s3": ("s3", "bucket"), "gs": ("gcs", "bucket"), "az": ("azure", "container")}
+#: Where the parts listen if they are run from files; those of `publish` itself take free ports.
+_SERVER_PORT, _STATUS_PORT = 8080, 8081
+_HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveFolder:
+    """A folder for archives, one for each table: on local disk, or in a bucket."""
+
+    type: str
+    #: What a destination in the snapshotter's configuration has besides its type.
+    options: dict[str, str]
+    shown: str
+
+    @classmethod
+    def parse(cls, text: str) -> ArchiveFolder:
+        """Return the folder at a path or URL."""
+        scheme, separator, _ = text.partition("://")
+        if not separator or scheme == "file":
+            path = urlsplit(text).path if separator else text
+            return cls("local", {"path": str(Path(path).expanduser().absolute())}, text)
+        if scheme not in _REMOTE:
+            raise InvalidError(
+                f"--to {text!r} is not a folder or bucket: give a folder, or s3://, gs:// or az:// "
+                "with a bucket and a prefix"
+            )
+        type_, container = _REMOTE[scheme]
+        parts = urlsplit(text)
+        options = {container: parts.netloc, "prefix": parts.path.strip("/")}
+        return cls(type_, {name: value for name, value in options.items() if value}, text)
+
+    @property
+    def state_folder(self) -> Path:
+        """The default folder for state: beside the archives, or named like remote ones."""
+        if self.type == "local":
+            path = Path(self.options["path"])
+            return path.with_name(f"{path.name}.state")
+        return Path(f"{self.shown.rstrip('/').rpartition('/')[2]}.state").absolute()
+
+    def of(self, table: Table) -> str:
+        """Return where the archive of a table is, as other verbs take it."""
+        return f"{self.shown.rstrip('/')}/{table.full_name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One publication of tables: everything but secrets, which the environment has."""
+
+    dsn: str
+    tables: Sequence[Table]
+    archives: ArchiveFolder
+    #: Folder of the store, of the configuration and of logs.
+    state: Path
+    #: A server that runs elsewhere; None to run one.
+    endpoint: str | None
+    token_file: Path | None
+    password_file: Path | None
+    basin: str
+    slot: str
+    publication: str
+    diff_interval: str
+    recopy: bool
+    #: Seconds between two notes of the ingester's position while no table changes.
+    heartbeat: float
+
+    def __post_init__(self) -> None:
+        for table in self.tables:
+            if "/" in table.full_name:
+                raise InvalidError(
+                    f"table {table.full_name!r} has a slash in its name, which cannot name the folder "
+                    "of its archive: run ingest and the snapshotter with a key_prefix instead"
+                )
+
+    @property
+    def store(self) -> Path:
+        return self.state / "store"
+
+    @property
+    def snapshotter_file(self) -> Path:
+        return self.state / "snapshotter.toml"
+
+    def log(self, part: str) -> Path:
+        return self.state / "log" / f"{part}.log"
+
+    def serve(self, port: int) -> list[str]:
+        """Return the arguments of the server."""
+        return [
+            *("serve", "--host", _HOST, "--port", str(port), "--local-root", str(self.store)),
+            *(
+                "--tables",
+                self.archives.options.get("path", self.archives.shown),
+                "--no-access-log",
+            ),
+        ]
+
+    def ingest(self, url: str) -> list[str]:
+        """Return the arguments of the ingester; the database is in STREAMFOLD_POSTGRES_DSN."""
+        # Escaped, because `--table` takes patterns.
+        names = [("--table", glob.escape(table.full_name)) for table in self.tables]
+        files = {"--password-file": self.password_file, "--token-file": self.token_file}
+        return [
+            *("ingest", "postgres", "--endpoint", url, "--basin", self.basin),
+            *("--slot", self.slot, "--publication", self.publication),
+            *("--heartbeat", f"{self.heartbeat:g}"),
+            *(text for pair in names for text in pair),
+            *(text for name, file in files.items() if file for text in (name, str(file))),
+        ]
+
+    def snapshotter(self, url: str, port: int = 0) -> str:
+        """Return the configuration of the snapshotter, in TOML."""
+        destination = _inline({"type": self.archives.type, **self.archives.options})
+        token = {"token_file": str(self.token_file)} if self.token_file else {}
+        parts = [f'http = {{ host = "{_HOST}", port = {port} }}\n']
+        for table in self.tables:
+            source = {"server": url, "basin": self.basin, "stream": table.full_name} | token
+            parts.append(
+                "[[tables]]\n"
+                f"key_fields = [{', '.join(map(_text, table.key))}]\n"
+                f"key_prefix = {_text(f'{table.full_name}/')}\n"
+                f"diff = {{ interval = {_text(self.diff_interval)} }}\n"
+                'formats = { snapshot = ["parquet"], diff = ["jsonl"] }\n'
+                f"destinations = [{destination}]\n"
+                f"source = {_inline(source | {'schema': table.schema, 'table': table.name})}\n"
+            )
+        return "\n".join(parts)
+
+
+def write_configuration(plan: Plan, folder: Path) -> list[Path]:
+    """Write a configuration that continues what `publish` does; returns the scripts, in order.
+
+    ConflictError if one of the files exists: it may have been edited.
+    """
+    url = plan.endpoint or f"http://{_HOST}:{_SERVER_PORT}"
+    toml = folder / "snapshotter.toml"
+    scripts = {
+        "ingest": _ingest_script(plan, url),
+        "snapshotter": _script(
+            "Publishes the streams as archives.", ["snapshotter", "run", "--config", str(toml)]
+        ),
+    }
+    if plan.endpoint is None:
+        server = _script("Keeps the streams.", plan.serve(_SERVER_PORT))
+        scripts = {"server": server, **scripts}
+    texts = {folder / f"{name}.sh": text for name, text in scripts.items()}
+    written = texts | {toml: plan.snapshotter(url, _STATUS_PORT)}
+    for file in written:
+        if file.exists():
+            raise ConflictError(f"{file} exists and may have been edited: name another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, text in written.items():
+        file.write_text(text)
+        file.chmod(0o755 if file in texts else 0o644)
+    return list(texts)
+
+
+def _ingest_script(plan: Plan, url: str) -> str:
+    database = {name: value for name, value in parse_dsn(plan.dsn).items() if name != "password"}
+    creation = f"streamfold create-basin {shlex.quote(plan.basin)} --retention-policy infinite"
+    if plan.endpoint is None:
+        creation += f" --ensure --endpoint {url}"
+    else:
+        creation = f"# Once, unless the basin exists: {creation}"
+    return _script(
+        "Copies the tables into streams, then follows their changes.\n"
+        "# The password of the database comes from PGPASSWORD, ~/.pgpass or --password-file.",
+        plan.ingest(url),
+        f"export STREAMFOLD_POSTGRES_DSN={shlex.quote(make_dsn(**database))}\n{creation}\n",
+    )
+
+
+def _script(purpose: str, arguments: Sequence[str], before: str = "") -> str:
+    return f"#!/bin/sh\n# {purpose}\n{before}exec {shlex.join(['streamfold', *arguments])}\n"
+
+
+def _text(value: str) -> str:
+    """Return a string of TOML."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _inline(values: dict[str, str]) -> str:
+    return "{ " + ", ".join(f"{name} = {_text(value)}" for name, value in values.items()) + " }"

@@ -1,0 +1,240 @@
+"""Runs server, ingester and snapshotter together: starts them in order, watches them, stops them."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import signal
+from collections.abc import Awaitable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import msgspec
+from s2_sdk import S2, BasinConfig, S2Error, StreamConfig
+
+from streamfold.cli.connection import open_basin, open_client
+from streamfold.cli.errors_from_s2 import failure_from_s2
+from streamfold.cli.publishing.part import Part
+from streamfold.cli.publishing.plan import Plan
+from streamfold.cli.publishing.status import Screen, SlotWatch, StatusBoard
+from streamfold.cli.target import find_target
+from streamfold.errors import ConflictError, StreamfoldError
+from streamfold.ingest.postgres.connection import Database
+from streamfold.ingest.postgres.pgoutput import Lsn
+from streamfold.snapshotter.status import TableStatus
+
+#: Seconds between two looks at the parts.
+_LOOK: Final = 1.0
+#: Seconds for an answer of the snapshotter, which is in this machine.
+_STATUS_TIMEOUT: Final = 10.0
+#: Seconds that each part gets to stop: the snapshotter writes its last diffs.
+_STOP: Final = {"ingest": 15.0, "snapshotter": 120.0, "server": 30.0}
+_EXISTS = "resource_already_exists"
+
+
+class _Statuses(msgspec.Struct):
+    """The snapshotter's answer to `GET /status`."""
+
+    tables: dict[str, TableStatus]
+
+
+class PublishRun:
+    """One run of `publish`; `run` returns when it was asked to stop and everything is flushed."""
+
+    def __init__(
+        self, plan: Plan, database: Database, screen: Screen, environment: Mapping[str, str]
+    ) -> None:
+        self._plan = plan
+        self._screen = screen
+        self._board = StatusBoard(table.full_name for table in plan.tables)
+        self._slot = SlotWatch(database, plan.slot)
+        self._port = 0
+        self._recopy = plan.recopy
+        self._status_port = 0
+        self._serving = asyncio.Event()
+        self._url = plan.endpoint or ""
+        self._stop, self._hurry = asyncio.Event(), asyncio.Event()
+        self._environment = environment
+        #: In the order in which they are stopped: the source first, so that the archive gets it all.
+        self._parts: dict[str, tuple[Part, asyncio.Task[None]]] = {}
+
+    async def run(self, *, until: Lsn | None) -> None:
+        """Publish until SIGTERM or SIGINT, or until the archives have everything before `until`."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        try:
+            await self._unless_stopped(self._publish(until))
+        finally:
+            await self._stop_parts()
+            self._slot.close()
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            self._hurry.set()
+            return
+        self._screen.note("Stopping: the last changes are written; Ctrl-C again to stop at once.")
+        self._stop.set()
+
+    async def _unless_stopped(self, work: Awaitable[None]) -> None:
+        """Wait for `work`, a stop, or a part that fails for good, whose error is raised."""
+        working = asyncio.ensure_future(work)
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            while not (working.done() or stopping.done()):
+                parts = [task for _, task in self._parts.values()]
+                await asyncio.wait(
+                    {working, stopping, *parts},
+                    timeout=_LOOK,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                for task in parts:
+                    if task.done():
+                        task.result()
+            if working.done():
+                working.result()
+        finally:
+            working.cancel()
+            stopping.cancel()
+            await asyncio.gather(working, stopping, return_exceptions=True)
+
+    async def _publish(self, until: Lsn | None) -> None:
+        if self._plan.endpoint is None:
+            self._start("server", self._on_server)
+            await self._serving.wait()
+        await self._create_basin()
+        self._announce()
+        self._start("ingest", self._board.on_ingest)
+        async with httpx.AsyncClient(timeout=_STATUS_TIMEOUT, trust_env=False) as http:
+            while not await self._is_done(until):
+                await self._look(http)
+                self._screen.show(self._board.tables())
+                if self._board.all_copied and "snapshotter" not in self._parts:
+                    self._plan.snapshotter_file.write_text(self._plan.snapshotter(self._url))
+                    self._start("snapshotter", self._on_snapshotter)
+                await asyncio.sleep(_LOOK)
+
+    def _start(self, name: str, on_object: Any) -> None:
+        part = Part(
+            name,
+            {"server": self._serve, "ingest": self._ingest, "snapshotter": self._snapshotter}[name],
+            self._plan.log(name),
+            environment=self._environment,
+            on_object=on_object,
+            on_note=self._screen.note,
+        )
+        self._parts[name] = (part, asyncio.create_task(part.run(), name=name))
+
+    def _serve(self) -> list[str]:
+        return self._plan.serve(self._port)
+
+    def _ingest(self) -> list[str]:
+        arguments = self._plan.ingest(self._url)
+        return [*arguments, "--recopy"] if self._recopy else arguments
+
+    def _snapshotter(self) -> list[str]:
+        self._status_port = 0
+        return ["snapshotter", "run", "--config", str(self._plan.snapshotter_file)]
+
+    def _on_server(self, line: dict[str, Any]) -> None:
+        # A server that is started again keeps its port: the other parts know it.
+        self._url, self._port = line["url"], line["port"]
+        self._serving.set()
+
+    def _on_snapshotter(self, line: dict[str, Any]) -> None:
+        self._status_port = line["port"]
+
+    def _announce(self) -> None:
+        plan = self._plan
+        folders = {table.full_name: plan.archives.of(table) for table in plan.tables}
+        shape: dict[str, object] = {
+            "server": self._url,
+            "state_folder": str(plan.state),
+            "archives": folders,
+        }
+        lines = [f"Publishing {table} to {folder}" for table, folder in folders.items()]
+        if plan.endpoint is None:
+            lines.append(f"Open {self._url}/console in a browser.")
+        lines.append(f"State and logs are in {plan.state}; Ctrl-C stops, the same command resumes.")
+        self._screen.announce(shape, *lines)
+
+    async def _create_basin(self) -> None:
+        async with self._client() as client:
+            # The last record of a stream is where its table was left, so it must not age out.
+            kept = BasinConfig(default_stream_config=StreamConfig(retention_policy="infinite"))
+            try:
+                await client.create_basin(self._plan.basin, config=kept)
+            except S2Error as error:
+                if getattr(error, "code", "") != _EXISTS:
+                    raise failure_from_s2(error, changes=False) from error
+
+    def _client(self) -> S2:
+        return open_client(find_target(self._url, self._plan.token_file, None))
+
+    async def _look(self, http: httpx.AsyncClient) -> None:
+        """Ask database and snapshotter for their status; a part that does not answer keeps its last."""
+        try:
+            self._board.on_slot(await asyncio.to_thread(self._slot.read))
+        except StreamfoldError as error:
+            self._board.database_error = error.message
+        if self._status_port:
+            with suppress(httpx.TransportError):
+                answer = await http.get(f"http://127.0.0.1:{self._status_port}/status")
+                self._board.on_snapshotter(
+                    msgspec.json.decode(answer.content, type=_Statuses).tables
+                )
+        if self._board.all_copied:
+            self._recopy = False
+
+    async def _is_done(self, until: Lsn | None) -> bool:
+        """Return whether the snapshotter has read everything that the database had at `until`."""
+        statuses = self._board.statuses()
+        if until is None or self._board.confirmed < until or not statuses:
+            return False
+        if any(not status.ready for status in statuses.values()):
+            return False
+        async with self._client() as client:
+            basin = open_basin(client, self._plan.basin)
+            for table in self._plan.tables:
+                tail = await basin.stream(table.full_name).check_tail()
+                if (statuses[table.full_name].position or -1) < tail.seq_num - 1:
+                    return False
+        return True
+
+    async def _stop_parts(self) -> None:
+        """Stop the parts in order; raises the first error of one that could not end cleanly."""
+        errors: list[BaseException] = []
+        for name, timeout in _STOP.items():
+            if name not in self._parts:
+                continue
+            part, task = self._parts[name]
+            hurrying = asyncio.create_task(self._hurry.wait())
+            stopping = asyncio.create_task(part.stop(timeout))
+            await asyncio.wait({hurrying, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if hurrying.done():
+                part.kill()
+            await stopping
+            hurrying.cancel()
+            try:
+                await task
+            except StreamfoldError as error:
+                errors.append(error)
+        if errors and not self._hurry.is_set():
+            raise errors[0]
+
+
+@contextmanager
+def locked_state(folder: Path) -> Iterator[None]:
+    """Hold the state folder; ConflictError if another process does. The lock ends with the process."""
+    (folder / "log").mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (folder / "lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConflictError(
+                f"{folder} is in use by another `streamfold publish`: stop that one, or name another "
+                "--state"
+            ) from None
+        yield

@@ -1,0 +1,211 @@
+"""The status of every table that `publish` shows, and how it is drawn."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+
+from streamfold.cli.output import Output
+from streamfold.ingest.postgres.connection import Database, named_failures
+from streamfold.ingest.postgres.pgoutput import Lsn, lsn_text
+from streamfold.ingest.postgres.slot import Slot, find_slot, flush_lag
+from streamfold.model.units import approximate_size
+from streamfold.snapshotter.status import ArtifactStatus, TableStatus
+
+#: Seconds between two lines about a table where each is a new line, unless its state changes.
+_LINE_INTERVAL: Final = 10.0
+#: Clears from the cursor to the end of the screen; moves the cursor up.
+_CLEAR, _UP = "\x1b[J", "\x1b[{}F"
+
+
+class PublishedArtifact(msgspec.Struct, frozen=True):
+    """The last diff or base; part of the output with --json."""
+
+    at: str
+    position: str
+    #: Rows of a base, changes of a diff.
+    rows: int
+    bytes: int
+
+    @classmethod
+    def of(cls, found: ArtifactStatus | None) -> PublishedArtifact | None:
+        if found is None:
+            return None
+        return cls(found.at, found.position, found.rows, found.size_bytes)
+
+    def __str__(self) -> str:
+        return f"{self.at[11:19]}Z ({self.rows} rows, {approximate_size(self.bytes)})"
+
+
+class PublishedTable(msgspec.Struct, frozen=True):
+    """One table at one moment; part of the output with --json."""
+
+    table: str
+    #: starting, waiting, copying, following, publishing, retrying, stopped or fenced.
+    state: str
+    #: The position in the database up to which the stream has all changes.
+    position: str | None = None
+    #: How far the stream is behind the database; None if that is unknown.
+    lag_bytes: int | None = None
+    lag_seconds: float | None = None
+    #: Records of the stream that the archive lacks.
+    lag_records: int | None = None
+    rows_copied: int | None = None
+    last_diff: PublishedArtifact | None = None
+    last_base: PublishedArtifact | None = None
+    error: str | None = None
+    #: The newest commit of the database in the archive.
+    archive_position: str | None = None
+
+    def __str__(self) -> str:
+        parts = [f"{self.table}  {self.state}"]
+        if self.state == "copying" and self.rows_copied is not None:
+            parts.append(f"{self.rows_copied} rows")
+        if self.position is not None:
+            parts.append(f"at {self.position}")
+        if self.lag_bytes is not None:
+            lag = f"lag {approximate_size(self.lag_bytes)}"
+            parts.append(lag if self.lag_records is None else f"{lag}, {self.lag_records} records")
+        parts += [
+            f"{kind} {found}"
+            for kind, found in (("diff", self.last_diff), ("base", self.last_base))
+            if found is not None
+        ]
+        if self.error is not None:
+            parts.append(" ".join(self.error.split()))
+        return "  ".join(parts)
+
+
+class SlotWatch:
+    """Reads the replication slot through one connection, which is opened again after a failure."""
+
+    def __init__(self, database: Database, slot: str) -> None:
+        self._database = database
+        self._slot = slot
+        self._connection: Any = None
+
+    def read(self) -> tuple[Slot, float | None] | None:
+        """Return the slot and its lag in seconds; None if there is none."""
+        if self._connection is None:
+            self._connection = self._database.connect()
+        try:
+            with named_failures(self._database.shown), self._connection.cursor() as cursor:
+                found = find_slot(cursor, self._slot)
+                return None if found is None else (found, flush_lag(cursor, found))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+class StatusBoard:
+    """Merges what the parts report into one status for each table."""
+
+    def __init__(self, tables: Iterable[str]) -> None:
+        self._ingest: dict[str, dict[str, Any]] = {name: {} for name in tables}
+        self._snapshotter: dict[str, TableStatus] = {}
+        self._slot: tuple[Slot, float | None] | None = None
+        #: The problem with the database, while there is one.
+        self.database_error: str | None = None
+
+    def on_ingest(self, line: dict[str, Any]) -> None:
+        """Take in a line of the ingester."""
+        if line.get("table") in self._ingest:
+            self._ingest[line["table"]] = line
+
+    def on_slot(self, slot: tuple[Slot, float | None] | None) -> None:
+        self._slot, self.database_error = slot, None
+
+    def on_snapshotter(self, found: dict[str, TableStatus]) -> None:
+        self._snapshotter = found
+
+    @property
+    def all_copied(self) -> bool:
+        """Return whether the ingester follows every table."""
+        return all(line.get("state") == "following" for line in self._ingest.values())
+
+    @property
+    def confirmed(self) -> Lsn:
+        return self._slot[0].confirmed if self._slot is not None else Lsn(0)
+
+    def statuses(self) -> dict[str, TableStatus]:
+        return self._snapshotter
+
+    def tables(self) -> list[PublishedTable]:
+        return [self._table(name, line) for name, line in self._ingest.items()]
+
+    def _table(self, name: str, line: dict[str, Any]) -> PublishedTable:
+        published, slot = self._snapshotter.get(name), self._slot
+        state = line.get("state", "starting")
+        error = self.database_error
+        if published is not None and state == "following":
+            running = published.last_base is not None and published.state == "running"
+            state = "publishing" if running else str(published.state)
+            if published.last_error is not None and not running:
+                error = published.last_error.message
+        return PublishedTable(
+            name,
+            state,
+            lsn_text(slot[0].confirmed) if slot is not None and slot[0].confirmed else None,
+            None if slot is None else max(0, slot[0].lag_bytes),
+            None if slot is None else slot[1],
+            None if published is None else published.lag_records,
+            line.get("rows"),
+            None if published is None else PublishedArtifact.of(published.last_diff),
+            None if published is None else PublishedArtifact.of(published.last_base),
+            error,
+            None if published is None else published.source_head,
+        )
+
+
+class Screen:
+    """Shows the tables: redrawn in a terminal, else a line when one changes, or JSON lines."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._output = Output(as_json=as_json)
+        self._live = not as_json and sys.stdout.isatty()
+        self._lines: list[str] = []
+        self._shown: dict[str, tuple[PublishedTable, float]] = {}
+
+    def announce(self, shape: dict[str, object], *lines: str) -> None:
+        """Show what begins."""
+        self._output.show(shape, "\n".join(lines))
+
+    def show(self, tables: Iterable[PublishedTable]) -> None:
+        """Show the status of all tables."""
+        if self._live:
+            width = shutil.get_terminal_size().columns - 1
+            self._draw([str(table)[:width] for table in tables])
+            return
+        now = time.monotonic()
+        for table in tables:
+            last, at = self._shown.get(table.table, (None, 0.0))
+            changed = last is None or (table.state, table.error) != (last.state, last.error)
+            due = table != last and (self._output.as_json or now - at >= _LINE_INTERVAL)
+            if changed or due:
+                self._shown[table.table] = (table, now)
+                self._output.show(msgspec.to_builtins(table), str(table))
+
+    def note(self, text: str) -> None:
+        """Show a sentence beside the tables."""
+        lines = self._lines
+        if self._live:
+            self._draw([])
+        self._output.note(text)
+        if self._live:
+            self._draw(lines)
+
+    def _draw(self, lines: list[str]) -> None:
+        up = _UP.format(len(self._lines)) if self._lines else ""
+        text = "".join(f"{line}\n" for line in lines)
+        self._output.write(f"{up}{_CLEAR}{text}".encode())
+        self._lines = lines

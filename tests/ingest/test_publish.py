@@ -1,0 +1,189 @@
+"""`streamfold publish`: a table of the database becomes an archive, whatever is killed meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from asyncio.subprocess import Process
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import streamfold.archive
+from tests.cli.commands import Shell, ending_of, line_of
+from tests.ingest.postgres import database_name, execute
+
+ROWS = 500
+PROVE = bool(os.environ.get("STREAMFOLD_PROVE"))
+
+
+@pytest.fixture
+def shell(database: str) -> Shell:
+    return Shell({"STREAMFOLD_POSTGRES_DSN": database})
+
+
+@pytest.fixture
+def orders(database: str) -> str:
+    """A database with a table and a few rows."""
+    execute(
+        database,
+        "CREATE TABLE orders (id int PRIMARY KEY, item text, price numeric(10, 2))",
+        f"INSERT INTO orders SELECT n, 'item ' || n, n / 4.0 FROM generate_series(1, {ROWS}) n",
+    )
+    return database
+
+
+def arguments(database: str, folder: Path, *more: str) -> tuple[str, ...]:
+    name = database_name(database)
+    return (
+        *("publish", database, "--table", "orders", "--to", str(folder / "archive")),
+        *("--slot", name, "--publication", name, "--diff-interval", "1s", "--json", *more),
+    )
+
+
+async def part(command: Process, verb: str) -> psutil.Process:
+    """The process that runs a verb for `publish`, as soon as there is one."""
+    while True:
+        for child in psutil.Process(command.pid).children():
+            with suppress(psutil.NoSuchProcess):  # one that was killed
+                if verb in child.cmdline()[3:4]:
+                    return child
+        await asyncio.sleep(0.05)
+
+
+async def until(command: Process, condition: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    """Read status lines until one meets the condition."""
+    while True:
+        line = await line_of(command)
+        assert line, await ending_of(command)
+        shown: dict[str, Any] = json.loads(line)
+        if condition(shown):
+            return shown
+
+
+async def test_a_table_is_published_across_kills_of_the_command_and_of_every_part(
+    orders: str, shell: Shell, tmp_path: Path
+) -> None:
+    command = arguments(orders, tmp_path)
+    async with shell.running(*command) as first:
+        await until(first, lambda shown: shown.get("state") == "following")
+        parts = psutil.Process(first.pid).children()
+        first.kill()
+        await first.wait()
+    await asyncio.to_thread(psutil.wait_procs, parts, 60)
+    assert not any(process.is_running() for process in parts)
+    execute(orders, "DELETE FROM orders WHERE id % 5 = 0")
+    async with shell.running(*command) as second:
+        # Spark takes long to start: for a quick test, the kills come before it has.
+        await until(
+            second, lambda shown: shown.get("state") == ("publishing" if PROVE else "following")
+        )
+        busy = shell(*command)
+        assert busy.error["code"] == "conflict"
+        assert "is in use by another `streamfold publish`" in busy.error["message"]
+        for verb in ("serve", "ingest", "snapshotter"):
+            execute(orders, f"UPDATE orders SET item = '{verb}' WHERE id % 7 = 0", PLUS_ONE)
+            (await part(second, verb)).kill()
+        await until(second, lambda shown: shown.get("state") == "publishing")
+        execute(orders, "INSERT INTO orders VALUES (0, 'last', NULL)")
+        await until(second, lambda shown: _has(orders, shown))
+        second.send_signal(signal.SIGTERM)
+        ended = await ending_of(second)
+    assert (ended.status, ended.stderr) == (0, "")
+    assert await published(tmp_path) == rows_of(orders)
+
+
+#: Changes keys, in an order in which no two rows ever have the same.
+PLUS_ONE = "UPDATE orders SET id = id + 10000 WHERE id % 11 = 0 AND id < 10000"
+
+
+def _has(database: str, shown: dict[str, Any]) -> bool:
+    """Return whether the stream has everything that the database had committed."""
+    ((behind,),) = execute(
+        database, f"SELECT '{shown.get('position') or '0/0'}'::pg_lsn < pg_current_wal_lsn()"
+    )
+    return not behind
+
+
+def rows_of(database: str) -> list[Any]:
+    return execute(database, "SELECT id, item, price FROM orders ORDER BY id")
+
+
+async def published(folder: Path) -> list[Any]:
+    archive = await streamfold.archive.open(folder / "archive" / "public.orders")
+    rows = (await archive.table()).to_pylist()
+    return sorted((row["id"], row["item"], row["price"]) for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("statements", "given", "expected"),
+    [
+        (["CREATE TABLE t (a int)"], ("--table", "t"), "has no primary key"),
+        ([], ("--table", "t"), "no table matches 'public.t'"),
+        (["CREATE TABLE t (a int PRIMARY KEY)"], ("--table", "t", "--to", "ftp://x"), "not a folder"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_published_is_said_before_anything_starts(
+    statements: list[str],
+    given: tuple[str, ...],
+    expected: str,
+    database: str,
+    shell: Shell,
+    tmp_path: Path,
+) -> None:
+    execute(database, *statements, "SELECT 1")
+    state = tmp_path / "state"
+    failed = shell("publish", "--to", str(tmp_path / "a"), "--state", str(state), *given)
+    assert failed.status == 1
+    assert expected in failed.stderr
+    assert failed.stderr.count("\n") == 1
+    assert not state.exists()
+
+
+def test_a_missing_java_is_said_before_anything_starts(
+    orders: str, shell: Shell, tmp_path: Path
+) -> None:
+    shell.environment["JAVA_HOME"] = str(tmp_path)
+    failed = shell(*arguments(orders, tmp_path))
+    assert failed.error["code"] == "java_missing"
+    assert not (tmp_path / "archive.state").exists()
+
+
+def test_missing_extras_are_named_together() -> None:
+    for package in ("granian", "psycopg2", "pyspark"):
+        script = (
+            f"import sys; sys.modules[{package!r}] = None; from streamfold.cli.main import main; "
+            "main(['publish', 'postgresql:///x', '--table', 't', '--to', 'a'])"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120
+        )
+        assert "pip install 'streamfold[server,postgres,spark]'" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_the_configuration_is_written_for_the_three_parts_without_the_password(
+    orders: str, shell: Shell, tmp_path: Path
+) -> None:
+    folder = tmp_path / "config"
+    dsn = orders.replace("postgres:@", "postgres:s3cret@")
+    command = arguments(dsn, tmp_path, "--config", str(folder))
+    (written,) = shell.ok(*command).objects
+    names = ["server.sh", "ingest.sh", "snapshotter.sh"]
+    assert written == {"scripts": [str(folder / name) for name in names]}
+    texts = [file.read_text() for file in folder.iterdir()]
+    assert not any("s3cret" in text for text in texts)
+    for name in names:
+        assert os.access(folder / name, os.X_OK)
+        assert subprocess.run(["sh", "-n", folder / name], check=True).returncode == 0
+    valid = shell.json("snapshotter", "validate", "--config", str(folder / "snapshotter.toml"))
+    assert valid == {"valid": True, "tables": ["public.orders"]}
+    assert shell(*command).error["code"] == "conflict"
