@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
 from streamfold.extras import needing_extra
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 #: Characters of a summary: more than any has, so that none is truncated.
 _SUMMARY = 400
@@ -50,6 +53,7 @@ SECTIONS: Final[dict[str, dict[str, Entry]]] = {
     },
     "Set-up": {
         "config": Entry("setup.config", "Name servers once, and choose between them.", ""),
+        "completion": Entry("setup.completion", "Print a script that completes for a shell.", ""),
         "doctor": Entry("setup.doctor", "Check everything that must work, with its fix.", ""),
     },
     "Records": {
@@ -132,6 +136,17 @@ class Menu(VerbGroup):
         attribute = "serve" if entry.module == "servers.serve" else cmd_name.replace("-", "_")
         command: click.Command = getattr(module, attribute)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete verbs from the menu, without loading any."""
+        from click.shell_completion import CompletionItem
+
+        verbs = [
+            CompletionItem(name, help=entry.summary)
+            for name, entry in _ENTRIES.items()
+            if name.startswith(incomplete)
+        ]
+        return verbs + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, _ENTRIES))

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import click
 
 from streamfold.model.names import BasinName, StreamName, StreamRef
 from streamfold.model.units import parse_seconds, parse_size
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 _SCHEME = "s2://"
 
@@ -95,6 +99,11 @@ class StreamRefType(click.ParamType[StreamRef]):
             self.fail(f"{value!r} names no stream: write s2://basin/stream", param, ctx)
         return StreamRef(BasinName(basin), StreamName(stream))  # the server knows the rules
 
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return _complete(ctx, incomplete, "")
+
 
 class BasinType(click.ParamType[str]):
     """A basin, written s2://basin or basin."""
@@ -108,6 +117,21 @@ class BasinType(click.ParamType[str]):
         if not basin or "/" in basin:
             self.fail(f"{value!r} names no basin: write it like s2://basin", param, ctx)
         return basin
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return _complete(ctx, incomplete, "/")
+
+
+def _complete(ctx: click.Context, incomplete: str, removed: str) -> list[CompletionItem]:
+    # Here, because only a shell that completes needs it.
+    from click.shell_completion import CompletionItem
+
+    from streamfold.cli.setup.completion import names_on_server
+
+    names = names_on_server(ctx, incomplete)
+    return [CompletionItem(name.removesuffix(removed) if removed else name) for name in names]
 
 
 #: The one argument of verbs that work on a stream, and on a basin.

@@ -21,6 +21,14 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+
+def complete_context(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    """Return the names of contexts that begin with what was typed."""
+    from streamfold.cli.contexts import read_contexts
+
+    return [name for name in sorted(read_contexts().contexts) if name.startswith(incomplete)]
+
+
 #: The options that choose the server of a verb.
 TARGET_OPTIONS = (
     click.Option(
@@ -30,7 +38,10 @@ TARGET_OPTIONS = (
         ["--token-file"], type=FILE, help="File with the token, instead of S2_ACCESS_TOKEN."
     ),
     click.Option(
-        ["--context"], metavar="NAME", help="Server and token of `streamfold config`, by name."
+        ["--context"],
+        metavar="NAME",
+        help="Server and token of `streamfold config`, by name.",
+        shell_complete=complete_context,
     ),
 )
 JSON_OPTION = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON lines.")

@@ -23,14 +23,20 @@ from streamfold.cli.exit_status import ExitStatus, VerbFailedError
 from streamfold.cli.json_output import Shape
 from streamfold.cli.menu import VerbGroup
 from streamfold.cli.output import Output
-from streamfold.cli.target import TARGET_OPTIONS, find_target
+from streamfold.cli.target import TARGET_OPTIONS, complete_context, find_target
 from streamfold.cli.terminal import aligned
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON lines.")
 _KEY = click.argument("key", type=click.Choice(KEYS), metavar="KEY")
-_CONTEXT = click.option("--context", metavar="NAME", help="The context, instead of the current.")
+_CONTEXT = click.option(
+    "--context",
+    metavar="NAME",
+    help="The context, instead of the current.",
+    shell_complete=complete_context,
+)
+_NAME = click.argument("name", shell_complete=complete_context)
 
 
 @click.group(cls=VerbGroup)
@@ -144,7 +150,7 @@ def unset(key: str, context: str | None, as_json: bool) -> None:
 
 
 @config.command()
-@click.argument("name")
+@_NAME
 @_JSON
 def use(name: str, as_json: bool) -> None:
     """Make a context the current one, which verbs use when nothing else names a server."""
@@ -157,7 +163,7 @@ def use(name: str, as_json: bool) -> None:
 
 
 @config.command()
-@click.argument("name")
+@_NAME
 @_JSON
 def delete(name: str, as_json: bool) -> None:
     """Remove a context and its token from the file."""
