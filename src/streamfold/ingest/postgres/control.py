@@ -14,8 +14,9 @@ import msgspec
 from streamfold.ingest.errors import SlotLostError, SourceUnusableError
 from streamfold.ingest.postgres.catalog import Column, Table
 from streamfold.ingest.postgres.pgoutput import Lsn, lsn_text, parse_lsn
-from streamfold.ingest.postgres.slot import Slot
+from streamfold.ingest.postgres.slot import Slot, System
 from streamfold.ingest.table_stream import TableStream, change_headers
+from streamfold.model.positions import U64_MAX
 from streamfold.model.records import Record, trim_record
 
 #: Records after which those before are trimmed: only the last one counts.
@@ -46,15 +47,18 @@ class Note(msgspec.Struct, frozen=True):
     lsn: str
     #: Tables that are followed without a gap since their copy began.
     tables: dict[str, TableNote] = {}
+    #: Of the database's log; 0 in notes of older versions.
+    timeline: int = 0
 
 
 class Control:
     """Notes for one slot; `stream` is taken."""
 
-    def __init__(self, stream: TableStream, system: str, slot: str, publication: str) -> None:
+    def __init__(self, stream: TableStream, system: System, slot: str, publication: str) -> None:
         self._stream = stream
         self._slot = slot
-        self._note = Note(system, slot, publication, "0/0")
+        self._system = system
+        self._note = Note(system.identifier, slot, publication, "0/0", timeline=system.timeline)
         self._written = 0
         last = stream.last
         self.found = None if last is None else msgspec.json.decode(last.body, type=Note)
@@ -117,9 +121,22 @@ class Control:
                 self._slot,
                 f"starts at {lsn_text(slot.confirmed)}, after the streams' {lsn_text(newest)}",
             )
-        if newest > current:
+        end = min(current, self._end_of_timeline())
+        if newest > end:
             raise SlotLostError(
                 self._slot,
-                f"is on a server that ends at {lsn_text(current)}, before the streams' "
-                f"{lsn_text(newest)}, as after a failover that lost commits",
+                f"is on a server whose log has the source of the streams up to {lsn_text(end)} only, "
+                f"before the streams' {lsn_text(newest)}, as after a failover that lost commits",
             )
+
+    async def note_timeline(self) -> None:
+        """Note durably which timeline the streams are filled from now on; `check_slot` comes first."""
+        if self.found is not None and self.found.timeline != self._system.timeline:
+            await self.note(self.lsn)
+
+    def _end_of_timeline(self) -> Lsn:
+        """Return up to where the server's log is the one that the streams were filled from."""
+        noted = self.found.timeline if self.found is not None else 0
+        if noted in (0, self._system.timeline):
+            return Lsn(U64_MAX)
+        return self._system.ends.get(noted, Lsn(0))

@@ -46,7 +46,7 @@ from streamfold.ingest.postgres.slot import (
     current_lsn,
     drop_slot,
     find_slot,
-    system_identifier,
+    identify_system,
 )
 from streamfold.ingest.progress import IngestProgress, TableProgress
 from streamfold.ingest.streams import Streams
@@ -138,7 +138,7 @@ class PostgresIngest:
         self.progress.sessions += 1
         self._report("starting")
         tables = await asyncio.to_thread(self._prepare)
-        system = await asyncio.to_thread(system_identifier, self._database)
+        system = await asyncio.to_thread(identify_system, self._database)
         await self._wait_for_slot()
         token = fencing_token()
         options = self._options
@@ -222,6 +222,7 @@ class PostgresIngest:
             return
         states = [parse_lsn(s.state.lsn) for s in streams.values() if s.state is not None]
         control.check_slot(slot, states, await asyncio.to_thread(self._current_lsn))
+        await control.note_timeline()
 
     def _create_slot(self) -> Lsn:
         with self._database.query() as cursor:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from streamfold.ingest.postgres.connection import Database, named_failures
 from streamfold.ingest.postgres.pgoutput import Lsn, parse_lsn
+
+#: The first version whose replicas can take over logical slots.
+VERSION_FAILOVER: Final = 170_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,10 @@ SELECT plugin, database, active_pid, confirmed_flush_lsn::text,
        wal_status = 'lost'
 FROM pg_replication_slots WHERE slot_name = %s
 """
+_CREATE = "SELECT lsn::text FROM pg_create_logical_replication_slot(%s, 'pgoutput')"
+_CREATE_FOR_FAILOVER = """
+SELECT lsn::text FROM pg_create_logical_replication_slot(%s, 'pgoutput', failover => true)
+"""
 
 
 def find_slot(cursor: Any, name: str) -> Slot | None:
@@ -46,10 +53,9 @@ def find_slot(cursor: Any, name: str) -> Slot | None:
 
 
 def create_slot(cursor: Any, name: str) -> Lsn:
-    """Create the slot; returns where it starts."""
-    cursor.execute(
-        "SELECT lsn::text FROM pg_create_logical_replication_slot(%s, 'pgoutput')", (name,)
-    )
+    """Create the slot, for replicas to take over where the server can do that; returns its start."""
+    newer = cursor.connection.server_version >= VERSION_FAILOVER
+    cursor.execute(_CREATE_FOR_FAILOVER if newer else _CREATE, (name,))
     return parse_lsn(cursor.fetchone()[0])
 
 
@@ -74,12 +80,35 @@ def current_lsn(cursor: Any) -> Lsn:
     return parse_lsn(cursor.fetchone()[0])
 
 
-def system_identifier(database: Database) -> str:
-    """Return what identifies the cluster; its replicas have the same."""
+class System(NamedTuple):
+    """The database cluster that a server belongs to, and the course of its log."""
+
+    #: The replicas of a server have the same.
+    identifier: str
+    #: Another one after each failover.
+    timeline: int
+    #: Where the log left earlier timelines: commits after it, on those, are not in this one.
+    ends: dict[int, Lsn]
+
+
+def identify_system(database: Database) -> System:
+    """Return what the server says of its cluster."""
     connection = database.connect_replication()
     try:
         with named_failures(database.shown), connection.cursor() as cursor:
             cursor.execute("IDENTIFY_SYSTEM")
-            return str(cursor.fetchone()[0])
+            identifier, timeline, *_ = cursor.fetchone()
+            history = ""
+            if timeline > 1:
+                cursor.execute(f"TIMELINE_HISTORY {timeline}")
+                _, content = cursor.fetchone()  # as text from PostgreSQL 16 on
+                history = content if isinstance(content, str) else bytes(content).decode()
     finally:
         connection.close()
+    return System(str(identifier), int(timeline), _ends(history))
+
+
+def _ends(history: str) -> dict[int, Lsn]:
+    """Read a history file: lines of timeline, position and reason."""
+    lines = (line.split("\t") for line in history.splitlines() if line[:1].isdigit())
+    return {int(timeline): parse_lsn(end) for timeline, end, *_ in lines}
