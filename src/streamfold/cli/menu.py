@@ -63,6 +63,7 @@ SECTIONS: Final[dict[str, dict[str, Entry]]] = {
         "check-tail": Entry("records.positions", "Show the seq_num of the next record."),
         "trim": Entry("records.positions", "Remove all records before a seq_num."),
         "fence": Entry("records.positions", "Set the token that appends must carry."),
+        "bench": Entry("records.bench", "Measure how quickly a server appends and reads."),
     },
     "Streams": {
         "apply": Entry("resources.apply", "Make basins and streams what a file says."),
