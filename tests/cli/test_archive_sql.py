@@ -1,4 +1,4 @@
-"""SQL over the table of an archive, through the command line."""
+"""SQL over the table of an archive, and copies for other engines, through the command line."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
+import duckdb
 import pytest
 
 from tests.archive.reading import HISTORY, write_history
@@ -97,3 +98,15 @@ def test_sql_shows_progress_on_a_terminal(folder: Path) -> None:
     assert b"fetching" in os.read(parent, 4096)
     assert b"name" in done.stdout
     os.close(parent)
+
+
+def test_a_table_is_exported_for_other_engines(shell: Shell, folder: Path, tmp_path: Path) -> None:
+    target = str(tmp_path / "users.duckdb")
+    found = shell.json("archive", "export", str(folder), target, "--duckdb", "--at", "14")
+    assert found == {"path": target, "kind": "duckdb", "position": "14", "rows": 3}
+    with duckdb.connect(target, read_only=True) as connection:
+        assert dict(connection.sql("from public.users").fetchall()) == HISTORY["14"]
+    again = shell("archive", "export", str(folder), target, "--duckdb", "--json")
+    assert (again.status, again.error["code"]) == (1, "invalid")
+    plain = shell("archive", "export", str(folder), target, "--column", "id")
+    assert (plain.status, "--delta" in plain.stderr) == (2, True)

@@ -61,7 +61,11 @@ EXTRAS = [
     "fast", "testing",
 ]  # fmt: skip
 #: Verbs of `archive` that need another extra as well; USERS is the folder of an archive.
-ENGINES = {"duckdb": ["sql", "USERS", "from users"]}
+ENGINES = {
+    "duckdb": ["sql", "USERS", "from users"],
+    "delta": ["export", "USERS", "copy", "--delta"],
+    "iceberg": ["export", "USERS", "copy", "--iceberg"],
+}
 
 PROBE = """
 import contextlib, importlib, io, json, sys

@@ -78,6 +78,10 @@ def _in_duckdb(kind: pa.DataType) -> pa.DataType | None:
     return _decimal(kind) if is_decimal(kind) else kind
 
 
+def _in_duckdb_file(kind: pa.DataType) -> pa.DataType | None:
+    return None if pa.types.is_null(kind) else _in_duckdb(kind)
+
+
 def _in_delta(kind: pa.DataType) -> pa.DataType | None:
     if is_decimal(kind):
         return _decimal(kind)
@@ -100,5 +104,7 @@ def _instant(kind: pa.DataType) -> pa.DataType:
 
 
 DUCKDB = Engine("DuckDB", _in_duckdb)
+#: A database file: unlike a result, it has no columns without a type.
+DUCKDB_FILE = Engine("a database of DuckDB", _in_duckdb_file)
 DELTA = Engine("Delta Lake", _in_delta)
 ICEBERG = Engine("Iceberg", _in_iceberg)

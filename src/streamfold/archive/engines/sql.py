@@ -152,21 +152,23 @@ def _prepare(
 ) -> None:
     """Register the table under its name, and lock everything else."""
     connection.execute(f"SET memory_limit = '{memory}B'")
-    connection.execute(f"SET temp_directory = {_quoted(str(folder / 'spill'), mark=_TEXT)}")
+    connection.execute(f"SET temp_directory = {text_literal(str(folder / 'spill'))}")
     connection.register(_ROWS, table)
     namespace, _, plain = name.rpartition(".")
     if namespace:
-        connection.execute(f"CREATE SCHEMA IF NOT EXISTS {_quoted(namespace)}")
-        connection.execute(f"SET search_path = {_quoted(_quoted(namespace), mark=_TEXT)}")
-    qualified = ".".join(_quoted(part) for part in (namespace, plain) if part)
+        connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(namespace)}")
+        connection.execute(f"SET search_path = {text_literal(quoted(namespace))}")
+    qualified = ".".join(quoted(part) for part in (namespace, plain) if part)
     connection.execute(f"CREATE VIEW {qualified} AS FROM {_ROWS}")
     for setting in _LOCKS:
         connection.execute(setting)
 
 
-_TEXT = "'"
+def quoted(name: str) -> str:
+    """Return a name as SQL writes it."""
+    return '"' + name.replace('"', '""') + '"'
 
 
-def _quoted(text: str, mark: str = '"') -> str:
-    """Return a name, or with `_TEXT` a string, as SQL writes it."""
-    return mark + text.replace(mark, mark * 2) + mark
+def text_literal(text: str) -> str:
+    """Return a string as SQL writes it."""
+    return "'" + text.replace("'", "''") + "'"

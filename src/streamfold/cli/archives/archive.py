@@ -13,6 +13,7 @@ import click
 
 from streamfold.cli.archives import json_output as shapes
 from streamfold.cli.archives.options import (
+    at_option,
     at_source_option,
     moment_of,
     open_archive,
@@ -20,6 +21,7 @@ from streamfold.cli.archives.options import (
     position_option,
     positive,
     reading_options,
+    table_at,
     time_option,
     uri_argument,
     verb,
@@ -307,12 +309,36 @@ async def pin(
 @verb("export")
 @uri_argument
 @click.argument("target")
+@click.option("--delta", "kind", flag_value="delta", help="Write a Delta Lake table instead.")
+@click.option("--iceberg", "kind", flag_value="iceberg", help="Write an Iceberg table instead.")
+@click.option("--duckdb", "kind", flag_value="duckdb", help="Write a database of DuckDB instead.")
+@at_option
+@click.option(
+    "--column", "columns", multiple=True, metavar="NAME", help="Only these columns of the table."
+)
 @reading_options
-async def export(output: Output, uri: str, target: str, **reading: Any) -> None:
-    """Copy an archive to another folder, or update the copy there."""
+async def export(
+    output: Output,
+    uri: str,
+    target: str,
+    kind: str | None,
+    at: str | None,
+    columns: tuple[str, ...],
+    **reading: Any,
+) -> None:
+    """Copy an archive to another folder, or update the copy there.
+
+    With --delta, --iceberg or --duckdb the table itself is copied once, with the diffs folded in, to a
+    path that does not exist yet.
+    """
     from streamfold.archive.maintenance.export import export_archive
 
     found = await open_archive(uri, **reading)
+    if kind is not None:
+        await _export_table(output, found, kind, Path(target), table_at(found, at), columns)
+        return
+    if at is not None or columns:
+        raise click.UsageError("--at and --column need --delta, --iceberg or --duckdb")
     there = open_destination(target)
     sizes = {part.path: part.size_bytes for part in found.manifest.parts()}
     with ProgressBar("copying", sum(sizes.values())) as bar:
@@ -326,6 +352,26 @@ async def export(output: Output, uri: str, target: str, **reading: Any) -> None:
         },
         f"{there.uri}  head {result.manifest.head_position}  {result.files} files of "
         f"{result.size_bytes:,} bytes copied",
+    )
+
+
+async def _export_table(
+    output: Output,
+    found: Archive,
+    kind: str,
+    target: Path,
+    at: dict[str, Any],
+    columns: tuple[str, ...],
+) -> None:
+    from streamfold.archive.engines.table_copy import copy_table
+
+    with ProgressBar("exporting", found.plan(**at).base.row_count or 0, "rows") as bar:
+        result = await copy_table(
+            found, kind, target, **at, columns=columns or None, on_rows=bar.update
+        )
+    output.show(
+        {"path": str(target), "kind": kind, "position": result.position, "rows": result.rows},
+        f"{target}  {result.rows:,} rows at {result.position} as {kind}",
     )
 
 

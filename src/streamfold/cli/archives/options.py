@@ -76,6 +76,9 @@ at_source_option = click.option(
     metavar="LSN",
     help="The newest table without a change that PostgreSQL committed after this LSN.",
 )
+at_option = click.option(
+    "--at", metavar="P|TIME", help="The table at this position, or as published at this time."
+)
 _format = click.option(
     "--read",
     "formats",
@@ -129,3 +132,19 @@ def open_destination(uri: str) -> Destination:
 def moment_of(moment: int | None) -> datetime | None:
     """The time that an option of type `Moment` gave."""
     return None if moment is None else datetime.fromtimestamp(moment / 1000, UTC)
+
+
+def table_at(archive: Archive, at: str | None) -> dict[str, Any]:
+    """Return what `--at` names: text that is a position of the table's order is one."""
+    from streamfold.archive import PositionInvalidError
+
+    if at is None:
+        return {}
+    try:
+        archive.order.rank(at)
+    except PositionInvalidError as error:
+        try:
+            return {"time": moment_of(Moment().convert(at, None, None))}
+        except click.BadParameter:
+            raise click.UsageError(f"--at {at!r} is not a time, and {error.message}") from None
+    return {"position": at}

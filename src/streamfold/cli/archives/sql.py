@@ -11,20 +11,19 @@ import click
 import msgspec
 
 from streamfold.cli.archives.options import (
-    moment_of,
+    at_option,
     open_archive,
     reading_options,
+    table_at,
     uri_argument,
     verb,
 )
 from streamfold.cli.output import Output, ProgressBar
-from streamfold.cli.parameters import ByteSize, Moment
+from streamfold.cli.parameters import ByteSize
 from streamfold.errors import InvalidError
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from streamfold.archive import Archive
 
 #: Characters that would move the cursor of a terminal or end a line of the table.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -33,7 +32,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 @verb("sql")
 @uri_argument
 @click.argument("statement")
-@click.option("--at", metavar="P|TIME", help="The table at this position, or as published then.")
+@at_option
 @click.option(
     "--column", "columns", multiple=True, metavar="NAME", help="Fetch only these columns."
 )
@@ -62,7 +61,7 @@ async def sql(
     from streamfold.archive.engines.sql import open_sql
 
     found = await open_archive(uri, **reading)
-    point = _point(found, at)
+    point = table_at(found, at)
     bar = ProgressBar("fetching", found.plan(**point).base.row_count or 0, "rows")
     async with open_sql(
         found, **point, columns=columns or None, memory=memory, on_rows=bar.update
@@ -75,22 +74,6 @@ async def sql(
             rows += len(batch)
         printer.end(batch.schema)
         output.note(f"{rows:,} rows of the table at {session.position}")
-
-
-def _point(archive: Archive, at: str | None) -> dict[str, Any]:
-    """Return what `--at` names: text that is a position of the table's order is one."""
-    from streamfold.archive import PositionInvalidError
-
-    if at is None:
-        return {}
-    try:
-        archive.order.rank(at)
-    except PositionInvalidError as error:
-        try:
-            return {"time": moment_of(Moment().convert(at, None, None))}
-        except click.BadParameter:
-            raise click.UsageError(f"--at {at!r} is not a time, and {error.message}") from None
-    return {"position": at}
 
 
 class ResultPrinter:

@@ -6,11 +6,9 @@ INSERTs.
 
 from __future__ import annotations
 
-import asyncio
 import io
 import os
 import tempfile
-import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -107,24 +105,16 @@ async def write_table(
     kind: str, sink: BinaryIO, batches: AsyncGenerator[pa.RecordBatch], bar: ProgressBar
 ) -> int:
     """Write a table in a thread, batch by batch as they come, and return the number of rows."""
-    loop, stopped = asyncio.get_running_loop(), threading.Event()
-    first = await anext(batches)
+    from streamfold.archive.engines.table_copy import in_thread
 
-    def pull() -> Iterator[pa.RecordBatch]:
-        batch: pa.RecordBatch | None = first
-        while batch is not None and not stopped.is_set():
-            bar.update(len(batch))
-            yield batch
-            batch = asyncio.run_coroutine_threadsafe(_next(batches), loop).result()
+    def write(schema: pa.Schema, found: Iterator[pa.RecordBatch]) -> int:
+        return _writing(kind)(sink, schema, map(counted, found))
 
-    try:
-        return await asyncio.to_thread(_writing(kind), sink, first.schema, pull())
-    finally:
-        stopped.set()
+    def counted(batch: pa.RecordBatch) -> pa.RecordBatch:
+        bar.update(len(batch))
+        return batch
 
-
-async def _next(batches: AsyncGenerator[pa.RecordBatch]) -> pa.RecordBatch | None:
-    return await anext(batches, None)
+    return await in_thread(batches, write)
 
 
 def _writing(kind: str) -> WriteRows:

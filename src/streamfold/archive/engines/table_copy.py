@@ -1,0 +1,241 @@
+"""Copies of an archived table for other engines: Delta Lake, Iceberg, and databases of DuckDB.
+
+Bases and diffs are folded on the way, batch by batch, so memory does not grow with the table. The
+copy appears under its name whole or not at all, and it is not updated afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+
+from streamfold.archive.engines.column_types import (
+    DELTA,
+    DUCKDB_FILE,
+    ICEBERG,
+    Columns,
+    Engine,
+)
+from streamfold.archive.engines.sql import quoted, text_literal
+from streamfold.archive.read.reader import Archive
+from streamfold.blob.local_files import finish
+from streamfold.errors import InvalidError, StorageError, StreamfoldError
+from streamfold.extras import check_installed
+
+T = TypeVar("T")
+
+#: Bytes that DuckDB may hold while it writes a database.
+DUCKDB_MEMORY = 512 << 20
+#: Where a copy records the position that it was made at.
+POSITION_KEY = "streamfold.position"
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPlan:
+    """What a writer of a copy needs besides the rows."""
+
+    #: A path that does not exist yet; it becomes the copy when the writer returns.
+    draft: Path
+    table: str
+    position: str
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class CopyKind:
+    """One kind of copy: what it needs, which types it holds, and how it is written."""
+
+    package: str
+    extra: str
+    types: Engine
+    write: Callable[[CopyPlan, pa.RecordBatchReader], None]
+    #: Whether its files name each other by their full paths, so that it cannot be moved.
+    is_fixed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """What the copy holds."""
+
+    position: str
+    rows: int
+
+
+async def copy_table(
+    archive: Archive,
+    kind: str,
+    target: Path,
+    *,
+    position: str | None = None,
+    time: datetime | None = None,
+    columns: Sequence[str] | None = None,
+    on_rows: Callable[[int], None] | None = None,
+) -> Copied:
+    """Write the table at the head, at a position or at a time as one of `KINDS`.
+
+    `target` must not exist: a folder is made there, or a file for DuckDB. Every value is exact; a
+    column whose type the engine lacks is refused by name before anything is written.
+    """
+    chosen = KINDS[kind]
+    check_installed(chosen.package, chosen.extra)
+    if await asyncio.to_thread(target.exists):
+        raise InvalidError(f"{target} exists already: name a path that does not")
+
+    async def copy() -> Copied:
+        reached = archive.plan(position=position, time=time).position
+        batches = archive.batches(position=position, time=time, columns=columns)
+        async with aclosing(batches):
+            rows = await _write_copy(
+                chosen, target, archive.manifest.table, reached, batches, on_rows
+            )
+        return Copied(reached, rows)
+
+    return await archive.with_plans(copy)
+
+
+async def _write_copy(
+    kind: CopyKind,
+    target: Path,
+    table: str,
+    position: str,
+    batches: AsyncGenerator[pa.RecordBatch],
+    on_rows: Callable[[int], None] | None,
+) -> int:
+    rows = 0
+
+    def write(schema: pa.Schema, found: Iterator[pa.RecordBatch]) -> None:
+        columns = Columns.of(schema, kind.types)
+
+        def fitting() -> Iterator[pa.RecordBatch]:
+            nonlocal rows
+            for batch in found:
+                yield columns.cast(batch)
+                rows += len(batch)
+                if on_rows:
+                    on_rows(len(batch))
+
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder:
+            draft = target if kind.is_fixed else Path(folder) / target.name
+            plan = CopyPlan(draft, table, position, columns.target)
+            try:
+                kind.write(plan, pa.RecordBatchReader.from_batches(columns.target, fitting()))
+                if draft != target:
+                    draft.rename(target)
+            except BaseException:
+                if draft == target:
+                    shutil.rmtree(target, ignore_errors=True)
+                raise
+
+    try:
+        await in_thread(batches, write)
+    except (StreamfoldError, asyncio.CancelledError):
+        raise
+    except Exception as error:  # each library has errors of its own, without a common class
+        raise StorageError(f"{target} was not written: {error}") from error
+    return rows
+
+
+async def in_thread(
+    batches: AsyncGenerator[pa.RecordBatch],
+    work: Callable[[pa.Schema, Iterator[pa.RecordBatch]], T],
+) -> T:
+    """Run `work` in a thread with the schema and the batches, which are read as it asks for them.
+
+    An error of reading is raised as it was, whatever `work` makes of it.
+    """
+    loop, stopped = asyncio.get_running_loop(), threading.Event()
+    first = await anext(batches)
+    failed: list[BaseException] = []
+
+    def pull() -> Iterator[pa.RecordBatch]:
+        batch: pa.RecordBatch | None = first
+        while batch is not None and not stopped.is_set():
+            yield batch
+            try:
+                batch = asyncio.run_coroutine_threadsafe(_next(batches), loop).result()
+            except BaseException as error:
+                failed.append(error)
+                raise
+
+    task = asyncio.ensure_future(asyncio.to_thread(work, first.schema, pull()))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        stopped.set()
+        await finish(asyncio.wait({task}))
+        raise
+    except Exception:
+        if failed:
+            raise failed[0] from None
+        raise
+
+
+async def _next(batches: AsyncGenerator[pa.RecordBatch]) -> pa.RecordBatch | None:
+    return await anext(batches, None)
+
+
+def _write_delta(plan: CopyPlan, rows: pa.RecordBatchReader) -> None:
+    from deltalake import CommitProperties, write_deltalake
+
+    made_at: dict[str, Any] = {POSITION_KEY: plan.position}
+    write_deltalake(
+        str(plan.draft), rows, mode="error", name=plan.table,
+        commit_properties=CommitProperties(custom_metadata=made_at),
+    )  # fmt: skip
+
+
+def _write_iceberg(plan: CopyPlan, rows: pa.RecordBatchReader) -> None:
+    """Write a table that is found by its folder: one metadata file, and the hint that names it."""
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    with tempfile.TemporaryDirectory() as folder:
+        catalog = SqlCatalog("export", uri=f"sqlite:///{folder}/catalog.db")
+        try:
+            catalog.create_namespace("export")
+            creation = catalog.create_table_transaction(
+                ("export", plan.table), schema=plan.schema, location=plan.draft.absolute().as_uri()
+            )
+            with creation as transaction:
+                transaction.append(rows, snapshot_properties={POSITION_KEY: plan.position})
+        finally:
+            catalog.close()
+    metadata = plan.draft / "metadata"
+    [newest] = metadata.glob("*.metadata.json")
+    newest.rename(metadata / "v1.metadata.json")
+    (metadata / "version-hint.text").write_text("1")
+
+
+def _write_duckdb(plan: CopyPlan, rows: pa.RecordBatchReader) -> None:
+    import duckdb
+
+    namespace, _, plain = plan.table.rpartition(".")
+    with duckdb.connect(str(plan.draft)) as connection:
+        connection.execute(f"SET memory_limit = '{DUCKDB_MEMORY}B'")
+        # Rows are in no particular order, and keeping theirs would take memory.
+        connection.execute("SET preserve_insertion_order = false")
+        if namespace:
+            connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(namespace)}")
+        name = ".".join(quoted(part) for part in (namespace, plain) if part)
+        connection.register("_streamfold_rows", rows)
+        connection.execute(f"CREATE TABLE {name} AS FROM _streamfold_rows")
+        comment = text_literal(f"{POSITION_KEY}: {plan.position}")
+        connection.execute(f"COMMENT ON TABLE {name} IS {comment}")
+        connection.unregister("_streamfold_rows")
+
+
+KINDS: Final[Mapping[str, CopyKind]] = {
+    "delta": CopyKind("deltalake", "delta", DELTA, _write_delta),
+    "iceberg": CopyKind("pyiceberg", "iceberg", ICEBERG, _write_iceberg, is_fixed=True),
+    "duckdb": CopyKind("duckdb", "duckdb", DUCKDB_FILE, _write_duckdb),
+}
