@@ -41,7 +41,12 @@ from streamfold.server.http.offload import SWITCH_INTERVAL
 from streamfold.server.http.request_limits import RequestBudget
 from streamfold.server.http.response_limits import ResponseBudget
 from streamfold.server.http.router import Route, Router
-from streamfold.server.metrics import AppendMetrics, KernelMetrics, StoreMetrics
+from streamfold.server.metrics import (
+    AppendMetrics,
+    FollowerMetrics,
+    KernelMetrics,
+    StoreMetrics,
+)
 from streamfold.server.ops import OpsEndpoints, add_front_page
 from streamfold.server.s2.responses import write_problem
 from streamfold.server.s2.routes import add_s2
@@ -226,7 +231,13 @@ def _application(
         access,
     )
     watchers = None if configuration.open_metrics else access
-    measured = (instruments, StoreMetrics(store), ClientMetrics(client_limits), kernels)
+    measured = (
+        instruments,
+        StoreMetrics(store),
+        ClientMetrics(client_limits),
+        FollowerMetrics(drain_gate),
+        kernels,
+    )
     OpsEndpoints(store, drain_gate, measured, watchers).add_to(router)
     add_front_page(router, console=configuration.console is not None)
     if configuration.console is not None:

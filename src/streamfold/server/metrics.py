@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from streamfold.server.http.drain import DrainGate
 from streamfold.store.log.committer import CommitReport
 from streamfold.store.store import StreamStore
 
@@ -103,6 +104,17 @@ class AppendMetrics(Collector):
         yield self.ack_latency.family()
         yield self.batch_records.family()
         yield self.batch_bytes.family()
+
+
+class FollowerMetrics(Collector):
+    """How many readers follow streams."""
+
+    def __init__(self, drain_gate: DrainGate) -> None:
+        self._gate = drain_gate
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        text = "Readers that follow a stream: read sessions, server-sent events and long-polls"
+        yield GaugeMetricFamily("streamfold_followers", text, float(self._gate.waits))
 
 
 class KernelMetrics(Collector):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -169,3 +170,36 @@ def background(page: Page) -> str:
     expect(page.get_by_role("heading", level=1)).to_be_visible()
     color: str = page.evaluate("getComputedStyle(document.body).backgroundColor")
     return color
+
+
+def test_an_encrypted_stream_is_read_with_the_key_that_is_typed_in(
+    server: ConsoleServer, page: Page
+) -> None:
+    key = base64.b64encode(bytes(range(32))).decode()
+    basin = {"config": {"stream_cipher": "aes-256-gcm"}}
+    server.http.put("/v1/basins/sealed-basin", json=basin).raise_for_status()
+    named = {"s2-basin": "sealed-basin"}
+    server.http.put("/v1/streams/letters", headers=named).raise_for_status()
+    headers = {**named, "s2-encryption-key": key}
+    records = {"records": [{"body": "for your eyes"}]}
+    server.http.post(
+        "/v1/streams/letters/records", json=records, headers=headers
+    ).raise_for_status()
+    page.goto(server.page("basins", "sealed-basin", "letters"))
+    expect(page.get_by_text("encrypted, aes-256-gcm")).to_be_visible()
+    expect(page.get_by_role("alert")).to_contain_text("key")
+    page.get_by_role("button", name="Key").click()
+    page.get_by_role("dialog").get_by_label("Key").fill(key)
+    page.get_by_role("button", name="Use key").click()
+    expect(page.get_by_role("option", name="for your eyes")).to_be_visible()
+    assert key not in page.evaluate("JSON.stringify([{...localStorage}, {...sessionStorage}])")
+
+
+def test_the_overview_counts_followers(server: ConsoleServer, page: Page, browser: Browser) -> None:
+    other = browser.new_page()
+    other.goto(server.page("basins", BASIN, STREAM))
+    page.goto(f"{server.url}/console/")
+    figure = page.locator(".figure", has_text="Followers")
+    expect(figure.locator(".value")).to_have_text("1")
+    other.close()
+    expect(figure.locator(".value")).to_have_text("0")

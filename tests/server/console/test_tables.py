@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from urllib.parse import quote
 
@@ -12,10 +13,14 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from streamfold.archive.destinations.destination import Destination
+from streamfold.errors import ConflictError, InvalidError
 from streamfold.model.access_tokens import AccessToken, Operation, ResourceSet, Scope, Secret
 from streamfold.server.console import ConsoleSettings
 from streamfold.server.main import Server, running_server
+from streamfold.snapshotter.status import ArtifactStatus, State, StatusServer, TableStatus
+from streamfold.snapshotter.status.table_status import Failure
 from tests.archive.tables import changes, open_writer, rows
+from tests.ports import free_port
 from tests.server.conftest import configuration
 from tests.server.console.conftest import ConsoleServer
 from tests.server.raw_h2 import Answer, h2_client
@@ -79,6 +84,38 @@ async def test_rows_are_those_of_the_position(
     assert {name for _, name in shown["rows"]} == names
 
 
+async def test_changes_are_those_between_two_positions(guarded: tuple[Server, str]) -> None:
+    server, uri = guarded
+    path = f"/console/tables/{quote(uri, safe='')}/changes?since=10&until=30"
+    shown = json.loads((await get(server, path)).body)
+    assert [(one["position"], one["action"]) for one in shown["changes"]] == [
+        ("20", "DELETE"), ("30", "INSERT"),
+    ]  # fmt: skip
+    assert '"three"' in shown["changes"][1]["after"]
+    assert (await get(server, path.replace("since=10", "since=nonsense"))).status == 422
+
+
+async def test_a_check_reports_each_file_and_finds_a_changed_one(
+    guarded: tuple[Server, str], tmp_path: Path
+) -> None:
+    server, uri = guarded
+    path = f"/console/tables/{quote(uri, safe='')}/check"
+    events = (await get(server, path)).body.decode().split("\n\n")
+    assert events[0].startswith('event: progress\ndata: {"checked":1,"files":4}')
+    assert events[-2].startswith("event: result")
+    assert '"problems":[]' in events[-2]
+    damaged = damage_a_file(tmp_path / "users" / "epoch=1")
+    result = (await get(server, path)).body.decode().split("\n\n")[-2]
+    assert damaged in result
+
+
+def damage_a_file(folder: Path) -> str:
+    """Change the last byte of a file; returns its name."""
+    file = max(path for path in folder.rglob("*") if path.is_file())
+    file.write_bytes(file.read_bytes()[:-1] + b"!")
+    return file.name
+
+
 async def test_only_tables_that_were_found_are_read(guarded: tuple[Server, str]) -> None:
     server, _ = guarded
     for uri in ("file:///etc/", "", "s3://elsewhere/users/"):
@@ -95,9 +132,18 @@ async def test_a_caller_needs_the_right_to_read_all_streams(guarded: tuple[Serve
     ):  # fmt: skip
         scope = Scope(basins=everything, streams=streams, ops=reading)
         token = await server.store.account.issue_access_token(AccessToken(name, scope, prefixed))
-        for path in ("", f"/{quote(uri, safe='')}", f"/{quote(uri, safe='')}/rows"):
+        one = f"/{quote(uri, safe='')}"
+        for path in ("", one, f"{one}/rows", f"{one}/changes?since=10", f"{one}/check"):
             assert (await get(server, f"/console/tables{path}", token.text)).status == status
     assert (await get(server, "/console/tables", "nonsense")).status == 401
+
+
+async def test_an_address_that_is_no_snapshotters_is_refused_at_the_start() -> None:
+    for url in ("ftp://localhost", "http://user:secret@localhost", "localhost:8081"):
+        console = ConsoleSettings(snapshotters=(url,))
+        with pytest.raises(InvalidError, match="must be the address of its status"):
+            async with running_server(configuration(console=console)):
+                pass
 
 
 @pytest.fixture(scope="module")
@@ -120,3 +166,50 @@ def test_a_table_is_shown_as_a_chain_and_at_an_older_position(
     expect(page.get_by_role("cell", name="one", exact=True)).to_be_visible()
     expect(page.get_by_role("cell", name=HOSTILE)).to_be_visible()
     assert page.locator("main img").count() == 0
+
+
+def test_a_table_can_be_compared_drawn_in_time_and_checked(
+    tables: ConsoleServer, page: Page
+) -> None:
+    page.goto(tables.page("tables"))
+    page.get_by_role("link", name="public.users").click()
+    page.get_by_label("Since").select_option("10")
+    expect(page.get_by_role("row", name="20 DELETE")).to_be_visible()
+    expect(page.get_by_role("row", name="30 INSERT")).to_be_visible()
+    page.get_by_role("button", name="Time", exact=True).click()
+    expect(page.get_by_role("img", name="2 epochs of bases and diffs, 10 to 30")).to_be_visible()
+    page.get_by_role("button", name="Check every file").click()
+    expect(page.get_by_text("All 4 files are what the manifest says")).to_be_visible()
+
+
+class _Snapshotter:
+    """A table that another writer took."""
+
+    def statuses(self) -> dict[str, TableStatus]:
+        failure = Failure(
+            "fenced", f"another writer has the table {HOSTILE}", "2026-06-03T12:00:00Z"
+        )
+        status = TableStatus(
+            table="public.users", stream="users", state=State.FENCED, lag_records=12,
+            lag_seconds=3.5, manifest_head="30", last_error=failure,
+        )  # fmt: skip
+        return {"users": status}
+
+    def request_snapshot(self, table: str) -> Future[ArtifactStatus]:
+        raise ConflictError(table)
+
+
+def test_the_status_of_snapshotters_is_shown_and_those_that_are_away(
+    tmp_path: Path, page: Page
+) -> None:
+    away = free_port()
+    with StatusServer(_Snapshotter(), "127.0.0.1", 0) as status:
+        urls = [f"http://127.0.0.1:{port}" for port in (status.port, away)]
+        options = [option for url in urls for option in ("--snapshotter", url)]
+        with ConsoleServer(tmp_path, options) as server:
+            page.goto(server.page("tables"))
+            row = page.get_by_role("row", name="public.users")
+            expect(row).to_contain_text("fenced")
+            expect(row).to_contain_text(HOSTILE)
+            expect(row).to_contain_text("12 records, 3.5 s")
+            expect(page.get_by_text("it cannot be reached")).to_be_visible()

@@ -218,6 +218,14 @@ def unused(environment: Mapping[str, str], options: Iterable[str]) -> Iterator[s
     help="Show the tables published below this folder or URL in the console; needs the extra "
     "archive. May be given several times.",
 )
+@click.option(
+    "--snapshotter",
+    "snapshotters",
+    multiple=True,
+    metavar="URL",
+    help="Show the status of the snapshotter at this address in the console. May be given several "
+    "times.",
+)
 @click.option("--no-access-log", is_flag=True, help="Do not log requests to standard error.")
 @click.option("--json", "as_json", is_flag=True, help="Announce the server as JSON.")
 def serve(
@@ -251,6 +259,7 @@ def serve(
     no_console: bool,
     console_read_only: bool,
     tables: tuple[str, ...],
+    snapshotters: tuple[str, ...],
     no_access_log: bool,
     as_json: bool,
 ) -> None:
@@ -285,7 +294,7 @@ def serve(
         default_basin=default_basin,
         long_poll=long_poll,
         local_webhooks=local_webhooks,
-        console=None if no_console else ConsoleSettings(console_read_only, tables),
+        console=None if no_console else ConsoleSettings(console_read_only, tables, snapshotters),
     )
     options = (
         option for known in click.get_current_context().command.params for option in known.opts

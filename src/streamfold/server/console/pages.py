@@ -16,6 +16,7 @@ from blake3 import blake3
 
 from streamfold import __version__
 from streamfold.server.auth import Access
+from streamfold.server.console.snapshotters import Snapshotters
 from streamfold.server.http.bodies import answer, answer_json
 from streamfold.server.http.request import Request
 from streamfold.server.http.router import PUBLIC, Router
@@ -54,6 +55,8 @@ class ConsoleSettings:
     read_only: bool = False
     #: Folders and URLs below which published tables are shown.
     tables: tuple[str, ...] = ()
+    #: Addresses of snapshotters whose status is shown.
+    snapshotters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +72,14 @@ class _File:
 
 
 def add_console(router: Router, settings: ConsoleSettings, access: Access) -> None:
-    """Route everything below /console; only tables are data, and need a right."""
+    """Route everything below /console; tables and snapshotters are data, which need a right."""
     console = _Console(settings, guarded=not access.open)
     if settings.tables:
         from streamfold.server.console.tables import Tables  # needs the extra `archive`
 
         Tables(settings.tables, access).add_to(router, f"{ROOT}/tables")
+    if settings.snapshotters:
+        Snapshotters(settings.snapshotters, access).add_to(router, f"{ROOT}/snapshotters")
     for method in ("GET", "HEAD"):
         router.add(method, ROOT, PUBLIC, console.redirect)
         router.add(method, f"{ROOT}/{{...}}", PUBLIC, console.show)
@@ -89,6 +94,7 @@ class _Console:
             "read_only": settings.read_only,
             "guarded": guarded,
             "tables": bool(settings.tables),
+            "snapshotters": bool(settings.snapshotters),
         }
         self._files = {
             **{name: _File.of(name, body) for name, body in _static_files()},

@@ -1,4 +1,4 @@
-"""The tables that are published below configured locations: list, chain of artifacts, first rows.
+"""The tables that are published below configured locations: chain of artifacts, rows, changes, checks.
 
 Reading them needs the right to read all streams: a table may hold what any of them held.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,8 +28,9 @@ with needing_extra("archive"):
         folder_url,
         local_folder,
     )
+    from streamfold.archive.maintenance.verification import Checked
     from streamfold.archive.manifest.model import Artifact, Manifest, order_of
-    from streamfold.archive.read.reader import list_archives, open_archive
+    from streamfold.archive.read.reader import Archive, list_archives, open_archive
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,15 +42,22 @@ _TABLES_MAX: Final = 1_000
 _ARTIFACTS_MAX: Final = 2_000
 #: Bytes of files that a preview may read: it holds what changed in memory.
 _PREVIEW_BYTES: Final = 64 << 20
+#: Bytes of files that a check may read: it takes a processor for a second per 100 MiB or so.
+_VERIFIED_BYTES: Final = 1 << 30
 #: Other errors are those of the storage where the tables are.
 _STATUSES: Final = {NotFoundError: 404, InvalidError: 422}
 #: Rows of a preview, and characters of one value.
 _ROWS: Final = 100
 _SHOWN: Final = 300
+_EVENTS: Final = (
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),
+)
 
 
 class Tables:
-    """Handlers below /console/tables; previews are made one at a time."""
+    """Handlers below /console/tables; files are read for one caller at a time."""
 
     def __init__(self, locations: Sequence[str], access: Access) -> None:
         self._locations = [folder_url(location) for location in locations]
@@ -57,12 +65,14 @@ class Tables:
         self._listed: Mapping[str, Manifest | StreamfoldError] = {}
         self._listed_at = -_LISTED_FOR
         self._listing = asyncio.Lock()
-        self._previewing = asyncio.Lock()
+        self._reading = asyncio.Lock()
 
     def add_to(self, router: Router, root: str) -> None:
         router.add("GET", root, Operation.READ, self.list)
         router.add("GET", f"{root}/{{}}", Operation.READ, self.show)
         router.add("GET", f"{root}/{{}}/rows", Operation.READ, self.preview)
+        router.add("GET", f"{root}/{{}}/changes", Operation.READ, self.changes)
+        router.add("GET", f"{root}/{{}}/check", Operation.READ, self.verify)
 
     async def list(self, request: Request) -> None:
         await self._allow(request)
@@ -81,12 +91,38 @@ class Tables:
         await request.reserve_answer(LIST_ROOM)
         await _answer(request, self._preview(segment, position or None))
 
+    async def changes(self, request: Request, segment: str) -> None:
+        await self._allow(request)
+        given = parse_parameters(request.query)
+        since, until = (given.get(name, [""])[-1] for name in ("since", "until"))
+        await request.reserve_answer(LIST_ROOM)
+        await _answer(request, self._changes(segment, since, until or None))
+
+    async def verify(self, request: Request, segment: str) -> None:
+        """Answer with events: `progress` after each file, and `result` or `problem` at the end."""
+        await self._allow(request)
+        stream = await request.open(200, _EVENTS)
+        try:
+            uri, manifest = await self._manifest(segment)
+            _check_size(manifest.artifacts, _VERIFIED_BYTES, f"streamfold archive verify {uri}")
+            async with self._reading:
+                async for event in _verify(await open_archive(uri)):
+                    await stream.send(event)
+        except StreamfoldError as error:
+            await stream.send(_event("problem", {"code": error.code, "message": error.message}))
+        await stream.close()
+
+    async def _changes(self, segment: str, since: str, until: str | None) -> dict[str, Any]:
+        uri, _ = await self._manifest(segment)
+        async with self._reading:
+            return await _first_changes(uri, since, until)
+
     async def _show(self, segment: str) -> dict[str, Any]:
         return _chain(*await self._manifest(segment))
 
     async def _preview(self, segment: str, position: str | None) -> dict[str, Any]:
         uri, _ = await self._manifest(segment)
-        async with self._previewing:
+        async with self._reading:
             return await _first_rows(uri, position)
 
     async def _allow(self, request: Request) -> None:
@@ -181,15 +217,68 @@ def _size(artifact: Artifact) -> int:
     return min(files.size_bytes for files in artifact.formats.values())
 
 
+def _check_size(artifacts: Iterable[Artifact], most: int, command: str) -> None:
+    """Refuse to read more than `most` bytes; `command` does it outside the server."""
+    size = sum(map(_size, artifacts))
+    if size > most:
+        raise InvalidError(
+            f"this would read {size} bytes of files, and the console reads at most {most}: "
+            f"run '{command}'"
+        )
+
+
+async def _first_changes(uri: str, since: str, until: str | None) -> dict[str, Any]:
+    archive = await open_archive(uri)
+    plan = archive.plan_changes(since, until=until)
+    _check_size(plan.diffs, _PREVIEW_BYTES, f"streamfold archive diff {uri}")
+    found: list[dict[str, Any]] = []
+    async with aclosing(archive.read_changes(plan)) as feed:
+        async for item in feed:
+            part = item.batch.slice(0, _ROWS + 1 - len(found))
+            found += await asyncio.to_thread(_shown_changes, part, item.to_position)
+            if len(found) > _ROWS:
+                break
+    return {"changes": found[:_ROWS], "more": len(found) > _ROWS}
+
+
+def _shown_changes(batch: pa.RecordBatch, position: str) -> list[dict[str, Any]]:
+    return [
+        {"position": position} | {name: _text(value) for name, value in change.items()}
+        for change in batch.to_pylist()
+    ]
+
+
+async def _verify(archive: Archive) -> AsyncIterator[bytes]:
+    """Check every file; yields an event for each, and one for the result."""
+    files = sum(
+        len(kept.parts) for one in archive.manifest.artifacts for kept in one.formats.values()
+    )
+    checked: asyncio.Queue[Checked | None] = asyncio.Queue()
+    work = asyncio.create_task(archive.verify(checked.put_nowait))
+    work.add_done_callback(lambda _: checked.put_nowait(None))
+    try:
+        done = 0
+        while await checked.get() is not None:
+            done += 1
+            yield _event("progress", {"checked": done, "files": max(done, files)})
+        found = await work
+    finally:
+        work.cancel()
+    problems = [
+        {"path": one.path, "message": one.problem.message} for one in found.problems if one.problem
+    ]
+    summary = {"files": found.files, "size_bytes": found.size_bytes, "rows": found.rows}
+    yield _event("result", summary | {"problems": problems[:_ROWS]})
+
+
+def _event(name: str, value: dict[str, Any]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(value))
+
+
 async def _first_rows(uri: str, position: str | None) -> dict[str, Any]:
     archive = await open_archive(uri)
     plan = archive.plan(position=position)
-    size = sum(map(_size, plan.artifacts))
-    if size > _PREVIEW_BYTES:
-        raise InvalidError(
-            f"the table at {plan.position} is {size} bytes of files, and the console reads at most "
-            f"{_PREVIEW_BYTES}: run 'streamfold archive restore {uri}'"
-        )
+    _check_size(plan.artifacts, _PREVIEW_BYTES, f"streamfold archive restore {uri}")
     columns: list[str] = []
     rows: list[list[str | None]] = []
     async with aclosing(archive.batches(position=position)) as batches:

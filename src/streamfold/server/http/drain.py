@@ -30,6 +30,11 @@ class DrainGate:
         """Requests under way."""
         return len(self._inside)
 
+    @property
+    def waits(self) -> int:
+        """Reads that wait for records, or send them as they come: each has a callback."""
+        return len(self._callbacks)
+
     def enter(self, task: asyncio.Task[Any]) -> None:
         """Count a task as a request under way, until it leaves."""
         self._inside.add(task)

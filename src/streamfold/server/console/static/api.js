@@ -46,6 +46,17 @@ export function logOut() {
   update({ needsToken: true, refusal: "" });
 }
 
+/** Keys of encrypted streams, by basin and path of the stream; never stored. */
+const keys = new Map();
+const keyName = (basin, path) => `${basin} ${path.split("/").slice(0, 3).join("/")}`;
+
+/** Send `key` with every request for the records of a stream; an empty one removes it. */
+export function setKey(basin, stream, key) {
+  const name = keyName(basin, streamPath(stream));
+  if (key) keys.set(name, key);
+  else keys.delete(name);
+}
+
 export const url = (path) => new URL(path, ROOT);
 /** The address of the server, as a command line takes it. */
 export const endpoint = () => ROOT.href.replace(/\/$/, "");
@@ -57,6 +68,8 @@ export async function request(path, { basin, headers = {}, method = "GET", ...re
   }
   const all = new Headers(headers);
   if (basin !== undefined) all.set("s2-basin", basin);
+  const key = keys.get(keyName(basin, path.split("?")[0]));
+  if (key) all.set("s2-encryption-key", key);
   if (token()) all.set("authorization", `Bearer ${token()}`);
   let response;
   try {

@@ -67,7 +67,7 @@ function Navigation({ section }) {
     <nav aria-label="Pages">
       ${item("overview", "#/", "Overview")}
       ${item("basins", link(["basins"]), "Basins")}
-      ${settings?.tables && item("tables", link(["tables"]), "Tables")}
+      ${(settings?.tables || settings?.snapshotters) && item("tables", link(["tables"]), "Tables")}
       ${item("tokens", link(["tokens"]), "Tokens")}
     </nav>
     <div class="bar-end">

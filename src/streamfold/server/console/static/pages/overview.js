@@ -30,6 +30,7 @@ function point(before, after, seconds) {
     bytes: rate(before, after, "s2_append_batch_bytes_sum", seconds),
     p50: quantile(before, after, "s2_append_ack_latency_seconds", 0.5),
     p99: quantile(before, after, "s2_append_ack_latency_seconds", 0.99),
+    followers: sample(after, "streamfold_followers"),
     connections: sample(after, "streamfold_connections"),
     memory: sample(after, "process_resident_memory_bytes"),
     disk: sample(after, "streamfold_store_bytes", { state: "disk" }),
@@ -121,7 +122,7 @@ export function OverviewPage() {
       <${Figure} what="Records appended" value=${`${value("records", short)} /s`} more=${`${value("batches", short)} batches/s`} values=${of("records")} />
       <${Figure} what="Bytes appended" value=${`${value("bytes", bytes)}/s`} more="metered size" values=${of("bytes")} />
       <${Figure} what="Acknowledged within" value=${value("p50", latency)} more=${`p50; p99 ${value("p99", latency)}`} values=${of("p50")} />
-      <${Figure} what="Connections" value=${value("connections", number)} more=${`of ${number(sample(now, "streamfold_connections_max") ?? 0)} possible`} values=${of("connections")} />
+      <${Figure} what="Followers" value=${value("followers", number)} more=${`on ${value("connections", number)} of ${number(sample(now, "streamfold_connections_max") ?? 0)} possible connections`} values=${of("followers")} />
       <${Figure} what="Memory" value=${value("memory", bytes)} more="of the server's process" values=${of("memory")} />
       <${Figure} what="Storage" value=${value("disk", bytes)} more=${`${dead === undefined ? "" : `${bytes(dead)} to be reclaimed`}${free === undefined ? "" : `, ${bytes(free)} free`}`} values=${of("disk")} />
     </div>

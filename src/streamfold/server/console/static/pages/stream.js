@@ -1,12 +1,12 @@
 // One stream: its records, its configuration, and what can be done with it.
 
 import { html, useState } from "../vendor/htm-preact.js";
-import { getJson, request, streamPath } from "../api.js";
-import { number } from "../format.js";
+import { getJson, list, request, setKey, streamPath } from "../api.js";
+import { ago, number, time } from "../format.js";
 import { AppendDialog, FenceDialog, TrimDialog } from "../records/append.js";
 import { RecordBrowser } from "../records/browser.js";
 import { go, link } from "../routes.js";
-import { Button, Confirm, Notice, Tabs, useConnection, useLoaded } from "../widgets.js";
+import { Button, Confirm, Field, FormDialog, Notice, Tabs, useConnection, useLoaded } from "../widgets.js";
 import { retentionText, StreamConfigDialog } from "./config.js";
 import { Snapshots } from "./snapshots.js";
 import { Usage } from "./usage.js";
@@ -23,13 +23,33 @@ async function durableState(basin, stream) {
   }
 }
 
-function Facts({ config, state, range }) {
+/** The entry of a listing: when the stream was created, and how it is encrypted. */
+async function infoOf(basin, stream) {
+  const { items } = await list("v1/streams", "streams", { basin, prefix: stream, limit: 1 });
+  return items[0]?.name === stream ? items[0] : {};
+}
+
+/** Asks for the key of an encrypted stream. */
+function KeyDialog({ basin, stream, cipher, onClose, onDone }) {
+  const [key, setValue] = useState("");
+  const submit = async () => {
+    setKey(basin, stream, key.trim());
+    onDone();
+  };
+  return html`<${FormDialog} title="Key of the stream" action="Use key" onClose=${onClose} submit=${submit}>
+    <p class="muted">The records are encrypted with ${cipher}. The console keeps the key until this page is closed, and sends it with reads and appends of this stream.</p>
+    <${Field} label="Key" hint="32 bytes in base64; empty removes it"><input type="password" autocomplete="off" value=${key} onInput=${(event) => setValue(event.target.value)} /><//><//>`;
+}
+
+function Facts({ config, state, range, info }) {
   return html`<div class="facts">
+    ${info?.created_at && html`<span title=${time(Date.parse(info.created_at))}>Created <b>${ago(Date.parse(info.created_at))}</b></span>`}
     ${range && html`<span>Records <b>${number(range.tail - range.first)}</b></span><span>Tail <b>${number(range.tail)}</b></span>`}
     ${config && html`<span>Retention <b>${retentionText(config.retention_policy)}</b></span><span>Timestamps <b>${config.timestamping.mode}</b></span>`}
     ${state?.type && html`<span>Content type <b>${state.type}</b></span>`}
     ${state?.ttl && html`<span>Expires when unused for <b>${state.ttl} s</b></span>`}
     ${state?.expires && html`<span>Expires <b>${state.expires}</b></span>`}
+    ${info?.cipher && html`<span class="badge accent">encrypted, ${info.cipher}</span>`}
     ${state?.closed && html`<span class="badge warn">closed</span>`}
   </div>`;
 }
@@ -40,6 +60,8 @@ export function StreamPage({ basin, stream, query }) {
   const [range, setRange] = useState(null);
   const { settings } = useConnection();
   const config = useLoaded(() => getJson(streamPath(stream), { basin }), [round]);
+  const info = useLoaded(() => infoOf(basin, stream), [round]);
+  const [keyed, setKeyed] = useState(0);
   const state = useLoaded(() => durableState(basin, stream), [round]);
   const close = () => setDialog(null);
   const changed = () => setRound((count) => count + 1);
@@ -55,6 +77,7 @@ export function StreamPage({ basin, stream, query }) {
       <div class="crumbs"><a href=${link(["basins"])}>Basins</a><span>/</span><a class="name" href=${link(["basins", basin])}>${basin}</a><span>/</span></div>
       <h1>${stream}</h1>
       <div class="actions">
+        ${info.value?.cipher && html`<${Button} icon="tokens" onClick=${() => setDialog("key")}>Key<//>`}
         <${Button} disabled=${frozen || !config.value} onClick=${() => setDialog("configure")}>Configure<//>
         <${Button} disabled=${frozen} onClick=${() => setDialog("trim")}>Trim<//>
         <${Button} disabled=${frozen} onClick=${() => setDialog("fence")}>Fence<//>
@@ -63,13 +86,14 @@ export function StreamPage({ basin, stream, query }) {
       </div>
     </div>
     <${Notice} error=${config.error} />
-    <${Facts} config=${config.value} state=${state.value} range=${range} />
+    <${Facts} config=${config.value} state=${state.value} range=${range} info=${info.value} />
     <${Tabs} label="Parts of the stream" current=${tab} items=${Object.entries(TABS).map(([id, text]) => ({
       id, text, href: link(["basins", basin, stream], { tab: id === "records" ? undefined : id }) }))} />
-    ${tab === "records" && html`<${RecordBrowser} basin=${basin} stream=${stream} query=${query} onTail=${setRange} />`}
+    ${tab === "records" && html`<${RecordBrowser} key=${keyed} basin=${basin} stream=${stream} query=${query} onTail=${setRange} />`}
     ${tab === "snapshots" && html`<${Snapshots} basin=${basin} stream=${stream} />`}
     ${tab === "usage" && html`<${Usage} basin=${basin} stream=${stream} />`}
     ${dialog === "append" && html`<${AppendDialog} ...${named} onDone=${() => {}} />`}
+    ${dialog === "key" && html`<${KeyDialog} ...${named} cipher=${info.value.cipher} onDone=${() => setKeyed((count) => count + 1)} />`}
     ${dialog === "trim" && html`<${TrimDialog} ...${named} tail=${range?.tail ?? 0} suggestion=${range?.tail ?? 0} onDone=${() => {}} />`}
     ${dialog === "fence" && html`<${FenceDialog} ...${named} onDone=${() => {}} />`}
     ${dialog === "configure" && html`<${StreamConfigDialog} ...${named} config=${config.value} onDone=${changed} />`}

@@ -1,10 +1,11 @@
-// Tables that are published as files: the chain of bases and diffs, and the rows at any position.
+// Tables that are published as files: the chain of bases and diffs, rows and changes at any position, checks.
 
-import { html, useState } from "../vendor/htm-preact.js";
-import { getJson } from "../api.js";
+import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
+import { connection, events, getJson, request } from "../api.js";
 import { ago, bytes, number, plural, time } from "../format.js";
 import { link } from "../routes.js";
-import { Empty, Field, Notice, useLoaded } from "../widgets.js";
+import { Button, Choice, Empty, Field, Notice, useLoaded } from "../widgets.js";
+import { Snapshotters } from "./snapshotters.js";
 
 const HEIGHT = 26;
 const WIDTH = 1000;
@@ -15,9 +16,13 @@ const table = (uri) => `console/tables/${encodeURIComponent(uri)}`;
 const epochs = (chain) => [...new Set(chain.map(({ epoch }) => epoch))];
 
 export function TablesPage() {
+  const { tables, snapshotters } = connection.settings;
+  return html`<div class="page-head"><h1>Tables</h1></div>${tables && html`<${Published} />`}${snapshotters && html`<${Snapshotters} />`}`;
+}
+
+function Published() {
   const { value, error } = useLoaded(() => getJson("console/tables"), []);
-  return html`<div class="page-head"><h1>Tables</h1></div>
-    <${Notice} error=${error} />
+  return html`<${Notice} error=${error} />
     <section class="card">${value?.tables.length === 0
       ? html`<${Empty} title="No tables were found."><p>A snapshotter publishes them: <code>streamfold snapshotter run</code>.</p><//>`
       : html`<div class="scroll"><table><thead><tr><th>Table</th><th>Head</th><th class="number optional">Artifacts</th><th class="number optional">Size</th><th>Updated</th></tr></thead>
@@ -36,7 +41,18 @@ const words = (one) =>
     bytes(one.size_bytes), one.kind === "base" ? plural(one.rows ?? 0, "row") : plural(one.changes ?? 0, "change"),
     time(Date.parse(one.created_at)), one.reason && `because of ${one.reason}`].filter(Boolean).join(", ");
 
-/** One lane for each epoch, positions to scale; a base is a mark, diffs are bars, missing positions are dashed. */
+/** The chain with its ends in time instead of positions: a diff begins when what it follows was written. */
+function inTime(chain) {
+  let before = null;
+  return chain.map((one) => {
+    const at = Date.parse(one.created_at);
+    const from = one.kind === "base" ? null : before ?? at;
+    before = at;
+    return { ...one, from_rank: from, to_rank: at };
+  });
+}
+
+/** One lane for each epoch, to scale; a base is a mark, diffs are bars, missing positions are dashed. */
 function Chain({ chain, chosen, onChoose }) {
   const first = Math.min(...chain.map((one) => one.from_rank ?? one.to_rank));
   const last = Math.max(...chain.map((one) => one.to_rank));
@@ -61,6 +77,59 @@ function Chain({ chain, chosen, onChoose }) {
     </svg></div>`;
 }
 
+/** What changed from one position to the chosen one. */
+function ChangesTo({ uri, chain, at }) {
+  const until = chain[at].to_position;
+  const earlier = [...new Set(chain.slice(0, at).map((one) => one.to_position))].filter((one) => one !== until).reverse();
+  const [wanted, setWanted] = useState(null);
+  const since = earlier.includes(wanted) ? wanted : earlier[0];
+  const { value, error, loading } = useLoaded(
+    async () => since && getJson(`${table(uri)}/changes?${new URLSearchParams({ since, until })}`), [uri, since, until]);
+  return html`<section class="card"><header><h2>What changed</h2>
+      <span class="end muted">${loading ? "reading …" : value && `${plural(value.changes.length, "change")}${value.more ? ", and more" : ""}`}</span></header>
+    ${since === undefined ? html`<div class="body muted">This is the oldest position: there is none before it to compare with.</div>` : html`
+    <div class="body"><${Field} label="Since"><select value=${since} onChange=${(event) => setWanted(event.target.value)}>
+      ${earlier.map((position) => html`<option key=${position} value=${position}>${position}</option>`)}</select><//></div>
+    <${Notice} error=${error} />
+    ${value && html`<div class="scroll preview"><table><thead><tr><th>Position</th><th>Action</th><th>Key</th><th>Before</th><th>After</th></tr></thead>
+      <tbody>${value.changes.map((one, row) => html`<tr key=${row}><td class="mono">${one.position}</td><td><span class=${`badge ${one.action}`}>${one.action}</span></td>
+        <td class="mono">${one.key}</td><td class="mono">${one.before}</td><td class="mono">${one.after}</td></tr>`)}</tbody></table></div>`}`}</section>`;
+}
+
+/** Checks every file of the table, and shows how far it is. */
+function Check({ uri }) {
+  const [state, setState] = useState({ step: "idle" });
+  const stopper = useRef(null);
+  useEffect(() => () => stopper.current?.abort(), [uri]);
+  const run = async () => {
+    stopper.current = new AbortController();
+    setState({ step: "running", checked: 0, files: 0 });
+    try {
+      const response = await request(`${table(uri)}/check`, { signal: stopper.current.signal });
+      for await (const { type, data } of events(response)) {
+        const value = JSON.parse(data);
+        if (type === "progress") setState({ step: "running", ...value });
+        if (type === "result") setState({ step: "done", result: value });
+        if (type === "problem") setState({ step: "failed", error: value });
+      }
+    } catch (error) {
+      if (error.name !== "AbortError") setState({ step: "failed", error });
+    }
+  };
+  const { result } = state;
+  return html`<section class="card"><header><h2>Check</h2><span class="end">
+      <${Button} disabled=${state.step === "running"} onClick=${run}>Check every file<//></span></header>
+    <div class="body" aria-live="polite">
+      ${state.step === "idle" && html`<span class="muted">Reads every file of the table, and compares sizes, hashes and counts with the manifest.</span>`}
+      ${state.step === "running" && html`<progress aria-label="Files checked" max=${state.files || 1} value=${state.checked}></progress> <span class="muted">${number(state.checked)} of ${plural(state.files, "file")}</span>`}
+      ${state.step === "failed" && html`<${Notice} error=${state.error} />`}
+      ${result && (result.problems.length
+        ? html`<${Notice}>${plural(result.problems.length, "file")} cannot be used: write the table again from its stream.<//>
+          <ul>${result.problems.map((one) => html`<li key=${one.path}><span class="mono">${one.path}</span>: ${one.message}</li>`)}</ul>`
+        : html`<${Notice} kind="good">All ${plural(result.files, "file")} are what the manifest says: ${bytes(result.size_bytes)}, ${plural(result.rows, "row and change", "rows and changes")}.<//>`)}
+    </div></section>`;
+}
+
 function Rows({ uri, position }) {
   const { value, error, loading } = useLoaded(() => getJson(`${table(uri)}/rows?${new URLSearchParams({ position })}`), [uri, position]);
   return html`<section class="card"><header><h2>Rows at ${position}</h2><span class="end muted">${loading ? "reading …" : value && `${plural(value.rows.length, "row")}${value.more ? ", and more" : ""}`}</span></header>
@@ -77,15 +146,19 @@ export function TablePage({ uri }) {
   const chosen = Math.min(moved ?? chain.length - 1, chain.length - 1);
   const shown = chain[Math.min(settled ?? chain.length - 1, chain.length - 1)];
   const choose = (at) => (setMoved(at), setSettled(at));
+  const [scale, setScale] = useState("position");
   return html`<div class="page-head"><div class="crumbs"><a href=${link(["tables"])}>Tables</a><span>/</span></div><h1>${value?.table ?? uri}</h1></div>
     <${Notice} error=${error} />
     ${value && html`<div class="facts"><span>Head <b>${value.head_position}</b></span><span>Updated <b>${ago(Date.parse(value.updated_at))}</b></span>
         <span>Oldest position <b>${value.oldest_readable_position}</b></span><span>Size <b>${bytes(value.size_bytes)}</b></span>
         ${value.key_fields && html`<span>Key <b>${value.key_fields.join(", ")}</b></span>`}${value.source && html`<span>Source <b class="name">${value.source}</b></span>`}
         <span class="name">${value.uri}</span></div>
-      <section class="card"><header><h2>Bases and diffs</h2><span class="end muted">${plural(epochs(chain).length, "epoch")}, ${plural(chain.length, "artifact")}</span></header>
-        <div class="body fields"><${Chain} chain=${chain} chosen=${chosen} onChoose=${choose} />
+      <section class="card"><header><h2>Bases and diffs</h2><span class="end muted">${plural(epochs(chain).length, "epoch")}, ${plural(chain.length, "artifact")}</span>
+          <${Choice} label="Scale" options=${[["position", "Positions"], ["time", "Time"]]} value=${scale} onChange=${setScale} /></header>
+        <div class="body fields"><${Chain} chain=${scale === "time" ? inTime(chain) : chain} chosen=${chosen} onChoose=${choose} />
         <${Field} label="Position" hint=${words(chain[chosen])}><input type="range" min="0" max=${chain.length - 1} value=${chosen}
           onInput=${(event) => setMoved(Number(event.target.value))} onChange=${(event) => setSettled(Number(event.target.value))} /><//></div></section>
-      <${Rows} uri=${uri} position=${shown.to_position} />`}`;
+      <${Rows} uri=${uri} position=${shown.to_position} />
+      <${ChangesTo} uri=${uri} chain=${chain} at=${chain.indexOf(shown)} />
+      <${Check} uri=${uri} />`}`;
 }
