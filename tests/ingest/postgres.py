@@ -109,8 +109,10 @@ def database_name(uri: str) -> str:
 class Rebuilt:
     """A table, rebuilt from the records of its stream as any reader of the envelope would."""
 
-    def __init__(self, key: Sequence[str]) -> None:
+    def __init__(self, key: Sequence[str], table: str | None = None) -> None:
+        """`table` is the only one to rebuild, in a stream of several."""
         self._key = key
+        self._table = table
         self.rows: dict[tuple[Any, ...], dict[str, Any]] = {}
         self.positions: list[tuple[str, int]] = []
         self.bodies: list[dict[str, Any]] = []
@@ -124,10 +126,12 @@ class Rebuilt:
             if b"index" in headers:
                 self.positions.append((headers[b"lsn"].decode(), int(headers[b"index"])))
             self.raw.append(record.body)
-            self._apply(msgspec.json.decode(record.body))
+            change = msgspec.json.decode(record.body)
+            self.bodies.append(change)
+            if self._table in (None, change.get("table")):
+                self._apply(change)
 
     def _apply(self, change: dict[str, Any]) -> None:
-        self.bodies.append(change)
         match change["op"]:
             case "t":
                 self.rows.clear()
@@ -151,9 +155,11 @@ Until: TypeAlias = Callable[[Callable[[Rebuilt], object]], Awaitable[Rebuilt]]
 
 
 @asynccontextmanager
-async def following(client: StreamClient, key: Sequence[str]) -> AsyncIterator[Until]:
+async def following(
+    client: StreamClient, key: Sequence[str], table: str | None = None
+) -> AsyncIterator[Until]:
     """A function that reads on until a condition on the rebuilt table holds."""
-    rebuilt = Rebuilt(key)
+    rebuilt = Rebuilt(key, table)
     session = client.read(0)
 
     async def until(condition: Callable[[Rebuilt], object]) -> Rebuilt:

@@ -1,4 +1,4 @@
-"""The stream of one table: where its source was left, and appends that happen once.
+"""The stream of a table, or of several: where the source was left, and appends that happen once.
 
 The stream alone says how far its source has come: records carry the source's position in headers.
 An ingester first takes the stream with a fencing token of its own, which stops every other one, and
@@ -6,10 +6,13 @@ then reads the last record: from there on nothing but its own appends changes th
 names the seq_num of its first record, so a repeated one is refused. After any failure the ingester
 starts again from here.
 
+A stream of several tables has one order, that of commits, and every body names its table. Its last
+record belongs to one of the tables; what is known of the others is in the control stream.
+
 | header | value |
 |---|---|
 | `lsn` | position of the commit in the source's log; in the first copy, of its snapshot |
-| `index` | number of the change within its commit, from 0, counted for this table alone |
+| `index` | number of the change within its commit, from 0: among those of this table, or of all |
 | `copy` | in the first copy, instead of `index`: rows so far, or `end` after the last |
 | `key` | in the last record of an append of the first copy: where to resume, as JSON |
 | `snapshot` | in the last record of a copy that was resumed: position of its last snapshot |
@@ -84,6 +87,9 @@ class Pipelined(Protocol):
 class TableStream:
     """Appends to one stream, as its only writer."""
 
+    #: The name that bodies give the table; None in a stream with one table.
+    table: str | None = None
+
     def __init__(self, client: StreamClient, token: str) -> None:
         self._client = client
         self._token = token
@@ -145,6 +151,35 @@ class TableStream:
         return None
 
 
+class SharedTableStream(TableStream):
+    """One table of a stream that has several; `shared` is taken."""
+
+    def __init__(self, shared: TableStream, table: str, state: StreamState) -> None:
+        self._shared = shared
+        self.table = table
+        self.state = state
+
+    @property
+    def name(self) -> str:
+        return self._shared.name
+
+    @property
+    def next_seq_num(self) -> int:
+        return self._shared.next_seq_num
+
+    async def append_each(self, parts: Sequence[Sequence[Record]]) -> None:
+        await self._shared.append_each(parts)
+
+
+class _Named(msgspec.Struct, frozen=True):
+    table: str | None = None
+
+
+def table_of(record: StreamRecord) -> str | None:
+    """Return the table that a record of a stream with several tables names."""
+    return msgspec.json.decode(record.body, type=_Named).table
+
+
 def _state_of(stream: str, record: StreamRecord) -> StreamState:
     headers = dict(record.headers)
     if LSN not in headers or not headers.keys() & {INDEX, COPY}:
@@ -157,6 +192,11 @@ def _state_of(stream: str, record: StreamRecord) -> StreamState:
     key = headers.get(KEY)
     resumed = None if key is None else tuple(msgspec.json.decode(key, type=list[str]))
     return CopyPosition(lsn, int(copied), resumed)
+
+
+def is_copied(record: StreamRecord) -> bool:
+    """Return whether the record belongs to a first copy."""
+    return any(name == COPY for name, _ in record.headers)
 
 
 def _is_command(record: StreamRecord) -> bool:

@@ -151,6 +151,7 @@ def test_every_limit_of_the_engine_can_be_set() -> None:
     [
         ({}, EnvelopeDecoder(("id",))),
         ({"kind": "envelope", "mismatch": "dead_letter"}, EnvelopeDecoder(("id",), "dead_letter")),
+        ({"table": "shop.orders"}, EnvelopeDecoder(("id",), table="shop.orders")),
         ({"kind": "debezium", "time_unit": "ms"}, DebeziumDecoder(("id",), time_unit="ms")),
         (
             {"kind": "upserts", "key_header": "k", "deleted_field": "__deleted"},

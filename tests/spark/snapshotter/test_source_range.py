@@ -11,7 +11,9 @@ import pytest
 import s2_sdk
 from pyspark.sql import SparkSession
 
+from streamfold.snapshotter.decoding import EnvelopeDecoder
 from streamfold.snapshotter.spark.driver_loop import DriverLoop
+from streamfold.snapshotter.spark.table import pipeline as pipelines
 from streamfold.snapshotter.spark.table.archive import TableArchive, TableEvents
 from streamfold.snapshotter.spark.table.archive_updates import ArchiveUpdates
 from streamfold.snapshotter.spark.table.intake import TableStream
@@ -56,7 +58,9 @@ class Updating:
     def __init__(self, spark: SparkSession, server: Server, stream: str, folder: Path) -> None:
         self.folder, self._server, self._stream = folder, server, stream
         self._spark = spark
-        self.job = table_job(server, stream, folder)
+        self.job = table_job(
+            server, stream, folder, decoder=EnvelopeDecoder(("id",), table="public.items")
+        )
         self.progress = TableProgress(
             "public.items", stream, [], lambda: datetime.fromtimestamp(START / 1000 + 100, UTC)
         )
@@ -136,3 +140,16 @@ def test_the_status_tells_the_lag_to_the_database(table: Updating) -> None:
     shown = render_metrics(Writers()).decode()
     assert 'snapshotter_source_lag_bytes{table="public.items"} 16.0' in shown
     assert 'snapshotter_source_head_position{table="public.items"} 32.0' in shown
+
+
+def test_many_records_of_other_tables_move_the_head_without_a_change(
+    table: Updating, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipelines, "HEAD_RECORDS", 10)
+    table.take(copied("0/10", 1), copy_end("0/10"))
+    other = envelope("c", after={"id": 9}, table="public.other")
+    few = table.take(*(s2_sdk.Record(other) for _ in range(9)))
+    assert (few.manifest_head, few.source_head) == ("1", "0/10")
+    many = table.take(s2_sdk.Record(other))
+    assert (many.manifest_head, many.source_head, many.churn_records) == ("11", "0/10", 1)
+    assert set(state_of(table.folder, at_source="0/10")) == {1}

@@ -77,6 +77,10 @@ class SourceRange(Entry, frozen=True, kw_only=True):
         """Return the range of a base that ends here."""
         return msgspec.structs.replace(self, first=None)
 
+    def of_no_change(self) -> SourceRange:
+        """Return the range of a diff without changes that begins here."""
+        return msgspec.structs.replace(self, first=self.last)
+
 
 class Artifact(Entry, frozen=True, kw_only=True):
     """A base (`snapshot`) of all rows at `to_position`, or the net changes of `(from, to]`."""

@@ -84,6 +84,13 @@ def ingest() -> None:
 @_SLOT
 @_PUBLICATION
 @_PREFIX
+@click.option(
+    "--stream",
+    "one_stream",
+    default="",
+    metavar="NAME",
+    help="One stream for all tables, in the order of commits, instead of a stream for each.",
+)
 @click.option("--recopy", is_flag=True, help="Copy all tables again, with a new slot.")
 @click.option(
     "--heartbeat",
@@ -108,6 +115,7 @@ def postgres(
     slot: str,
     publication: str,
     prefix: str,
+    one_stream: str,
     recopy: bool,
     heartbeat: float,
     metrics_port: int | None,
@@ -118,11 +126,13 @@ def postgres(
 ) -> None:
     """Copy tables of PostgreSQL into streams, then follow their changes, until SIGTERM or SIGINT.
 
-    Each table has a stream of its own. After a stop or a crash, the same command continues where the
-    streams end: each change is in them once, in the order of commits.
+    Each table has a stream of its own, unless --stream names one for all. After a stop or a crash, the
+    same command continues where the streams end: each change is in them once, in the order of commits.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    options = IngestOptions(tables, slot, publication, prefix, recopy, heartbeat)
+    options = IngestOptions(
+        tables, slot, publication, prefix, recopy, heartbeat, one_stream=one_stream
+    )
     database = Database(dsn, password_file=password_file)
     progress = IngestProgress()
     if metrics_port is not None:

@@ -58,14 +58,14 @@ class Table:
     def full_name(self) -> str:
         return f"{self.schema}.{self.name}"
 
-    @property
-    def declaration(self) -> bytes:
-        """The record that declares the columns to readers, as JSON."""
+    def declaration(self, *, named: bool = False) -> bytes:
+        """Return the body that declares the columns to readers; `named` if it has to name the table."""
         columns = [
             {"name": c.name, "type": c.type, "nullable": c.nullable, "source": c.source_type}
             for c in self.columns
         ]
-        return msgspec.json.encode({"op": "s", "key": self.key, "columns": columns})
+        name = {"table": self.full_name} if named else {}
+        return msgspec.json.encode({"op": "s", **name, "key": self.key, "columns": columns})
 
     @property
     def identifier(self) -> sql.Identifier:

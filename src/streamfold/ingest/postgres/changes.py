@@ -1,8 +1,9 @@
 """Turns the events of pgoutput into records of streams, each once; without I/O.
 
 Every change has a position: the LSN of its commit, and its number among the changes of its table in
-that commit. Both are the same whenever the source sends the transaction again, so what a stream already
-has is left out. The last change of a transaction in each stream says that it is the last.
+that commit; in a stream of several tables, among all changes of the commit that the slot sends. Both
+are the same whenever the source sends the transaction again, so what a stream already has is left out.
+The last change of a transaction in each stream says that it is the last.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class TableRecord(NamedTuple):
 class _Held:
     """A change that waits until it is known whether it is the last of its transaction."""
 
+    table: _Table
     encoder: RowEncoder
     body: bytes
     row: Row
@@ -56,16 +58,24 @@ class _Held:
 
 
 @dataclass(slots=True)
+class _Stream:
+    """What the open transaction has for one stream."""
+
+    #: Of the next change.
+    index: int = 0
+    held: _Held | None = None
+
+
+@dataclass(slots=True)
 class _Table:
     name: str
     key: tuple[str, ...]
+    stream: _Stream
     #: LSN and index of the last change in the stream.
     position: tuple[int, int]
     relation: Relation | None = None
     #: None until a change that the stream lacks needs it.
     encoder: RowEncoder | None = None
-    index: int = 0
-    held: _Held | None = None
 
 
 @dataclass(slots=True)
@@ -84,10 +94,14 @@ class ChangeRecords:
     #: Called when the first change with these columns is due: returns a declaration of columns for the
     #: stream, if they are new; raises if the stream cannot take them.
     on_columns: Callable[[str, Relation], bytes | None]
+    #: Whether all tables have one stream.
+    one_stream: bool = False
     _tables: dict[str, _Table] = field(default_factory=dict)
     _relations: dict[int, _Table | None] = field(default_factory=dict)
-    #: Tables with changes in the open transaction.
-    _touched: list[_Table] = field(default_factory=list)
+    #: The stream of all tables, if there is one.
+    _shared: _Stream = field(default_factory=_Stream)
+    #: Streams of tables with changes in the open transaction.
+    _touched: list[_Stream] = field(default_factory=list)
     _begin: Begin | None = None
     _lsn: str = ""
     #: LSN of the last transaction whose end was fed.
@@ -97,7 +111,8 @@ class ChangeRecords:
 
     def follow(self, table: str, key: Iterable[str], lsn: int, index: int) -> None:
         """Follow a table, whose stream has everything up to this position."""
-        self._tables[table] = _Table(table, tuple(key), (lsn, index))
+        stream = self._shared if self.one_stream else _Stream()
+        self._tables[table] = _Table(table, tuple(key), stream, (lsn, index))
 
     @property
     def in_transaction(self) -> bool:
@@ -121,7 +136,7 @@ class ChangeRecords:
                 yield from self._row(event.relation, old, _delete)
             case Truncate():
                 for relation in event.relations:
-                    yield from self._row(relation, (), lambda *_: b'{"op":"t"')
+                    yield from self._row(relation, (), _truncate)
 
     def _relation(self, event: Relation) -> None:
         table = self._tables.get(f"{event.schema}.{event.name}")
@@ -133,7 +148,8 @@ class ChangeRecords:
         """Return how to encode rows, and the declaration of new columns."""
         declaration = self.on_columns(table.name, relation)
         columns = [(c.name, self.base_type(c.type_oid)) for c in relation.columns]
-        return RowEncoder(table.name, columns, table.key), declaration
+        encoder = RowEncoder(table.name, columns, table.key, named=self.one_stream)
+        return encoder, declaration
 
     def _update(self, event: Update) -> Iterator[TableRecord]:
         new, old = event.new, event.old
@@ -145,7 +161,7 @@ class ChangeRecords:
             if event.key is not None and UNCHANGED in row:
                 row = self._filled(encoder, row)
             key = encoder.key_image(event.key or old or row)
-            parts = b'{"op":"u","key":%s,"after":%s' % (key, encoder.image(row))
+            parts = b'%s,"key":%s,"after":%s' % (encoder.opening(b"u"), key, encoder.image(row))
             if old is not None:
                 parts += b',"before":%s' % encoder.image(old)
             unchanged = encoder.unchanged(row)
@@ -168,47 +184,52 @@ class ChangeRecords:
         if relation not in self._relations or self._begin is None:
             raise MalformedError(f"a change of table {relation} came before its description")
         table = self._relations[relation]
+        stream = self._shared if table is None else table.stream
+        index = stream.index
+        if index == 0:
+            self._touched.append(stream)
+        stream.index += 1  # also for other tables: which ones are followed may change
         if table is None or table.relation is None:
             return
-        index = table.index
-        if index == 0:
-            self._touched.append(table)
-        table.index += 1
         if (self._begin.commit_lsn, index) <= table.position:
             return
-        if table.held is not None:
-            yield self._record(table, table.held, last=False)
-            table.held = None
+        if stream.held is not None:
+            yield self._record(stream.held, last=False)
+            stream.held = None
         if table.encoder is None:
             table.encoder, declaration = self._describe(table, table.relation)
             if declaration is not None:
                 headers = change_headers(self._lsn, index - 1)
                 yield TableRecord(table.name, Record(declaration, headers))
-        table.held = _Held(table.encoder, body(table.encoder, row), row, index)
+        stream.held = _Held(table, table.encoder, body(table.encoder, row), row, index)
 
     def _commit(self, event: Commit) -> Iterator[TableRecord]:
-        for table in self._touched:
-            if table.held is not None:
-                yield self._record(table, table.held, last=True)
-            table.held, table.index = None, 0
+        for stream in self._touched:
+            if stream.held is not None:
+                yield self._record(stream.held, last=True)
+            stream.held, stream.index = None, 0
         self._touched.clear()
         self._begin = None
         self.committed, self.committed_at = event.commit_lsn, event.commit_time
 
-    def _record(self, table: _Table, held: _Held, *, last: bool) -> TableRecord:
+    def _record(self, held: _Held, *, last: bool) -> TableRecord:
         assert self._begin is not None  # noqa: S101 - callers check it
         lsn = self._lsn.encode()
         end = b',"last":true' if last else b""
         body = b'%s,"txn":{"id":"%s"%s}}' % (held.body, lsn, end)
         headers = change_headers(self._lsn, held.index)
-        table.position = (self._begin.commit_lsn, held.index)
+        held.table.position = (self._begin.commit_lsn, held.index)
         made = held.encoder.record(body, held.row, headers, self._begin.commit_time // 1000)
-        return TableRecord(table.name, made)
+        return TableRecord(held.table.name, made)
 
 
 def _insert(encoder: RowEncoder, row: Row) -> bytes:
-    return b'{"op":"c","after":%s' % encoder.image(row)
+    return b'%s,"after":%s' % (encoder.opening(b"c"), encoder.image(row))
 
 
 def _delete(encoder: RowEncoder, row: Row) -> bytes:
-    return b'{"op":"d","key":%s' % encoder.key_image(row)
+    return b'%s,"key":%s' % (encoder.opening(b"d"), encoder.key_image(row))
+
+
+def _truncate(encoder: RowEncoder, row: Row) -> bytes:
+    return encoder.opening(b"t")

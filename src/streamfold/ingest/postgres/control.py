@@ -15,7 +15,15 @@ from streamfold.ingest.errors import SlotLostError, SourceUnusableError
 from streamfold.ingest.postgres.catalog import Column, Table
 from streamfold.ingest.postgres.pgoutput import Lsn, lsn_text, parse_lsn
 from streamfold.ingest.postgres.slot import Slot, System
-from streamfold.ingest.table_stream import TableStream, change_headers
+from streamfold.ingest.table_stream import (
+    CopyPosition,
+    Position,
+    StreamState,
+    TableStream,
+    change_headers,
+    is_copied,
+    table_of,
+)
 from streamfold.model.positions import U64_MAX
 from streamfold.model.records import Record, trim_record
 
@@ -30,10 +38,12 @@ class TableNote(msgspec.Struct, frozen=True):
     columns: tuple[Column, ...]
     #: See `Table.published`.
     published: str = ""
+    #: In a stream of several tables: position of the first copy, once it is complete.
+    copied: str = ""
 
     @classmethod
-    def of(cls, table: Table) -> TableNote:
-        return cls(table.key, table.columns, table.published)
+    def of(cls, table: Table, copied: str = "") -> TableNote:
+        return cls(table.key, table.columns, table.published, copied)
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -49,27 +59,84 @@ class Note(msgspec.Struct, frozen=True):
     tables: dict[str, TableNote] = {}
     #: Of the database's log; 0 in notes of older versions.
     timeline: int = 0
+    #: The stream of all tables, if there is one.
+    stream: str = ""
+    #: LSN and index of the last change in it, when copies began that follow it.
+    position: tuple[str, int] | None = None
 
 
 class Control:
     """Notes for one slot; `stream` is taken."""
 
-    def __init__(self, stream: TableStream, system: System, slot: str, publication: str) -> None:
+    def __init__(
+        self, stream: TableStream, system: System, slot: str, publication: str, shared: str = ""
+    ) -> None:
+        """`shared` is the stream of all tables, if there is one."""
         self._stream = stream
         self._slot = slot
         self._system = system
-        self._note = Note(system.identifier, slot, publication, "0/0", timeline=system.timeline)
+        self._note = Note(
+            system.identifier,
+            slot,
+            publication,
+            "0/0",
+            timeline=system.timeline,
+            stream=shared,
+        )
         self._written = 0
         last = stream.last
         self.found = None if last is None else msgspec.json.decode(last.body, type=Note)
         #: The position of the last note.
         self.lsn = parse_lsn(self.found.lsn) if self.found else Lsn(0)
         self.tables = dict(self.found.tables) if self.found else {}
+        #: See `Note.position`.
+        self.position = self.found.position if self.found else None
+
+    def states(self, shared: TableStream, names: Iterable[str]) -> dict[str, StreamState]:
+        """Return how far each table of the one stream is; `note` makes what that changes durable.
+
+        The last record says it for all tables, if it is a change. After a first copy it speaks of one
+        table, and the notes of the others.
+        """
+        tail, copied = shared.state, None
+        if shared.last is not None and is_copied(shared.last):
+            copied = table_of(shared.last)
+        elif isinstance(tail, Position):
+            self.position = (tail.lsn, tail.index)
+        if copied in self.tables and isinstance(tail, Position):
+            self.tables[copied] = msgspec.structs.replace(self.tables[copied], copied=tail.lsn)
+        self.forget_copies(())
+        found: dict[str, StreamState] = {}
+        for name in names:
+            noted = self.tables.get(name)
+            if noted is not None and noted.copied:
+                found[name] = self._position_after(noted.copied)
+            else:
+                found[name] = tail if name == copied and isinstance(tail, CopyPosition) else None
+        return found
+
+    def _position_after(self, copied: str) -> Position:
+        """Return the last change of a table in the one stream, or its copy if that is newer."""
+        if self.position is not None and parse_lsn(self.position[0]) >= parse_lsn(copied):
+            return Position(*self.position)
+        return Position(copied, -1)
+
+    def forget_copies(self, names: Iterable[str]) -> None:
+        """Have these tables copied again; changes before the copies do not count if all are."""
+        for name in set(names) & self.tables.keys():
+            self.tables[name] = msgspec.structs.replace(self.tables[name], copied="")
+        if not any(noted.copied for noted in self.tables.values()):
+            self.position = None
 
     async def note_columns(self, *tables: Table) -> None:
         """Note durably which columns the streams of these tables declare from now on."""
         for table in tables:
             self.tables[table.full_name] = TableNote.of(table)
+        await self.note(self.lsn)
+
+    async def note_copied(self, table: str, lsn: str) -> None:
+        """Note durably that the first copy of a table is complete."""
+        self.tables[table] = msgspec.structs.replace(self.tables[table], copied=lsn)
         await self.note(self.lsn)
 
     async def forget_others(self, names: Iterable[str]) -> None:
@@ -91,7 +158,9 @@ class Control:
 
     async def note(self, lsn: Lsn) -> None:
         """Note durably that the slot may be confirmed up to here."""
-        note = msgspec.structs.replace(self._note, lsn=lsn_text(lsn), tables=self.tables)
+        note = msgspec.structs.replace(
+            self._note, lsn=lsn_text(lsn), tables=self.tables, position=self.position
+        )
         records = [Record(msgspec.json.encode(note), change_headers(note.lsn, 0))]
         self._written += 1
         if self._written % _TRIM_AFTER == 1:
@@ -105,6 +174,18 @@ class Control:
             raise SourceUnusableError(
                 f"the streams hold tables of the database cluster {self.found.system}, and this one is "
                 f"{self._note.system}: name another --slot and --prefix, or connect to the other one"
+            )
+
+    def check_streams(self) -> None:
+        """Raise if the slot has filled other streams: what they have would be missing here."""
+        if self.found is not None and self.found.stream != self._note.stream:
+            there, here = (
+                f"the stream {stream!r} with all tables" if stream else "a stream for each table"
+                for stream in (self.found.stream, self._note.stream)
+            )
+            raise SourceUnusableError(
+                f"replication slot {self._slot!r} fills {there}, and cannot fill {here}: name another "
+                "--slot"
             )
 
     def check_slot(self, slot: Slot | None, followed: Iterable[Lsn], current: Lsn) -> None:

@@ -201,6 +201,7 @@ class CopyBatches:
 
     def __init__(self, encoder: RowEncoder, lsn: str, rows: int) -> None:
         self._encoder = encoder
+        self._opening = encoder.opening(b"r")
         self._lsn = lsn
         self.rows = rows
         self._batch: list[Record] = []
@@ -209,7 +210,7 @@ class CopyBatches:
 
     def add(self, row: Row) -> list[Record]:
         """Add a row; returns a full batch, or nothing."""
-        body = b'{"op":"r","after":%s}' % self._encoder.image(row)
+        body = b'%s,"after":%s}' % (self._opening, self._encoder.image(row))
         record = self._encoder.record(body, row, copy_headers(self._lsn, self.rows + 1))
         size = metered_size(record)
         full: list[Record] = []
@@ -245,10 +246,11 @@ async def copy_table(
     `on_rows` gets the rows of the stream, and the bytes of each append.
     """
     columns = [(column.name, column.type_oid) for column in table.columns]
-    encoder = RowEncoder(table.full_name, columns, table.key, copying=True)
+    named = stream.table is not None
+    encoder = RowEncoder(table.full_name, columns, table.key, copying=True, named=named)
     batches = CopyBatches(encoder, copied.lsn, copied.rows)
     if copied.key is None:
-        await stream.append([Record(table.declaration, copy_headers(copied.lsn, 0))])
+        await stream.append([Record(table.declaration(named=named), copy_headers(copied.lsn, 0))])
     async with (
         _Appending(stream, on_rows) as appending,
         copied_blocks(database, table, snapshot.name, copied.key) as blocks,
@@ -261,7 +263,7 @@ async def copy_table(
         if rest := batches.flush():
             await appending.add(rest, batches.rows)
         await appending.flush()
-    end = b'{"op":"e","txn":"copy %s"}' % copied.lsn.encode()
+    end = b'%s,"txn":"copy %s"}' % (encoder.opening(b"e"), copied.lsn.encode())
     await stream.append([Record(end, copy_end_headers(copied.lsn, snapshot.lsn))])
     stream.state = Position(copied.lsn, -1)
 

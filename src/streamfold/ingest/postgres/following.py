@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -66,7 +66,10 @@ SELECT d.oid, d.typbasetype FROM d JOIN pg_type t ON t.oid = d.typbasetype WHERE
 class _Batch:
     """Records for several streams, and what may be confirmed when they are appended."""
 
+    #: By stream.
     records: defaultdict[str, list[Record]] = field(default_factory=lambda: defaultdict(list))
+    #: By table.
+    changes: Counter[str] = field(default_factory=Counter)
     size: int = 0
     commits: int = 0
     lsn: Lsn = LSN_ZERO
@@ -94,7 +97,11 @@ class Following:
         self._on_progress = on_progress
         self._domains: dict[int, int] = {}
         self._tables = {table.full_name: table for table in tables}
-        self.changes = ChangeRecords(self._base_type, self._look_up, self._on_columns)
+        self._by_name = {stream.name: stream for stream in streams.values()}
+        self._one_stream = any(stream.table is not None for stream in streams.values())
+        self.changes = ChangeRecords(
+            self._base_type, self._look_up, self._on_columns, self._one_stream
+        )
         self._confirmed = Lsn(0)
         #: Whether columns were declared that the control stream does not have yet.
         self._declared = False
@@ -174,7 +181,8 @@ class Following:
             if isinstance(event, Relation):
                 await asyncio.to_thread(self._load_domains)
             for table, record in self.changes.feed(event):
-                self._batch.records[table].append(record)
+                self._batch.records[self._streams[table].name].append(record)
+                self._batch.changes[table] += 1
                 self._batch.size += len(record.body)
             if not self.changes.in_transaction and self.changes.committed > self._batch.lsn:
                 self._batch.commits += 1
@@ -208,9 +216,9 @@ class Following:
         if not is_extension(old, new, table):
             raise CopyStaleError(name, "its columns changed")
         self._tables[name] = table
-        self._control.tables[name] = TableNote.of(table)
+        self._control.tables[name] = TableNote.of(table, noted.copied)
         self._declared = True
-        return table.declaration
+        return table.declaration(named=self._one_stream)
 
     def _load_domains(self) -> None:
         with self._database.query() as cursor:
@@ -235,14 +243,14 @@ class Following:
             self._appending = asyncio.create_task(self._append_batch(batch))
 
     async def _append_batch(self, batch: _Batch) -> None:
-        appends = (self._streams[table].append(found) for table, found in batch.records.items())
+        appends = (self._by_name[name].append(found) for name, found in batch.records.items())
         outcomes = await asyncio.gather(*appends, return_exceptions=True)
         failed = [found for found in outcomes if found is not None]
         if failed:
             # What no retry makes good decides.
             raise min(failed, key=lambda error: isinstance(error, RetryLaterError))
-        for table, records in batch.records.items():
-            self._progress.tables[table].changes += len(records)
+        for table, count in batch.changes.items():
+            self._progress.tables[table].changes += count
         if batch.commits:
             self._confirmed = max(self._confirmed, batch.lsn)
             self._progress.committed_at = batch.committed_at / 1e6

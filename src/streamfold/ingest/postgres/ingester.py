@@ -40,6 +40,7 @@ from streamfold.ingest.postgres.first_copy import copy_table, exported_snapshot
 from streamfold.ingest.postgres.following import Following
 from streamfold.ingest.postgres.pgoutput import Lsn, parse_lsn
 from streamfold.ingest.postgres.publication import ensure_publication, is_same_mark
+from streamfold.ingest.postgres.rows import opening
 from streamfold.ingest.postgres.slot import (
     Slot,
     create_slot,
@@ -53,6 +54,7 @@ from streamfold.ingest.streams import Streams
 from streamfold.ingest.table_stream import (
     CopyPosition,
     Position,
+    SharedTableStream,
     TableStream,
     copy_headers,
     fencing_token,
@@ -82,9 +84,16 @@ class IngestOptions:
     heartbeat: float = 10.0
     #: Seconds without an answer after which a connection counts as broken; the default of replicas.
     silence: float = 60.0
+    #: Name of one stream for all tables, after the prefix; empty for a stream for each table.
+    one_stream: str = ""
 
     def stream(self, table: str) -> str:
         return f"{self.prefix}{table}"
+
+    @property
+    def shared_stream(self) -> str:
+        """The stream of all tables; empty if each has its own."""
+        return f"{self.prefix}{self.one_stream}" if self.one_stream else ""
 
     @property
     def control_stream(self) -> str:
@@ -143,14 +152,15 @@ class PostgresIngest:
         token = fencing_token()
         options = self._options
         noted = await self._take(options.control_stream, token)
-        control = Control(noted, system, options.slot, options.publication)
+        control = Control(noted, system, options.slot, options.publication, options.shared_stream)
         control.check_database()
-        streams = {
-            t.full_name: await self._take(options.stream(t.full_name), token) for t in tables
-        }
+        control.check_streams()
+        streams = await self._take_tables(tables, control, token)
         for table in tables:
             control.check_key(table)
         await self._ensure_slot(control, streams)
+        if options.one_stream:
+            await control.note(control.lsn)  # what its last record says, before others follow it
         await control.forget_others(streams)
         await self._restart_stale(tables, streams, control)
         await self._copy(tables, streams, control)
@@ -186,6 +196,17 @@ class PostgresIngest:
         await stream.take()
         return stream
 
+    async def _take_tables(
+        self, tables: Sequence[Table], control: Control, token: str
+    ) -> dict[str, TableStream]:
+        """Take the stream of each table, or the one stream of all."""
+        options, names = self._options, [table.full_name for table in tables]
+        if not options.one_stream:
+            return {name: await self._take(options.stream(name), token) for name in names}
+        shared = await self._take(options.shared_stream, token)
+        states = control.states(shared, names)
+        return {name: SharedTableStream(shared, name, states[name]) for name in names}
+
     async def _wait_for_slot(self) -> None:
         """Wait until no process uses the slot; raises SourceUnavailableError if one keeps it."""
         deadline = time.monotonic() + _SLOT_WAIT
@@ -213,6 +234,7 @@ class PostgresIngest:
                 "name another --slot, or drop it"
             )
         if not control.lsn or self._recopy:
+            control.forget_copies(tuple(control.tables))
             await control.note(Lsn(0))  # from here on a slot of this name is ours
             await control.note(await asyncio.to_thread(self._create_slot))
             for stream in streams.values():
@@ -236,13 +258,15 @@ class PostgresIngest:
 
     async def _restart_copy(self, stream: TableStream) -> None:
         """Empty the table in its stream; the copy begins again."""
-        await stream.append([Record(b'{"op":"t"}', copy_headers("0/0", 0))])
+        body = opening(b"t", stream.table) + b"}"
+        await stream.append([Record(body, copy_headers("0/0", 0))])
         stream.state = CopyPosition("0/0", 0, None)
 
     async def _restart_stale(
         self, tables: Sequence[Table], streams: dict[str, TableStream], control: Control
     ) -> None:
         """Let tables be copied again whose streams are not what following them would have made."""
+        again = []
         for table in tables:
             stream, noted = streams[table.full_name], control.tables.get(table.full_name)
             stale = (
@@ -251,7 +275,13 @@ class PostgresIngest:
             self._stale.discard(table.full_name)
             if stale and stream.state is not None:
                 logger.warning("table %s is copied again", table.full_name)
-                await self._restart_copy(stream)
+                again.append(table.full_name)
+        if again and self._options.one_stream:
+            # Notes first: the next record of the stream hides what is there of other tables.
+            control.forget_copies(again)
+            await control.note(control.lsn)
+        for name in again:
+            await self._restart_copy(streams[name])
 
     async def _copy(
         self, tables: Sequence[Table], streams: dict[str, TableStream], control: Control
@@ -265,11 +295,14 @@ class PostgresIngest:
         if not left:
             return
         self._report("copying")
+        left.sort(key=lambda table: not _is_resumable(streams[table.full_name]))
         await control.note_columns(*left)
         with exported_snapshot(self._database) as snapshot:
             for table in left:
                 progress = self.progress.tables[table.full_name]
                 stream = streams[table.full_name]
+                if stream.state is None and stream.table is not None:
+                    await self._restart_copy(stream)  # the stream may have rows of an earlier copy
                 copied = stream.state
                 if not isinstance(copied, CopyPosition) or copied.key is None:
                     copied = CopyPosition(snapshot.lsn, 0, None)
@@ -278,6 +311,8 @@ class PostgresIngest:
                 self._report()
                 on_rows = partial(self._on_rows, progress)
                 await copy_table(self._database, table, stream, snapshot, copied, on_rows)
+                if stream.table is not None:
+                    await control.note_copied(table.full_name, copied.lsn)
                 progress.state = "following"
 
     def _on_rows(self, progress: TableProgress, rows: int, size_bytes: int) -> None:
@@ -288,6 +323,11 @@ class PostgresIngest:
     def _report(self, state: str | None = None) -> None:
         self.progress.state = state or self.progress.state
         self._on_progress()
+
+
+def _is_resumable(stream: TableStream) -> bool:
+    """Return whether a copy continues after the last record, which must then come next."""
+    return isinstance(stream.state, CopyPosition) and stream.state.key is not None
 
 
 def _is_stale(stream: TableStream, noted: TableNote, table: Table) -> bool:

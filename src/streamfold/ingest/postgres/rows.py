@@ -12,10 +12,17 @@ from streamfold.ingest.postgres.values import ToJson, to_json
 from streamfold.model.records import BATCH_BYTES_MAX, Header, Record, metered_size
 
 
+def opening(op: bytes, table: str | None) -> bytes:
+    """Return how a body begins; `table` is None in a stream with one table."""
+    name = b"" if table is None else b',"table":%s' % msgspec.json.encode(table)
+    return b'{"op":"%s"%s' % (op, name)
+
+
 class RowEncoder:
     """Encodes rows with these columns, given as name and type; `key` names some of them.
 
-    `copying` says that the rows are read from the table, and not from the log.
+    `copying` says that the rows are read from the table, and not from the log; `named`, that records
+    name the table, because their stream has several.
     """
 
     def __init__(
@@ -25,14 +32,20 @@ class RowEncoder:
         key: Sequence[str],
         *,
         copying: bool = False,
+        named: bool = False,
     ) -> None:
         self.table = table
+        self._name = table if named else None
         self._copying = copying
         self._columns: list[tuple[bytes, ToJson]] = [
             (msgspec.json.encode(name) + b":", to_json(type_oid)) for name, type_oid in columns
         ]
         self._names = [name for name, _ in columns]
         self._key = [self._names.index(name) for name in key]
+
+    def opening(self, op: bytes) -> bytes:
+        """Return how the body of a change begins."""
+        return opening(op, self._name)
 
     def key_texts(self, row: Row) -> list[str]:
         """Return the key in PostgreSQL's own text."""

@@ -17,6 +17,7 @@ from streamfold.archive.schema import TableSchema
 from streamfold.archive.write.thresholds import Thresholds
 from streamfold.model.units import duration_text, size_text
 from streamfold.snapshotter.decoding import DECODERS, ChangeDecoder, DecoderOptions, EnvelopeDecoder
+from streamfold.snapshotter.decoding.envelope import EnvelopeOptions
 from streamfold.snapshotter.transactions import TransactionLimits
 
 #: The server's basin for streams without one.
@@ -103,7 +104,7 @@ class DecoderSettings:
     """How records encode changes."""
 
     kind: str = EnvelopeDecoder.kind
-    options: DecoderOptions = field(default_factory=DecoderOptions)
+    options: DecoderOptions = field(default_factory=EnvelopeOptions)
 
     def decoder(self, key_fields: tuple[str, ...]) -> ChangeDecoder:
         """Make the decoder for a table with this key."""

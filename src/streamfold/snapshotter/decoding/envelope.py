@@ -16,6 +16,7 @@
 - `after`: the whole row; needed for c, u and r. A column that is left out is null, unless `unchanged`
   names it: then its value is that of the row as it was.
 - `before`: the row as it was, or parts of it. Never needed.
+- `table`: names the table in a stream of several; a decoder for one of them ignores the others.
 - `txn`: text or number of the transaction that the change belongs to; or an object of it as `id` and
   of `last`, true for the last change. An object promises an end, as `last` or as `e`; text and
   numbers do not. See `streamfold.snapshotter.transactions`.
@@ -28,9 +29,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from streamfold.archive.schema import TableSchema
@@ -65,6 +67,7 @@ class _Transaction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=F
 
 class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     op: Literal["c", "u", "d", "t", "r", "e", "s"]
+    table: str | None = None
     key: msgspec.Raw = ABSENT
     before: msgspec.Raw = ABSENT
     after: msgspec.Raw = ABSENT
@@ -93,13 +96,19 @@ class EnvelopeDecoder:
 
     key_fields: tuple[str, ...]
     mismatch: str = STOP
+    #: The only table to decode, of records that name theirs; None for all.
+    table: str | None = None
 
     kind = "envelope"
 
     def decode(self, records: pa.RecordBatch | pa.Table, schema: TableSchema | None) -> Decoded:
         intake = RecordIntake.of(records)
         indices, found = intake.parsed(_decode)
-        tail = tail_of(_backwards(intake, indices, found))
+        tail = tail_of(_backwards(intake, indices, found, self.table))
+        positions = SourcePositions.of(intake.headers)
+        if self.table is not None and any(m.table not in (None, self.table) for m in found):
+            indices, found = _only_of(self.table, intake, indices, found)
+            positions = positions and positions.only(np.array(indices, np.int64))
         ops = [m.op for m in found]
         hints: dict[str, Hint] = {}
         if _END in ops or _SCHEMA in ops:
@@ -115,7 +124,6 @@ class EnvelopeDecoder:
             [_id_of(m.txn) for m in found],
         )
         assembly = Assembly(self.key_fields, RowReading(hints=hints), self.mismatch)
-        positions = SourcePositions.of(intake.headers)
         return replace(assembly.decoded(intake, changes, schema), tail=tail, positions=positions)
 
 
@@ -125,12 +133,28 @@ def _id_of(txn: str | int | _Transaction | None) -> str | None:
     return str(txn.id if isinstance(txn, _Transaction) else txn)
 
 
+def _only_of(
+    table: str, intake: RecordIntake, indices: Sequence[int], found: Sequence[_Envelope]
+) -> tuple[list[int], list[_Envelope]]:
+    """Return the records of a table, and ignore those of others."""
+    kept = [(i, m) for i, m in zip(indices, found, strict=True) if m.table in (None, table)]
+    intake.ignored += len(found) - len(kept)
+    return [index for index, _ in kept], [message for _, message in kept]
+
+
 def _backwards(
-    intake: RecordIntake, indices: Sequence[int], found: Sequence[_Envelope]
+    intake: RecordIntake, indices: Sequence[int], found: Sequence[_Envelope], table: str | None
 ) -> Iterator[tuple[int, Membership]]:
-    """Yield what records, last one first, say about transactions; rows of a first copy say nothing."""
+    """Yield what records, last one first, say about transactions.
+
+    Rows of a first copy say nothing, and its other records nothing about other tables: it may stand in
+    the middle of a transaction. Changes of other tables belong to the transaction.
+    """
     for index, message in zip(reversed(indices), reversed(found), strict=True):
-        if message.op not in ("r", _SCHEMA) or message.txn is not None:
+        silent = message.txn is None and message.op in ("r", _SCHEMA)
+        if table is not None and message.table not in (None, table):
+            silent = message.txn is None or message.op == _END
+        if not silent:
             yield int(intake.seq_nums[index]), message.membership()
 
 
@@ -179,9 +203,19 @@ def _type_of(name: str, kind: str) -> pa.DataType:
     return parse_ddl(f"`{quoted}` {kind}").arrow.field(0).type
 
 
+class EnvelopeOptions(DecoderOptions, frozen=True, kw_only=True):
+    table: Annotated[
+        str | None,
+        msgspec.Meta(
+            description="the table to publish, in a stream of several: the name in its records; "
+            "`<schema>.<table>` of the source by default, with the schema `public`"
+        ),
+    ] = None
+
+
 ENVELOPE = DecoderType(
     id=EnvelopeDecoder.kind,
     summary="Streamfold's own change records",
-    options=DecoderOptions,
-    open=lambda keys, options: EnvelopeDecoder(keys, options.mismatch),
+    options=EnvelopeOptions,
+    open=lambda keys, options: EnvelopeDecoder(keys, options.mismatch, options.table),
 )

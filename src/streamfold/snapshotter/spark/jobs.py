@@ -6,7 +6,7 @@ import hashlib
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -28,6 +28,7 @@ from streamfold.snapshotter.config import (
     TableSettings,
 )
 from streamfold.snapshotter.decoding.decoder import ChangeDecoder
+from streamfold.snapshotter.decoding.envelope import EnvelopeDecoder
 from streamfold.snapshotter.spark.destinations import (
     DeadLetterFolder,
     DeadLetters,
@@ -119,7 +120,7 @@ def _job(
         table=table.name,
         stream=table.source.stream,
         source=source,
-        decoder=table.decoder.decoder(table.key_fields),
+        decoder=_decoder(table),
         destination_specs=specs,
         formats=tuple(format_of(*chosen) for chosen in table.formats.snapshot),
         diff_formats=tuple(format_of(*chosen) for chosen in table.formats.diff),
@@ -136,6 +137,15 @@ def _job(
         retention=table.retention,
         transactions=table.transactions,
     )
+
+
+def _decoder(table: TableSettings) -> ChangeDecoder:
+    """Make the decoder; of a stream with several tables it takes the one that the source names."""
+    decoder = table.decoder.decoder(table.key_fields)
+    if isinstance(decoder, EnvelopeDecoder) and decoder.table is None:
+        name = table.source.qualified
+        return replace(decoder, table=name if "." in name else f"public.{name}")
+    return decoder
 
 
 def _source(source: SourceSettings, environment: Mapping[str, str]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 
 from pyspark.sql import SparkSession
 
-from streamfold.archive.manifest.model import Manifest
+from streamfold.archive.manifest.model import Manifest, SourceRange
 from streamfold.archive.write.thresholds import Action, Decision, Pending, chain_state, decide
 from streamfold.snapshotter.spark.jobs import TableJob
 from streamfold.snapshotter.spark.table.archive import TableArchive, Written, WrittenBase
@@ -34,6 +34,8 @@ from streamfold.snapshotter.spark.tasks.layers import Layer, Stack
 from streamfold.snapshotter.spark.tasks.net import NetStep
 from streamfold.spark.buckets import bucket_count
 
+#: Records without a change of the table after which a diff without changes moves the archive's head.
+HEAD_RECORDS = 100_000
 #: Reason of an archive's first base.
 FIRST = "first"
 #: Buckets that the first records are sorted into, before the size of the table is known.
@@ -179,15 +181,28 @@ class TablePipeline:
         self._published.begin(schema)
         if self._published.manifest is None:
             self._write_first(arrived)
-        elif batch.changes or self._ends_copy(batch):
+        elif batch.changes or self._ends_copy(batch) or self._is_far_behind(batch):
             self._write_diff(arrived, force)
         return batch
+
+    def _source_range(self, batch: Batch) -> SourceRange | None:
+        """Return the commits of the source in the diff of a batch."""
+        before = self._published.source_range
+        if batch.source is not None:
+            return batch.source.range_after(before)
+        # Without changes the table is what it was.
+        return None if batch.changes or before is None else before.of_no_change()
 
     def _ends_copy(self, batch: Batch) -> bool:
         """Return whether the records only complete a first copy: a diff without changes says so."""
         before = self._published.source_range
         copying = before is not None and before.copying
         return copying and batch.source is not None and not batch.source.copying
+
+    def _is_far_behind(self, batch: Batch) -> bool:
+        """Return whether many records were read without a change: a restart would read them again."""
+        head = self._published.head
+        return head is not None and batch.last - head >= HEAD_RECORDS
 
     def _write_first(self, arrived: CompleteRecords) -> None:
         batch = arrived.batch
@@ -203,9 +218,9 @@ class TablePipeline:
         batch, manifest = arrived.batch, self._published.writer.manifest
         assert manifest is not None  # noqa: S101 - the first base exists
         stack = self._stack()
-        source = batch.source
-        commits = source.range_after(self._published.source_range) if source else None
-        plan = self._published.writer.plan_diff(manifest.head_position, str(batch.last), commits)
+        plan = self._published.writer.plan_diff(
+            manifest.head_position, str(batch.last), self._source_range(batch)
+        )
         step = NetStep(plan, self._job.destination_specs, batch.truncated_at, stack)
         needed = range(1) if batch.truncated_at >= 0 or not batch.changes else range(0)
         order = PartsOrder(step, stack.buckets, needed, arrived.edge, batch.changes)
