@@ -50,6 +50,7 @@ SECTIONS: Final[dict[str, dict[str, Entry]]] = {
     "Server": {
         "serve": Entry("servers.serve", "Run a server.", "server"),
         "lite": Entry("servers.serve", "The same, under S2's name for it.", "server"),
+        "top": Entry("servers.top", "Show what a server is doing, live.", ""),
     },
     "Set-up": {
         "config": Entry("setup.config", "Name servers once, and choose between them.", ""),

@@ -1,0 +1,172 @@
+"""A server's Prometheus metrics, and what happened between two readings of them."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import httpx
+
+from streamfold.cli.exit_status import VerbFailedError
+from streamfold.cli.json_output import Shape
+from streamfold.cli.target import Target
+from streamfold.http_client import build_request, cause_of, open_transport
+
+#: Seconds that a server may take to answer, and bytes that its answer may have.
+_TIMEOUT, _ANSWER_MAX = 5.0, 8 << 20
+_LINE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)(?: \d+)?")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_ACK: Final = "s2_append_ack_latency_seconds"
+_FLUSH: Final = "streamfold_flush_duration_seconds"
+#: Members of a view that are the value of one series.
+_GAUGES: Final = {
+    "followers": "streamfold_followers",
+    "connections": "streamfold_connections",
+    "queue_bytes": "streamfold_flush_queue_bytes",
+    "queue_waiting": "streamfold_flush_queue_waiting",
+    "unread_bytes": "streamfold_unread_bytes",
+    "memory_bytes": "process_resident_memory_bytes",
+    "storage_free_bytes": "streamfold_storage_free_bytes",
+    "storage_full": "streamfold_storage_full",
+    "storage_open": "streamfold_storage_open",
+}
+
+#: Series by name and labels.
+Series = Mapping[tuple[str, str], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """All series at one moment."""
+
+    at: float
+    series: Series
+
+    def value(self, name: str, labels: str = "") -> float | None:
+        return self.series.get((name, labels))
+
+
+def parse_metrics(text: str) -> Series:
+    """Return the samples of a text in Prometheus' format; labels are `name=value` in order."""
+    found = {}
+    for line in text.splitlines():
+        match = None if line.startswith("#") else _LINE.fullmatch(line)
+        if match is None:
+            continue
+        name, labels, value = match.groups()
+        joined = ",".join(f"{key}={text}" for key, text in sorted(_LABEL.findall(labels or "")))
+        try:
+            found[name, joined] = float(value)
+        except ValueError:
+            continue
+    return found
+
+
+def read_metrics(target: Target) -> Reading:
+    """Ask the server once; VerbFailedError with the way out if it does not answer with metrics."""
+    headers = {"authorization": f"Bearer {target.token}"} if target.token else {}
+    try:
+        origin = httpx.URL(target.account)
+        with open_transport(origin) as transport:
+            request = build_request("GET", origin, "/metrics", headers, timeout=_TIMEOUT)
+            response = transport.handle_request(request)
+            body = b""
+            for piece in response.iter_raw():
+                body += piece
+                if len(body) > _ANSWER_MAX:
+                    break
+            response.close()
+    except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+        raise VerbFailedError(
+            "unreachable",
+            f"{target.account} cannot be reached: {cause_of(error)}; `streamfold doctor` looks further",
+        ) from None
+    if response.status_code in (401, 403):
+        raise VerbFailedError(
+            "permission_denied",
+            f"{target.account} needs a token that may see the account's metrics: give one with "
+            "`--op-group-perms account=r`",
+        )
+    series = parse_metrics(body.decode(errors="replace")) if response.status_code == 200 else {}
+    if not any(name == f"{_ACK}_count" for name, _ in series):
+        raise VerbFailedError(
+            "metrics_missing",
+            f"{target.account}/metrics (status {response.status_code}) has no metrics of appends: "
+            "top needs Streamfold or s2-lite",
+        )
+    return Reading(time.time(), series)
+
+
+def view(before: Reading, now: Reading) -> Shape:
+    """Return what the server did between two readings, and what it holds; null for what is unknown."""
+    shape: Shape = {
+        "at": round(now.at, 3),
+        "seconds": round(now.at - before.at, 3),
+        "uptime_seconds": _since(now, "process_start_time_seconds"),
+        "appends_per_second": _rate(before, now, "s2_append_batch_records_count"),
+        "records_per_second": _rate(before, now, "s2_append_batch_records_sum"),
+        "bytes_per_second": _rate(before, now, "s2_append_batch_bytes_sum"),
+        "commits_per_second": _rate(before, now, f"{_FLUSH}_count"),
+        "cpu": _rate(before, now, "process_cpu_seconds_total"),
+        "ack_ms": _quantiles(before, now, _ACK),
+        "flush_ms": _quantiles(before, now, _FLUSH),
+    }
+    shape |= {name: _whole(now.value(series)) for name, series in _GAUGES.items()}
+    for state in ("live", "dead", "disk"):
+        stored = now.value("streamfold_store_bytes", f"state={state}")
+        shape[f"stored_{state}_bytes"] = _whole(stored)
+    return shape
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None or not math.isfinite(value) else round(value)
+
+
+def _since(now: Reading, name: str) -> float | None:
+    began = now.value(name)
+    return None if began is None else round(now.at - began, 1)
+
+
+def _rate(before: Reading, now: Reading, name: str) -> float | None:
+    """Return how much a counter grew per second; a server that restarted began at 0."""
+    first, last = before.value(name), now.value(name)
+    if first is None or last is None or now.at <= before.at:
+        return None
+    return round((last - first if last >= first else last) / (now.at - before.at), 3)
+
+
+def _quantiles(before: Reading, now: Reading, name: str) -> dict[str, float] | None:
+    """Return quantiles in milliseconds of what a histogram counted between the readings."""
+    buckets = sorted(
+        (float(labels.removeprefix("le=").replace("+Inf", "inf")), labels)
+        for series, labels in now.series
+        if series == f"{name}_bucket"
+    )
+    counted = [
+        (
+            bound,
+            now.series[f"{name}_bucket", labels] - (before.value(f"{name}_bucket", labels) or 0),
+        )
+        for bound, labels in buckets
+    ]
+    if not counted or counted[-1][1] <= 0:
+        return None
+    return {
+        f"p{percent}": round(_quantile(counted, percent / 100) * 1000, 3)
+        for percent in (50, 90, 99)
+    }
+
+
+def _quantile(counted: list[tuple[float, float]], share: float) -> float:
+    wanted, low, below = share * counted[-1][1], 0.0, 0.0
+    for bound, count in counted:
+        if count >= wanted:
+            if math.isinf(bound):
+                return low
+            return low + (bound - low) * (wanted - below) / max(1.0, count - below)
+        low, below = bound, count
+    return low

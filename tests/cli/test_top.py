@@ -1,0 +1,141 @@
+"""The live view of a server: what it did, what it holds, and that it survives the server's absence."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import select
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from subprocess import Popen
+
+from streamfold.cli.servers.server_metrics import Reading, parse_metrics, view
+from tests.cli.commands import COMMAND, Shell, line_of
+
+#: Seconds in which a process must draw something.
+_TIMEOUT = 60
+
+METRICS = """\
+# HELP s2_append_ack_latency_seconds Time
+s2_append_ack_latency_seconds_bucket{le="0.001"} 10.0
+s2_append_ack_latency_seconds_bucket{le="0.01"} 90.0
+s2_append_ack_latency_seconds_bucket{le="+Inf"} 100.0
+s2_append_ack_latency_seconds_count 100.0
+s2_append_batch_records_sum 500.0
+process_resident_memory_bytes 1.048576e+06
+streamfold_storage_full 1.0
+"""
+
+
+class _Metrics(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("content-length", str(len(METRICS)))
+        self.end_headers()
+        self.wfile.write(METRICS.encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def _serving(port: int = 0) -> Iterator[int]:
+    with ThreadingHTTPServer(("127.0.0.1", port), _Metrics) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+async def test_appends_and_followers_are_seen(shell: Shell, stream_uri: str) -> None:
+    async with (
+        shell.running("top", "--json", "--interval", "0.3") as view_,
+        shell.running("read", stream_uri, "--follow") as follower,
+    ):
+        await asyncio.to_thread(shell.ok, "append", stream_uri, stdin=b"one\ntwo\n")
+        assert await line_of(follower) == "one\n"
+        seen = [json.loads(await line_of(view_))]
+        while not (seen[-1]["followers"] and any(one["records_per_second"] for one in seen)):
+            seen.append(json.loads(await line_of(view_)))
+    assert seen[-1]["memory_bytes"] > 1 << 20
+    assert any(one["ack_ms"] and one["ack_ms"]["p99"] > 0 for one in seen)
+
+
+def test_one_interval_is_shown_as_text_where_there_is_no_terminal(shell: Shell) -> None:
+    shown = shell.ok("top", "--interval", "0.1").text
+    assert [line.split()[0] for line in shown.splitlines()] == [
+        "appends", "ack", "flush", "commits", "followers", "cpu", "stored",
+    ]  # fmt: skip
+    assert "\x1b" not in shown
+
+
+def test_a_server_that_goes_away_is_shown_and_waited_for_until_q_is_pressed() -> None:
+    shell = Shell({"TERM": "xterm", "NO_COLOR": "1"})
+    with _serving() as port:
+        terminal, theirs = pty.openpty()
+        arguments = [*COMMAND, "top", "--interval", "0.1", "--endpoint", f"127.0.0.1:{port}"]
+        process = Popen(arguments, stdin=theirs, stdout=theirs, stderr=theirs,
+                        env=shell.environment)  # fmt: skip
+        os.close(theirs)
+        try:
+            _await(terminal, "storage is full")
+            before = port
+        except BaseException:
+            process.kill()
+            raise
+    try:
+        _await(terminal, "trying again")
+        with _serving(before):
+            _await(terminal, "storage is full", without="trying again")
+        os.write(terminal, b"q")
+        _await(terminal, "\x1b[?1049l")
+        assert process.wait(timeout=_TIMEOUT) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
+
+
+def test_a_server_without_metrics_is_refused_in_one_line(shell: Shell) -> None:
+    away = shell("top", "--endpoint", "127.0.0.1:1", "--json")
+    assert (away.status, away.error["code"]) == (1, "unreachable")
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        other = shell("top", "--endpoint", f"127.0.0.1:{server.server_port}", "--json")
+        server.shutdown()
+        thread.join()
+    assert other.error["code"] == "metrics_missing"
+
+
+def test_rates_and_quantiles_are_those_between_two_readings() -> None:
+    later = METRICS.replace("500.0", "700.0").replace(" 90.0", " 190.0").replace("100.0", "200.0")
+    shape = view(Reading(0.0, parse_metrics(METRICS)), Reading(2.0, parse_metrics(later)))
+    assert shape["records_per_second"] == 100
+    assert shape["ack_ms"] == {"p50": 5.5, "p90": 9.1, "p99": 9.91}
+    assert shape["memory_bytes"] == 1 << 20
+    assert shape["followers"] is None
+    restarted = METRICS.replace("500.0", "10.0")
+    shape = view(Reading(0.0, parse_metrics(METRICS)), Reading(2.0, parse_metrics(restarted)))
+    assert shape["records_per_second"] == 5
+
+
+def _await(terminal: int, text: str, *, without: str = "") -> None:
+    """Read the terminal until a screen shows `text`, and lacks `without`."""
+    deadline, shown = time.monotonic() + _TIMEOUT, ""
+    while time.monotonic() < deadline:
+        ready, _, _ = select.select([terminal], [], [], 1.0)
+        if ready:
+            shown += os.read(terminal, 1 << 16).decode(errors="replace")
+        screen = shown.rpartition("\x1b[H")[2]
+        if text in screen and (not without or without not in screen):
+            return
+    raise AssertionError(f"{text!r} was not shown within {_TIMEOUT} s: {shown[-2000:]!r}")
