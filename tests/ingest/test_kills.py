@@ -1,4 +1,4 @@
-"""`kill -9` of the ingester at random points under load: the rebuilt table equals the table."""
+"""`kill -9` of each part at random points under load: the rebuilt table equals the table."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import asyncio
 import os
 import random
 import signal
-import sys
 import threading
-from asyncio.subprocess import PIPE
+from contextlib import closing
+from pathlib import Path
 
 import psycopg2
-from s2_sdk import S2
+from s2_sdk import S2, Endpoints
 
 from tests.ingest.conftest import BASIN
 from tests.ingest.ingesting import stream
-from tests.ingest.postgres import database_name, execute, following
+from tests.ingest.postgres import database_name, execute, following, restart, temporary_postgres
+from tests.ingest.processes import Serving, kill, line_with, start
 
 ROUNDS = 20 if os.environ.get("STREAMFOLD_PROVE") else 3
 ROWS = 5_000
@@ -33,14 +34,20 @@ class Load(threading.Thread):
         self.transactions = 0
 
     def run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._change_until_stopped()
+            except psycopg2.OperationalError:
+                self._stopping.wait(0.1)  # the server was killed
+
+    def _change_until_stopped(self) -> None:
         connection = psycopg2.connect(self._uri)
-        with connection.cursor() as cursor:
+        with closing(connection), connection.cursor() as cursor:
             while not self._stopping.is_set():
                 for _ in range(self._random.randint(1, 20)):
                     self._change(cursor)
                 connection.commit()
                 self.transactions += 1
-        connection.close()
 
     def _change(self, cursor: psycopg2.extensions.cursor) -> None:
         some, other = self._random.randrange(ROWS), self._random.randrange(ROWS * 2)
@@ -105,13 +112,48 @@ async def test_a_killed_ingester_loses_and_repeats_nothing(
     assert len(rebuilt.positions) == len(set(rebuilt.positions)) > load.transactions
 
 
-async def start(*arguments: str) -> asyncio.subprocess.Process:
-    command = (sys.executable, "-m", "streamfold.cli.main", *arguments)
-    return await asyncio.create_subprocess_exec(*command, stdout=PIPE)
-
-
-async def line_with(process: asyncio.subprocess.Process, text: bytes) -> None:
-    assert process.stdout is not None
-    async with asyncio.timeout(120):
-        while text not in (line := await process.stdout.readline()):
-            assert line, "the ingester ended"
+async def test_killed_parts_lose_and_repeat_nothing(tmp_path: Path) -> None:
+    """Ingester, server and PostgreSQL are killed in turn, wherever they are."""
+    chance, serving = random.Random(11), Serving(tmp_path)
+    endpoints = Endpoints(account=serving.endpoint, basin=serving.endpoint)
+    with temporary_postgres() as database:
+        execute(
+            database,
+            "CREATE TABLE t (id int PRIMARY KEY, a text)",
+            f"INSERT INTO t SELECT n, 'first' FROM generate_series(0, {ROWS - 1}) n",
+        )
+        arguments = (
+            *("ingest", "postgres", "--dsn", database, "--table", "t", "--basin", BASIN),
+            *("--endpoint", serving.endpoint, "--json"),
+        )
+        load = Load(database, seed=11)
+        server, process = await serving.start(), await start(*arguments)
+        load.start()
+        try:
+            for number in range(ROUNDS):
+                await asyncio.sleep(chance.uniform(0, 3.0))
+                match number % 3:
+                    case 0:
+                        await kill(process)
+                        process = await start(*arguments)
+                    case 1:
+                        await kill(server)
+                        server = await serving.start()
+                    case _:
+                        await asyncio.to_thread(restart, database, signal.SIGKILL)
+                assert process.returncode is None
+        finally:
+            await asyncio.to_thread(load.stop)
+        execute(database, f"INSERT INTO t VALUES ({END}, 'end')")
+        try:
+            async with (
+                S2("ignored", endpoints=endpoints) as s2,
+                following(stream(s2, "public.t"), ["id"]) as until,
+            ):
+                rebuilt = await until(lambda table: (END,) in table.rows)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert await process.wait() == 0
+            await kill(server)
+        assert rebuilt.table("id", "a") == execute(database, "SELECT id, a FROM t ORDER BY id")
+        assert len(rebuilt.positions) == len(set(rebuilt.positions)) > load.transactions

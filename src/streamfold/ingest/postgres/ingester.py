@@ -66,6 +66,8 @@ logger = logging.getLogger(__name__)
 #: Seconds to wait for a slot that is in use: the server may not have noticed yet that its user died.
 _SLOT_WAIT: Final = 10.0
 _SLOT_LOOK: Final = 0.2
+#: Seconds after which a session that fails counts as one that had succeeded: the pauses start anew.
+_STEADY: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,7 @@ class PostgresIngest:
 
     async def run(self) -> None:
         """Ingest until cancelled; raises what no retry would make good."""
-        failures = 0
+        failures, pause = 0, 0.0
         rng = random.Random()  # noqa: S311 - only for pauses
         while True:
             began = time.monotonic()
@@ -136,7 +138,7 @@ class PostgresIngest:
                 self._stale.add(error.table)
             except (RetryLaterError, OutcomeUnknownError, SeqNumMismatchError) as error:
                 lasted = time.monotonic() - began
-                failures = 1 if lasted > self._backoff.longest else failures + 1
+                failures = 1 if lasted > max(pause, _STEADY) else failures + 1
                 pause = self._backoff.pause(failures, rng)
                 self.progress.last_error = error.message
                 self._report("retrying")

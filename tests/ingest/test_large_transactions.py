@@ -1,0 +1,58 @@
+"""A large transaction goes through an ingester that holds only a part of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import psutil
+from s2_sdk import S2, Endpoints
+
+from tests.ingest.conftest import BASIN
+from tests.ingest.ingesting import stream
+from tests.ingest.postgres import database_name, execute
+from tests.ingest.processes import Serving, kill, line_with, start
+
+MIB = 1 << 20
+#: Bytes of one transaction, and of a row.
+SIZE = (1024 if os.environ.get("STREAMFOLD_PROVE") else 64) * MIB
+ROW = 16 << 10
+#: Bytes by which an ingester may grow: a few batches, as they are read, encoded and sent.
+GROWTH_MAX = 48 * MIB
+
+
+async def test_a_large_transaction_is_not_held_in_memory(database: str, tmp_path: Path) -> None:
+    execute(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY, a text)",
+        "ALTER TABLE t ALTER COLUMN a SET STORAGE EXTERNAL",
+    )
+    serving, rows = Serving(tmp_path), SIZE // ROW
+    server = await serving.start()
+    process = await start(
+        *("ingest", "postgres", "--dsn", database, "--table", "t", "--basin", BASIN),
+        *("--slot", database_name(database), "--endpoint", serving.endpoint, "--json"),
+    )
+    endpoints = Endpoints(account=serving.endpoint, basin=serving.endpoint)
+    try:
+        await line_with(process, b"following")
+        usual = psutil.Process(process.pid).memory_info().rss
+        insert = f"INSERT INTO t SELECT n, repeat('x', {ROW}) FROM generate_series(1, {rows}) n"
+        await asyncio.to_thread(execute, database, insert)
+        async with S2("ignored", endpoints=endpoints) as s2, asyncio.timeout(550):
+            target, grown = stream(s2, "public.t"), 0
+            # Fencing, the declaration and the end of the copy are before the rows.
+            while (tail := (await target.check_tail()).seq_num) < rows + 3:
+                assert process.returncode is None
+                grown = max(grown, psutil.Process(process.pid).memory_info().rss - usual)
+                await asyncio.sleep(0.1)
+            (last,) = await target.peek(tail - 1, 1)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        await process.wait()
+        await kill(server)
+    assert 0 < grown < GROWTH_MAX
+    assert (b"index", b"%d" % (rows - 1)) in [tuple(header) for header in last.headers]
+    assert last.body.endswith(b',"last":true}}')
