@@ -53,6 +53,8 @@ class IngestProgress:
     lag_bytes: int = 0
     retained_bytes: int = 0
     sessions: int = 0
+    #: Sessions that ended with an error, and were begun again.
+    failures: int = 0
     last_error: str = ""
 
 
@@ -80,6 +82,11 @@ class ProgressCollector:
             "streamfold_ingest_sessions",
             "Connections begun: more than one after a failure.",
             value=progress.sessions,
+        )
+        yield CounterMetricFamily(
+            "streamfold_ingest_failures",
+            "Connections that failed; the ingester began another.",
+            value=progress.failures,
         )
         gauges = {
             "following": ("1 while changes are followed.", progress.state == "following"),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from streamfold.extras import needing_extra
 from streamfold.ingest.errors import SourceUnavailableError, SourceUnusableError
@@ -15,6 +16,8 @@ with needing_extra("postgres"):
     import psycopg2.errors
     from psycopg2.extensions import make_dsn, parse_dsn
     from psycopg2.extras import LogicalReplicationConnection
+
+T = TypeVar("T")
 
 #: So that values have one text form, whatever the database's own settings are; see `values`.
 _SETTINGS: Final = {
@@ -28,6 +31,8 @@ _SETTINGS: Final = {
     "lc_monetary": "C",
     "search_path": "pg_catalog",
 }
+#: Seconds between two requests to end a statement.
+_CANCEL_AGAIN: Final = 0.2
 #: Seconds to connect.
 _CONNECT_TIMEOUT: Final = 10
 #: Seconds of silence after which the kernel probes a connection, and of probing until it is closed;
@@ -89,6 +94,19 @@ class Database:
         """Open a connection that speaks the replication protocol too."""
         with named_failures(self.shown):
             return psycopg2.connect(self._dsn, connection_factory=LogicalReplicationConnection)
+
+
+async def interruptible(connection: Any, call: Callable[[], T]) -> T:
+    """Run a call on the connection in a thread; a cancellation ends it in PostgreSQL too."""
+    calling = asyncio.ensure_future(asyncio.to_thread(call))
+    try:
+        return await asyncio.shield(calling)
+    except asyncio.CancelledError:
+        while not calling.done():
+            # Again and again: a request that comes before the statement has no effect.
+            connection.cancel()
+            await asyncio.wait({calling}, timeout=_CANCEL_AGAIN)
+        raise
 
 
 @contextmanager

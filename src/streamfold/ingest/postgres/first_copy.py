@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Final, NamedTuple
 
 from streamfold.extras import needing_extra
 from streamfold.ingest.postgres.catalog import Table, identifiers, key_values
-from streamfold.ingest.postgres.connection import Database, named_failures
+from streamfold.ingest.postgres.connection import Database, interruptible, named_failures
 from streamfold.ingest.postgres.pgoutput import Row
 from streamfold.ingest.postgres.rows import RowEncoder
 from streamfold.ingest.table_stream import (
@@ -52,21 +52,26 @@ class Snapshot(NamedTuple):
     name: str
 
 
-@contextmanager
-def exported_snapshot(database: Database) -> Iterator[Snapshot]:
+@asynccontextmanager
+async def exported_snapshot(database: Database) -> AsyncIterator[Snapshot]:
     """Yield a snapshot, which is valid in the block.
 
-    It holds every transaction with a commit before the LSN, and no other.
+    It holds every transaction with a commit before the LSN, and no other. PostgreSQL makes it when the
+    transactions that are open have ended.
     """
-    connection = database.connect_replication()
-    try:
+    connection = await asyncio.to_thread(database.connect_replication)
+
+    def export() -> Snapshot:
         with named_failures(database.shown), connection.cursor() as cursor:
             name = f"streamfold_copy_{connection.info.backend_pid}"
             cursor.execute(
                 f"CREATE_REPLICATION_SLOT {name} TEMPORARY LOGICAL pgoutput (SNAPSHOT 'export')"
             )
             _, lsn, snapshot, _ = cursor.fetchone()
-        yield Snapshot(str(lsn), str(snapshot))
+            return Snapshot(str(lsn), str(snapshot))
+
+    try:
+        yield await interruptible(connection, export)
     finally:
         connection.close()
 

@@ -50,8 +50,6 @@ _BATCH_BYTES: Final = 4 << 20
 _MESSAGES: Final = 2000
 #: Seconds between two confirmations at least; PostgreSQL frees its log by them.
 _CONFIRM: Final = 1.0
-#: Bytes of log from which on a warning says how much the server keeps: its disk may fill.
-_RETAINED_WARN: Final = 1 << 30
 _DOMAINS = """
 WITH RECURSIVE d AS (
     SELECT oid, typbasetype FROM pg_type WHERE typtype = 'd'
@@ -88,6 +86,7 @@ class Following:
         control: Control,
         progress: IngestProgress,
         on_progress: Callable[[], None],
+        retained_warn: int,
     ) -> None:
         self._database = database
         self._publication = publication
@@ -95,6 +94,7 @@ class Following:
         self._control = control
         self._progress = progress
         self._on_progress = on_progress
+        self._retained_warn = retained_warn
         self._domains: dict[int, int] = {}
         self._tables = {table.full_name: table for table in tables}
         self._by_name = {stream.name: stream for stream in streams.values()}
@@ -281,7 +281,7 @@ class Following:
             return  # the connection that follows it will fail
         self._progress.lag_bytes = max(0, found.lag_bytes)
         self._progress.retained_bytes = max(0, found.retained_bytes)
-        if found.retained_bytes > _RETAINED_WARN:
+        if found.retained_bytes > self._retained_warn:
             logger.warning(
                 "PostgreSQL keeps %d MiB of log for slot %r: the ingester is behind, or a long "
                 "transaction is open; max_slot_wal_keep_size limits it",

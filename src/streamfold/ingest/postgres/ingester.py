@@ -34,7 +34,7 @@ from streamfold.ingest.postgres.catalog import (
     is_extension,
     shape,
 )
-from streamfold.ingest.postgres.connection import Database
+from streamfold.ingest.postgres.connection import Database, interruptible, named_failures
 from streamfold.ingest.postgres.control import Control, TableNote
 from streamfold.ingest.postgres.first_copy import copy_table, exported_snapshot
 from streamfold.ingest.postgres.following import Following
@@ -86,6 +86,8 @@ class IngestOptions:
     heartbeat: float = 10.0
     #: Seconds without an answer after which a connection counts as broken; the default of replicas.
     silence: float = 60.0
+    #: Bytes of log kept for the slot from which on a warning says so: the database's disk may fill.
+    retained_warn: int = 1 << 30
     #: Name of one stream for all tables, after the prefix; empty for a stream for each table.
     one_stream: str = ""
 
@@ -140,6 +142,7 @@ class PostgresIngest:
                 lasted = time.monotonic() - began
                 failures = 1 if lasted > max(pause, _STEADY) else failures + 1
                 pause = self._backoff.pause(failures, rng)
+                self.progress.failures += 1
                 self.progress.last_error = error.message
                 self._report("retrying")
                 logger.warning("starting again in %.1f s: %s", pause, error)
@@ -175,6 +178,7 @@ class PostgresIngest:
             control,
             self.progress,
             self._report,
+            options.retained_warn,
         )
         for table in tables:
             state = streams[table.full_name].state
@@ -238,7 +242,7 @@ class PostgresIngest:
         if not control.lsn or self._recopy:
             control.forget_copies(tuple(control.tables))
             await control.note(Lsn(0))  # from here on a slot of this name is ours
-            await control.note(await asyncio.to_thread(self._create_slot))
+            await control.note(await self._create_slot())
             for stream in streams.values():
                 if stream.state is not None:
                     await self._restart_copy(stream)
@@ -248,11 +252,20 @@ class PostgresIngest:
         control.check_slot(slot, states, await asyncio.to_thread(self._current_lsn))
         await control.note_timeline()
 
-    def _create_slot(self) -> Lsn:
-        with self._database.query() as cursor:
-            if find_slot(cursor, self._options.slot) is not None:
-                drop_slot(cursor, self._options.slot)
-            return create_slot(cursor, self._options.slot)
+    async def _create_slot(self) -> Lsn:
+        """Create the slot, which PostgreSQL does when the transactions that are open have ended."""
+        connection = await asyncio.to_thread(self._database.connect)
+
+        def create() -> Lsn:
+            with named_failures(self._database.shown), connection.cursor() as cursor:
+                if find_slot(cursor, self._options.slot) is not None:
+                    drop_slot(cursor, self._options.slot)
+                return create_slot(cursor, self._options.slot)
+
+        try:
+            return await interruptible(connection, create)
+        finally:
+            connection.close()
 
     def _current_lsn(self) -> Lsn:
         with self._database.query() as cursor:
@@ -299,7 +312,7 @@ class PostgresIngest:
         self._report("copying")
         left.sort(key=lambda table: not _is_resumable(streams[table.full_name]))
         await control.note_columns(*left)
-        with exported_snapshot(self._database) as snapshot:
+        async with exported_snapshot(self._database) as snapshot:
             for table in left:
                 progress = self.progress.tables[table.full_name]
                 stream = streams[table.full_name]
