@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
 
@@ -153,6 +154,27 @@ async def test_more_streams_than_are_remembered_are_counted_from_storage(
     await store.upkeep()
     assert await stored_rows(bench) == await stored_bytes(bench)
     assert await basin_held_now(store, clock) == 10 * ONE
+
+
+async def test_more_streams_than_are_remembered_may_be_appended_to_while_they_are_counted(
+    store: StreamStore, bench: Bench, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held_bytes, "_FRESH_MAX", 3)
+    await store.append(BASIN, STREAM, bodies("a"))
+    await store.upkeep()
+    await store.append(BASIN, STREAM, bodies("b"))
+    [stream_id] = await stored_rows(bench)
+    held = bench.engine.hold_read(keys.held(stream_id))
+    upkeep = asyncio.create_task(store.upkeep())
+    await held.answered.wait()
+    for n in range(4):
+        await store.create_stream(BASIN, f"s{n}")
+        await store.append(BASIN, f"s{n}", bodies("a"))
+    held.release.set()
+    await upkeep
+    await store.upkeep()
+    assert await stored_rows(bench) == await stored_bytes(bench)
+    assert await basin_held_now(store, clock) == 6 * ONE
 
 
 async def test_records_that_were_counted_before_they_were_reported_count_once(

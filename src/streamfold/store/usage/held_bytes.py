@@ -169,6 +169,8 @@ class HeldBytes:
 
     def _take(self, stream_id: int, fresh: _Fresh, end: int, metered: int) -> None:
         """Subtract `metered` bytes up to `end`, now in the row; more may have come meanwhile."""
+        if self._fresh.get(stream_id) is not fresh:
+            return  # too many streams were appended to meanwhile: all will be visited again
         if fresh.end_seq_num == end:
             del self._fresh[stream_id]
         else:
