@@ -4,6 +4,7 @@
     0x00  "format"                              FormatRow: what wrote the store
     0x00  "stream-ids"                          CounterRow: the id of the next stream
     0x00  "space"                               SpaceRow: bytes of records that can be read
+    0x00  "writer"                              WriterRow: the last opening, and which ResumeRows count
     0x01  basin                                 BasinRow
     0x02  basin NUL stream                      StreamRow
     0x03  stream id (8)                         StateRow: token, trim point, tail once it is bare
@@ -18,6 +19,7 @@
     0x0c  stream id (8), producer id            ProducerRow: how far the producer has come
     0x0d  stream id (8), seq_num (8)            SnapshotRow: replaces all records before it
     0x0e  kind NUL id                           a document that a caller keeps in the store
+    0x0f  basin NUL stream                      ResumeRow: the state of a stream that is not in use
 
 The last seq_num of a chunk is its key, so the chunk that holds seq_num n is the first with a key of n
 or more: one seek, no index. Names contain no NUL, so listings sort as names do. A stream id is used
@@ -34,6 +36,7 @@ from streamfold.model.positions import U64_MAX
 FORMAT = b"\x00format"
 STREAM_IDS = b"\x00stream-ids"
 SPACE = b"\x00space"
+WRITER = b"\x00writer"
 _BASIN = b"\x01"
 _STREAM = b"\x02"
 _STATE = b"\x03"
@@ -48,6 +51,7 @@ _FORK = b"\x0b"
 _PRODUCER = b"\x0c"
 _SNAPSHOT = b"\x0d"
 _DOCUMENT = b"\x0e"
+_RESUME = b"\x0f"
 
 _CHUNK_KEY = struct.Struct(">cQQ")
 _HOUR_MAX = 2**32 - 1
@@ -222,3 +226,17 @@ def documents_span(kind: str) -> tuple[bytes, bytes]:
 
 def document_id(key: bytes) -> str:
     return key[1:].partition(b"\x00")[2].decode()
+
+
+def resume(basin_name: str, name: str) -> bytes:
+    return _RESUME + basin_name.encode() + b"\x00" + name.encode()
+
+
+def resume_of(stream_key: bytes) -> bytes:
+    """The key of the ResumeRow of the stream whose row has this key."""
+    return _RESUME + stream_key[1:]
+
+
+def stream_of(resume_key: bytes) -> bytes:
+    """The key of the row of the stream whose ResumeRow has this key."""
+    return _STREAM + resume_key[1:]

@@ -26,7 +26,7 @@ from streamfold.store.engine.engine import Engine, Op, first_row
 from streamfold.store.log import chunks
 from streamfold.store.log.admission import Admission
 from streamfold.store.log.committer import Committer
-from streamfold.store.log.idle_streams import IdleStreams
+from streamfold.store.log.idle_streams import IdleStreams, resumable
 from streamfold.store.log.recent_chunks import RecentChunks
 from streamfold.store.log.shares import Share
 from streamfold.store.log.stream_log import LogLease, StreamLog
@@ -35,9 +35,11 @@ from streamfold.store.rows import (
     BasinRow,
     CounterRow,
     ProducerRow,
+    ResumeRow,
     SpaceRow,
     StateRow,
     StreamRow,
+    WriterRow,
 )
 from streamfold.store.settings import StoreSettings
 from streamfold.store.upkeep.live_bytes import LiveBytes
@@ -77,6 +79,7 @@ class Mount:
         now: Callable[[], int],
         next_stream_id: int,
         live: LiveBytes,
+        resumes_from: int,
     ) -> None:
         self.engine = engine
         self.now = now
@@ -101,7 +104,11 @@ class Mount:
         #: Begun and finished writes of basins: a row that was read meanwhile may be outdated.
         self._basin_writes = 0
         self._logs: OrderedDict[StreamRef, StreamLog] = OrderedDict()
-        self._idle = IdleStreams(settings.idle_bytes)
+        self.idle = IdleStreams(settings.idle_bytes, engine.epoch, self.committer.write)
+        #: The openings of the store whose ResumeRows count.
+        self._resumable = range(resumes_from, engine.epoch + 1)
+        #: Whether most of the streams that were last read had a ResumeRow: then it is read first.
+        self._resumes_likely = resumes_from < engine.epoch
         self._loads: dict[StreamRef, _Load] = {}
         #: Logs to read in the next turn of the event loop.
         self._wanted: list[StreamRef] = []
@@ -119,17 +126,27 @@ class Mount:
         admission: Admission,
         now: Callable[[], int],
     ) -> Mount:
-        """Start from what `engine` holds; it must have been opened for this mount alone."""
+        """Start from what `engine` holds; it must have been opened for this mount alone.
+
+        Earlier versions do not delete the ResumeRows of streams that they change, and they write no
+        WriterRow. So after an opening that the WriterRow misses, all ResumeRows from before it are
+        outdated.
+        """
         counter = await engine.get(keys.STREAM_IDS)
         following = rows.decode(counter, CounterRow).following if counter else 1
         space = await engine.get(keys.SPACE)
         # A store without a stream holds nothing; one of an earlier version was never counted.
         if space:
-            known = rows.decode(space, SpaceRow)
-            live = LiveBytes(known.live, known.deleted)
+            counted = rows.decode(space, SpaceRow)
+            live = LiveBytes(counted.live, counted.deleted)
         else:
             live = LiveBytes(None) if counter else LiveBytes(0, 0)
-        return cls(engine, settings, admission, now, following, live)
+        writer, resumes_from = await engine.get(keys.WRITER), engine.epoch
+        if writer and (known := rows.decode(writer, WriterRow)).epoch == engine.epoch - 1:
+            resumes_from = known.resumes_from
+        row = WriterRow(engine.epoch, resumes_from)
+        await engine.commit([(keys.WRITER, rows.encode(row))])
+        return cls(engine, settings, admission, now, following, live, resumes_from)
 
     def new_stream_id(self) -> int:
         """An id that no stream has had; commit it together with `id_rows(id)`."""
@@ -179,10 +196,14 @@ class Mount:
         everything that still uses it fails.
         """
         value = None if row is None else rows.encode(row)
-        await self.committer.write([(keys.stream(*ref), value), *ops], content)
+        changed: list[Op] = [(keys.stream(*ref), value), (keys.resume(*ref), None)]
+        self.idle.begin_change(ref)
+        try:
+            await self.committer.write([*changed, *ops], content)
+        finally:
+            self.idle.end_change(ref)
         if load := self._loads.get(ref):
             load.outdated = True
-        self._idle.forget(ref)
         log = self._logs.get(ref)
         if log is None:
             return
@@ -241,11 +262,12 @@ class Mount:
         if log is not None:
             self._logs.move_to_end(ref)
             return log
-        idle = self._idle.take(ref)
+        idle = self.idle.take(ref)
         if idle is None:
             return None
-        log = self._log_of(ref, idle.row, idle.state, idle.tail, idle.arrived_at)
+        log = self._resumed(ref, idle.row, stored=idle.stored)
         self._logs[ref] = log
+        self._count_producers(log)
         self._shrink(keep=log)
         return log
 
@@ -260,6 +282,14 @@ class Mount:
         await self.committer.drain()
         for log in self._logs.values():
             log.dismiss(StoreClosingError())
+
+    async def rest(self) -> None:
+        """Write the state of unused streams, so that the next opening finds it in one read each."""
+        for log in list(self._logs.values()):
+            if log.idle:
+                self._drop(log)
+                self.idle.add(log)
+        await self.idle.write_all()
 
     def abandon(self, cause: StreamfoldError) -> None:
         """Fail everything outstanding; nothing may use this mount any more."""
@@ -281,6 +311,7 @@ class Mount:
         wanted, self._wanted = self._wanted, []
         for first in range(0, len(wanted), _READ_AT_ONCE):
             refs = wanted[first : first + _READ_AT_ONCE]
+            await self.idle.written(refs)
             for ref in refs:
                 self._loads[ref].outdated = False
             for ref, found in zip(refs, await self._read_logs(refs), strict=True):
@@ -308,22 +339,47 @@ class Mount:
         self._shrink()
 
     async def _read_logs(self, refs: Sequence[StreamRef]) -> list[StreamLog | Exception]:
-        """The logs of `refs`, or why they cannot be read; each kind of row is read for all at once."""
+        """The logs of `refs`, or why they cannot be read; each kind of row is read for all at once.
+
+        A ResumeRow is all that a stream needs. A stream that is missing has none either, so it is read
+        first only while most streams that are read have one.
+        """
+        found: dict[StreamRef, StreamLog | Exception] = {}
         try:
-            values = await self.engine.get_many([keys.stream(*ref) for ref in refs])
-            found = [_stream_row(*pair) for pair in zip(refs, values, strict=True)]
-            known = [row.id for row in found if isinstance(row, StreamRow)]
-            states = await self.engine.get_many([keys.state(stream_id) for stream_id in known])
+            if self._resumes_likely:
+                found |= await self._read_resumes(refs)
+            others = [ref for ref in refs if ref not in found]
+            wanted = [keys.stream(*ref) for ref in others]
+            values = await self.engine.get_many(wanted) if others else []
+            rows_of = {
+                ref: _stream_row(ref, value) for ref, value in zip(others, values, strict=True)
+            }
+            cold = {ref: row for ref, row in rows_of.items() if isinstance(row, StreamRow)}
+            found |= {ref: error for ref, error in rows_of.items() if isinstance(error, Exception)}
+            if cold and not self._resumes_likely:
+                found |= await self._read_resumes(list(cold))
+                cold = {ref: row for ref, row in cold.items() if ref not in found}
+            states = [keys.state(row.id) for row in cold.values()]
+            values = await self.engine.get_many(states) if cold else []
         except Exception as error:
             return [error] * len(refs)
-        state_of = dict(zip(known, states, strict=True))
+        resumed = sum(isinstance(log, StreamLog) for log in found.values())
+        self._resumes_likely = resumed > len(refs) // 2
         reads = [
-            self._read_log(ref, row, state_of[row.id])
-            for ref, row in zip(refs, found, strict=True)
-            if isinstance(row, StreamRow)
+            self._read_log(ref, row, state)
+            for (ref, row), state in zip(cold.items(), values, strict=True)
         ]
-        logs = iter(await _gather(reads))
-        return [next(logs) if isinstance(row, StreamRow) else row for row in found]
+        found |= zip(cold, await _gather(reads), strict=True)
+        return [found[ref] for ref in refs]
+
+    async def _read_resumes(self, refs: Sequence[StreamRef]) -> dict[StreamRef, StreamLog]:
+        """The logs of those of `refs` that have a ResumeRow that counts."""
+        values = await self.engine.get_many([keys.resume(*ref) for ref in refs])
+        return {
+            ref: self._resumed(ref, row, stored=True)
+            for ref, value in zip(refs, values, strict=True)
+            if value is not None and (row := resumable(value, self._resumable)) is not None
+        }
 
     async def _read_log(self, ref: StreamRef, row: StreamRow, value: bytes | None) -> StreamLog:
         state = rows.decode(value, StateRow) if value else StateRow()
@@ -335,6 +391,12 @@ class Mount:
             tail, arrived_at = last.end, last.arrived_at
         producers = await self._producers(row.id) if state.producers else None
         return self._log_of(ref, row, state, tail, arrived_at, producers)
+
+    def _resumed(self, ref: StreamRef, resumed: ResumeRow, *, stored: bool) -> StreamLog:
+        row, state, arrived_at = resumed.row, resumed.state, resumed.arrived_at
+        log = self._log_of(ref, row, state, resumed.tail, arrived_at, resumed.producers)
+        log.resume_stored = stored
+        return log
 
     def _log_of(
         self,
@@ -368,8 +430,7 @@ class Mount:
             ref, log = next(iter(self._logs.items()))
             if log.idle and log is not keep:
                 self._drop(log)
-                if not log.terms.has_producers:
-                    self._idle.add(log)
+                self.idle.add(log)
             else:
                 self._logs.move_to_end(ref)
 

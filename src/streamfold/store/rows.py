@@ -115,6 +115,36 @@ class ProducerRow(msgspec.Struct, frozen=True):
     at: int
 
 
+class ResumeRow(msgspec.Struct, frozen=True, array_like=True):
+    """All that a stream needs to be used again, as reading its other rows would find it.
+
+    Current or absent: the commit that changes the stream deletes it.
+    """
+
+    row: StreamRow
+    state: StateRow
+    #: The tail.
+    seq_num: int
+    timestamp: int
+    arrived_at: int
+    #: The opening of the store that wrote this.
+    epoch: int
+    #: All producers of the stream.
+    producers: dict[str, ProducerRow] = {}
+
+    @property
+    def tail(self) -> StreamPosition:
+        return StreamPosition(SeqNum(self.seq_num), Timestamp(self.timestamp))
+
+
+class WriterRow(msgspec.Struct, frozen=True):
+    """The last opening of the store by a version that keeps ResumeRows current."""
+
+    epoch: int
+    #: The first of the openings up to `epoch` that were all made by such versions.
+    resumes_from: int
+
+
 class ForkRow(msgspec.Struct, frozen=True):
     """A fork that needs records of the stream in the row's key."""
 

@@ -225,6 +225,7 @@ class Supervisor:
         mount.on_trimmed = upkeep.on_trimmed
         mount.on_delete_on_empty = upkeep.on_delete_on_empty
         mount.committer.on_commit = self._on_commit
+        mount.idle.may_write = lambda: not self.space.full
         reclaimer = Reclaimer(
             engine,
             mount.committer,
@@ -260,6 +261,7 @@ class Supervisor:
         self._refuse(StoreClosingError())
         if mounted is not None:
             await mounted.mount.drain()
+            await mounted.mount.rest()
 
     def _refuse(self, error: StreamfoldError) -> None:
         self._refusal = error

@@ -51,6 +51,10 @@ class FaultyEngine:
         self._order = asyncio.Lock()
         self._held_reads: dict[bytes, HeldRead] = {}
 
+    @property
+    def epoch(self) -> int:
+        return self.inner.epoch
+
     def fail_next(self, fault: CommitFault, *, with_records: bool = False) -> None:
         """Make the next commit fail, or the next one `with_records`: the background commits, too."""
         self._faults.append((fault, with_records))

@@ -55,6 +55,11 @@ class DiskUse:
 class Engine(Protocol):
     """An ordered map of bytes on durable storage, with this process as its only writer."""
 
+    @property
+    def epoch(self) -> int:
+        """Which opening of the store as its writer this is: each has the number after the last."""
+        ...
+
     async def commit(self, ops: Sequence[Op]) -> None:
         """Apply `ops` atomically; when this returns, they survive a crash and a power cut.
 

@@ -142,6 +142,10 @@ class SlateEngine:
             raise
         return engine
 
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
     async def _take_over(self) -> None:
         try:
             self._epoch = (await slatedb_binding.read_manifest(self._admin)).writer_epoch

@@ -74,6 +74,7 @@ class StreamLog:
         "lifetime",
         "name",
         "ref",
+        "resume_stored",
         "row",
         "terms",
         "trims",
@@ -113,6 +114,8 @@ class StreamLog:
         self.terms = Terms(self.name, row.traits, state, producers or {})
         self.lifetime = Lifetime(row.traits, state.lease_until)
         self._now = now
+        #: Whether storage has a ResumeRow of the stream: the next commit of this log deletes it.
+        self.resume_stored = False
         #: Leases that keep this object in memory.
         self.leases = 0
         #: Set once this object no longer represents the stream.
@@ -376,6 +379,9 @@ class StreamLog:
             ops.append((keys.cleanup(self.id), rows.encode(CleanupRow(self.basin, self.name))))
         elif self._cleaned_up:
             ops.append((keys.cleanup(self.id), None))
+        if self.resume_stored and (taken or ops):
+            ops.append((keys.resume(self.basin, self.name), None))
+            self.resume_stored = False
         share = Share(
             self,
             taken,

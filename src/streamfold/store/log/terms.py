@@ -64,6 +64,11 @@ class Terms:
         return bool(self._producers)
 
     @property
+    def producers(self) -> dict[str, ProducerRow]:
+        """The last append of each producer, by its id; must not be changed."""
+        return self._producers
+
+    @property
     def producer_count(self) -> int:
         return len(self._producers)
 
