@@ -22,6 +22,9 @@ from streamfold.errors import InvalidError, TooLargeError
 BLOCK: Final = 256 << 10
 #: Bytes of elements that are validated by one call, unless a single element has more.
 GROUP: Final = 128 << 10
+#: Arrays and objects within each other. Messages are read again by parsers with their own limits,
+#: many of them near 1,000, and Python's own limit depends on its version.
+NESTED_MAX: Final = 512
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Flags: TypeAlias = npt.NDArray[np.bool_]
@@ -86,14 +89,14 @@ def split_json(body: bytes, limits: Limits, *, block: int = BLOCK) -> Pieces:
     scan = _scan(body, limits, block)
     text = scan.text()
     if not text.startswith(b"["):
-        check_value(text)
+        check_syntax(text)
         return Pieces(False, [text])
     layout = _layout(text, scan, b"]")
     for start, end in zip(layout.starts, layout.ends, strict=True):
         if end - start > limits.element_bytes:
             raise _too_long(end - start, limits)
     for group in layout.groups():
-        check_value(b"[%b]" % group)
+        check_syntax(b"[%b]" % group)
     return Pieces(True, layout.parts())
 
 
@@ -123,6 +126,22 @@ def _layout(text: bytes, scan: _Scan, closing: bytes) -> Layout:
 
 
 def check_value(text: bytes) -> None:
+    """Raise unless `text` is exactly one JSON value, nested NESTED_MAX deep at most."""
+    check_syntax(text)
+    check_nesting(text)
+
+
+def check_nesting(text: bytes, outside: int = 0) -> None:
+    """Raise if a JSON value, within `outside` arrays, is nested more than NESTED_MAX deep."""
+    most = NESTED_MAX - outside
+    # Nearly all values are shorter than that many brackets, or have fewer.
+    if len(text) > 2 * most and text.count(b"[") + text.count(b"{") > most:
+        scan = _scan(text, Limits(len(text) + 1, len(text)), BLOCK)
+        if scan.nested > most:
+            raise _too_deep()
+
+
+def check_syntax(text: bytes) -> None:
     """Raise unless `text` is exactly one JSON value; msgspec leaves only UTF-8 unchecked."""
     try:
         if not text.isascii():
@@ -133,7 +152,7 @@ def check_value(text: bytes) -> None:
     except msgspec.DecodeError as error:
         raise _invalid(str(error)) from None
     except RecursionError:
-        raise InvalidError("the body is nested too deeply: send flatter JSON") from None
+        raise _too_deep() from None
 
 
 def _scan(body: bytes, limits: Limits, block: int) -> _Scan:
@@ -141,6 +160,8 @@ def _scan(body: bytes, limits: Limits, block: int) -> _Scan:
     scan, view = _Scan(), np.frombuffer(body, np.uint8)
     for at in range(0, len(view), block):
         scan.feed(view[at : at + block])
+        if scan.nested > NESTED_MAX:
+            raise _too_deep()
         if not scan.is_array and scan.size > limits.element_bytes:
             raise _too_long(scan.size, limits)
         if scan.is_array and scan.commas >= limits.elements:
@@ -162,6 +183,13 @@ def _groups(starts: Sequence[int], ends: Sequence[int]) -> Iterator[tuple[int, i
 
 def _invalid(why: str) -> InvalidError:
     return InvalidError(f"the body is not one valid JSON value: {why}")
+
+
+def _too_deep() -> InvalidError:
+    return InvalidError(
+        f"the body is nested too deeply: {NESTED_MAX} arrays and objects may be within each other; "
+        "send flatter JSON"
+    )
 
 
 def _too_long(size: int, limits: Limits) -> TooLargeError:
@@ -187,6 +215,8 @@ class _Scan:
         #: The last block ended with a backslash that escapes what follows.
         self._escaping = False
         self._depth = 0
+        #: The largest number of arrays and objects within each other.
+        self.nested = 0
         #: The last byte kept is part of a number or word, and whitespace was dropped after it.
         self._after_scalar = False
         self._after_space = False
@@ -214,6 +244,7 @@ class _Scan:
         spaces = at[outside & (marks <= _SPACE) & _WHITESPACE[marks]]
         if len(at):
             self._in_string = bool(inside[-1])
+            self.nested = max(self.nested, self._depth + int(depth.max()))
             self._depth += int(depth[-1])
         if len(spaces) or self._after_space:
             block, commas = self._squeeze(block, spaces, commas)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamfold.errors import InvalidError
-from streamfold.wire.durable_streams.content import check_message, join_messages, split_messages
-from streamfold.wire.json_scan import Limits
+from streamfold.wire.durable_streams.content import (
+    PLAIN_BYTES,
+    check_message,
+    join_messages,
+    split_messages,
+)
+from streamfold.wire.json_scan import NESTED_MAX, Limits
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=200)
 
@@ -135,18 +139,38 @@ def _is_valid(body: bytes) -> bool:
 
 
 @pytest.mark.parametrize("opening", [b"[", b'{"a":', b'[{"a":'])
-@pytest.mark.parametrize("depth", [sys.getrecursionlimit(), 100_000])
+@pytest.mark.parametrize("depth", [NESTED_MAX + 1, 1_000, 100_000])
 def test_json_nested_too_deeply_is_refused(opening: bytes, depth: int) -> None:
-    closing = opening.translate(bytes.maketrans(b"[{", b"]}"), b'"a:')[::-1]
-    with pytest.raises(InvalidError, match="nested too deeply"):
-        one(opening * depth + b"1" + closing * depth)
+    deep = nested(opening, depth)
+    for body in (deep, deep + b" " * PLAIN_BYTES):  # the second one is split in steps
+        with pytest.raises(InvalidError, match="nested too deeply: 512 "):
+            one(body)
+        with pytest.raises(InvalidError, match="nested too deeply: 512 "):
+            check_message(body)
     with pytest.raises(InvalidError):
         one(opening * depth)
 
 
-def test_json_of_reasonable_depth_is_taken() -> None:
-    body = b"[" * 200 + b"]" * 200
-    assert one(body) == [body[1:-1]]
+def nested(opening: bytes, depth: int) -> bytes:
+    closing = opening.translate(bytes.maketrans(b"[{", b"]}"), b'"a:')[::-1]
+    return opening * depth + b"1" + closing * depth
+
+
+@pytest.mark.parametrize("depth", [200, NESTED_MAX])
+def test_json_of_reasonable_depth_is_taken(depth: int) -> None:
+    body = nested(b"[", depth)
+    for taken in (body, body + b" " * PLAIN_BYTES):
+        assert one(taken) == [body[1:-1]]
+        check_message(taken)
+
+
+def test_brackets_that_nest_nothing_are_not_counted() -> None:
+    wide = b"[" + b",".join([b'{"a":[]}'] * 900) + b"]"
+    text = b'["' + b"[{" * 900 + b'"]'
+    assert len(one(wide)) == 900
+    assert one(text) == [text[1:-1]]
+    check_message(wide)
+    check_message(text)
 
 
 @pytest.mark.parametrize(

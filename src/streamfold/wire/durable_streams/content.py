@@ -13,7 +13,15 @@ from typing import Final
 import msgspec
 
 from streamfold.errors import InvalidError, TooLargeError
-from streamfold.wire.json_scan import Limits, Pieces, check_value, split_json
+from streamfold.wire.json_scan import (
+    NESTED_MAX,
+    Limits,
+    Pieces,
+    check_nesting,
+    check_syntax,
+    check_value,
+    split_json,
+)
 
 #: Of a stream whose creation named no type, or none that can be read.
 DEFAULT_CONTENT_TYPE: Final = "application/octet-stream"
@@ -102,8 +110,15 @@ def _check(messages: list[bytes], limits: Limits) -> None:
 
 
 def _split_plain(body: bytes) -> Pieces:
-    check_value(body)
+    check_syntax(body)
     text = msgspec.json.format(body, indent=-1)
     if not text.startswith(b"["):
+        check_nesting(text)
         return Pieces(False, [text])
-    return Pieces(True, list(map(bytes, _ARRAY.decode(text))))
+    messages = list(map(bytes, _ARRAY.decode(text)))
+    if (
+        max(map(len, messages), default=0) > NESTED_MAX
+    ):  # a call for each would take a quarter longer
+        for message in messages:
+            check_nesting(message, outside=1)
+    return Pieces(True, messages)
