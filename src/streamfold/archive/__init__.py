@@ -48,6 +48,7 @@ with needing_extra("archive"):
     from streamfold.archive.read.reader import open_archive as open  # noqa: A004
     from streamfold.archive.schema import TableSchema
     from streamfold.archive.write.artifacts import PartPlan, WrittenDiff, WrittenPart, write_part
+    from streamfold.archive.write.layout import LAREDO, STREAMFOLD, Layout
     from streamfold.archive.write.thresholds import (
         Action,
         ChainState,
@@ -77,6 +78,9 @@ __all__ = [
     "PartGoneError",
     "ArchiveWriter",
     "GAP",
+    "Layout",
+    "STREAMFOLD",
+    "LAREDO",
     "TableSchema",
     "Destination",
     "check_compare_and_swap",

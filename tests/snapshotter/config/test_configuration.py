@@ -447,3 +447,33 @@ def test_a_table_is_called_what_the_configuration_says_with_its_schema(
 ) -> None:
     [only] = read_configuration(table(source={"server": "h:1", **source})).tables
     assert (only.name, only.source.stream) == (name, stream)
+
+
+def published(**more: Any) -> dict[str, Any]:
+    given = table(layout="laredo", **more)
+    return given | {"source": given["source"] | {"schema": "public"}}
+
+
+def test_a_table_has_our_own_layout_unless_another_is_named() -> None:
+    assert [t.layout for t in read_configuration(table()).tables] == ["streamfold"]
+    formats = {"snapshot": ["jsonl", "parquet"], "diff": ["protobuf", "jsonl"]}
+    (found,) = read_configuration(published(buckets=1, formats=formats)).tables
+    assert (found.layout, found.name) == ("laredo", "public.people")
+
+
+@pytest.mark.parametrize(
+    ("raw", "problem"),
+    [
+        (table(layout="laredo"), "source.schema: is missing: layout laredo names tables"),
+        (table(layout="lardo"), "layout: lardo must be one of streamfold, laredo; did you mean"),
+        (published(buckets=4), "buckets: 4 must be 1 in layout laredo"),
+        (
+            published(formats={"snapshot": ["jsonl.gz"]}),
+            "formats: format jsonl with compression gzip has no name in layout laredo",
+        ),
+        (published(formats={"diff": ["parquet"]}), "formats: layout laredo needs one of jsonl,"),
+    ],
+)
+def test_what_laredos_reader_could_not_rebuild_is_refused(raw: Any, problem: str) -> None:
+    [found] = problems(raw)
+    assert found.startswith(problem)

@@ -146,6 +146,10 @@ class Format(Protocol):
         """The format for a file whose hash was checked: it need not check the file once more."""
         return self
 
+    def for_published_readers(self) -> Format | None:
+        """The format as Laredo's reader decodes it, keys included; None if it cannot."""
+        return None
+
     def write_rows(
         self, sink: BinaryIO, schema: TableSchema, batches: Iterable[pa.RecordBatch]
     ) -> int:

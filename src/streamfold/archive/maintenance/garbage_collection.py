@@ -5,10 +5,14 @@ its files as retired at that time. Only when they have been retired for the whol
 grace period are they deleted, so a reader that planned before has that long. Files that were never
 committed (a writer crashed, or lost a race) are deleted when they are older than the grace period,
 by the storage's own clock. After an unknown outcome nothing is deleted.
+
+Names of the published layout are used again when an artifact is written once more. There, files that
+were never committed stay until a later epoch begins: from then on no writer writes them.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -22,7 +26,7 @@ from streamfold.archive.destinations.destination import (
 )
 from streamfold.archive.destinations.mirrors import Mirrors
 from streamfold.archive.errors import CommitUnknownError, ManifestNotFoundError
-from streamfold.archive.manifest.model import Manifest, Pin, order_of
+from streamfold.archive.manifest.model import PUBLISHED_LAYOUT, Manifest, Pin, order_of
 from streamfold.archive.manifest.positions import PositionOrder, format_time, parse_time
 from streamfold.archive.manifest.updates import AddPin, PruneEpochs, RemovePin, Stamp, Update
 from streamfold.archive.write.commit import Commit, Committed, Conflict
@@ -34,6 +38,7 @@ DEFAULT_GRACE = timedelta(days=1)
 #: Prefixes of the names of artifacts, and of what a crashed self-test leaves; nothing else in the
 #: folder is deleted.
 COLLECTED = ("epoch=", PROBE)
+_EPOCH = re.compile(r"epoch=(\d+)/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,22 @@ class Collected:
     epochs: tuple[int, ...]
     files: tuple[UnreachableFile, ...]
     dry_run: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reachable:
+    """What must stay in a destination."""
+
+    paths: frozenset[str]
+    #: The first epoch whose names a writer may use again, in the published layout.
+    rewritten_from: int | None = None
+
+    def may_be_rewritten(self, path: str) -> bool:
+        """Whether a writer may write this file anew and commit it while it is being deleted."""
+        found = _EPOCH.match(path)
+        return self.rewritten_from is not None and (
+            found is not None and int(found[1]) >= self.rewritten_from
+        )
 
 
 class Collector:
@@ -160,11 +181,16 @@ class Collector:
         reachable = await self._reachable(destination, grace)
         if reachable is None:
             return []
-        return [_unreachable_file(destination, meta) for meta in old if meta.key not in reachable]
+        return [
+            _unreachable_file(destination, meta)
+            for meta in old
+            if meta.key not in reachable.paths and not reachable.may_be_rewritten(meta.key)
+        ]
 
-    async def _reachable(self, destination: Destination, grace: timedelta) -> set[str] | None:
+    async def _reachable(self, destination: Destination, grace: timedelta) -> Reachable | None:
         """Return the paths that any manifest still names; None if one is missing."""
         paths: set[str] = set()
+        rewritten_from: int | None = None
         for holder in {self._primary.uri: self._primary, destination.uri: destination}.values():
             stored = await holder.read(self._order)
             if stored is None:
@@ -175,7 +201,9 @@ class Collector:
                 for retired in stored.manifest.retired
                 if parse_time(retired.at) > self._now() - grace
             }
-        return paths
+            if stored.manifest.layout == PUBLISHED_LAYOUT:
+                rewritten_from = min(stored.manifest.epoch, rewritten_from or stored.manifest.epoch)
+        return Reachable(frozenset(paths), rewritten_from)
 
     async def _delete(
         self,

@@ -6,7 +6,8 @@ The files that they name:
     epoch=<N>/diff-<from>-<to>-<attempt>[-b<bucket>]<extension>
 
 Positions are padded, so that a listing is in their order. The attempt is new for every try to
-write an artifact: no two writers, and no two tries of one, ever write to the same name.
+write an artifact: no two writers, and no two tries of one, ever write to the same name. Names of the
+published layout have neither.
 """
 
 from __future__ import annotations
@@ -195,10 +196,16 @@ def published_path(
         raise InvalidError(
             f"format {format_id!r} has no path in the manifest, and no published one"
         )
+    extension = PUBLISHED_EXTENSIONS[format_id]
+    return derived_path(epoch, from_position, to_position, extension)
+
+
+def derived_path(epoch: int, from_position: str | None, to_position: str, extension: str) -> str:
+    """Return the path that readers of the published layout derive from an artifact."""
     positions = [to_position] if from_position is None else [from_position, to_position]
     names = [re.sub(r"[/: ]", "_", position) or "0" for position in positions]
     kind = "snapshot" if from_position is None else "diff"
-    return f"epoch={epoch}/{kind}-{'-'.join(names)}{PUBLISHED_EXTENSIONS[format_id]}"
+    return f"epoch={epoch}/{kind}-{'-'.join(names)}{extension}"
 
 
 def sanitised(text: str) -> str:

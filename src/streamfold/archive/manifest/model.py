@@ -32,6 +32,8 @@ from streamfold.errors import InvalidError
 MANIFEST_VERSION = 1
 #: Name of the manifest in the folder of its table.
 MANIFEST_KEY = "manifest.json"
+#: `layout` of archives whose names follow from positions alone; absent in all others.
+PUBLISHED_LAYOUT = "laredo"
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,6 +155,7 @@ class Manifest(Entry, frozen=True, kw_only=True):
     updated_at: str
     head_position: str
     artifacts: tuple[Artifact, ...]
+    layout: str | None = None
     archive_id: str | None = None
     #: Grows by one with each commit.
     commit_number: int = 0

@@ -73,6 +73,7 @@ class ClaimTable:
     writer_id: str
     claim_id: str
     table: str
+    layout: str | None = None
 
     def apply(self, manifest: Manifest, stamp: Stamp) -> Manifest:
         if manifest.writer and manifest.writer.claim_id == self.claim_id:
@@ -81,7 +82,9 @@ class ClaimTable:
         writer = Writer(id=self.writer_id, fencing_token=token, claim_id=self.claim_id)
         # An archive of another writer has no id yet.
         archive_id = manifest.archive_id or self.claim_id
-        return replace(manifest, writer=writer, archive_id=archive_id, table=self.table)
+        return replace(
+            manifest, writer=writer, archive_id=archive_id, table=self.table, layout=self.layout
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,11 +23,11 @@ from streamfold.archive.destinations.mirrors import Mirrors
 from streamfold.archive.errors import ArtifactCorruptError
 from streamfold.archive.formats.conforming import conform
 from streamfold.archive.formats.format import Format
-from streamfold.archive.manifest.encoding import artifact_path
 from streamfold.archive.manifest.model import Artifact, FormatFiles, Manifest, Part, SourceRange
 from streamfold.archive.manifest.positions import PositionOrder
 from streamfold.archive.manifest.updates import TableShape
 from streamfold.archive.schema import TableSchema
+from streamfold.archive.write.layout import STREAMFOLD, Layout
 from streamfold.blob.local_files import finish
 from streamfold.errors import InvalidError
 
@@ -51,6 +51,7 @@ class PartPlan:
     formats: tuple[Format, ...]
     order: PositionOrder
     source_range: SourceRange | None = None
+    layout: Layout = STREAMFOLD
 
     @property
     def is_base(self) -> bool:
@@ -58,13 +59,13 @@ class PartPlan:
 
     def path(self, form: Format, bucket: int | None) -> str:
         """Return the name of one file."""
-        return artifact_path(
+        return self.layout.path(
+            form,
             self.order,
             epoch=self.epoch,
             from_position=self.from_position,
             to_position=self.to_position,
             attempt=self.attempt,
-            extension=form.extension,
             bucket=bucket,
         )
 
@@ -216,6 +217,11 @@ def build_artifact(
     """Return the artifact that consists of these parts, all formats with the same rows."""
     if not parts:
         raise InvalidError("an artifact has at least one part: write an empty one if it is empty")
+    if plan.layout.is_published and len(parts) > 1:
+        raise InvalidError(
+            f"an artifact has one part in layout {plan.layout.name}, and {len(parts)} were given: "
+            "write all rows as one"
+        )
     formats = {form.id: _files(form, parts) for form in plan.formats}
     counts = {name: sum(p.rows or 0 for p in files.parts) for name, files in formats.items()}
     if len(set(counts.values())) > 1:
@@ -244,6 +250,11 @@ def reused_parts(
     wanted = sorted(set(buckets))
     if not wanted:
         return []
+    if plan.layout.is_published:
+        raise InvalidError(
+            f"buckets {wanted} cannot be reused in layout {plan.layout.name}, where every epoch has "
+            "files of its own: write them all"
+        )
     if manifest is None or manifest.base.schema_id != plan.schema.id:
         raise InvalidError(
             f"buckets {wanted} cannot be reused: no base has schema {plan.schema.id}; "

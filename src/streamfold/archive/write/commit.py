@@ -157,8 +157,10 @@ class OwnedTable:
         now: Callable[[], datetime],
         new_id: Callable[[], str],
         former_names: Sequence[str] = (),
+        layout: str | None = None,
     ) -> None:
         self.table = table
+        self._layout = layout
         self._former_names = tuple(former_names)
         self.mirrors = mirrors
         self._order = order
@@ -187,7 +189,7 @@ class OwnedTable:
         """Take the table from its previous writer."""
         if self._stored is None:
             return
-        claim = ClaimTable(self._writer.id, self._writer.claim_id, self.table)
+        claim = ClaimTable(self._writer.id, self._writer.claim_id, self.table, self._layout)
         manifest = await self._commit([claim], [])
         self._writer = manifest.writer or self._writer
 
@@ -247,6 +249,7 @@ class OwnedTable:
             updated_at="",
             head_position="",
             artifacts=(),
+            layout=self._layout,
             archive_id=self._writer.claim_id,
             writer=self._writer,
         )

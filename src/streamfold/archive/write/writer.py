@@ -13,10 +13,15 @@ from uuid import uuid4
 
 from streamfold.archive.destinations.destination import Destination, finish_all
 from streamfold.archive.destinations.mirrors import Mirrors
-from streamfold.archive.errors import ArtifactCorruptError, ChainGapError, PositionInvalidError
+from streamfold.archive.errors import (
+    ArtifactCorruptError,
+    ChainGapError,
+    ManifestInvalidError,
+    PositionInvalidError,
+)
 from streamfold.archive.formats.format import Format
 from streamfold.archive.manifest.model import Artifact, Manifest, Source, SourceRange
-from streamfold.archive.manifest.positions import SEQ_NUM, PositionOrder, format_time
+from streamfold.archive.manifest.positions import PositionOrder, format_time
 from streamfold.archive.manifest.updates import AppendArtifacts
 from streamfold.archive.schema import TableSchema
 from streamfold.archive.write.artifacts import (
@@ -30,6 +35,7 @@ from streamfold.archive.write.artifacts import (
     write_part,
 )
 from streamfold.archive.write.commit import OwnedTable
+from streamfold.archive.write.layout import STREAMFOLD, Layout
 from streamfold.errors import InvalidError, StreamfoldError
 
 #: Rows of a base: all in one, or by key bucket.
@@ -67,6 +73,7 @@ class ArchiveWriter:
         now: Callable[[], datetime],
         new_id: Callable[[], str],
         spool: Path | None,
+        layout: Layout,
     ) -> None:
         self._owned = owned
         self._schema = schema
@@ -76,6 +83,7 @@ class ArchiveWriter:
         self._now = now
         self._new_id = new_id
         self._spool = spool
+        self._layout = layout
 
     @classmethod
     async def open(
@@ -87,15 +95,17 @@ class ArchiveWriter:
         formats: Sequence[Format],
         diff_formats: Sequence[Format] | None = None,
         writer_id: str,
-        order: PositionOrder = SEQ_NUM,
+        order: PositionOrder | None = None,
         now: Callable[[], datetime] = _now,
         new_id: Callable[[], str] = _new_id,
         spool: Path | None = None,
         former_names: Sequence[str] = (),
+        layout: Layout = STREAMFOLD,
     ) -> ArchiveWriter:
         """Return the writer of `table`, which continues at the head of an existing archive.
 
-        An archive that has one of `former_names` is renamed.
+        An archive that has one of `former_names` is renamed. Positions are in the order of the
+        layout unless another one is given.
 
         Every destination is first tested for compare-and-swap. From then on no earlier writer
         can commit. The schema is merged with the archive's; one that does not fit is refused, and
@@ -104,15 +114,17 @@ class ArchiveWriter:
         diffs = formats if diff_formats is None else diff_formats
         _check_formats(formats)
         _check_formats(diffs)
+        formats, diffs = layout.formats(formats, diffs)
+        order = order or layout.order
         if not table or not writer_id:
             raise InvalidError(f"table {table!r} and writer_id {writer_id!r} may not be empty")
         mirrors = Mirrors(destinations, order)
         owned = OwnedTable(
             table, mirrors, writer_id, order=order, now=now, new_id=new_id,
-            former_names=former_names,
+            former_names=former_names, layout=layout.name if layout.is_published else None,
         )  # fmt: skip
         await owned.check_destinations(destinations)
-        merged = _merged_schema(await owned.load(), schema)
+        merged = _merged_schema(await _load(owned, layout, destinations), schema)
         await owned.claim()
         return cls(
             owned,
@@ -123,6 +135,7 @@ class ArchiveWriter:
             now=now,
             new_id=new_id,
             spool=spool,
+            layout=layout,
         )
 
     @property
@@ -349,9 +362,16 @@ class ArchiveWriter:
         formats: tuple[Format, ...],
         source_range: SourceRange | None,
     ) -> PartPlan:
-        attempt = self._new_id()
         return PartPlan(
-            epoch, start, end, attempt, self._schema, formats, self._order, source_range
+            epoch,
+            start,
+            end,
+            attempt=self._new_id(),
+            schema=self._schema,
+            formats=formats,
+            order=self._order,
+            source_range=source_range,
+            layout=self._layout,
         )
 
     def _artifact(
@@ -389,6 +409,23 @@ class ArchiveWriter:
                 "record that is in it, which comes after the one before it"
             )
         return end <= self._order.rank(self._committed().head_position)
+
+
+async def _load(
+    owned: OwnedTable, layout: Layout, destinations: Sequence[Destination]
+) -> Manifest | None:
+    """Return the newest manifest, or refuse one of another layout."""
+    try:
+        manifest = await owned.load()
+    except ManifestInvalidError:
+        # Layouts differ in the order of positions too: the one that the manifest names shows which.
+        for stored in await finish_all(destination.read() for destination in destinations):
+            if stored:
+                layout.check(stored.manifest)
+        raise
+    if manifest:
+        layout.check(manifest)
+    return manifest
 
 
 def _check_formats(formats: Sequence[Format]) -> None:

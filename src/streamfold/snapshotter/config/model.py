@@ -14,6 +14,7 @@ import msgspec
 from streamfold.archive.destinations.aws_credentials import Profile
 from streamfold.archive.maintenance.garbage_collection import Retention
 from streamfold.archive.schema import TableSchema
+from streamfold.archive.write.layout import STREAMFOLD
 from streamfold.archive.write.thresholds import Thresholds
 from streamfold.model.units import duration_text, size_text
 from streamfold.snapshotter.decoding import DECODERS, ChangeDecoder, DecoderOptions, EnvelopeDecoder
@@ -141,6 +142,7 @@ class TableSettings:
     transactions: TransactionLimits = field(default_factory=TransactionLimits)
     #: None: chosen from the size of the table.
     buckets: int | None = None
+    layout: str = STREAMFOLD.name
 
     @property
     def name(self) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from streamfold.archive.formats.format import format_names, format_of, parse_format_name
 from streamfold.archive.maintenance.garbage_collection import DEFAULT_GRACE, Retention
 from streamfold.archive.schema import TableSchema
+from streamfold.archive.write.layout import LAYOUTS, STREAMFOLD
 from streamfold.archive.write.thresholds import Thresholds
 from streamfold.errors import InvalidError
 from streamfold.extensions import ExtensionBrokenError, must_be_one_of
@@ -43,6 +44,7 @@ ROOT = "snapshotter"
 _OF_TABLE = (
     "source", "key_fields", "key_prefix", "diff", "snapshot", "destinations", "formats", "events",
     "retention", "decoder", "schema", "dead_letters", "transactions", "buckets",
+    "layout",
 )  # fmt: skip
 #: Shortest time between diffs: a commit takes about as long on object storage.
 _INTERVAL_MIN = timedelta(milliseconds=100)
@@ -124,7 +126,9 @@ def _read_table(section: Section) -> TableSettings:
         dead_letters=read_dead_letters(section.section("dead_letters")),
         transactions=_transactions(section.section("transactions")),
         buckets=_buckets(section),
+        layout=section.choice("layout", tuple(LAYOUTS), STREAMFOLD.name),
     )
+    _check_layout(section, settings)
     section.close()
     return settings
 
@@ -247,6 +251,27 @@ def _buckets(section: Section) -> int | None:
     if section.raw("buckets") == "auto":
         return None
     return section.whole("buckets", None, 1, _BUCKETS_MAX)
+
+
+def _check_layout(section: Section, table: TableSettings) -> None:
+    """Refuse what Laredo's reader could not rebuild."""
+    layout = LAYOUTS[table.layout]
+    if not layout.is_published:
+        return
+    if "." not in table.name:
+        section.problem(
+            "source.schema", f"is missing: layout {layout.name} names tables <schema>.<table>"
+        )
+    if table.buckets not in (None, 1):
+        section.problem("buckets", f"{table.buckets} must be 1 in layout {layout.name}")
+    formats = table.formats
+    try:
+        layout.formats(
+            [format_of(*chosen) for chosen in formats.snapshot],
+            [format_of(*chosen) for chosen in formats.diff],
+        )
+    except InvalidError as error:
+        section.problem("formats", error.message)
 
 
 def _check_folders(tables: tuple[TableSettings, ...], problems: list[str]) -> None:

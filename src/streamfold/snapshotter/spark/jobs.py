@@ -18,6 +18,7 @@ from streamfold.archive.events import SINKS
 from streamfold.archive.formats.format import Format, format_of
 from streamfold.archive.maintenance.garbage_collection import Retention
 from streamfold.archive.schema import TableSchema
+from streamfold.archive.write.layout import LAYOUTS, STREAMFOLD, Layout
 from streamfold.archive.write.thresholds import Thresholds
 from streamfold.errors import InvalidError
 from streamfold.snapshotter.config import (
@@ -77,6 +78,7 @@ class TableJob:
     events: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     credentials: Mapping[str, Profile] = field(default_factory=dict)
     retention: Retention | None = None
+    layout: Layout = STREAMFOLD
 
     @property
     def destinations(self) -> list[str]:
@@ -136,6 +138,7 @@ def _job(
         credentials=configuration.credentials,
         retention=table.retention,
         transactions=table.transactions,
+        layout=LAYOUTS[table.layout],
     )
 
 

@@ -30,7 +30,11 @@ _GAUGES: Final[dict[str, tuple[str, Callable[[TableStatus], float | None]]]] = {
     ),
     "snapshotter_manifest_head_position": (
         "Last record that the archive covers.",
-        lambda status: None if status.manifest_head is None else float(status.manifest_head),
+        lambda status: (
+            None
+            if status.manifest_head is None or status.position is None
+            else float(status.position - status.buffer_depth)
+        ),
     ),
     "snapshotter_lag_records": (
         "Records of the stream that were not read yet.",

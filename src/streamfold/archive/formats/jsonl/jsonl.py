@@ -11,7 +11,7 @@ errors are those of the slower way.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
 import msgspec
@@ -48,8 +48,15 @@ from streamfold.archive.formats.jsonl.json_values import (
     readable_field,
     restored_batch,
 )
+from streamfold.archive.formats.published_keys import (
+    check_published_rows,
+    check_published_size,
+    published_key_text,
+)
 from streamfold.archive.schema import TableSchema
 
+#: Bytes of a line that Laredo's reader does not take any more.
+PUBLISHED_LINE_MAX = 16 << 20
 #: Bytes of lines that are decoded at once: enough to keep Arrow's threads busy, few to hold.
 BLOCK_BYTES = 4 << 20
 _decode: Callable[[bytes], Any] = msgspec.json.Decoder().decode
@@ -135,6 +142,8 @@ class JsonlFormat(Format):
     """Exact for every type, given the schema; without one, integers stay integers."""
 
     packing: Compression = Compression.NONE
+    #: Whether Laredo's reader must tell the keys apart.
+    published: bool = False
 
     id = "jsonl"
 
@@ -146,23 +155,46 @@ class JsonlFormat(Format):
     def extension(self) -> str:
         return f".jsonl{self.packing.extension}"
 
+    def for_published_readers(self) -> JsonlFormat | None:
+        return replace(self, published=True) if self.packing is Compression.NONE else None
+
     def write_rows(
         self, sink: BinaryIO, schema: TableSchema, batches: Iterable[pa.RecordBatch]
     ) -> int:
-        fields = list(schema.arrow)
         admitted = admitted_rows(schema, batches)
-        return self._write(sink, ((object_text(fields, b.columns), len(b)) for b in admitted))
+        return self._write(sink, ((self._row_text(schema, b), len(b)) for b in admitted))
+
+    def _row_text(self, schema: TableSchema, rows: pa.RecordBatch) -> pa.Array:
+        if self.published:
+            check_published_rows(schema, rows, exact=False)
+        return object_text(list(schema.arrow), rows.columns)
 
     def write_changes(
         self, sink: BinaryIO, schema: TableSchema, batches: Iterable[pa.RecordBatch]
     ) -> int:
         admitted = admitted_changes(schema, batches)
-        return self._write(sink, ((_change_text(batch), len(batch)) for batch in admitted))
+        return self._write(sink, ((self._change_text(batch), len(batch)) for batch in admitted))
+
+    def _change_text(self, changes: pa.RecordBatch) -> pa.Array:
+        """Absent `old` and `new` are left out, and all but the action for a TRUNCATE."""
+        key = changes["key"]
+        text = published_key_text(key, exact=False) if self.published else key_text(key)
+        return join(
+            '{"action":"',
+            changes["action"],
+            '"',
+            _optional(',"key":', key, value_text(text)),
+            _optional(',"old":', changes["before"], value_text(changes["before"])),
+            _optional(',"new":', changes["after"], value_text(changes["after"])),
+            "}",
+        )
 
     def _write(self, sink: BinaryIO, texts: Iterable[tuple[pa.Array, int]]) -> int:
         count = 0
         with compress_stream(sink, self.packing) as out:
             for text, rows in texts:
+                if self.published:
+                    check_published_size(text, PUBLISHED_LINE_MAX, self.id)
                 lines = join(text, "\n")
                 out.write(values_of(lines)[0].data)
                 count += rows
@@ -201,19 +233,6 @@ class JsonlFormat(Format):
                 yield decode_objects(block)
             except UnreadableError as error:
                 raise ArtifactCorruptError(str(error)) from None
-
-
-def _change_text(changes: pa.RecordBatch) -> pa.Array:
-    """Absent `old` and `new` are left out, and all but the action for a TRUNCATE."""
-    return join(
-        '{"action":"',
-        changes["action"],
-        '"',
-        _optional(',"key":', changes["key"], value_text(key_text(changes["key"]))),
-        _optional(',"old":', changes["before"], value_text(changes["before"])),
-        _optional(',"new":', changes["after"], value_text(changes["after"])),
-        "}",
-    )
 
 
 def _optional(name: str, column: pa.Array, text: pa.Array) -> pa.Array:

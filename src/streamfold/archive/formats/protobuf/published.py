@@ -14,7 +14,7 @@ The messages, of package laredo.snapshotter.v1, are built at run time:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -49,10 +49,17 @@ from streamfold.archive.formats.protobuf.structs import (
     sized,
     struct_message,
 )
+from streamfold.archive.formats.published_keys import (
+    check_published_rows,
+    check_published_size,
+    published_key_text,
+)
 from streamfold.archive.schema import TableSchema
 
 _PACKAGE = "laredo.snapshotter.v1"
 _STRUCT = ".google.protobuf.Struct"
+#: Bytes of a message that Laredo's reader does not take any more: the default of its library is 4 MiB.
+PUBLISHED_MESSAGE_MAX = 4 << 20
 #: Messages that become one batch: Python values take far more room than the columns they become.
 MESSAGES_AT_ONCE = Limits(rows=8192, size=4 << 20)
 
@@ -136,26 +143,54 @@ def _value(value: Any) -> Any:
 class ProtobufFormat(Format):
     """Exact for every type, given the schema."""
 
+    #: Whether Laredo's reader must tell the keys apart.
+    published: bool = False
+
     id = "protobuf"
     compression = "none"
     extension = ".pb"
 
+    def for_published_readers(self) -> ProtobufFormat:
+        return replace(self, published=True)
+
     def write_rows(
         self, sink: BinaryIO, schema: TableSchema, batches: Iterable[pa.RecordBatch]
     ) -> int:
-        fields = list(schema.arrow)
-        return _write(
-            sink,
-            (
-                join(b"\x0a", sized(struct_message(fields, batch.columns)))
-                for batch in admitted_rows(schema, batches)
-            ),
-        )
+        admitted = admitted_rows(schema, batches)
+        return self._write(sink, (self._row_message(schema, batch) for batch in admitted))
+
+    def _row_message(self, schema: TableSchema, rows: pa.RecordBatch) -> pa.Array:
+        if self.published:
+            check_published_rows(schema, rows, exact=True)
+        return join(b"\x0a", sized(struct_message(list(schema.arrow), rows.columns)))
 
     def write_changes(
         self, sink: BinaryIO, schema: TableSchema, batches: Iterable[pa.RecordBatch]
     ) -> int:
-        return _write(sink, map(_change_message, admitted_changes(schema, batches)))
+        return self._write(sink, map(self._change_message, admitted_changes(schema, batches)))
+
+    def _change_message(self, changes: pa.RecordBatch) -> pa.Array:
+        key = changes["key"]
+        text = published_key_text(key, exact=True) if self.published else key_text(key)
+        parts = [
+            b"\x0a",
+            sized(changes["action"].cast(pa.binary())),
+            _optional(b"\x12", text.cast(pa.binary())),
+        ]
+        for tag, name in ((b"\x1a", "before"), (b"\x22", "after")):
+            image = changes[name]
+            content = struct_message(list(image.type), image.flatten())
+            parts.append(_optional(tag, pc.if_else(image.is_valid(), content, None)))
+        return join(*parts)
+
+    def _write(self, sink: BinaryIO, messages: Iterable[pa.Array]) -> int:
+        count = 0
+        for column in messages:
+            if self.published:
+                check_published_size(column, PUBLISHED_MESSAGE_MAX, self.id)
+            sink.write(values_of(sized(column))[0].data)
+            count += len(column)
+        return count
 
     def read_rows(
         self, source: BinaryIO, schema: TableSchema | None, columns: Sequence[str] | None = None
@@ -179,24 +214,6 @@ class ProtobufFormat(Format):
         for changes in _objects(source, read_change):
             yield from verified_changes(_typed(changes, published, False, count), schema)
             count += len(changes)
-
-
-def _write(sink: BinaryIO, messages: Iterable[pa.Array]) -> int:
-    count = 0
-    for column in messages:
-        sink.write(values_of(sized(column))[0].data)
-        count += len(column)
-    return count
-
-
-def _change_message(changes: pa.RecordBatch) -> pa.Array:
-    key = key_text(changes["key"]).cast(pa.binary())
-    parts = [b"\x0a", sized(changes["action"].cast(pa.binary())), _optional(b"\x12", key)]
-    for tag, name in ((b"\x1a", "before"), (b"\x22", "after")):
-        image = changes[name]
-        content = struct_message(list(image.type), image.flatten())
-        parts.append(_optional(tag, pc.if_else(image.is_valid(), content, None)))
-    return join(*parts)
 
 
 def _optional(tag: bytes, content: pa.Array) -> pa.Array:

@@ -23,7 +23,6 @@ from streamfold.archive.manifest.model import (
     Source,
     SourceRange,
 )
-from streamfold.archive.manifest.positions import SEQ_NUM
 from streamfold.archive.schema import TableSchema
 from streamfold.archive.write.artifacts import PartPlan, WrittenDiff, WrittenPart
 from streamfold.archive.write.writer import ArchiveWriter
@@ -70,7 +69,9 @@ class TableArchive:
     def check(self) -> None:
         """Check that every destination answers; raises the error of the first that does not."""
         for destination in self._destinations:
-            self._loop.call(destination.read(SEQ_NUM))
+            stored = self._loop.call(destination.read())
+            if stored:
+                self._job.layout.check(stored.manifest)
 
     def open(self) -> None:
         """Continue where the archive ends; without one, wait until the columns are known."""
@@ -95,6 +96,7 @@ class TableArchive:
                 diff_formats=self._job.diff_formats,
                 writer_id=self._job.writer_id,
                 former_names=self._job.former_names,
+                layout=self._job.layout,
             )
         )
 
@@ -113,7 +115,7 @@ class TableArchive:
     @property
     def head(self) -> int | None:
         """The last record in the archive."""
-        return int(self.manifest.head_position) if self.manifest else None
+        return self._job.layout.seq_num(self.manifest.head_position) if self.manifest else None
 
     @property
     def source_range(self) -> SourceRange | None:
@@ -130,9 +132,10 @@ class TableArchive:
             raise RuntimeError(f"table {self._job.table!r} is not open")
         return self._writer
 
-    def begin_empty(self, schema: TableSchema, position: str, reason: str) -> None:
-        """Start the archive with a base without rows, in one bucket."""
+    def begin_empty(self, schema: TableSchema, last: int, reason: str) -> None:
+        """Start the archive after record `last` with a base without rows, in one bucket."""
         self.begin(schema)
+        position = self._job.layout.position(last)
         source = self._source(position)
         self._loop.call(self.writer.write_base({0: []}, position, reason=reason, source=source))
 
@@ -177,6 +180,7 @@ class TableArchive:
         base = self.manifest.base if self.manifest else None
         return (
             base is not None
+            and not plan.layout.is_published
             and base.schema_id == plan.schema.id
             and all(_fits(base, form.id, form.compression) for form in plan.formats)
         )
@@ -188,20 +192,23 @@ class TableArchive:
                 self._destinations,
                 now=lambda: datetime.now(UTC),
                 new_id=lambda: uuid4().hex,
-                order=SEQ_NUM,
+                order=self._job.layout.order,
             )
             self._loop.call(collector.collect(self._job.retention))
 
     def _archived_schema(self) -> TableSchema | None:
         for destination in self._destinations:
-            stored = self._loop.call(destination.read(SEQ_NUM))
+            stored = self._loop.call(destination.read())
+            if stored:
+                self._job.layout.check(stored.manifest)
             if stored and stored.manifest.schema_id in stored.manifest.schemas:
                 return TableSchema.from_json(stored.manifest.schemas[stored.manifest.schema_id])
         return None
 
     def _source(self, position: str) -> Source:
         name = f"{self._job.source.get('basin', '')}/{self._job.stream}"
-        return Source(name=name, offsets={self._job.stream: str(int(position) + 1)})
+        following = self._job.layout.seq_num(position) + 1
+        return Source(name=name, offsets={self._job.stream: str(following)})
 
 
 def _fits(base: Artifact, form: str, compression: str) -> bool:
@@ -226,7 +233,7 @@ class TableEvents:
                 name: open_sink(dict(raw), profiles, path=f"events.{name}")
                 for name, raw in self._job.events.items()
             }
-            self._dispatcher = EventDispatcher(destination, sinks, order=SEQ_NUM)
+            self._dispatcher = EventDispatcher(destination, sinks, order=self._job.layout.order)
         if self._dispatcher is not None and self._task is None:
             self._task = self._loop.start(self._dispatcher.run(), "events")
 

@@ -218,7 +218,7 @@ class ArchiveUpdates:
         if self._stream.tail() <= start:
             began = time.monotonic()
             keys = TableSchema.of_keys(self._stream.job.decoder.key_fields)
-            self._published.begin_empty(self._published.schema or keys, str(start - 1), FIRST)
+            self._published.begin_empty(self._published.schema or keys, start - 1, FIRST)
             self._log.committed(None, self._published.manifest, time.monotonic() - began)
 
     def _next(self) -> int:

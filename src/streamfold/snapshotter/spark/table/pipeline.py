@@ -129,7 +129,7 @@ class TablePipeline:
         self._use_pool()
         published, stack = self._published, self._stack()
         manifest = published.writer.manifest
-        to_position = closing.plan.to_position if closing else str(published.head)
+        to_position = closing.plan.to_position if closing else str(published.writer.head)
         if closing is not None:
             published.complete(closing)
             stack = stack.with_diff(Layer.pending(closing.plan, closing.parts))
@@ -206,9 +206,9 @@ class TablePipeline:
 
     def _write_first(self, arrived: CompleteRecords) -> None:
         batch = arrived.batch
-        count = bucket_count(batch.size_bytes, self._job.buckets or 1, self._job.bucket_bytes)
+        count = self._count_for(batch.size_bytes, 1)
         source = batch.source.range_after(None).of_base() if batch.source else None
-        plan = self._published.writer.plan_base(str(batch.last), source)
+        plan = self._published.writer.plan_base(self._job.layout.position(batch.last), source)
         step = NetStep(plan, self._job.destination_specs, batch.truncated_at, None)
         order = PartsOrder(step, count, range(count), arrived.edge, batch.changes)
         parts = arrived.results.write(order)
@@ -218,8 +218,9 @@ class TablePipeline:
         batch, manifest = arrived.batch, self._published.writer.manifest
         assert manifest is not None  # noqa: S101 - the first base exists
         stack = self._stack()
+        to_position = self._job.layout.position(batch.last)
         plan = self._published.writer.plan_diff(
-            manifest.head_position, str(batch.last), self._source_range(batch)
+            manifest.head_position, to_position, self._source_range(batch)
         )
         step = NetStep(plan, self._job.destination_specs, batch.truncated_at, stack)
         needed = range(1) if batch.truncated_at >= 0 or not batch.changes else range(0)
@@ -244,8 +245,13 @@ class TablePipeline:
         form = self._job.formats[0].id
         files = manifest.base.formats.get(form)
         size = files.size_bytes if files else 0
-        least = max(stack.buckets, self._job.buckets or 1)
-        return bucket_count(size, least, self._job.bucket_bytes)
+        return self._count_for(size, stack.buckets)
+
+    def _count_for(self, size_bytes: int, least: int) -> int:
+        """Return the buckets of a base of this size; the published layout has one."""
+        if self._job.layout.is_published:
+            return 1
+        return bucket_count(size_bytes, max(least, self._job.buckets or 1), self._job.bucket_bytes)
 
 
 def _pending(manifest: Manifest, diff: Written) -> Pending:

@@ -13,6 +13,7 @@ import msgspec
 from streamfold.archive.manifest.model import Artifact, Manifest
 from streamfold.archive.manifest.positions import LSN, format_time, parse_time
 from streamfold.archive.read.decoding import count_of
+from streamfold.archive.write.layout import layout_of
 from streamfold.errors import StreamfoldError
 from streamfold.snapshotter.source_positions import SourceSpan
 from streamfold.snapshotter.spark.table.intake import Batch
@@ -172,7 +173,7 @@ class TableProgress:
         if manifest is None:
             return status
         base, chain = manifest.base, manifest.chain
-        head = int(manifest.head_position)
+        head = layout_of(manifest).seq_num(manifest.head_position)
         diffs = [artifact for artifact in manifest.artifacts if not artifact.is_base]
         position = max(head, status.position if status.position is not None else head)
         return msgspec.structs.replace(

@@ -1,0 +1,109 @@
+"""Keys and rows as Laredo's reader needs them, besides the encoding of a file.
+
+It keeps rows by the text of their keys: `%v` of Go for one key field, `[a b]` for several. It makes the
+text of a base's rows itself, from values as its decoders give them, and takes that of changes from the
+file. So the file must have the text that Go prints: 1e+06 for the integer 1000000, which is a double
+there. Keys of which two could have the same text are refused: one row would replace the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamfold.archive.formats.conforming import struct_children
+from streamfold.archive.formats.jsonl.json_text import join, plain_text
+from streamfold.archive.formats.jsonl.json_values import EXACT_IN_DOUBLE
+from streamfold.archive.schema import TableSchema
+from streamfold.errors import InvalidError
+
+#: Digits of the longest integers that Go prints without an exponent.
+_PLAIN_DIGITS = 6
+#: Characters of a value that a message shows.
+_SHOWN = 80
+
+
+def published_key_text(key: pa.Array, *, exact: bool) -> pa.Array:
+    """The text of every key, null where the key is; InvalidError for keys that are ambiguous.
+
+    `exact` says that the format writes integers that a double cannot hold as text.
+    """
+    children = struct_children(key)
+    _check_keys(list(key.type), children, exact)
+    texts = [_printed(child) for child in children]
+    text = texts[0]
+    if len(texts) > 1:
+        text = join("[", pc.binary_join_element_wise(*texts, " "), "]")
+    return pc.if_else(key.is_valid(), text, None)
+
+
+def check_published_rows(schema: TableSchema, rows: pa.RecordBatch, *, exact: bool) -> None:
+    """Refuse rows of which Laredo's reader would take two for one."""
+    fields = [schema.arrow.field(name) for name in schema.key_fields]
+    _check_keys(fields, [rows[field.name] for field in fields], exact)
+
+
+def check_published_size(encoded: pa.Array, limit: int, form: str) -> None:
+    """Refuse a row or change that is longer than Laredo's reader takes, in bytes."""
+    longest = pc.max(pc.binary_length(encoded)).as_py() or 0
+    if longest >= limit:
+        raise InvalidError(
+            f"a row or change has {longest} bytes as {form}, and Laredo's reader takes less than "
+            f"{limit}: use layout streamfold for this table"
+        )
+
+
+def _check_keys(fields: Sequence[pa.Field], columns: Sequence[pa.Array], exact: bool) -> None:
+    texts = sum(pa.types.is_string(field.type) for field in fields)
+    for field, column in zip(fields, columns, strict=True):
+        if texts > 1 and pa.types.is_string(field.type):
+            spaced = column.filter(pc.match_substring(column, " "))
+            _refuse(field, spaced, "a space between two texts of a key", "use layout streamfold")
+        if not exact and pa.types.is_integer(field.type):
+            beyond = column.filter(pc.invert(_fits_double(column)))
+            way = "write protobuf without jsonl, or use layout streamfold"
+            _refuse(field, beyond, "an integer beyond 2^53 in JSON Lines", way)
+
+
+def _refuse(field: pa.Field, found: pa.Array, what: str, way_out: str) -> None:
+    if len(found):
+        value = str(found[0].as_py())[:_SHOWN]
+        raise InvalidError(
+            f"key field {field.name!r} holds {value!r}: Laredo's reader may take {what} for another "
+            f"key; {way_out}"
+        )
+
+
+def _fits_double(column: pa.Array) -> pa.Array:
+    if column.type.bit_width < 64:
+        return pc.is_valid(column)
+    fits = pc.less_equal(column, pa.scalar(EXACT_IN_DOUBLE, column.type))
+    if pa.types.is_signed_integer(column.type):
+        fits = pc.and_(fits, pc.greater_equal(column, pa.scalar(-EXACT_IN_DOUBLE, column.type)))
+    return fits
+
+
+def _printed(column: pa.Array) -> pa.Array:
+    """The text of every value; an integer as Go prints the double that it is decoded to."""
+    text, _ = plain_text(column)
+    if not pa.types.is_integer(column.type) or not len(column):
+        return text
+    digits = pc.utf8_ltrim(text, "-")
+    lengths = pc.utf8_length(digits)
+    if (pc.max(lengths).as_py() or 0) <= _PLAIN_DIGITS:
+        return text
+    mantissa = pc.utf8_rtrim(digits, "0")
+    rest = pc.utf8_slice_codeunits(mantissa, 1, None)
+    long = join(
+        pc.if_else(pc.starts_with(text, "-"), "-", ""),
+        pc.utf8_slice_codeunits(mantissa, 0, 1),
+        pc.if_else(pc.equal(rest, ""), "", "."),
+        rest,
+        "e+",
+        pc.utf8_lpad(pc.subtract(lengths, 1).cast(pa.string()), 2, "0"),
+    )
+    # Beyond 2^53 the format has the digits as text.
+    is_long = pc.and_(pc.greater(lengths, _PLAIN_DIGITS), _fits_double(column))
+    return pc.if_else(is_long, long, text)

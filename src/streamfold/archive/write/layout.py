@@ -1,0 +1,122 @@
+"""How an archive names its files and positions: our own layout, or the one that Laredo publishes.
+
+Readers of the published layout derive names from positions, order positions as LSNs, and keep rows by
+the text of their keys. So an artifact is one file for each format there, its name has no random part,
+and a sequence number is written as an LSN. Everything else of an archive is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from streamfold.archive.errors import CommitConflictError
+from streamfold.archive.formats.format import Format
+from streamfold.archive.manifest.encoding import (
+    PUBLISHED_EXTENSIONS,
+    artifact_path,
+    derived_path,
+)
+from streamfold.archive.manifest.model import PUBLISHED_LAYOUT, Manifest
+from streamfold.archive.manifest.positions import LSN, SEQ_NUM, PositionOrder
+from streamfold.errors import InvalidError
+from streamfold.extensions import must_be_one_of
+
+Formats = tuple[Format, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A layout by its name; an archive keeps the one that it began with."""
+
+    name: str
+    #: The order of positions that are made from sequence numbers.
+    order: PositionOrder
+    #: Whether names follow from positions alone, as readers of the published layout derive them.
+    is_published: bool
+
+    def position(self, seq_num: int) -> str:
+        """Return the position of a record; -1 is before the first."""
+        if not self.is_published:
+            return str(seq_num)
+        return LSN.position(seq_num + 1)  # LSNs are not negative
+
+    def seq_num(self, position: str) -> int:
+        """Return the record that `position` was made from."""
+        return self.order.rank(position) - (1 if self.is_published else 0)
+
+    def path(
+        self,
+        form: Format,
+        order: PositionOrder,
+        *,
+        epoch: int,
+        from_position: str | None,
+        to_position: str,
+        attempt: str,
+        bucket: int | None,
+    ) -> str:
+        """Return the path of one file, relative to the manifest's folder."""
+        if self.is_published:
+            if bucket:
+                raise InvalidError(
+                    f"bucket {bucket} has no name in layout {self.name}: write one part"
+                )
+            return derived_path(epoch, from_position, to_position, form.extension)
+        return artifact_path(
+            order,
+            epoch=epoch,
+            from_position=from_position,
+            to_position=to_position,
+            attempt=attempt,
+            extension=form.extension,
+            bucket=bucket,
+        )
+
+    def formats(self, bases: Sequence[Format], diffs: Sequence[Format]) -> tuple[Formats, Formats]:
+        """Return the formats as this layout writes them; refuse those that its readers cannot read."""
+        if not self.is_published:
+            return tuple(bases), tuple(diffs)
+        for form in (*bases, *diffs):
+            if form.id in PUBLISHED_EXTENSIONS and form.for_published_readers() is None:
+                raise InvalidError(
+                    f"format {form.id} with compression {form.compression} has no name in layout "
+                    f"{self.name}: write it without compression"
+                )
+        known = [{f.id for f in forms if f.for_published_readers()} for forms in (bases, diffs)]
+        if not known[0] & known[1]:
+            raise InvalidError(
+                f"layout {self.name} needs one of {', '.join(PUBLISHED_EXTENSIONS)} for both "
+                "bases and diffs: its readers know no other format"
+            )
+        return _published(bases), _published(diffs)
+
+    def check(self, manifest: Manifest) -> None:
+        """Refuse an archive of ours that has another layout; archives of other writers have none."""
+        found = manifest.layout or STREAMFOLD.name
+        if manifest.commit_id is not None and found != self.name:
+            raise CommitConflictError(
+                f"the archive of table {manifest.table!r} has layout {found}, and {self.name} is "
+                f"wanted: keep layout {found}, or use an empty folder"
+            )
+
+
+def _published(formats: Sequence[Format]) -> Formats:
+    return tuple(form.for_published_readers() or form for form in formats)
+
+
+#: Unique names, any number of files for an artifact.
+STREAMFOLD = Layout("streamfold", SEQ_NUM, is_published=False)
+#: What Laredo's reader rebuilds.
+LAREDO = Layout(PUBLISHED_LAYOUT, LSN, is_published=True)
+LAYOUTS = {layout.name: layout for layout in (STREAMFOLD, LAREDO)}
+
+
+def layout_of(manifest: Manifest) -> Layout:
+    """Return the layout of an archive; InvalidError when it is unknown."""
+    name = manifest.layout or STREAMFOLD.name
+    if name not in LAYOUTS:
+        raise InvalidError(
+            f"table {manifest.table!r} has layout {name!r}, which {must_be_one_of(LAYOUTS, name)}"
+        )
+    return LAYOUTS[name]

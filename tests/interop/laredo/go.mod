@@ -1,0 +1,3 @@
+module streamfold.test/laredo
+
+go 1.19
