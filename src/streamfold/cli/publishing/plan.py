@@ -79,6 +79,8 @@ class Plan:
     slot: str
     publication: str
     diff_interval: str
+    #: Where the server listens; 0 takes a free port.
+    port: int
     recopy: bool
     #: Seconds between two notes of the ingester's position while no table changes.
     heartbeat: float

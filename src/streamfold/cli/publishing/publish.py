@@ -64,6 +64,12 @@ def _duration(_: click.Context, __: click.Parameter, value: str) -> str:
     help="Folder of the streams and logs; the same one resumes.  [default: beside --to, with .state]",
 )
 @click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    help="Port of the server and its console.  [default: a free one]",
+)
+@click.option(
     "--endpoint", metavar="URL", help="Use this server for the streams, instead of running one."
 )
 @click.option("--token-file", type=FILE, help="File with the token of that server.")
@@ -100,6 +106,7 @@ def publish(
     patterns: tuple[str, ...],
     target: str,
     state: Path | None,
+    port: int,
     endpoint: str | None,
     token_file: Path | None,
     basin: str,
@@ -135,6 +142,7 @@ def publish(
         slot=slot,
         publication=publication,
         diff_interval=diff_interval,
+        port=port,
         recopy=recopy,
         heartbeat=_HEARTBEAT_ONCE if once else _HEARTBEAT,
     )

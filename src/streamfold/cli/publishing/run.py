@@ -50,7 +50,7 @@ class PublishRun:
         self._screen = screen
         self._board = StatusBoard(table.full_name for table in plan.tables)
         self._slot = SlotWatch(database, plan.slot)
-        self._port = 0
+        self._port = plan.port
         self._recopy = plan.recopy
         self._status_port = 0
         self._serving = asyncio.Event()

@@ -15,7 +15,7 @@ from streamfold.ingest.postgres.connection import Database, named_failures
 from streamfold.ingest.postgres.pgoutput import Lsn, lsn_text
 from streamfold.ingest.postgres.slot import Slot, find_slot, flush_lag
 from streamfold.model.units import approximate_size
-from streamfold.snapshotter.status import ArtifactStatus, TableStatus
+from streamfold.snapshotter.status import ArtifactStatus, State, TableStatus
 
 #: Seconds between two lines about a table where each is a new line, unless its state changes.
 _LINE_INTERVAL: Final = 10.0
@@ -147,8 +147,8 @@ class StatusBoard:
         published, slot = self._snapshotter.get(name), self._slot
         state = line.get("state", "starting")
         error = self.database_error
-        if published is not None and state == "following":
-            running = published.last_base is not None and published.state == "running"
+        if published is not None and state == "following" and published.state != State.STARTING:
+            running = published.last_base is not None and published.state is State.RUNNING
             state = "publishing" if running else str(published.state)
             if published.last_error is not None and not running:
                 error = published.last_error.message
