@@ -230,6 +230,8 @@ def test_decoders_are_chosen_by_kind(settings: dict[str, str], kind: object) -> 
             "decoder.kind: avro must be one of envelope, debezium, upserts",
         ),
         ({"decoder": {"time_unit": "ms"}}, "decoder.time_unit: is not known"),
+        ({"delta": "maybe"}, "delta: maybe must be true or false"),
+        ({"delta": True}, "delta: needs parquet in formats.snapshot: the log names those files"),
         ({"buckets": 0}, "buckets: 0 must be a whole number, between 1 and 65536"),
         (
             {"dead_letters": {"stream": "a", "folder": "b"}},

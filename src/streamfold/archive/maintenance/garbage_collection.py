@@ -25,6 +25,7 @@ from streamfold.archive.destinations.destination import (
     name_destination_on_error,
 )
 from streamfold.archive.destinations.mirrors import Mirrors
+from streamfold.archive.engines.delta_log import has_delta_log, publish_delta_log
 from streamfold.archive.errors import CommitUnknownError, ManifestNotFoundError
 from streamfold.archive.manifest.model import PUBLISHED_LAYOUT, Manifest, Pin, order_of
 from streamfold.archive.manifest.positions import PositionOrder, format_time, parse_time
@@ -148,6 +149,8 @@ class Collector:
         update = PruneEpochs(frozenset(epochs), forget_before=now - retention.grace)
         if not dry_run and self._changes(stored.manifest, update, now):
             await self._commit(stored, update)
+        if not dry_run:
+            await self._forget_in_delta_logs()
         doomed = [
             file
             for destination in self._destinations
@@ -158,6 +161,15 @@ class Collector:
         if not dry_run:
             await self._delete(doomed, on_deleted)
         return Collected(epochs, tuple(doomed), dry_run)
+
+    async def _forget_in_delta_logs(self) -> None:
+        """Remove pruned epochs from Delta logs; while that fails, no file is deleted.
+
+        A log that is behind gets its newest version first, so no reader of it loses files.
+        """
+        for destination in self._destinations:
+            if await has_delta_log(destination):
+                await publish_delta_log(destination, self._order)
 
     def _changes(self, manifest: Manifest, update: PruneEpochs, now: datetime) -> bool:
         return update.apply(manifest, Stamp("", now)) != manifest

@@ -143,6 +143,8 @@ class TableSettings:
     #: None: chosen from the size of the table.
     buckets: int | None = None
     layout: str = STREAMFOLD.name
+    #: Whether a Delta Lake log over the files of bases is maintained; None: it is not.
+    delta: bool | None = None
 
     @property
     def name(self) -> str:

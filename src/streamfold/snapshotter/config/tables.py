@@ -43,8 +43,7 @@ ROOT = "snapshotter"
 #: Settings of a table, which are at the top level if there is only one.
 _OF_TABLE = (
     "source", "key_fields", "key_prefix", "diff", "snapshot", "destinations", "formats", "events",
-    "retention", "decoder", "schema", "dead_letters", "transactions", "buckets",
-    "layout",
+    "retention", "decoder", "schema", "dead_letters", "transactions", "buckets", "layout", "delta",
 )  # fmt: skip
 #: Shortest time between diffs: a commit takes about as long on object storage.
 _INTERVAL_MIN = timedelta(milliseconds=100)
@@ -127,8 +126,11 @@ def _read_table(section: Section) -> TableSettings:
         transactions=_transactions(section.section("transactions")),
         buckets=_buckets(section),
         layout=section.choice("layout", tuple(LAYOUTS), STREAMFOLD.name),
+        delta=_delta(section),
     )
     _check_layout(section, settings)
+    if settings.delta and "parquet" not in {form for form, _ in settings.formats.snapshot}:
+        section.problem("delta", "needs parquet in formats.snapshot: the log names those files")
     section.close()
     return settings
 
@@ -245,6 +247,14 @@ def _schema(section: Section, keys: tuple[str, ...]) -> TableSchema | None:
     except InvalidError as error:
         section.problem("schema", error.message)
         return None
+
+
+def _delta(section: Section) -> bool | None:
+    """Return True if the log is wanted; None otherwise, so that it is not listed."""
+    found = section.raw("delta")
+    if found not in (None, True, False, "true", "false"):
+        section.problem("delta", f"{found} must be true or false")
+    return True if found in (True, "true") else None
 
 
 def _buckets(section: Section) -> int | None:

@@ -21,6 +21,7 @@ from streamfold.archive.schema import TableSchema
 from streamfold.archive.write.layout import LAYOUTS, STREAMFOLD, Layout
 from streamfold.archive.write.thresholds import Thresholds
 from streamfold.errors import InvalidError
+from streamfold.extras import check_installed
 from streamfold.snapshotter.config import (
     Configuration,
     DestinationSettings,
@@ -79,6 +80,8 @@ class TableJob:
     credentials: Mapping[str, Profile] = field(default_factory=dict)
     retention: Retention | None = None
     layout: Layout = STREAMFOLD
+    #: Whether every destination gets a Delta Lake log over the files of its bases.
+    delta: bool = False
 
     @property
     def destinations(self) -> list[str]:
@@ -113,6 +116,8 @@ def _run_name() -> str:
 def _job(
     table: TableSettings, configuration: Configuration, environment: Mapping[str, str], run: str
 ) -> TableJob:
+    if table.delta:
+        check_installed("deltalake", "delta")
     source = _source(table.source, environment)
     specs = tuple(
         _destination_spec(settings, table.key_prefix, configuration.credentials)
@@ -139,6 +144,7 @@ def _job(
         retention=table.retention,
         transactions=table.transactions,
         layout=LAYOUTS[table.layout],
+        delta=bool(table.delta),
     )
 
 

@@ -79,6 +79,10 @@ _COUNTERS: Final[dict[str, tuple[str, Callable[[TableStatus], int]]]] = {
         "Transactions that were published in parts.",
         lambda status: status.counts.transactions_cut,
     ),
+    "snapshotter_delta_errors": (
+        "Failed writes of the Delta log.",
+        lambda status: status.counts.delta_errors,
+    ),
     "snapshotter_failures": ("Failures of any kind.", lambda status: status.counts.failures),
 }
 

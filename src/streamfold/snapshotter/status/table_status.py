@@ -61,6 +61,8 @@ class Counts(msgspec.Struct, frozen=True):
     failures: int = 0
     #: Transactions that were published in parts, because no end arrived.
     transactions_cut: int = 0
+    #: Bases whose version in the Delta log was not written at once.
+    delta_errors: int = 0
     #: By destination and by sink.
     destination_errors: dict[str, int] = {}
     event_errors: dict[str, int] = {}

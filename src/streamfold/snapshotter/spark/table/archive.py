@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from streamfold.archive.destinations.aws_credentials import Profiles
 from streamfold.archive.destinations.destination import Destination
+from streamfold.archive.engines.delta_log import publish_delta_log
 from streamfold.archive.events import EventDispatcher, open_sink
 from streamfold.archive.maintenance.garbage_collection import Collector
 from streamfold.archive.manifest.model import (
@@ -184,6 +185,12 @@ class TableArchive:
             and base.schema_id == plan.schema.id
             and all(_fits(base, form.id, form.compression) for form in plan.formats)
         )
+
+    def publish_delta(self) -> None:
+        """Bring the Delta logs of all destinations to what is committed there."""
+        if self._job.delta:
+            for destination in self._destinations:
+                self._loop.call(publish_delta_log(destination, self._job.layout.order))
 
     def collect(self) -> None:
         """Delete what retention does not keep."""

@@ -186,6 +186,7 @@ class ArchiveUpdates:
             self._watch.recover()
         self._committed()
         if self._epoch() > epoch:
+            self._publish_delta()
             self._collect()
 
     def _rebase(self, reason: str) -> None:
@@ -194,7 +195,19 @@ class ArchiveUpdates:
         self._log.committed(before, self._published.manifest, time.monotonic() - began)
         self._watch.recover()
         self._committed()
+        self._publish_delta()
         self._collect()
+
+    def _publish_delta(self) -> None:
+        """Write the version of a base that is committed; a failure does not affect the archive."""
+        try:
+            self._published.publish_delta()
+        except StreamfoldError as error:
+            self._watch.count_delta_error()
+            logger.warning(
+                "table %s: the Delta log was not written, the next base tries again: %s",
+                self._stream.job.table, error.message,
+            )  # fmt: skip
 
     def _collect(self) -> None:
         try:

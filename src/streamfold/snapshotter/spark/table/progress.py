@@ -141,6 +141,10 @@ class TableProgress:
         with self._lock:
             self._count_destination(uri)
 
+    def count_delta_error(self) -> None:
+        with self._lock:
+            self._count(delta_errors=1)
+
     def take(self, batch: Batch, seconds: float, held_from: int | None) -> None:
         """Count a batch that was taken in, up to what is held back."""
         with self._lock:

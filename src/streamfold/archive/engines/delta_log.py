@@ -1,0 +1,349 @@
+"""A Delta Lake log over the Parquet files of an archive: each base is a version, no file is copied.
+
+`_delta_log/` in the folder of the table names the files of bases. It is derived from the manifest and
+never decides anything: a version is written after the commit of its base, and what could not be
+written is written with the next one. `deltalake` makes the entries of the log, in a local copy of
+it; they are stored as the archive's own files are, so every destination and its credentials work.
+
+An entry is stored only if its version is absent, so two processes cannot write the same one. When
+epochs have left the manifest, a checkpoint is stored at the first version that remains, and the
+entries before it are deleted: that is how Delta readers learn that older versions are gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import quote
+
+import msgspec
+import pyarrow as pa
+
+from streamfold.archive.destinations.destination import Destination, name_destination_on_error
+from streamfold.archive.engines.column_types import DELTA, Columns
+from streamfold.archive.formats.parquet import loosened, visible
+from streamfold.archive.manifest.model import Artifact, Manifest, Part
+from streamfold.archive.manifest.positions import PositionOrder, parse_time
+from streamfold.archive.schema import TableSchema
+from streamfold.blob.local_files import finish
+from streamfold.errors import (
+    BlobExistsError,
+    ConflictError,
+    InvalidError,
+    StorageError,
+    StreamfoldError,
+)
+from streamfold.extras import check_installed
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable, Schema
+    from deltalake.transaction import AddAction, RemoveAction
+
+#: The folder of the log, which Delta readers look for.
+LOG = "_delta_log/"
+#: Names the newest checkpoint; readers may ignore it.
+HINT = LOG + "_last_checkpoint"
+#: Versions between two checkpoints: a reader fetches at most so many entries.
+CHECKPOINT_INTERVAL = 10
+#: Characters of paths that the log holds as they are; it is written with URIs.
+_SAFE = "/=-_.~"
+_VERSION = re.compile(r"_delta_log/(\d{20})\.(json|checkpoint\.parquet)")
+#: Where an entry records which base it is.
+EPOCH_KEY, POSITION_KEY = "streamfold.epoch", "streamfold.position"
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What a run wrote and removed."""
+
+    #: Epochs of bases that became versions.
+    epochs: tuple[int, ...] = ()
+    #: Versions that are no longer in the log.
+    removed: tuple[int, ...] = ()
+
+
+async def has_delta_log(destination: Destination) -> bool:
+    """Return whether the archive has a Delta log."""
+    with name_destination_on_error(destination.uri):
+        async for _ in destination.blobs.list(LOG):
+            return True
+    return False
+
+
+async def publish_delta_log(
+    destination: Destination, order: PositionOrder | None = None
+) -> Published:
+    """Bring the Delta log of a destination to what its manifest says; repeating it is harmless.
+
+    Raises `InvalidError` for a table that Delta Lake cannot show, `ConflictError` if another
+    process writes to the log at the same time, and `StorageError` for what `deltalake` refuses.
+    """
+    check_installed("deltalake", "delta")
+    stored = await destination.read(order)
+    if stored is None:
+        return Published()
+    try:
+        return await _publish(destination, stored.manifest)
+    except StreamfoldError:
+        raise
+    except Exception as error:  # the library's own errors, and those of the temporary folder
+        raise StorageError(f"the Delta log of {destination.uri} is not written: {error}") from error
+
+
+async def _publish(destination: Destination, manifest: Manifest) -> Published:
+    with name_destination_on_error(destination.uri), tempfile.TemporaryDirectory() as folder:
+        log = _LocalLog(destination, Path(folder))
+        await log.fetch()
+        epochs = [base.epoch for base in _bases(manifest) if await log.add(manifest, base)]
+        removed = await log.trim(manifest)
+    return Published(tuple(epochs), removed)
+
+
+def _bases(manifest: Manifest) -> Iterable[Artifact]:
+    return (a for a in manifest.artifacts if a.is_base and "parquet" in a.formats)
+
+
+class _LocalLog:
+    """A copy of the log in a local folder, where `deltalake` adds to it."""
+
+    def __init__(self, destination: Destination, folder: Path) -> None:
+        self._blobs = destination.blobs
+        self._folder = folder
+        #: Versions of entries, and of checkpoints, in storage.
+        self._entries: set[int] = set()
+        self._checkpoints: set[int] = set()
+
+    async def fetch(self) -> None:
+        """Fetch the newest checkpoint and the entries after it."""
+        async for meta in self._blobs.list(LOG):
+            if found := _VERSION.fullmatch(meta.key):
+                (self._entries if found[2] == "json" else self._checkpoints).add(int(found[1]))
+        await self._fetch_range(max(self._checkpoints, default=0), max(self._entries, default=-1))
+
+    async def add(self, manifest: Manifest, base: Artifact) -> bool:
+        """Store a version for a base, unless the log has it or a later one."""
+        schema = delta_schema(manifest, base)
+        if schema is None:
+            return False
+        before = self._names()
+        if not await finish(asyncio.to_thread(self._commit, manifest, base, schema)):
+            return False
+        await self._store(self._names() - before)
+        return True
+
+    async def trim(self, manifest: Manifest) -> tuple[int, ...]:
+        """Remove the versions of epochs before the manifest's first one."""
+        oldest = manifest.artifacts[0].epoch
+        first = None
+        for version in sorted(self._entries):
+            epoch = await self._epoch(version)
+            if epoch is None or epoch >= oldest:
+                first = version
+                break
+        old = sorted(v for v in self._entries if first is not None and v < first)
+        if first is None or not old:
+            return ()
+        await self._checkpoint(first)
+        for version in sorted({*old, *(v for v in self._checkpoints if v < first)}):
+            await self._blobs.delete(_checkpoint_key(version))
+            await self._blobs.delete(_entry_key(version))
+        return tuple(old)
+
+    async def _checkpoint(self, version: int) -> None:
+        """Store a checkpoint of a version, so that it needs no entry before it."""
+        if version in self._checkpoints:
+            return
+        await self._fetch_range(min(self._checkpoints | self._entries), version)
+        await finish(asyncio.to_thread(self._write_checkpoint, version))
+        await self._store([_checkpoint_key(version)])
+
+    def _write_checkpoint(self, version: int) -> None:
+        from deltalake import DeltaTable
+
+        DeltaTable(self._folder, version=version).create_checkpoint()
+
+    def _commit(self, manifest: Manifest, base: Artifact, schema: pa.Schema) -> bool:
+        """Add an entry for the base to the local log; returns whether it needed one."""
+        from deltalake import (
+            CommitProperties,
+            DeltaTable,
+            PostCommitHookProperties,
+            Schema,
+            Transaction,
+        )
+        from deltalake.transaction import create_table_with_add_actions
+
+        writer = f"streamfold-{manifest.archive_id}"
+        properties = CommitProperties(
+            app_transactions=[Transaction(writer, base.epoch)],
+            custom_metadata={EPOCH_KEY: str(base.epoch), POSITION_KEY: base.to_position},
+        )
+        hooks = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
+        columns = Schema.from_arrow(schema)
+        parts = {quote(part.path, safe=_SAFE): part for part in base.formats["parquet"].parts}
+        if not self._entries:
+            create_table_with_add_actions(
+                str(self._folder), columns, _adds(parts, base), name=manifest.table,
+                configuration={"delta.checkpointInterval": str(CHECKPOINT_INTERVAL)},
+                commit_properties=properties, post_commithook_properties=hooks,
+            )  # fmt: skip
+            return True
+        table = DeltaTable(self._folder)
+        known = table.transaction_version(writer) or 0
+        if known >= base.epoch:
+            return False
+        _allow_local_times(table, schema, known)
+        actions, mode = _changes(table, columns, parts, base)
+        table.create_write_transaction(
+            actions, mode, columns,
+            commit_properties=properties, post_commithook_properties=hooks,
+        )  # fmt: skip
+        return True
+
+    async def _epoch(self, version: int) -> int | None:
+        """Return the epoch that a version shows; None if it does not say."""
+        name = _entry_key(version)
+        await self._fetch([name])
+        for line in (self._folder / name).read_bytes().splitlines():
+            action = msgspec.json.decode(line, type=dict[str, dict[str, Any] | None])
+            if found := (action.get("commitInfo") or {}).get(EPOCH_KEY):
+                return int(found)
+        return None
+
+    def _names(self) -> set[str]:
+        found = (self._folder / LOG).glob("*") if (self._folder / LOG).exists() else ()
+        return {LOG + path.name for path in found if _VERSION.fullmatch(LOG + path.name)}
+
+    async def _fetch_range(self, first: int, last: int) -> None:
+        names = [_entry_key(v) for v in self._entries if first <= v <= last]
+        names += [_checkpoint_key(v) for v in self._checkpoints if first <= v <= last]
+        await self._fetch(names)
+
+    async def _fetch(self, names: Iterable[str]) -> None:
+        (self._folder / LOG).mkdir(exist_ok=True)
+        for name in names:
+            if not (self._folder / name).exists():
+                (self._folder / name).write_bytes(await self._blobs.get(name))
+
+    async def _store(self, names: Iterable[str]) -> None:
+        """Store new files of the local log: entries first, as the commit, then checkpoints."""
+        for name in sorted(names, key=lambda name: (not name.endswith(".json"), name)):
+            data = (self._folder / name).read_bytes()
+            version = _version(name)
+            if name.endswith(".json"):
+                await self._store_entry(name, data)
+                self._entries.add(version)
+                continue
+            await self._blobs.put(name, data)
+            self._checkpoints.add(version)
+            if version == max(self._checkpoints):
+                await self._blobs.put(HINT, (self._folder / HINT).read_bytes())
+
+    async def _store_entry(self, name: str, data: bytes) -> None:
+        try:
+            await self._blobs.put_if_absent(name, data)
+        except BlobExistsError:
+            # The answer to an earlier attempt of this request may have been lost.
+            if await self._blobs.get(name) != data:
+                raise ConflictError(
+                    f"another process wrote {name!r}: the Delta log is written again with the next base"
+                ) from None
+
+
+def delta_schema(manifest: Manifest, base: Artifact) -> pa.Schema | None:
+    """Return the columns of a base as Delta Lake reads them from its files.
+
+    Columns that have held no value yet are left out; None without any column of a type. A type
+    that the files hold otherwise than Delta Lake would is refused with the name of its column.
+    """
+    if base.schema_id is None:
+        raise InvalidError(f"the base at {base.to_position!r} has no schema: Delta Lake needs one")
+    table = TableSchema.from_json(manifest.schemas[base.schema_id]).arrow
+    fields = [pa.field(f.name, loosened(f.type), f.nullable) for f in table]
+    typed = pa.schema([field for field in fields if not pa.types.is_null(field.type)])
+    held = Columns.of(typed, DELTA).target
+    for before, after in zip(typed, held, strict=True):
+        if visible(before.type) != visible(after.type):
+            raise InvalidError(
+                f"column {before.name!r} has type {before.type}, which Delta Lake cannot read from "
+                "the archive's own files: delete _delta_log/ and use `archive export --delta`, which "
+                "converts it"
+            )
+    return held if len(held) else None
+
+
+def _adds(parts: Mapping[str, Part], base: Artifact) -> list[AddAction]:
+    from deltalake.transaction import AddAction
+
+    written_at = round(parse_time(base.created_at).timestamp() * 1000)
+    return [
+        AddAction(
+            path=path,
+            size=part.size_bytes,
+            partition_values={},
+            modification_time=written_at,
+            data_change=True,
+            stats=msgspec.json.encode({"numRecords": part.rows or 0}).decode(),
+        )
+        for path, part in parts.items()
+    ]
+
+
+def _changes(
+    table: DeltaTable, columns: Schema, parts: Mapping[str, Part], base: Artifact
+) -> tuple[list[AddAction | RemoveAction], Literal["append", "overwrite"]]:
+    """Return what leads from the newest version to a base, and how it is committed.
+
+    An entry may not add and remove one file, so files that the base reuses are left alone. With
+    other columns none is reused, and only an overwrite replaces the columns.
+    """
+    from deltalake.transaction import RemoveAction
+
+    if table.schema() != columns:
+        return [*_adds(parts, base)], "overwrite"
+    known = set(pa.table(table.get_add_actions()).column("path").to_pylist())
+    removed_at = round(parse_time(base.created_at).timestamp() * 1000)
+    removals = [RemoveAction(path, True, removed_at) for path in sorted(known - set(parts))]
+    fresh = {path: part for path, part in parts.items() if path not in known}
+    return [*_adds(fresh, base), *removals], "append"
+
+
+def _allow_local_times(table: DeltaTable, schema: pa.Schema, epoch: int) -> None:
+    """Add the feature that timestamps without a zone need, if such a column is new.
+
+    That is an entry of its own, with the files of the version before, which shows `epoch`.
+    """
+    from deltalake import CommitProperties, TableFeatures
+
+    needed = any(_has_local_time(kind) for kind in schema.types)
+    if needed and "timestampNtz" not in (table.protocol().reader_features or []):
+        table.alter.add_feature(
+            TableFeatures.TimestampWithoutTimezone,
+            allow_protocol_versions_increase=True,
+            commit_properties=CommitProperties(custom_metadata={EPOCH_KEY: str(epoch)}),
+        )
+
+
+def _has_local_time(kind: pa.DataType) -> bool:
+    if pa.types.is_timestamp(kind):
+        return kind.tz is None
+    if pa.types.is_map(kind):
+        return _has_local_time(kind.item_type)
+    return any(_has_local_time(kind.field(n).type) for n in range(kind.num_fields))
+
+
+def _version(name: str) -> int:
+    return int(name.removeprefix(LOG).partition(".")[0])
+
+
+def _entry_key(version: int) -> str:
+    return f"{LOG}{version:020d}.json"
+
+
+def _checkpoint_key(version: int) -> str:
+    return f"{LOG}{version:020d}.checkpoint.parquet"
