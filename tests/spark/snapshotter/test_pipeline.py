@@ -23,6 +23,7 @@ from streamfold.snapshotter.spark.table.arrivals import (
     DRIVER_RECORDS,
     DRIVER_RECORDS_SETTING,
     Arrivals,
+    DriverArrivals,
     driver_records,
 )
 from streamfold.snapshotter.spark.table.intake import TableStream
@@ -135,6 +136,49 @@ def test_what_records_may_say_is_in_every_artifact(
     ]
     assert [letter["seq_num"] for letter in letters] == dead
     assert all(letter["reason"] and letter["stream"] == stream for letter in letters)
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["whole", "held"])
+def test_declared_columns_have_their_types_in_every_part_of_a_batch(
+    spark: SparkSession,
+    server: Server,
+    fresh: Callable[[], str],
+    tmp_path: Path,
+    loop: DriverLoop,
+    held: bool,
+) -> None:
+    """The declaration is in one part of a batch, or waits with an open transaction."""
+    stream, known = fresh(), [{"name": "id", "type": "BIGINT"}]
+    added = [*known, {"name": "at", "type": "TIMESTAMP"}, {"name": "price", "type": "DECIMAL(8,2)"}]
+    txn = {"id": "7"} if held else None
+
+    def row(number: int, **more: Any) -> bytes:
+        values = {"id": number, "at": "2026-01-31T11:00:00Z", "price": "1.50"}
+        return envelope("c", after=values, txn=txn, **more)
+
+    last = envelope("c", after={"id": 200}, txn={"id": "7", "last": True} if held else None)
+    groups = [
+        [envelope("s", columns=known), *(envelope("r", after={"id": n}) for n in range(40))],
+        [
+            envelope("c", after={"id": 99}, txn=txn),
+            envelope("s", columns=added),
+            *map(row, range(100, 140)),
+        ],
+        [*map(row, range(140, 180)), last],
+    ]
+    pipeline = open_pipeline(spark, loop, table_job(server, stream, tmp_path, schema=None))
+    streams, start = TableStream(spark, table_job(server, stream, tmp_path)), 0
+    for group in groups:
+        feed(server, stream, group)
+        end = start + len(group)
+        found = streams.few(start, end, 0)
+        assert found is not None
+        parts = [batch.slice(n, 10) for batch in found.batches for n in range(0, len(batch), 10)]
+        assert pipeline.process(DriverArrivals(parts, start))
+        start = end
+    types = {c["Name"]: c["Type"] for c in manifest_of(tmp_path).columns or []}
+    assert types == {"id": "int64", "at": "timestamp[us, tz=UTC]", "price": "decimal128(8, 2)"}
+    assert set(state_of(tmp_path)) == {*range(40), 99, *range(100, 180), 200}
 
 
 def test_a_transaction_over_several_batches_is_published_whole(

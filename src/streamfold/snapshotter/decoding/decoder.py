@@ -85,6 +85,8 @@ class Decoded:
     tail: Tail = SILENT
     #: Where records of the table are in the log of their source; None if that is not known.
     positions: SourcePositions | None = None
+    #: Whether records of the batch declare columns, which `schema` then has.
+    declares: bool = False
 
 
 @runtime_checkable

@@ -124,7 +124,8 @@ class EnvelopeDecoder:
             [_id_of(m.txn) for m in found],
         )
         assembly = Assembly(self.key_fields, RowReading(hints=hints), self.mismatch)
-        return replace(assembly.decoded(intake, changes, schema), tail=tail, positions=positions)
+        decoded = assembly.decoded(intake, changes, schema)
+        return replace(decoded, tail=tail, positions=positions, declares=bool(hints))
 
 
 def _id_of(txn: str | int | _Transaction | None) -> str | None:

@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -222,9 +222,9 @@ class TableIntake:
     @contextmanager
     def take(self, records: Arrivals, known: ArchiveState) -> Iterator[CompleteRecords | None]:
         """Yield what may go into the archive, valid in the block; None if the archive has all of it."""
-        step = self._step(records, known)
-        with records.decoded(step) as decoded:
-            reports = decoded.reports()
+        with ExitStack() as stack:
+            step = self._step(records, known)
+            decoded, reports, step = _decoded_alike(stack, records, step)
             if not reports:
                 yield None
                 return
@@ -235,9 +235,13 @@ class TableIntake:
             if held_from is None or not held_from < min(first, edge):
                 yield _complete_records(decoded, reports, edge, step, cut)
                 return
-            with records.earlier(held_from, first).decoded(step) as held:
-                both = [*held.reports(), *reports]
-                yield _complete_records(decoded.after(held), both, edge, step, cut)
+            earlier = records.earlier(held_from, first)
+            held, held_reports, declared = _decoded_alike(stack, earlier, step)
+            if declared is not step:
+                decoded = stack.enter_context(records.decoded(declared))
+                reports = decoded.reports()
+            both = [*held_reports, *reports]
+            yield _complete_records(decoded.after(held), both, edge, declared, cut)
 
     def is_held_enough(self) -> bool:
         """Return whether what is held has waited long enough."""
@@ -257,9 +261,10 @@ class TableIntake:
         if cut:
             self._warn(self.seen)
         self._waiting.forget()
-        step = self._step(records, known)
-        with records.decoded(step) as decoded:
-            yield _complete_records(decoded, decoded.reports(), edge, step, cut)
+        with ExitStack() as stack:
+            step = self._step(records, known)
+            decoded, reports, step = _decoded_alike(stack, records, step)
+            yield _complete_records(decoded, reports, edge, step, cut)
 
     def _edge(self, reports: Sequence[DecodeReport]) -> tuple[int, bool]:
         """Return the first record that has to wait, or the next; and whether a transaction is cut."""
@@ -313,6 +318,24 @@ class TableIntake:
                 f"the batch holds {count} records from {first} to {last}, and must start at {expected} "
                 f"without gaps: read stream {self._job.stream!r} again from there"
             )
+
+
+def _decoded_alike(
+    stack: ExitStack, records: Arrivals, step: DecodeStep
+) -> tuple[Decoded, list[DecodeReport], DecodeStep]:
+    """Decode all records with the columns that some of them declare.
+
+    A declaration reaches the records of its own part alone; the other parts would give a new column the
+    type of its values. So all are then decoded again. Returns the step that was used.
+    """
+    decoded: Decoded = stack.enter_context(records.decoded(step))
+    reports = decoded.reports()
+    declared = _merged(step.schema, [report for report in reports if report.declares])
+    if declared == step.schema:
+        return decoded, reports, step
+    step = replace(step, schema=declared)
+    decoded = stack.enter_context(records.decoded(step))
+    return decoded, decoded.reports(), step
 
 
 def _complete_records(

@@ -43,6 +43,8 @@ class DecodeReport(msgspec.Struct, frozen=True):
     tail: Tail = SILENT
     #: The commits of the source that they are from.
     source: SourceSpan | None = None
+    #: Whether some of the columns are declared: all records must be read with their types.
+    declares: bool = False
 
     def table_schema(self) -> TableSchema | None:
         return TableSchema.from_json(msgspec.json.decode(self.schema)) if self.schema else None
@@ -88,6 +90,8 @@ def _decode(records: pa.RecordBatch, step: DecodeStep) -> Iterator[TaskResult]:
         if decoded.positions is not None:
             span = decoded.positions.span(start, start + len(run), report.timestamp)
             report = msgspec.structs.replace(report, source=span)
+        if decoded.declares:
+            report = msgspec.structs.replace(report, declares=True)
         start += len(run)
         yield TaskResult(REPORT, report.first, msgspec.json.encode(report))
         if found.schema is not None:
