@@ -23,8 +23,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.archive.reading import write_history
-
-ROOT = Path(__file__).parents[2]
+from tests.packaging.conftest import run
 
 #: What a command or an import needs.
 COMMANDS = {
@@ -89,23 +88,6 @@ for command in json.loads(sys.argv[2]):
     found[command] = stderr.getvalue()
 print(json.dumps(found))
 """
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    run(sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder))
-    (built,) = folder.glob("*.whl")
-    return built
-
-
-def run(*command: str) -> str:
-    """Run a command that must succeed; returns what it prints."""
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @dataclass(frozen=True)
@@ -226,6 +208,40 @@ def test_engines_without_their_extras_are_refused_with_its_name(
         assert done.returncode == 1
         assert f"pip install 'streamfold[{extra}]'" in done.stderr
         assert "Traceback" not in done.stderr
+
+
+#: Everything that a server installs. numpy, slatedb and zstandard are more than half of the bytes.
+SERVER = {
+    "aeg", "anyio", "blake3", "certifi", "cffi", "click", "cryptography", "granian", "h11", "httpcore",
+    "httpx", "idna", "msgspec", "numpy", "obstore", "prometheus_client", "pycparser", "slatedb",
+    "typing_extensions", "uvloop", "zstandard",
+}  # fmt: skip
+
+
+def test_a_server_installs_neither_a_compiler_nor_what_tables_need(wheel: Path) -> None:
+    found = {dist.name.replace("-", "_"): dist for dist in required("streamfold[server]", wheel)}
+    assert found.keys() <= SERVER, "say in docs/guides/deployment.md what a server gains by it"
+    sizes = [file.size or 0 for dist in found.values() for file in dist.files or ()]
+    assert sum(sizes) < 200e6
+
+
+def test_a_server_without_compiled_kernels_says_so_once_and_works(
+    installed: Callable[[str | None], Environment],
+) -> None:
+    script = (
+        "import logging, streamfold.records as records; logging.basicConfig();"
+        "print(records.warm_up(), records.warm_up())"
+    )
+    done = subprocess.run(
+        [installed("server").python, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout.split() == ["False", "False"]
+    (line,) = set(done.stderr.splitlines())
+    assert line.endswith("is not installed: run pip install 'streamfold[fast]'")
 
 
 def test_profiles_of_aws_without_their_extra_are_refused_with_its_name(
