@@ -92,6 +92,7 @@ async def test_a_table_is_published_across_kills_of_the_command_and_of_every_par
         for verb in ("serve", "ingest", "snapshotter"):
             execute(orders, f"UPDATE orders SET item = '{verb}' WHERE id % 7 = 0", PLUS_ONE)
             (await part(second, verb)).kill()
+        await until(second, lambda shown: shown.get("state") != "publishing")
         await until(second, lambda shown: shown.get("state") == "publishing")
         execute(orders, "INSERT INTO orders VALUES (0, 'last', NULL)")
         await until(second, lambda shown: _has(orders, shown))
@@ -148,6 +149,19 @@ def test_what_cannot_be_published_is_said_before_anything_starts(
     assert not state.exists()
 
 
+def test_an_error_of_a_part_that_no_restart_corrects_ends_the_command(
+    orders: str, shell: Shell, tmp_path: Path
+) -> None:
+    name = database_name(orders)
+    execute(orders, f"SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')")
+    failed = shell(*arguments(orders, tmp_path))
+    assert failed.status == 1
+    assert failed.error["code"] == "source_unusable"
+    log = tmp_path / "archive.state" / "log" / "ingest.log"
+    assert failed.error["message"].endswith(f"(log: {log})")
+    assert "no ingester of these streams made it" in log.read_text()
+
+
 def test_a_missing_java_is_said_before_anything_starts(
     orders: str, shell: Shell, tmp_path: Path
 ) -> None:
@@ -187,3 +201,14 @@ def test_the_configuration_is_written_for_the_three_parts_without_the_password(
     valid = shell.json("snapshotter", "validate", "--config", str(folder / "snapshotter.toml"))
     assert valid == {"valid": True, "tables": ["public.orders"]}
     assert shell(*command).error["code"] == "conflict"
+
+
+def test_the_configuration_for_another_server_starts_none(
+    orders: str, shell: Shell, tmp_path: Path
+) -> None:
+    folder = tmp_path / "config"
+    given = ("--endpoint", "https://streams.example", "--config", str(folder))
+    shell.ok(*arguments(orders, tmp_path, *given))
+    found = sorted(file.name for file in folder.iterdir())
+    assert found == ["ingest.sh", "snapshotter.sh", "snapshotter.toml"]
+    assert 'server = "https://streams.example"' in (folder / "snapshotter.toml").read_text()

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from logging.handlers import RotatingFileHandler
@@ -31,7 +31,7 @@ _FAILURES_MAX: Final = 8
 _PASSING: Final = frozenset(("java_ended",))
 #: Bytes of a log file until it is rotated; one older file is kept.
 _LOG_BYTES: Final = 4 << 20
-#: Bytes of one line of output: a longer one breaks the reader.
+#: Bytes of one line of output: longer ones are not logged.
 _LINE_MAX: Final = 1 << 20
 #: Seconds to read what an ended process left in its pipes: a grandchild may still hold them open.
 _REST: Final = 1.0
@@ -65,17 +65,17 @@ class Part:
         self._on_note = on_note
         self._process: Process | None = None
         self._error: dict[str, str] | None = None
-        self._stopping = False
+        self._stopping = asyncio.Event()
 
     async def run(self) -> None:
         """Keep the process running until `stop`; raises VerbFailedError when no restart would help."""
         failures, rng = 0, random.Random()  # noqa: S311 - only for pauses
         log = RotatingFileHandler(self._log_file, maxBytes=_LOG_BYTES, backupCount=1)
         try:
-            while not self._stopping:
+            while not self._stopping.is_set():
                 began = time.monotonic()
                 status = await self._run_once(log)
-                if self._stopping:
+                if self._stopping.is_set():
                     self._check_end(status)
                     return
                 self._check_failure()
@@ -88,18 +88,18 @@ class Part:
                     f"{self.name} {_ending(status)} and is started again in {pause:.1f} s; "
                     f"its log is {self._log_file}"
                 )
-                await asyncio.sleep(pause)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), pause)
         finally:
             log.close()
 
     async def stop(self, longest: float) -> None:
         """Ask the process to end, and kill it after `longest` seconds."""
-        self._stopping = True
+        self._stopping.set()
         process = self._process
         if process is None or process.returncode is not None:
             return
-        with suppress(ProcessLookupError):
-            process.send_signal(signal.SIGTERM)
+        _signal(process, signal.SIGTERM)
         try:
             async with asyncio.timeout(longest):
                 await process.wait()
@@ -109,9 +109,9 @@ class Part:
 
     def kill(self) -> None:
         """Kill the process at once."""
-        self._stopping = True
+        self._stopping.set()
         if self._process is not None:
-            _kill(self._process)
+            _signal(self._process, signal.SIGKILL)
 
     async def _run_once(self, log: logging.Handler) -> int:
         self._error = None
@@ -129,10 +129,12 @@ class Part:
             preexec_fn=partial(_end_with_parent, os.getpid(), _prctl()),
         )
         self._process = process
+        if self._stopping.is_set():
+            _signal(process, signal.SIGTERM)  # `stop` was called before there was a process
         assert process.stdout is not None  # noqa: S101
         assert process.stderr is not None  # noqa: S101
         readers = (
-            asyncio.create_task(self._read_output(process.stdout)),
+            asyncio.create_task(self._read_output(process.stdout, log)),
             asyncio.create_task(self._read_log(process.stderr, log)),
         )
         try:
@@ -142,18 +144,22 @@ class Part:
         finally:
             for reader in readers:
                 reader.cancel()
-            _kill(process)
+            _signal(process, signal.SIGKILL)
             for outcome in await asyncio.gather(*readers, return_exceptions=True):
                 if isinstance(outcome, Exception):
                     raise outcome
 
-    async def _read_output(self, lines: asyncio.StreamReader) -> None:
-        async for line in lines:
-            self._on_object(msgspec.json.decode(line, type=dict[str, Any]))
+    async def _read_output(self, output: asyncio.StreamReader, log: logging.Handler) -> None:
+        async for text in _lines(output):
+            try:
+                shown = msgspec.json.decode(text, type=dict[str, Any])
+            except msgspec.DecodeError:
+                log.emit(logging.makeLogRecord({"msg": text}))
+            else:
+                self._on_object(shown)
 
-    async def _read_log(self, lines: asyncio.StreamReader, log: logging.Handler) -> None:
-        async for line in lines:
-            text = line.decode(errors="replace").rstrip("\n")
+    async def _read_log(self, output: asyncio.StreamReader, log: logging.Handler) -> None:
+        async for text in _lines(output):
             log.emit(logging.makeLogRecord({"msg": text}))
             if text.startswith('{"error":'):
                 with suppress(msgspec.DecodeError):
@@ -163,6 +169,12 @@ class Part:
         """Raise if the process was asked to stop, and could not do what that takes."""
         if status > 0 and self._error is not None:
             raise self._failure(self._error["code"], self._error["message"])
+        # One that has only just started ends by the signal.
+        if status not in (0, -signal.SIGTERM):
+            raise self._failure(
+                "part_failed",
+                f"it {_ending(status)} while it stopped; nothing is lost: the same command continues",
+            )
 
     def _check_failure(self) -> None:
         if self._error is not None and self._error["code"] not in _PASSING:
@@ -172,10 +184,22 @@ class Part:
         return VerbFailedError(code, f"{self.name}: {message} (log: {self._log_file})")
 
 
-def _kill(process: Process) -> None:
+async def _lines(output: asyncio.StreamReader) -> AsyncIterator[str]:
+    """Yield lines without their ends, and leave out those that are too long."""
+    while True:
+        try:
+            line = await output.readline()
+        except ValueError:
+            continue
+        if not line:
+            return
+        yield line.decode(errors="replace").rstrip("\n")
+
+
+def _signal(process: Process, number: signal.Signals) -> None:
     if process.returncode is None:
         with suppress(ProcessLookupError):
-            process.kill()
+            process.send_signal(number)
 
 
 def _ending(status: int) -> str:

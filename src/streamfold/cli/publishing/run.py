@@ -7,6 +7,7 @@ import fcntl
 import signal
 from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -123,9 +124,14 @@ class PublishRun:
             self._plan.log(name),
             environment=self._environment,
             on_object=on_object,
-            on_note=self._screen.note,
+            on_note=partial(self._on_part, name),
         )
         self._parts[name] = (part, asyncio.create_task(part.run(), name=name))
+
+    def _on_part(self, name: str, note: str) -> None:
+        """Show what happened to a part, whose last status is not true any more."""
+        self._board.forget(name)
+        self._screen.note(note)
 
     def _serve(self) -> list[str]:
         return self._plan.serve(self._port)
@@ -195,13 +201,14 @@ class PublishRun:
             return False
         if any(not status.ready for status in statuses.values()):
             return False
-        async with self._client() as client:
-            basin = open_basin(client, self._plan.basin)
-            for table in self._plan.tables:
-                tail = await basin.stream(table.full_name).check_tail()
-                if (statuses[table.full_name].position or -1) < tail.seq_num - 1:
-                    return False
-        return True
+        try:
+            async with self._client() as client:
+                basin = open_basin(client, self._plan.basin)
+                names = [table.full_name for table in self._plan.tables]
+                tails = {name: (await basin.stream(name).check_tail()).seq_num for name in names}
+        except S2Error:
+            return False  # the server is being started again
+        return all((statuses[name].position or 0) >= tail - 1 for name, tail in tails.items())
 
     async def _stop_parts(self) -> None:
         """Stop the parts in order; raises the first error of one that could not end cleanly."""

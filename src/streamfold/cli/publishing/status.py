@@ -128,6 +128,13 @@ class StatusBoard:
     def on_snapshotter(self, found: dict[str, TableStatus]) -> None:
         self._snapshotter = found
 
+    def forget(self, part: str) -> None:
+        """Drop what a part reported, because it has ended."""
+        if part == "ingest":
+            self._ingest = {name: {} for name in self._ingest}
+        elif part == "snapshotter":
+            self._snapshotter = {}
+
     @property
     def all_copied(self) -> bool:
         """Return whether the ingester follows every table."""
@@ -147,11 +154,12 @@ class StatusBoard:
         published, slot = self._snapshotter.get(name), self._slot
         state = line.get("state", "starting")
         error = self.database_error
-        if published is not None and state == "following" and published.state != State.STARTING:
-            running = published.last_base is not None and published.state is State.RUNNING
-            state = "publishing" if running else str(published.state)
-            if published.last_error is not None and not running:
-                error = published.last_error.message
+        if published is not None and state == "following":
+            if published.state is State.RUNNING and published.last_base is not None:
+                state = "publishing"
+            elif published.state not in (State.STARTING, State.RUNNING):
+                state = str(published.state)
+                error = published.last_error.message if published.last_error else error
         return PublishedTable(
             name,
             state,
