@@ -64,6 +64,11 @@ class Follower(Generic[S]):
         self._feed: Feed | None = None
         self._plan: RestorePlan | None = None
 
+    def __repr__(self) -> str:
+        if self._plan is None:
+            return "<Follower, not entered>"
+        return f"<Follower of {self._plan.stream} at {self.cursor}>"
+
     @property
     def value(self) -> S:
         """The state, with everything before `cursor`."""

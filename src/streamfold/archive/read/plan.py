@@ -6,7 +6,7 @@ between two ends they give the state at the earlier one; `position` is that end.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -14,6 +14,7 @@ from streamfold.archive.errors import ChainGapError, PositionInvalidError, Posit
 from streamfold.archive.manifest.model import Artifact, Manifest
 from streamfold.archive.manifest.positions import LSN, PositionOrder, format_time, parse_time
 from streamfold.errors import InvalidError, StreamfoldError
+from streamfold.notebook import html_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,10 @@ class TablePlan:
         title = f"table {self.manifest.table} at {self.position} of {self.manifest.head_position}"
         return "\n".join([title, *map(describe, self.artifacts)])
 
+    def _repr_html_(self) -> str:
+        title = f"{self.manifest.table} at {self.position} of {self.manifest.head_position}"
+        return artifact_table(title, self.artifacts)
+
 
 @dataclass(frozen=True, slots=True)
 class ChangesPlan:
@@ -63,6 +68,10 @@ class ChangesPlan:
     def __str__(self) -> str:
         title = f"changes of {self.manifest.table} after {self.since} to {self.position}"
         return "\n".join([title, *map(describe, self.diffs)])
+
+    def _repr_html_(self) -> str:
+        title = f"Changes of {self.manifest.table} after {self.since}, to {self.position}"
+        return artifact_table(title, self.diffs)
 
 
 def plan_table(
@@ -202,6 +211,24 @@ def describe(artifact: Artifact) -> str:
     kind = "base" if artifact.is_base else "diff"
     line = f"  epoch {artifact.epoch}  {kind}  {span}  {count or 0:,} {things}  {', '.join(sizes)}"
     return line + _source(artifact)
+
+
+def artifact_table(title: str, artifacts: Iterable[Artifact]) -> str:
+    """Return a table of artifacts for a notebook."""
+    columns = ("artifact", "epoch", "positions", "rows or changes", "bytes by format", "created")
+    return html_table(title, columns, map(_cells, artifacts))
+
+
+def _cells(artifact: Artifact) -> tuple[object, ...]:
+    sizes = (f"{name} {files.size_bytes:,}" for name, files in sorted(artifact.formats.items()))
+    return (
+        "base" if artifact.is_base else "diff",
+        artifact.epoch,
+        artifact.to_position if artifact.is_base else _span(artifact),
+        artifact.row_count if artifact.is_base else artifact.change_count,
+        ", ".join(sizes),
+        artifact.created_at,
+    )
 
 
 def _source(artifact: Artifact) -> str:

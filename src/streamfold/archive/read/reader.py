@@ -28,7 +28,13 @@ from streamfold.archive.manifest.positions import PositionOrder
 from streamfold.archive.read.change_feed import ChangeFeed, Changes, Followed, Follower, Wake
 from streamfold.archive.read.decoding import Decoding
 from streamfold.archive.read.part_files import Cache, PartFiles, PartGoneError
-from streamfold.archive.read.plan import ChangesPlan, TablePlan, plan_changes, plan_table
+from streamfold.archive.read.plan import (
+    ChangesPlan,
+    TablePlan,
+    artifact_table,
+    plan_changes,
+    plan_table,
+)
 from streamfold.archive.read.rebuild import Rebuild, batches_of
 from streamfold.archive.schema import TableSchema
 from streamfold.blob import BlobStore, CredentialProvider, open_blob_store
@@ -101,6 +107,17 @@ class Archive:
     ) -> Archive:
         """Return the archive in the folder of `files`."""
         return cls(files, decoding, await _read(files.destination, order), order)
+
+    def __repr__(self) -> str:
+        return f"<Archive {self._title}>"
+
+    def _repr_html_(self) -> str:
+        return artifact_table(self._title, self.manifest.artifacts)
+
+    @property
+    def _title(self) -> str:
+        manifest = self.manifest
+        return f"{manifest.table} at {manifest.head_position}, epoch {manifest.epoch}, {self.uri}"
 
     @property
     def uri(self) -> str:

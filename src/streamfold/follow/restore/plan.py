@@ -19,6 +19,7 @@ from streamfold.follow.errors import (
 from streamfold.follow.snapshots.snapshot_store import AnySnapshots, Placement, SnapshotInfo
 from streamfold.model.records import RECORD_OVERHEAD, TRIM_COMMAND
 from streamfold.model.units import approximate_size
+from streamfold.notebook import html_table
 
 #: Records that are read first; each further step reads twice as many.
 FIRST_STEP: Final = 1000
@@ -151,6 +152,12 @@ class RestorePlan:
         lines.append(f"  read    about {approximate_size(self.estimated_bytes)}")
         lines += [f"  skipped {skipped.error}" for skipped in self.skipped]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        title, *lines = str(self).splitlines()
+        return html_table(
+            title.capitalize(), ("step", ""), (line.split(maxsplit=1) for line in lines)
+        )
 
 
 async def make_plan(
