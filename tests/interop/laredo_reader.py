@@ -1,4 +1,4 @@
-"""Builds and runs the Go program that reads archives by the rules of Laredo's layout."""
+"""Builds and runs the Go program that reads and writes archives by the rules of Laredo's layout."""
 
 from __future__ import annotations
 
@@ -29,8 +29,12 @@ class LaredoReader:
         self, archive: Path, form: str, key_fields: Sequence[str], position: str
     ) -> dict[str, Any]:
         """Rebuild a table at a position; fails with what the program reports."""
-        command = [str(self.program), str(archive), form, ",".join(key_fields), position]
+        command = [str(self.program), "read", str(archive), form, ",".join(key_fields), position]
         done = subprocess.run(command, capture_output=True, timeout=60)
         assert done.returncode == 0, done.stderr.decode()
         found: dict[str, Any] = json.loads(done.stdout)
         return found
+
+    def write(self, archive: Path) -> None:
+        """Write the archive of a table with two epochs and the key `id`."""
+        subprocess.run([str(self.program), "write", str(archive)], check=True, timeout=60)

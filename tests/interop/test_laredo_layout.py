@@ -329,3 +329,53 @@ async def test_collection_spares_names_that_a_writer_may_use_again(tmp_path: Pat
         "epoch=4", "epoch=5", "manifest.json",
     }  # fmt: skip
     assert (await (await streamfold.archive.open(tmp_path)).verify()).ok
+
+
+#: What the Go program writes, by position.
+LARGE = {"id": 1_000_000, "name": None, "price": None}
+SECOND = {"id": 2, "name": "second", "price": -1.0}
+WRITTEN_IN_GO = {
+    "0/10": [{"id": 1, "name": "<a & b>", "price": 0.5}, LARGE],
+    "0/20": [{"id": 1, "name": "changed", "price": 1e21}, SECOND],
+    "0/30": [LARGE],
+    "0/40": [SECOND, LARGE],
+    "1/0": [LARGE],
+}
+ORDERS = TableSchema.of(
+    pa.schema([("id", pa.int64()), ("name", pa.string()), ("price", pa.float64())]), ["id"]
+)
+
+
+@pytest.mark.parametrize("form", ["jsonl", "protobuf"])
+@pytest.mark.parametrize("schema", [None, ORDERS], ids=["inferred", "given"])
+async def test_ours_reads_what_a_writer_by_the_published_rules_wrote(
+    tmp_path: Path, reader: LaredoReader, form: str, schema: TableSchema | None
+) -> None:
+    reader.write(tmp_path)
+    found = await streamfold.archive.open(tmp_path, formats=[form], schema=schema)
+    for position, expected in WRITTEN_IN_GO.items():
+        rows = (await found.table(position=position)).to_pylist()
+        assert sorted(rows, key=lambda row: float(row["id"])) == expected, position
+    assert (await found.verify()).ok
+
+
+async def test_an_archive_of_laredo_that_ours_continues_stays_readable_by_its_rules(
+    tmp_path: Path, reader: LaredoReader
+) -> None:
+    reader.write(tmp_path)
+    writer = await ArchiveWriter.open(
+        "public.orders",
+        ORDERS,
+        [Destination.open(tmp_path.as_uri())],
+        formats=BOTH,
+        writer_id="writer-1",
+        layout=LAREDO,
+    )
+    gone = {"action": "DELETE", "key": {"id": 1_000_000}}
+    fresh = {"action": "INSERT", "key": {"id": 2_000_000}, "after": SECOND | {"id": 2_000_000}}
+    batch = pa.RecordBatch.from_pylist([gone, fresh], schema=ORDERS.changes)
+    manifest = await writer.write_diff([batch], "1/0", "1/8")
+    assert manifest.layout == "laredo"
+    for form in ("jsonl", "protobuf"):
+        found = reader.read(tmp_path, form, ["id"], "1/8")
+        assert found["rows"] == [SECOND | {"id": 2_000_000}]

@@ -1,8 +1,11 @@
 // Rebuilds a table from an archive as readers of Laredo's layout do. This is a reader of our own, made
 // from the published rules: it derives every name, orders positions as LSNs, keeps rows by the text that
-// Go prints for their keys, and looks at no field that Laredo does not write.
+// Go prints for their keys, and looks at no field that Laredo does not write. It also writes one archive
+// by those rules.
 //
-// usage: laredo FOLDER FORMAT KEY_FIELDS POSITION
+// usage: laredo read FOLDER FORMAT KEY_FIELDS POSITION
+//
+//	laredo write FOLDER
 package main
 
 import (
@@ -62,10 +65,13 @@ func main() {
 }
 
 func run(args []string) error {
-	if len(args) != 4 {
-		return errors.New("usage: laredo FOLDER FORMAT KEY_FIELDS POSITION")
+	if len(args) == 2 && args[0] == "write" {
+		return writeArchive(args[1])
 	}
-	folder, format, keyFields, position := args[0], args[1], strings.Split(args[2], ","), args[3]
+	if len(args) != 5 || args[0] != "read" {
+		return errors.New("usage: laredo read FOLDER FORMAT KEY_FIELDS POSITION | laredo write FOLDER")
+	}
+	folder, format, keyFields, position := args[1], args[2], strings.Split(args[3], ","), args[4]
 	data, err := os.ReadFile(filepath.Join(folder, "manifest.json"))
 	if err != nil {
 		return err

@@ -151,3 +151,24 @@ def test_another_layout_is_refused_before_anything_is_written(
                 act()
     assert manifest_of(tmp_path).fencing_token == 1
     assert asyncio.run(streamfold.archive.open(tmp_path)).head == "-1"
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_an_archive_that_laredo_wrote_is_not_taken_for_one_of_the_stream(
+    server: Server,
+    fresh: Callable[[], str],
+    tmp_path: Path,
+    reader: LaredoReader,
+    declared: bool,
+) -> None:
+    """Its positions are LSNs of a database: records before such a number would be left out."""
+    reader.write(tmp_path)
+    before = (tmp_path / "manifest.json").read_bytes()
+    schema = table_schema() if declared else None
+    job = table_job(server, fresh(), tmp_path, **PUBLISHED, table="public.orders", schema=schema)
+    with DriverLoop() as loop:
+        archive = TableArchive(job, loop)
+        for act in (archive.check, archive.open):
+            with pytest.raises(CommitConflictError, match="was not written by a snapshotter"):
+                act()
+    assert (tmp_path / "manifest.json").read_bytes() == before

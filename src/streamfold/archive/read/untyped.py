@@ -238,8 +238,7 @@ def fold_untyped(
 ) -> pa.Table:
     """Return rows with changes applied, where each file has columns of its own."""
     changes = [batch for diff in diffs for batch in diff]
-    images = [pa.schema(list(batch["after"].type)) for batch in changes]
-    columns = unified([*(batch.schema for batch in rows), *images])
+    columns = unified([*map(_row_types, rows), *map(_image_types, changes)])
     delta = Delta(columns, _key_columns(columns, changes, keys))
     for diff in diffs:
         delta.begin()
@@ -249,14 +248,36 @@ def fold_untyped(
     return pa.concat_tables([columns.empty_table(), *untouched, delta.rows()])
 
 
+def _row_types(rows: pa.RecordBatch) -> pa.Schema:
+    return _types(rows.schema, ([column] for column in rows.columns))
+
+
+def _image_types(changes: pa.RecordBatch) -> pa.Schema:
+    images = (struct_children(changes[side]) for side in ("before", "after"))
+    return _types(changes["after"].type, zip(*images, strict=True))
+
+
+def _types(fields: Iterable[pa.Field], columns: Iterable[Sequence[pa.Array]]) -> pa.Schema:
+    """The fields; columns without a value are inferred as strings, and fit any type."""
+    return pa.schema(
+        [
+            pa.field(f.name, pa.null())
+            if pa.types.is_string(f.type) and all(a.null_count == len(a) for a in arrays)
+            else f
+            for f, arrays in zip(fields, columns, strict=True)
+        ]
+    )
+
+
 def unified(schemas: Sequence[pa.Schema]) -> pa.Schema:
     """Return columns that fit the values of all."""
     try:
-        return pa.unify_schemas([pa.schema([]), *schemas], promote_options="permissive")
+        found = pa.unify_schemas([pa.schema([]), *schemas], promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise ArtifactCorruptError(
             f"no type fits a column in all files, give the table's schema: {error}"
         ) from None
+    return pa.schema([f.with_type(pa.string()) if pa.types.is_null(f.type) else f for f in found])
 
 
 def _key_columns(

@@ -15,6 +15,7 @@ from uuid import uuid4
 from streamfold.archive.destinations.aws_credentials import Profiles
 from streamfold.archive.destinations.destination import Destination
 from streamfold.archive.engines.delta_log import publish_delta_log
+from streamfold.archive.errors import CommitConflictError
 from streamfold.archive.events import EventDispatcher, open_sink
 from streamfold.archive.maintenance.garbage_collection import Collector
 from streamfold.archive.manifest.model import (
@@ -23,6 +24,7 @@ from streamfold.archive.manifest.model import (
     Manifest,
     Source,
     SourceRange,
+    check_manifest,
 )
 from streamfold.archive.schema import TableSchema
 from streamfold.archive.write.artifacts import PartPlan, WrittenDiff, WrittenPart
@@ -70,16 +72,15 @@ class TableArchive:
     def check(self) -> None:
         """Check that every destination answers; raises the error of the first that does not."""
         for destination in self._destinations:
-            stored = self._loop.call(destination.read())
-            if stored:
-                self._job.layout.check(stored.manifest)
+            self._read(destination)
 
     def open(self) -> None:
         """Continue where the archive ends; without one, wait until the columns are known."""
         if self._writer is not None:
             self._loop.call(self._writer.refresh())
             return
-        schema = self._job.schema or self._archived_schema()
+        archived = self._archived_schema()
+        schema = self._job.schema or archived
         if schema is not None:
             self.begin(schema)
 
@@ -205,12 +206,28 @@ class TableArchive:
 
     def _archived_schema(self) -> TableSchema | None:
         for destination in self._destinations:
-            stored = self._loop.call(destination.read())
-            if stored:
-                self._job.layout.check(stored.manifest)
-            if stored and stored.manifest.schema_id in stored.manifest.schemas:
-                return TableSchema.from_json(stored.manifest.schemas[stored.manifest.schema_id])
+            manifest = self._read(destination)
+            if manifest and manifest.schema_id in manifest.schemas:
+                return TableSchema.from_json(manifest.schemas[manifest.schema_id])
         return None
+
+    def _read(self, destination: Destination) -> Manifest | None:
+        """Return the manifest; refuse one whose positions are not records of a stream."""
+        stored = self._loop.call(destination.read())
+        if stored is None:
+            return None
+        manifest, layout = stored.manifest, self._job.layout
+        layout.check(manifest)
+        check_manifest(manifest, layout.order)
+        following = str(layout.seq_num(manifest.head_position) + 1)
+        known = manifest.source.offsets.values() if manifest.source else ()
+        if layout.is_published and following not in known:
+            raise CommitConflictError(
+                f"the archive of table {manifest.table!r} in {destination.uri} was not written by a "
+                f"snapshotter: its head {manifest.head_position} is not a record of stream "
+                f"{self._job.stream!r}; use an empty folder"
+            )
+        return manifest
 
     def _source(self, position: str) -> Source:
         name = f"{self._job.source.get('basin', '')}/{self._job.stream}"
