@@ -53,13 +53,13 @@ def verb(name: str, *, changes: bool = False) -> Callable[[Verb], click.Command]
             at_least_once = bool(given.get("at_least_once"))
             with needing_extra("client"):
                 from s2_sdk import S2Error
-
-                from streamfold.cli.errors_from_s2 import failure_from_s2
-
             try:
                 client = open_client(find_target(endpoint, token_file, context), at_least_once)
                 asyncio.run(_talk(client, function(client, output, **given)))
             except S2Error as error:
+                # Here, because a verb that succeeds should not wait for it.
+                from streamfold.cli.errors_from_s2 import failure_from_s2
+
                 raise failure_from_s2(error, changes=changes) from error
 
         command = click.command(name)(run)

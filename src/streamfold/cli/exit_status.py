@@ -49,4 +49,6 @@ def failure_line(reason: str, message: str, *, as_json: bool) -> str:
     """Format a failure as one line for standard error."""
     if as_json:
         return msgspec.json.encode({"error": {"code": reason, "message": message}}).decode()
-    return "error: " + " ".join(message.split())
+    shown = " ".join(message.split())
+    # Messages name what others chose: a terminal must not obey it.
+    return "error: " + "".join(each if each.isprintable() else ascii(each)[1:-1] for each in shown)

@@ -6,7 +6,7 @@ import asyncio
 import os
 import stat
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from time import monotonic
 
 import click
@@ -14,7 +14,10 @@ import msgspec
 
 from streamfold.cli.exit_status import ExitStatus, OutputClosedError, VerbFailedError
 from streamfold.cli.json_output import Shape
+from streamfold.cli.terminal import aligned, inert_text, styled
 
+#: Characters of a name in a list, and rows that are aligned with each other.
+_NAME_WIDTH, _TABLE_ROWS = 32, 500
 #: Seconds between two updates of a progress bar.
 _DRAW_INTERVAL = 0.1
 
@@ -24,15 +27,25 @@ class Output:
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
+        #: Whether a person reads it: with headings, and without what a terminal would obey.
+        self.at_terminal = sys.stdout.isatty()
         self._encoder = msgspec.json.Encoder()
 
     def show(self, shape: Mapping[str, object], text: str) -> None:
         """Print `shape` as a line of JSON, or `text`."""
-        self.write(self._encoder.encode(shape) if self.as_json else text.encode(), b"\n")
+        line = self._encoder.encode(shape) if self.as_json else text.encode()
+        self.write(inert_text(line) if self.at_terminal else line, b"\n")
 
     def show_objects(self, shapes: Iterable[Shape]) -> None:
         """Print JSON lines, even without --json."""
-        self.write(*(self._encoder.encode(shape) + b"\n" for shape in shapes))
+        lines = (self._encoder.encode(shape) + b"\n" for shape in shapes)
+        self.write(*(map(inert_text, lines) if self.at_terminal else lines))
+
+    def show_bodies(self, bodies: Iterable[bytes]) -> None:
+        """Print bodies of records, each with a newline: as they are, except to a terminal."""
+        if self.at_terminal:
+            bodies = (inert_text(body, colours=False) for body in bodies)
+        self.write(*(body + b"\n" for body in bodies))
 
     def write_lines(self, lines: Iterable[str]) -> None:
         """Print lines for people."""
@@ -50,7 +63,40 @@ class Output:
     def note(self, text: str) -> None:
         """Print a note for people on standard error."""
         if not self.as_json:
-            click.echo(text, err=True)
+            click.echo(inert_text(text.encode()) if sys.stderr.isatty() else text, err=True)
+
+
+class Table:
+    """A listing: lines of JSON or of text as they come, or columns below headings at a terminal."""
+
+    def __init__(self, output: Output, *headings: str) -> None:
+        self._output = output
+        self._headings: Sequence[str] = headings
+        self._rows: list[tuple[str, ...]] = []
+
+    def add(self, shape: Shape, *cells: str) -> None:
+        """Show a row; the last cell is the state of what is listed, empty if that is usual."""
+        if self._output.as_json or not self._output.at_terminal:
+            name, *others = cells
+            text = "  ".join([f"{name:<{_NAME_WIDTH}}", *(cell for cell in others if cell)])
+            self._output.show(shape, text)
+            return
+        self._rows.append(cells)
+        if len(self._rows) == _TABLE_ROWS:
+            self.close()
+
+    def close(self) -> None:
+        """Print what is left."""
+        if not self._rows:
+            return
+        lines = aligned(self._rows, self._headings)
+        heading, lines = (lines[:1], lines[1:]) if self._headings else ([], lines)
+        shown = [
+            styled(line, "warning") if cells[-1] else line
+            for line, cells in zip(lines, self._rows, strict=True)
+        ]
+        self._output.write_lines([*heading, *shown])
+        self._headings, self._rows = (), []
 
 
 class ProgressBar:
@@ -58,7 +104,7 @@ class ProgressBar:
 
     def __init__(self, label: str, total: int, unit: str = "bytes", *, least: int = 0) -> None:
         """With less than `least` to do, nothing is shown."""
-        self._shown = total >= least and sys.stderr.isatty()
+        self.shown = total >= least and sys.stderr.isatty()
         self.label = label
         self.total = total
         self.unit = unit
@@ -69,14 +115,14 @@ class ProgressBar:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._shown:
+        if self.shown:
             self._draw()
             click.echo(err=True)
 
     def update(self, count: int) -> None:
         """Count more of the work as done."""
         self._done += count
-        if self._shown and monotonic() - self._drawn_at > _DRAW_INTERVAL:
+        if self.shown and monotonic() - self._drawn_at > _DRAW_INTERVAL:
             self._drawn_at = monotonic()
             self._draw()
 

@@ -14,8 +14,11 @@ from typing import Final, TextIO
 
 import click
 
-#: Control characters, C1 ones too: a terminal would obey them.
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+#: What a terminal would obey: control characters, C1 ones too, and those that reorder text.
+_OBEYED: Final = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069"
+_CONTROL: Final = re.compile(rf"[\t\n{_OBEYED}]")
+#: The same in whole texts of ours, which have lines, tabs and colours.
+_UNEXPECTED: Final = re.compile(rf"\x1b\[[0-9;]*m|[{_OBEYED}]")
 #: Colours by meaning.
 _STYLES: Final[dict[str, Callable[[str], str]]] = {
     "ok": partial(click.style, fg="green"),
@@ -43,7 +46,23 @@ def styled(text: str, meaning: str, stream: TextIO | None = None) -> str:
 
 def inert(text: str) -> str:
     """Escape what a terminal would obey, in text that others chose: names, messages, headers."""
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _CONTROL.sub(_escaped, text)
+
+
+def inert_text(data: bytes, *, colours: bool = True) -> bytes:
+    """Escape what a terminal would obey in text of several lines; bytes that are not UTF-8, too.
+
+    `colours` of our own stay.
+    """
+    text = data.decode(errors="backslashreplace")
+    return _UNEXPECTED.sub(
+        lambda found: found[0] if colours and len(found[0]) > 1 else _escaped(found), text
+    ).encode()
+
+
+def _escaped(found: re.Match[str]) -> str:
+    """As JSON has it, so that JSON stays JSON."""
+    return "".join(f"\\u{ord(character):04x}" for character in found[0])
 
 
 def aligned(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import binascii
 import os
+import stat
 import threading
 from base64 import b64decode
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ import msgspec
 from streamfold.cli import json_output
 from streamfold.cli.connection import condition_options, encryption_option, open_stream, verb
 from streamfold.cli.exit_status import VerbFailedError
-from streamfold.cli.output import Output
+from streamfold.cli.output import Output, ProgressBar
 from streamfold.cli.parameters import stream_argument
 from streamfold.model.names import StreamRef
 
@@ -36,6 +37,8 @@ LINE_MAX: Final = 8 << 20
 #: Records and metered bytes of one batch: S2's limits.
 _BATCH_RECORDS: Final = 1000
 _BATCH_BYTES: Final = 1 << 20
+#: Bytes of a file from which a bar is drawn.
+_BAR_BYTES: Final = 8 << 20
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 #: Body, headers and timestamp of a line.
 Parsed: TypeAlias = tuple[bytes, Headers, int | None]
@@ -258,7 +261,8 @@ async def append(
         async with stream.append_session(
             max_unacked_bytes=_UNACKED_BYTES, max_unacked_batches=_UNACKED_BATCHES
         ) as session:
-            await append_all(session, _batches(source, batcher), progress)
+            with ProgressBar("append", _file_bytes(source), least=_BAR_BYTES) as bar:
+                await append_all(session, _batches(source, batcher, bar), progress)
     finally:
         progress.report(output)
 
@@ -302,11 +306,20 @@ class Progress:
             output.note("acknowledged: nothing")
 
 
-async def _batches(source: BinaryIO, batcher: Batcher) -> AsyncIterator[AppendInput]:
+def _file_bytes(source: BinaryIO) -> int:
+    """Return how long a file is; 0 for what has no end yet."""
+    found = os.fstat(source.fileno())
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0
+
+
+async def _batches(
+    source: BinaryIO, batcher: Batcher, bar: ProgressBar
+) -> AsyncIterator[AppendInput]:
     async with aclosing(arriving_lines(source.fileno())) as groups:
         async for lines in groups:
             for batch in batcher.batches(lines):
                 yield batch
+            bar.update(sum(len(line) + 1 for line in lines))
 
 
 async def append_all(

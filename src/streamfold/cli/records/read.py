@@ -157,8 +157,8 @@ class RecordPrinter:
 
     def _print_bodies(self, records: list[SequencedRecord]) -> None:
         """Print bodies, each with a newline; note commands on standard error."""
-        bodies = [record.body + b"\n" for record in records if not record.is_command_record()]
-        self._output.write(*bodies)
+        bodies = [record.body for record in records if not record.is_command_record()]
+        self._output.show_bodies(bodies)
         if len(bodies) < len(records):
             for record in records:
                 if record.is_command_record():

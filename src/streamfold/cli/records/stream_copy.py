@@ -29,6 +29,7 @@ from s2_sdk import (
 )
 
 from streamfold.cli.exit_status import VerbFailedError
+from streamfold.cli.output import ProgressBar
 from streamfold.cli.records.append import Progress, append_all
 from streamfold.model.records import BATCH_RECORDS_MAX, TRIM_COMMAND
 
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 #: Metered bytes, and batches, sent and not acknowledged.
 _UNACKED_BYTES: Final = 16 << 20
 _UNACKED_BATCHES: Final = 64
+#: Records from which a bar is drawn.
+_BAR_RECORDS: Final = 10_000
 #: Seconds between two progress notes.
 _NOTE_INTERVAL: Final = 2.0
 #: The target's timestamping during the copy, so that timestamps stay as they are.
@@ -91,16 +94,21 @@ class StreamCopy:
         shift = await self._shift(first.seq_num, tail)
         self._check_positions(first.seq_num, end, tail, shift)
         await self._check_last(tail, shift)
-        progress = _Noted(self._note, end - shift - tail)
-        async with self._target.append_session(
-            max_unacked_bytes=_UNACKED_BYTES, max_unacked_batches=_UNACKED_BATCHES
-        ) as session:
-            await append_all(session, self._batches(first, end, tail, shift), progress)
+        wanted = end - shift - tail
+        with ProgressBar("copy", wanted, "records", least=_BAR_RECORDS) as bar:
+            progress = _Noted(self._note, wanted, bar)
+            async with self._target.append_session(
+                max_unacked_bytes=_UNACKED_BYTES, max_unacked_batches=_UNACKED_BATCHES
+            ) as session:
+                await append_all(session, self._batches(first, end, tail, shift), progress)
         verified = digest = None
         if self._options.verify != "none":
             start = 0 if self._options.verify == "all" else max(tail, first.seq_num - shift)
-            verified, digest = await compare(self._source, self._target, start, end - shift, shift)
-        return Copied(end - shift - tail, tail, end - shift, shift, verified, digest)
+            with ProgressBar("verify", end - shift - start, "records", least=_BAR_RECORDS) as bar:
+                verified, digest = await compare(
+                    self._source, self._target, start, end - shift, shift, bar
+                )
+        return Copied(wanted, tail, end - shift, shift, verified, digest)
 
     async def _shift(self, first: int, tail: int) -> int:
         if not self._options.renumber:
@@ -180,17 +188,19 @@ class _First:
 
 
 class _Noted(Progress):
-    """Notes progress now and then."""
+    """Notes progress now and then, unless a bar shows it."""
 
-    def __init__(self, note: Callable[[str], None], wanted: int) -> None:
+    def __init__(self, note: Callable[[str], None], wanted: int, bar: ProgressBar) -> None:
         super().__init__()
+        self._bar = bar
         self._note_progress = note
         self._wanted = wanted
         self._next = monotonic() + _NOTE_INTERVAL
 
     def note(self, ack: AppendAck) -> None:
         super().note(ack)
-        if monotonic() >= self._next:
+        self._bar.update(ack.end.seq_num - ack.start.seq_num)
+        if not self._bar.shown and monotonic() >= self._next:
             self._next = monotonic() + _NOTE_INTERVAL
             self._note_progress(f"{self.records} of {self._wanted} records")
 
@@ -220,7 +230,7 @@ def translate(record: SequencedRecord, shift: int) -> Record:
 
 
 async def compare(
-    source: S2Stream, target: S2Stream, start: int, end: int, shift: int
+    source: S2Stream, target: S2Stream, start: int, end: int, shift: int, bar: ProgressBar
 ) -> tuple[int, str]:
     """Read and compare both streams record by record; return the number of records and their hash.
 
@@ -241,6 +251,7 @@ async def compare(
             raise _different(copied.seq_num)
         digest.update(_encoded(copied))
         compared += 1
+        bar.update(1)
         copied, original = await anext(copies, None), await anext(originals, None)
     if copied or original:
         raise _different(start + compared)

@@ -12,7 +12,7 @@ import click
 from streamfold.cli import json_output
 from streamfold.cli.connection import verb
 from streamfold.cli.json_output import rfc3339
-from streamfold.cli.output import Output
+from streamfold.cli.output import Output, Table
 from streamfold.cli.parameters import Duration, Moment, basin_argument, stream_argument
 from streamfold.cli.resources.streams import first
 from streamfold.model.names import StreamRef
@@ -20,7 +20,6 @@ from streamfold.model.names import StreamRef
 if TYPE_CHECKING:
     from s2_sdk import (
         S2,
-        AccessTokenInfo,
         AccessTokenScope,
         Accumulation,
         ExactMatch,
@@ -100,8 +99,11 @@ async def list_access_tokens(
 ) -> None:
     """List access tokens, without their secrets, in the order of their ids."""
     items = s2.list_all_access_tokens(prefix=prefix, start_after=start_after)
+    table = Table(output, "id", "expiry", "scope", "")
     async for info in first(items, limit):
-        output.show(json_output.access_token(info), _token_text(info))
+        expiry = f"expires {rfc3339(info.expires_at)}" if info.expires_at else "does not expire"
+        table.add(json_output.access_token(info), info.id, expiry, _scope_text(info.scope), "")
+    table.close()
 
 
 @verb("revoke-access-token", changes=True)
@@ -110,11 +112,6 @@ async def revoke_access_token(s2: S2, output: Output, token_id: str) -> None:
     """Revoke an access token; it is refused from then on."""
     await s2.revoke_access_token(token_id)
     output.show({"id": token_id, "status": "revoked"}, f"{token_id}  revoked")
-
-
-def _token_text(info: AccessTokenInfo) -> str:
-    expiry = f"expires {rfc3339(info.expires_at)}" if info.expires_at else "does not expire"
-    return f"{info.id:<32}  {expiry}  {_scope_text(info.scope)}"
 
 
 def _scope_text(scope: AccessTokenScope) -> str:

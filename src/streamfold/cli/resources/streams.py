@@ -11,7 +11,7 @@ import click
 from streamfold.cli import json_output
 from streamfold.cli.connection import open_basin, verb
 from streamfold.cli.json_output import Shape, rfc3339
-from streamfold.cli.output import Output, confirm, yes_option
+from streamfold.cli.output import Output, Table, confirm, yes_option
 from streamfold.cli.parameters import basin_argument, stream_argument
 from streamfold.cli.resources import config_options
 from streamfold.model.names import StreamRef
@@ -27,8 +27,10 @@ async def show_basins(
 ) -> None:
     """Print basins as pages arrive."""
     items = s2.list_all_basins(prefix=prefix, start_after=start_after, include_deleted=True)
+    table = Table(output, "basin", "created", "location", "state")
     async for info in first(items, limit):
-        output.show(json_output.basin(info), basin_text(info))
+        table.add(json_output.basin(info), *_basin_cells(info))
+    table.close()
 
 
 async def show_streams(
@@ -43,8 +45,10 @@ async def show_streams(
     items = open_basin(s2, basin).list_all_streams(
         prefix=prefix, start_after=start_after, include_deleted=True
     )
+    table = Table(output, "stream", "created", "cipher", "state")
     async for info in first(items, limit):
-        output.show(json_output.stream(info), stream_text(info))
+        table.add(json_output.stream(info), *_stream_cells(info))
+    table.close()
 
 
 async def first(items: AsyncIterator[Item], limit: int | None) -> AsyncIterator[Item]:
@@ -56,18 +60,19 @@ async def first(items: AsyncIterator[Item], limit: int | None) -> AsyncIterator[
             return
 
 
-def basin_text(info: BasinInfo) -> str:
-    notes = [info.location or "", "deleting" if info.deleted_at else ""]
-    return _columns(info.name, rfc3339(info.created_at), *notes)
+def _basin_cells(info: BasinInfo) -> tuple[str, ...]:
+    state = "deleting" if info.deleted_at else ""
+    return info.name, rfc3339(info.created_at), info.location or "", state
 
 
-def stream_text(info: StreamInfo) -> str:
-    notes = [info.cipher.value if info.cipher else "", "deleting" if info.deleted_at else ""]
-    return _columns(info.name, rfc3339(info.created_at), *notes)
+def _stream_cells(info: StreamInfo) -> tuple[str, ...]:
+    state = "deleting" if info.deleted_at else ""
+    return info.name, rfc3339(info.created_at), info.cipher.value if info.cipher else "", state
 
 
-def _columns(name: str, *others: str) -> str:
-    return "  ".join([f"{name:<32}", *(text for text in others if text)])
+def _show_created(output: Output, shape: Shape, cells: tuple[str, ...], status: str) -> None:
+    text = "  ".join(cell for cell in (f"{cells[0]:<32}", *cells[1:], status) if cell)
+    output.show({**shape, "status": status}, text)
 
 
 def config_text(shape: Shape, path: str = "") -> str:
@@ -102,7 +107,7 @@ async def create_stream(s2: S2, output: Output, ref: StreamRef, ensure: bool, **
         info, status = ensured.stream, ensured.status.value
     else:
         info = await basin.create_stream(ref.stream, config=config)
-    output.show({**json_output.stream(info), "status": status}, f"{stream_text(info)}  {status}")
+    _show_created(output, json_output.stream(info), _stream_cells(info), status)
 
 
 @verb("list-streams")
@@ -181,7 +186,7 @@ async def create_basin(
         info, status = ensured.basin, ensured.status.value
     else:
         info = await s2.create_basin(basin, config=config, location=location)
-    output.show({**json_output.basin(info), "status": status}, f"{basin_text(info)}  {status}")
+    _show_created(output, json_output.basin(info), _basin_cells(info), status)
 
 
 @verb("list-basins")

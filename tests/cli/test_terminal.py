@@ -1,0 +1,112 @@
+"""What a person sees at a terminal: headings, colours unless unwanted, and nothing hostile."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import quote
+
+from streamfold.cli.exit_status import failure_line
+from streamfold.cli.terminal import aligned, inert
+from tests.cli.commands import COMMAND, Shell
+from tests.cli.conftest import create
+
+#: Sets the title of the window, as only a program at the terminal should; C1 has one, too.
+HOSTILE = "a\x1b]0;owned\x07b\x9b31mc"
+
+
+def _at_terminal(shell: Shell, *arguments: str, **variables: str) -> str:
+    """What a verb prints at a terminal, standard error as well."""
+    terminal, theirs = pty.openpty()
+    environment = {**shell.environment, "TERM": "xterm-256color", **variables}
+    if "NO_COLOR" not in variables:
+        environment.pop("NO_COLOR", None)
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+    )
+    os.close(theirs)
+    shown = b""
+    try:
+        while piece := os.read(terminal, 1 << 16):
+            shown += piece
+    except OSError:
+        pass  # the process closed its end: all was read
+    finally:
+        os.close(terminal)
+        process.wait(timeout=60)
+    return shown.decode().replace("\r\n", "\n")
+
+
+def test_lists_have_headings_in_bold_at_a_terminal_and_none_in_a_pipe(
+    shell: Shell, stream_uri: str, basin: str
+) -> None:
+    heading, row, *_ = _at_terminal(shell, "ls", f"s2://{basin}").splitlines()
+    assert heading.startswith("\x1b[1mstream")
+    assert row.startswith("orders  ")
+    plain = _at_terminal(shell, "ls", f"s2://{basin}", NO_COLOR="1")
+    assert plain.splitlines()[0].split() == ["stream", "created", "cipher", "state"]
+    assert "\x1b" not in plain
+    assert "\x1b" not in _at_terminal(shell, "ls", TERM="dumb")
+    piped = shell.ok("ls", f"s2://{basin}").text
+    assert piped.startswith("orders  ")
+    assert len(piped.splitlines()) == 1
+
+
+def test_names_and_records_cannot_command_a_terminal(
+    shell: Shell, variables: dict[str, str], basin: str
+) -> None:
+    create(variables, f"streams/{quote(HOSTILE)}", basin)
+    stream = f"s2://{basin}/{HOSTILE}"
+    body = HOSTILE.encode() + b"\xff\ttab"
+    shell.ok("append", stream, stdin=body + b"\n")
+    escaped = "a\\u001b]0;owned\\u0007b\\u009b31mc"
+    assert escaped in _at_terminal(shell, "ls", f"s2://{basin}")
+    assert _at_terminal(shell, "read", stream) == f"{escaped}\\xff\ttab\n"
+    shown = _at_terminal(shell, "read", stream, "--json")
+    assert json.loads(shown)["body"] == body.decode(errors="replace")
+    for verb in (("read", stream, "--json"), ("ls", f"s2://{basin}/{HOSTILE}x"), ("tail", stream)):
+        printed = _at_terminal(shell, *verb)
+        assert "\x07" not in printed
+        assert "\x9b" not in printed
+    assert shell.ok("read", stream).stdout == body + b"\n", "a pipe gets what was appended"
+
+
+def test_failures_name_what_others_chose_without_obeying_it() -> None:
+    assert failure_line("x", f"no {HOSTILE}", as_json=False) == (
+        "error: no a\\x1b]0;owned\\x07b\\x9b31mc"
+    )
+
+
+def test_columns_are_aligned_and_cells_inert() -> None:
+    lines = aligned([("a", "1"), ("bcd\x1b[2J", "22")], ("name", "n"), right=(1,))
+    assert lines == ["name" + " " * 11 + "n", "a" + " " * 14 + "1", "bcd\\u001b[2J  22"]
+    assert inert("tab\tnew\nline") == "tab\\u0009new\\u000aline"
+
+
+def test_a_long_append_draws_a_bar_at_a_terminal(
+    shell: Shell, stream_uri: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "lines"
+    file.write_bytes((b"x" * 65_535 + b"\n") * 160)
+    shown = _at_terminal(shell, "append", stream_uri, "--input", str(file))
+    assert "append [##############################] 100%" in shown
+    assert "acknowledged: 160 records" in shown
+    assert shell.ok("append", stream_uri, "--input", str(file)).stderr.startswith("acknowledged")
+
+
+def test_a_verb_that_succeeds_does_not_load_what_explains_failures(
+    shell: Shell, stream_uri: str
+) -> None:
+    script = (
+        "import sys; from streamfold.cli.main import main\n"
+        f"main(['check-tail', {stream_uri!r}])\n"
+        "print([name for name in ('streamfold.follow', 'obstore', 'numpy') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=shell.environment, capture_output=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == b"[]"
