@@ -145,7 +145,8 @@ async def test_an_earlier_version_may_append_between_two_openings_of_this_one(
     engine = await SlateEngine.open(bench.location)
     assert await engine.get(keys.resume(*A)) is not None
     record = chunks.decode(await engine.get(keys.chunk(row.id, 0)) or b"")
-    late = Chunk(1, 1, record.metered, *[clock.now + 5] * 3, bytes(record.payload))
+    at = clock.now + 5
+    late = Chunk(1, 1, record.metered, at, at, at, bytes(record.payload))
     await engine.commit([(keys.chunk(row.id, 1), chunks.encode(late))])
     await engine.close()
     for expected in (2, 3):
