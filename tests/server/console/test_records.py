@@ -229,3 +229,24 @@ def filled(server: ConsoleServer, stream: str, count: int) -> str:
         bodies = [f"number {number}.".encode() for number in numbers]
         server.append(bodies, stream, timestamps=[start + number for number in numbers])
     return stream
+
+
+def test_a_protobuf_body_and_a_frame_of_a_snapshot_are_decoded(
+    server: ConsoleServer, page: Page
+) -> None:
+    # Field 1: 300; field 2: text; field 3: a message with field 1: 2**63, and bytes that are no text.
+    large = b"\x08\x80\x80\x80\x80\x80\x80\x80\x80\x80\x01\x12\x02\x00\xff"
+    body = b"\x08\xac\x02\x12\x06<b>hi\x00\x1a" + bytes([len(large)]) + large
+    frame = [(b"streamfold-snapshot", b"s1"), (b"streamfold-index", b"0"),
+             (b"streamfold-covers-before", b"7"), (b"streamfold-codec", b"json")]  # fmt: skip
+    server.create(BASIN, "protobuf")
+    server.append([body], "protobuf", frame)
+    page.goto(server.page("basins", BASIN, "protobuf", query="?seq=0"))
+    detail = page.get_by_role("complementary")
+    expect(detail).to_contain_text(
+        "record 0 of snapshot s1, covers everything before 7, codec json"
+    )
+    detail.get_by_role("button", name="Protobuf").click()
+    expect(detail.locator(".json")).to_contain_text("1: 300")
+    expect(detail.locator(".json")).to_contain_text("9223372036854775808")
+    expect(detail.locator(".json")).to_contain_text("00 ff")

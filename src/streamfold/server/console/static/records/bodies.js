@@ -1,8 +1,9 @@
-// The body of a record as text, as a JSON tree, or as bytes in hexadecimal: never as markup.
+// The body of a record as text, as a tree of JSON or protobuf, or as bytes in hexadecimal: never as markup.
 
 import { html, useMemo, useState } from "../vendor/htm-preact.js";
 import { bytes as sizeText, number } from "../format.js";
 import { Button, Choice } from "../widgets.js";
+import { parseProtobuf } from "./protobuf.js";
 import { ExactNumber, parseJson, plainText, text } from "./record.js";
 
 /** Characters, bytes and children that are shown at first, and with each further click. */
@@ -72,13 +73,15 @@ export function Body({ body }) {
   const content = useMemo(() => plainText(body), [body]);
   const [forced, force] = useState(false);
   const json = useMemo(() => (content !== null && (forced || body.length <= JSON_MAX) ? parseJson(content) : undefined), [content, forced]);
+  const message = useMemo(() => (content === null ? parseProtobuf(body) : undefined), [body]);
   const natural = json !== undefined && isNode(json) ? "json" : content === null ? "hex" : "text";
   const [chosen, choose] = useState(null);
   const view = chosen ?? natural;
   if (!body.length) return html`<p class="muted">The body is empty.</p>`;
   return html`<div class="body-head"><${Choice} label="Show the body as" value=${view} onChange=${(id) => (id === "json" && force(true), choose(id))}
-      options=${[["text", "Text"], ["json", "JSON"], ["hex", "Hex"]]} /><span class="muted">${sizeText(body.length)}</span></div>
+      options=${[["text", "Text"], ["json", "JSON"], ...(message ? [["protobuf", "Protobuf"]] : []), ["hex", "Hex"]]} /><span class="muted">${sizeText(body.length)}</span></div>
     ${view === "text" && html`<${TextBody} content=${content ?? text(body)} />`}
     ${view === "hex" && html`<${HexBody} body=${body} />`}
+    ${view === "protobuf" && html`<ul class="json"><${Tree} name=${null} value=${message} depth=${0} /></ul>`}
     ${view === "json" && (json === undefined ? html`<p class="muted">The body is not JSON.</p>` : html`<ul class="json"><${Tree} name=${null} value=${json} depth=${0} /></ul>`)}`;
 }

@@ -5,7 +5,7 @@ import { ago, bytes, number, time } from "../format.js";
 import { link } from "../routes.js";
 import { Button, CopyButton, useConnection } from "../widgets.js";
 import { Body } from "./bodies.js";
-import { command, hexLine, plainText } from "./record.js";
+import { command, hexLine, plainText, snapshotFrame } from "./record.js";
 import { readSnippets } from "./snippets.js";
 
 const shown = (content) => plainText(content) ?? hexLine(content.subarray(0, 64));
@@ -21,6 +21,7 @@ export function Detail({ basin, stream, record, onClose, onStep }) {
   const { settings } = useConnection();
   const snippets = readSnippets(basin, stream, record.seqNum, settings.guarded);
   const done = command(record);
+  const frame = snapshotFrame(record);
   const address = () => new URL(link(["basins", basin, stream], { seq: record.seqNum }), location.href).href;
   return html`<aside class="card detail" aria-label=${`Record ${record.seqNum}`}>
     <header><h2>Record ${number(record.seqNum)}</h2><div class="end">
@@ -33,6 +34,7 @@ export function Detail({ basin, stream, record, onClose, onStep }) {
         <dt>timestamp</dt><dd><span class="mono">${String(record.timestamp)}</span> <span class="muted">${time(record.timestamp)}, ${ago(record.timestamp)}</span></dd>
         <dt>size</dt><dd>${bytes(record.size)} metered</dd>
         ${done && html`<dt>command</dt><dd><span class="badge accent">${done.name}</span> <span class="mono name">${done.argument || "(empty)"}</span></dd>`}
+        ${frame && html`<dt>snapshot</dt><dd>${frame}</dd>`}
       </dl>
       <div class="copies" role="group" aria-label="Copy">
         <${CopyButton} text=${address}>Link<//>

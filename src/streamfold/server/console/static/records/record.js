@@ -58,6 +58,19 @@ export function command({ headers, body }) {
   return { name, argument: "" };
 }
 
+/** What a record says of the snapshot that it is a frame of, in words; null for other records. */
+export function snapshotFrame({ headers }) {
+  const said = Object.fromEntries(headers.map(([name, value]) => [text(name), text(value)]));
+  const id = said["streamfold-snapshot"];
+  if (id === undefined) return null;
+  const of = (name) => said[`streamfold-${name}`];
+  const parts = [`record ${of("index") ?? "?"} of snapshot ${id}`];
+  if (of("covers-before")) parts.push(of("covers-before") === "here" ? "covers everything before it" : `covers everything before ${of("covers-before")}`);
+  if (of("codec")) parts.push(`codec ${of("codec")}`);
+  if (of("final")) parts.push(`the last: ${of("final")} with a part of the state, ${of("bytes") ?? "?"} bytes`);
+  return parts.join(", ");
+}
+
 /** One line of text that shows how a body begins, and whether it is binary. */
 export function preview(record) {
   if (record.preview) return record.preview;
