@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.commands import Shell
 
-TOKEN = "a-token-that-nobody-may-see-1234"
+TOKEN = "a-token-that-stays-secret-1234"
 
 
 @pytest.fixture
@@ -129,6 +129,18 @@ def test_an_unknown_context_or_value_is_refused_with_the_way_out(user: Shell) ->
     assert user("config", "set", "endpoint", "x", "--context", "a b").status == 1
     user.ok("config", "unset", "endpoint")
     assert "has no account_endpoint" in user("ls").stderr
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["ftp://host", "http://", "http://host/v1/basins", "http://me:secret@host", "a?b=secret"],
+)
+def test_an_endpoint_that_is_not_an_address_is_refused_and_kept_secret(
+    user: Shell, file: Path, value: str
+) -> None:
+    failed = user("config", "set", "endpoint", value)
+    assert (failed.status, failed.stderr.count("\n"), file.exists()) == (1, 1, False)
+    assert "secret" not in failed.stderr
 
 
 def _path(user: Shell) -> str:

@@ -15,6 +15,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
@@ -68,6 +69,8 @@ class Context(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
                 f"{key}: {shown} has a character that neither URLs nor tokens have: give printable "
                 "ASCII without spaces, quotes and backslashes"
             )
+        if value is not None and key != "access_token":
+            _check_endpoint(key, value)
         return replace(self, **{key: value})
 
 
@@ -107,8 +110,24 @@ class Contexts(Struct, frozen=True, forbid_unknown_fields=True):
         return Contexts(None if self.current == name else self.current, rest)
 
 
+def _check_endpoint(key: str, value: str) -> None:
+    """Refuse what is not an address of a server, and secrets in it, which would be printed."""
+    scheme, found, rest = value.rpartition("://")
+    parts = urlsplit(f"//{rest}")
+    if (found and scheme not in ("http", "https")) or not parts.netloc or parts.path.strip("/"):
+        raise InvalidError(
+            f"{key} {value!r} is not the address of a server: write https://host, http://host:port or "
+            "host:port"
+        )
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise InvalidError(
+            f"{key} has a user, a query or a fragment: give the address alone, and the token with "
+            "`streamfold config set access_token -`"
+        )
+
+
 def masked(token: str) -> str:
-    """Return what identifies a token to its owner, and tells others nothing they could use."""
+    """Return what identifies a token to its owner, and is of no use to others."""
     return f"…{token[-_SHOWN:]}" if len(token) >= _LONG else "…"
 
 

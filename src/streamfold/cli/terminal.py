@@ -1,4 +1,4 @@
-"""What people see at a terminal: colours, tables, and text of strangers that cannot do anything.
+"""What people see at a terminal: colours, tables, and text from others, which has no effect there.
 
 Colours are for terminals alone: not with NO_COLOR set, nor for TERM=dumb.
 """
