@@ -73,6 +73,14 @@ async def list_all(store: StreamStore, names: Iterator[str]) -> int:
         after = page.items[-1].name
 
 
+async def upkeep(store: StreamStore) -> float:
+    """Processor seconds of a pass of the background work that finds nothing due."""
+    await store.upkeep()  # does what is left to do
+    before = time.process_time()
+    await store.upkeep()
+    return time.process_time() - before
+
+
 Work = Callable[[StreamStore, Iterator[str]], Coroutine[Any, Any, int]]
 
 
@@ -90,7 +98,13 @@ async def measure(work: Work, store: StreamStore, names: Iterator[str]) -> dict[
     }
 
 
-async def run(streams: int, folder: Path, *, fsync: bool) -> dict[str, Any]:
+def touched(streams: int, most: int | None) -> Iterator[str]:
+    """Names of all streams, or of `most` of them, spread evenly."""
+    step = 1 if most is None else max(1, streams // most)
+    return map(name, range(0, streams, step))
+
+
+async def run(streams: int, folder: Path, *, fsync: bool, most: int | None) -> dict[str, Any]:
     warm_up()
     url, settings = (folder / "store").as_uri(), StoreSettings(fsync=fsync)
     results: dict[str, Any] = {"streams": streams, "bare": bare_sync_loop(folder)}
@@ -102,7 +116,8 @@ async def run(streams: int, folder: Path, *, fsync: bool) -> dict[str, Any]:
         results["rss_before_mib"] = psutil.Process().memory_info().rss / MIB
         results["few"] = await measure(append_each, store, iter(few * turns))
         results["create"] = await measure(append_each, store, map(name, range(streams)))
-        results["append"] = await measure(append_each, store, map(name, range(streams)))
+        results["append"] = await measure(append_each, store, touched(streams, most))
+        results["upkeep_s"] = await upkeep(store)
         results["list"] = await measure(list_all, store, iter(()))
         began = time.perf_counter()
     results["close_s"] = time.perf_counter() - began
@@ -110,9 +125,9 @@ async def run(streams: int, folder: Path, *, fsync: bool) -> dict[str, Any]:
     async with open_store(url, settings) as store:
         await store.check_tail(BASIN, name(0))
         results["restart_s"] = time.perf_counter() - began
-        results["append again"] = await measure(append_each, store, map(name, range(streams)))
+        results["append again"] = await measure(append_each, store, touched(streams, most))
         results["few again"] = await measure(append_each, store, iter(few * turns))
-        tail = await store.check_tail(BASIN, name(streams - 1))
+        tail = await store.check_tail(BASIN, name(0))
         assert tail.seq_num == 3, tail
         results["rss_after_mib"] = psutil.Process().memory_info().rss / MIB
     return results
@@ -136,7 +151,8 @@ def print_table(results: list[dict[str, Any]]) -> None:
             )
         print(
             f"\nrestart {result['restart_s']:.2f} s, close {result['close_s']:.2f} s, resident "
-            f"{result['rss_before_mib']:.0f} MiB before, {result['rss_after_mib']:.0f} MiB after"
+            f"{result['rss_before_mib']:.0f} MiB before, {result['rss_after_mib']:.0f} MiB after; "
+            f"a pass of upkeep with nothing due {result['upkeep_s'] * 1000:.0f} ms of processor"
         )
 
 
@@ -147,6 +163,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=NUMBERS, metavar="N")
     parser.add_argument("--no-fsync", action="store_true")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--most", type=int, help="append in turn to so many streams, not to all")
     parser.add_argument("--alone", action="store_true", help="one number, in this process; JSON")
     options = parser.parse_args()
     if options.alone:
@@ -155,7 +172,8 @@ def main() -> None:
         tune_allocator()
         try:
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
-                work = run(options.streams[0], folder, fsync=not options.no_fsync)
+                fsync, most = not options.no_fsync, options.most
+                work = run(options.streams[0], folder, fsync=fsync, most=most)
                 print(json.dumps(runner.run(work)))
         finally:
             shutil.rmtree(folder)
@@ -167,6 +185,7 @@ def _in_a_child(streams: int, options: argparse.Namespace) -> dict[str, Any]:
     """Measure in a process of its own, so that memory is that of one store."""
     command = [sys.executable, "-m", "bench.streams", "--alone", "--streams", str(streams)]
     command += ["--folder", str(options.folder)] + ["--no-fsync"] * options.no_fsync
+    command += ["--most", str(options.most)] if options.most else []
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     result: dict[str, Any] = json.loads(done.stdout)
     return result

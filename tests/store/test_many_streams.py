@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tracemalloc
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 import pytest
 
@@ -20,13 +20,23 @@ from streamfold.errors import (
 from streamfold.model.configs import (
     BasinConfig,
     BasinReconfiguration,
+    StreamConfigLayer,
     StreamReconfiguration,
     TimestampMode,
 )
 from streamfold.model.names import StreamRef
 from streamfold.model.records import Record, fence_record, trim_record
-from streamfold.store import ReadRequest, StoreSettings, StreamStore, from_seq_num, keys, rows
-from streamfold.store.engine.engine import Engine
+from streamfold.store import (
+    ReadRequest,
+    StoreSettings,
+    StreamStore,
+    from_seq_num,
+    from_tail,
+    keys,
+    rows,
+)
+from streamfold.store.engine.engine import Engine, Row
+from streamfold.store.engine.slatedb import SlateEngine
 from streamfold.store.log.stream_log import StreamLog
 from streamfold.store.mount import Mount
 from streamfold.store.rows import StreamRow
@@ -51,10 +61,27 @@ class WatchedEngine(FaultyEngine):
     def __init__(self, inner: Engine) -> None:
         super().__init__(inner)
         self.read: list[list[bytes]] = []
+        #: Rows of streams, and chunks, that scans returned.
+        self.stream_rows = self.chunks = 0
 
-    async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        self.read.append(list(keys))
-        return await super().get_many(keys)
+    async def get_many(self, wanted: Sequence[bytes]) -> list[bytes | None]:
+        self.read.append(list(wanted))
+        return await super().get_many(wanted)
+
+    async def scan(
+        self,
+        start: bytes,
+        end: bytes,
+        *,
+        first: int = 2,
+        descending: bool = False,
+        eager: bool = False,
+    ) -> AsyncGenerator[list[Row]]:
+        async for page in super().scan(start, end, first=first, descending=descending, eager=eager):
+            for key, _ in page:
+                self.stream_rows += keys.STREAMS_START <= key < keys.STREAMS_END
+                self.chunks += keys.is_chunk(key)
+            yield page
 
 
 def watch(bench: Bench) -> WatchedEngine:
@@ -312,10 +339,67 @@ async def test_upkeep_opens_no_stream_that_is_younger_than_its_retention(
     async with bench.store(QUIET) as store:
         watched = watch(bench)
         await store.upkeep()
-        assert watched.read == []
+        resumes = {keys.resume(BASIN, name) for name in names}
+        assert resumes.isdisjoint(key for read in watched.read for key in read)
         clock.pass_seconds(2 * 24 * 3600)
         await store.upkeep()
-        assert sum(map(len, watched.read)) == len(names)
+        assert resumes == {key for read in watched.read for key in read} & resumes
+
+
+async def test_a_pass_of_upkeep_reads_the_rows_of_streams_that_are_due(
+    bench: Bench, clock: Clock
+) -> None:
+    names = [f"s-{number:04d}" for number in range(1000)]
+    async with bench.store(QUIET) as store:
+        await store.create_basin(BASIN, CREATING)
+        await append_in_turn(store, names)
+    async with bench.store(QUIET) as store:
+        await store.upkeep()  # the first visits all
+        watched = watch(bench)
+        await store.upkeep()
+        assert watched.stream_rows == 1  # whether the basin has a stream
+        await store.ensure_stream(BASIN, "s-0500", StreamConfigLayer(retention=60))
+        clock.pass_seconds(61)
+        await store.upkeep()
+        assert 1 <= watched.stream_rows < 600
+        batch = await store.read(BASIN, "s-0500", ReadRequest(from_tail(1), clamp=True))
+        assert not list(batch.records())
+        clock.pass_seconds(8 * 24 * 3600)
+        await store.upkeep()
+        for name in names:
+            assert (await store.read(BASIN, name, ReadRequest(from_tail(1), clamp=True))).count == 0
+
+
+async def test_upkeep_of_a_store_that_was_closed_counts_nothing_again(
+    bench: Bench, clock: Clock
+) -> None:
+    names = [f"s-{number:02d}" for number in range(20)]
+    async with bench.store(QUIET) as store:
+        await store.create_basin(BASIN, CREATING)
+        await append_in_turn(store, names)
+        await store.upkeep()
+        await append_in_turn(store, names[:5])  # not in rows of what is held yet
+    async with bench.store(QUIET) as store:
+        watched = watch(bench)
+        await append_in_turn(store, names[3:7])
+        watched.read.clear()
+        await store.upkeep()
+        held = [keys.held(n) for n in range(1, 30)]
+        assert len({key for read in watched.read for key in read} & set(held)) == 7
+        assert watched.chunks == 0
+        by_basin = _held(store)
+    # Killed: everything is counted, and the result is the same.
+    await (await SlateEngine.open(bench.location)).close()
+    async with bench.store(QUIET) as store:
+        watched = watch(bench)
+        await store.upkeep()
+        assert watched.chunks == 0
+        assert _held(store) == by_basin
+
+
+def _held(store: StreamStore) -> dict[str, int] | None:
+    assert store._supervisor.current is not None
+    return store._supervisor.current.usage.held.by_basin
 
 
 def _seen(log: StreamLog | None) -> tuple[object, ...]:

@@ -90,8 +90,8 @@ class Mount:
         #: Called when a trim has become durable, with the time (ms since the Unix epoch) from which
         #: its records can be deleted.
         self.on_trimmed: Callable[[StreamLog, int], None] = lambda log, at: None
-        #: Called when a stream was configured to be deleted when empty.
-        self.on_delete_on_empty: Callable[[StreamRef, int], None] = lambda ref, at: None
+        #: Called when the row of a stream has become durable.
+        self.on_stream_written: Callable[[StreamRef, StreamRow], None] = lambda ref, row: None
         #: Called when records have become durable, before acks resolve and followers wake.
         self.on_appended: Callable[[Sequence[Share]], None] = lambda shares: None
         self._settings = settings
@@ -202,6 +202,8 @@ class Mount:
             await self.committer.write([*changed, *ops], content)
         finally:
             self.idle.end_change(ref)
+        if row is not None:
+            self.on_stream_written(ref, row)
         if load := self._loads.get(ref):
             load.outdated = True
         log = self._logs.get(ref)
@@ -233,6 +235,7 @@ class Mount:
         except BaseException as error:
             self._end_load(ref, load, error)
             raise
+        self.on_stream_written(ref, row)
         self._end_load(ref, load, log)
         return lease
 

@@ -186,6 +186,26 @@ class HeldRow(msgspec.Struct, frozen=True, omit_defaults=True):
     #: The hour of the last change, and the levels in it.
     hour: int = 0
     course: LevelRow = LevelRow()
+    #: No LevelRow of the stream is of an hour before this; 0 = unknown.
+    levels_from: int = 0
+
+
+class FreshBytes(msgspec.Struct, array_like=True):
+    """Bytes that were appended to a stream since its HeldRow was updated."""
+
+    basin: str
+    first_seq_num: int
+    end_seq_num: int
+    metered: int
+
+
+class HeldTotalsRow(msgspec.Struct, frozen=True):
+    """What is known beyond the HeldRows when a store is closed; only for the opening after `epoch`."""
+
+    epoch: int
+    #: Sums of the HeldRows.
+    by_basin: dict[str, int]
+    fresh: dict[int, FreshBytes]
 
 
 class UsageRow(msgspec.Struct, frozen=True, omit_defaults=True):

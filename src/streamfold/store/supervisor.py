@@ -223,7 +223,7 @@ class Supervisor:
         interval = self._settings.upkeep_interval
         upkeep = Upkeep(mount, catalog, tokens, usage, snapshots, self._now, interval)
         mount.on_trimmed = upkeep.on_trimmed
-        mount.on_delete_on_empty = upkeep.on_delete_on_empty
+        mount.on_stream_written = upkeep.on_stream_written
         mount.committer.on_commit = self._on_commit
         mount.idle.may_write = lambda: not self.space.full
         reclaimer = Reclaimer(
@@ -261,6 +261,7 @@ class Supervisor:
         self._refuse(StoreClosingError())
         if mounted is not None:
             await mounted.mount.drain()
+            await mounted.upkeep.rest()
             await mounted.mount.rest()
 
     def _refuse(self, error: StreamfoldError) -> None:

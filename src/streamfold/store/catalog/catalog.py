@@ -308,9 +308,7 @@ class Catalog:
     async def _create(
         self, ref: StreamRef, row: StreamRow, first: FirstAppend = lambda log: None
     ) -> LogLease:
-        lease = await self.mount.create_stream(ref, row, first=first)
-        self._schedule_empty_check(ref, row)
-        return lease
+        return await self.mount.create_stream(ref, row, first=first)
 
     async def insert(
         self, ref: StreamRef, row: StreamRow, *ops: Op, content: Share | None = None
@@ -318,17 +316,10 @@ class Catalog:
         """Commit a stream with a new id, its first content and `ops`; the caller holds its lock."""
         ids = self.mount.id_rows(row.id)
         await self.mount.put_stream(ref, row, *ids, *ops, content=content)
-        self._schedule_empty_check(ref, row)
-
-    def _schedule_empty_check(self, ref: StreamRef, row: StreamRow) -> None:
-        if min_age := row.config.delete_on_empty_secs:
-            self.mount.on_delete_on_empty(ref, row.created_at + min_age * 1000)
 
     async def replace_stream(self, ref: StreamRef, row: StreamRow) -> None:
         """Commit a changed row; the caller holds the stream's lock."""
         await self.mount.put_stream(ref, row)
-        if row.config.delete_on_empty_secs:
-            self.mount.on_delete_on_empty(ref, self.now())
 
     async def _basin_row(self, name: str) -> BasinRow:
         row = await self.mount.basin(name)

@@ -1,5 +1,7 @@
 """Background work: retention, deletion of trimmed records, streams and basins, and usage.
 
+Its cost follows from what is due and what was appended, not from how many streams there are.
+
 It can stop at any point and resume: rows in storage list the work, and every step can be repeated. It
 works in small commits, so that it never delays appends.
 """
@@ -18,6 +20,8 @@ from streamfold.errors import (
     DeviceFailedError,
     StorageError,
     StorageFullError,
+    StoreClosingError,
+    StreamfoldError,
     StreamNotFoundError,
 )
 from streamfold.model.names import BasinName, StreamName, StreamRef
@@ -31,13 +35,16 @@ from streamfold.store.log.stream_log import StreamLog
 from streamfold.store.mount import Mount
 from streamfold.store.read.seek import apply_retention
 from streamfold.store.rows import BasinRow, CleanupRow, StateRow, StreamRow
+from streamfold.store.upkeep.due_ranges import NEVER, DueRanges, Visit
 from streamfold.store.upkeep.due_times import DueTimes
 from streamfold.store.usage.recorder import UsageKeeper
 
 logger = logging.getLogger(__name__)
 
-#: Streams for which the oldest arrival is cached, to avoid needless reads.
-_KNOWN_STREAMS = 100_000
+#: Part of the time between two passes for which one visits streams; the rest is visited in the next.
+_VISITING = 0.1
+#: Seconds that upkeep may take to end when the store is closed.
+_CLOSING_SECONDS = 2.0
 #: Bytes of records per pass below which the store counts as unused.
 _QUIET_BYTES = 1 << 20
 #: Bytes of recent records that an unused store keeps in memory.
@@ -61,14 +68,17 @@ class Upkeep:
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     #: Allows one pass at a time.
     _busy: asyncio.Lock = field(default_factory=asyncio.Lock)
-    #: Stream id to the time (ms) before which none of its records arrived.
-    _oldest: dict[int, int] = field(default_factory=dict)
+    #: Streams that are due before the next pass.
     _due: DueTimes = field(init=False)
+    #: All streams.
+    _ranges: DueRanges = field(default_factory=DueRanges)
+    _ended: bool = False
     #: Bytes written when the last pass ended.
     _written: int = 0
 
     def __post_init__(self) -> None:
         self._due = DueTimes(self.now, self.request_pass)
+        self.usage.held.on_many = self.request_pass
 
     def request_pass(self) -> None:
         """Start a pass now, because there is something to clean up."""
@@ -81,14 +91,18 @@ class Upkeep:
         else:
             self._schedule_check(log.ref, at)
 
-    def on_delete_on_empty(self, ref: StreamRef, at: int) -> None:
-        """Schedule a check, at `at`, of a new or reconfigured stream that is deleted when empty."""
-        self._schedule_check(ref, at)
+    def on_stream_written(self, ref: StreamRef, row: StreamRow) -> None:
+        """Schedule the first visit of a new or changed stream."""
+        self._ranges.add(ref, _first_due(row))
+        if min_age := row.config.delete_on_empty_secs:
+            self._schedule_check(ref, row.created_at + min_age * 1000)
 
     def _schedule_check(self, ref: StreamRef, at: int) -> None:
-        """Check the stream at `at`, unless the next pass comes first and checks it anyway."""
+        """Check the stream at `at`, or in the first pass after that if it is not soon."""
         if at - self.now() <= self.interval * 1000:
             self._due.add(at, ref)
+        else:
+            self._ranges.add(ref, at)
 
     async def run(self) -> None:
         """Work until cancelled: everything every `interval` seconds, each stream when it is due."""
@@ -100,22 +114,47 @@ class Upkeep:
             while True:
                 deadline = asyncio.get_running_loop().time() + self.interval
                 while await self._requested_before(deadline):
-                    async with self._busy:
+                    async with self._turn():
                         with _continuing():
+                            await self.usage.held.restore()
                             await self._sweep_due()
                             await self._delete_basins()
                             await self._clean_up()
+                            await self.usage.held.settle_many()
                 with _continuing():
                     await self.run_once()
+        except StoreClosingError:
+            await asyncio.Event().wait()  # until it is cancelled
         finally:
             self._due.close()
 
     async def run_once(self) -> None:
         """One whole pass; usage is durable after it."""
         await self._pass()
-        async with self._busy:
+        async with self._turn():
             await self.usage.write()
         await self._release_memory()
+
+    async def rest(self) -> None:
+        """Store what the next opening would have to count, and change nothing any more."""
+        try:
+            async with asyncio.timeout(_CLOSING_SECONDS), self._turn():
+                await self.usage.held.keep()
+                self._ended = True
+        except TimeoutError:
+            logger.debug(
+                "upkeep was busy while the store was closed: the next opening counts again"
+            )
+        except StreamfoldError as error:
+            logger.debug("the store is closed without the bytes held: %s", error)
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Exclude other passes; StoreClosingError once the store is being closed."""
+        async with self._busy:
+            if self._ended:
+                raise StoreClosingError
+            yield
 
     async def _release_memory(self) -> None:
         """Return memory to the system if hardly anything was written since the last pass.
@@ -130,14 +169,16 @@ class Upkeep:
                 await asyncio.to_thread(_malloc_trim, 0)
 
     async def _pass(self) -> None:
-        async with self._busy:
+        async with self._turn():
             self._wake.clear()
             await self.mount.engine.check()
+            await self.usage.held.restore()
             await self._delete_basins()
             await self._sweep_streams()
             await self._clean_up()
             await self.tokens.remove_expired()
             await self.mount.engine.collect()
+            await self.usage.measure()
 
     async def _requested_before(self, deadline: float) -> bool:
         try:
@@ -180,19 +221,40 @@ class Upkeep:
             self.request_pass()
 
     async def _sweep_streams(self) -> None:
-        """Apply retention and delete-on-empty to every stream, and measure what each holds."""
-        self.usage.begin_round()
-        span = keys.STREAMS_START, keys.STREAMS_END
-        async with aclosing(self.mount.engine.scan(*span, first=128)) as pages:
-            async for page in pages:
-                for key, value in page:
-                    row = rows.decode(value, StreamRow)
-                    ref = _ref(*keys.stream_names(key))
-                    with _skipping(ref):
-                        if row.deleted_at is None:
-                            await self._sweep(ref, row)
-                        await self.usage.visit(ref.basin, row.id)
-        self.usage.end_round()
+        """Apply retention and delete-on-empty to the streams that are due, as far as time allows."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self.interval * _VISITING
+        for start in self._ranges.due(self.now()):
+            if loop.time() >= end:
+                return
+            await self._sweep_range(start, lambda: loop.time() >= end)
+
+    async def _sweep_range(self, start: bytes, out_of_time: Callable[[], bool]) -> None:
+        end, oldest = self._ranges.begin(start)
+        visits: list[Visit] = []
+        rest: bytes | None = start
+        try:
+            async with aclosing(self.mount.engine.scan(start, end, first=128)) as pages:
+                async for page in pages:
+                    for key, value in page:
+                        rest = key
+                        row = rows.decode(value, StreamRow)
+                        visits.append(await self._visit(key, row, oldest.get(row.id, 0)))
+                    if out_of_time():
+                        rest = page[-1][0] + b"\x00"
+                        return
+            rest = None
+        finally:
+            self._ranges.finish(start, visits, rest)
+
+    async def _visit(self, key: bytes, row: StreamRow, oldest: int) -> Visit:
+        """Do what is due for the stream, and find out when it is due next."""
+        if row.deleted_at is not None:
+            return Visit(key, row.id, NEVER, 0)
+        ref, due = _ref(*keys.stream_names(key)), self.now()
+        with _skipping(ref):
+            due, oldest = await self._sweep(ref, row, oldest)
+        return Visit(key, row.id, due, oldest)
 
     async def _sweep_due(self) -> None:
         """Apply retention and delete-on-empty to the streams that are due."""
@@ -200,21 +262,24 @@ class Upkeep:
             row = await self.mount.stream(ref)
             if row is not None and row.deleted_at is None:
                 with _skipping(ref):
-                    await self._sweep(ref, row)
+                    due, _ = await self._sweep(ref, row, 0)
+                    self._ranges.add(ref, due)
 
-    async def _sweep(self, ref: StreamRef, row: StreamRow) -> None:
-        config = row.config
-        traits = row.traits
+    async def _sweep(self, ref: StreamRef, row: StreamRow, oldest: int) -> tuple[int, int]:
+        """When the stream is due next, and its oldest arrival if that was looked up now or before."""
+        config, traits = row.config, row.traits
+        due = NEVER
         if traits is not None and (traits.ttl is not None or traits.expires_at is not None):
-            await self._delete_if_over(ref)
-        limit = age_limit(config)
-        # Nothing that a stream wrote itself arrived before it was created.
-        created_at = 0 if row.lineage else row.created_at
-        oldest = max(self._oldest.get(row.id, 0), created_at)
-        if limit is not None and oldest < self.now() - limit:
-            await self._expire(ref)
+            due = min(due, await self._delete_if_over(ref))
+        if (limit := age_limit(config)) is not None:
+            # Nothing that a stream wrote itself arrived before it was created.
+            known = max(oldest, 0 if row.lineage else row.created_at)
+            if known < self.now() - limit:
+                known = oldest = await self._expire(ref)
+            due = min(due, known + limit + 1)
         if config.delete_on_empty_secs:
-            await self._delete_if_empty(ref)
+            due = min(due, await self._delete_if_empty(ref))
+        return due, oldest
 
     @asynccontextmanager
     async def _exclusive(self, ref: StreamRef) -> AsyncIterator[StreamLog]:
@@ -223,50 +288,53 @@ class Upkeep:
             with await self.mount.lease(ref) as log:
                 yield log
 
-    async def _expire(self, ref: StreamRef) -> None:
-        """Trim the records of the stream that are too old."""
+    async def _expire(self, ref: StreamRef) -> int:
+        """Trim the records that are too old; return when the oldest one that is left arrived."""
         async with self._exclusive(ref) as log:
             if log.deleting:
-                return
+                return self.now()
             await apply_retention(self.mount, log)
-            if len(self._oldest) >= _KNOWN_STREAMS:
-                self._oldest.clear()
-            self._oldest[log.id] = log.oldest_arrival
             if log.readable_from > log.trims.effective:
                 log.trim(log.readable_from)
                 await self._commit(log)
+            return log.oldest_arrival
 
-    async def _delete_if_empty(self, ref: StreamRef) -> None:
+    async def _delete_if_empty(self, ref: StreamRef) -> int:
+        """Delete the stream if it has been empty for long enough; return when to look again."""
         with await self.mount.lease(ref) as log:
-            empty = self._has_been_empty(log)
-            if not empty:
-                self._schedule_empty_check(log)
+            empty, due = self._has_been_empty(log), self._empty_at(log)
         if empty:
             await self._delete_stream(ref, self._has_been_empty)
+            return self.now()
+        self._schedule_check(ref, due)
+        return due
 
     def _has_been_empty(self, log: StreamLog) -> bool:
         """Whether the stream is empty, and its last record came long enough ago."""
         min_age = log.row.config.delete_on_empty_secs * 1000
         return bool(min_age) and log.empty and log.arrived_at + min_age <= self.now()
 
-    def _schedule_empty_check(self, log: StreamLog) -> None:
-        """Schedule a check for when the stream may be deleted as empty, if that time is known."""
+    def _empty_at(self, log: StreamLog) -> int:
+        """When the stream may be deleted as empty; NEVER if that time is not known yet."""
         min_age = log.row.config.delete_on_empty_secs * 1000
         limit, due_at = log.age_limit, log.trims.due_at
         if not min_age or not (log.empty or limit or due_at):
-            return
+            return NEVER
         at = log.arrived_at + min_age
         if not log.empty:
             emptied = [due_at] if due_at else []
             emptied += [log.arrived_at + limit + 1] if limit else []
             at = max(at, min(emptied))
-        self._schedule_check(log.ref, at)
+        return at
 
-    async def _delete_if_over(self, ref: StreamRef) -> None:
+    async def _delete_if_over(self, ref: StreamRef) -> int:
+        """Delete the stream if its lifetime is over; return when to look again."""
         with await self.mount.lease(ref) as log:
-            over = log.over
+            over, deadline = log.over, log.lifetime.deadline
         if over:
             await self._delete_stream(ref, lambda log: log.over)
+            return self.now()
+        return NEVER if deadline is None else deadline
 
     async def _clean_up(self) -> None:
         """Delete trimmed chunks and purge deleted streams, as the clean-up rows say."""
@@ -343,7 +411,7 @@ class Upkeep:
             if needed == trims.accepted:
                 log.clean_up_done()
                 await self._commit(log)
-            self._schedule_empty_check(log)
+            self._schedule_check(ref, self._empty_at(log))
 
     async def _delete_chunks(self, basin: str, stream_id: int, end: bytes) -> None:
         await self.usage.held.settle(basin, stream_id)
@@ -378,6 +446,20 @@ def _skipping(ref: StreamRef) -> Iterator[None]:
         logger.debug("stream %r in basin %r was deleted meanwhile", ref.stream, ref.basin)
     except DataCorruptError as error:
         logger.error("upkeep skips stream %r in basin %r: %s", ref.stream, ref.basin, error)
+
+
+def _first_due(row: StreamRow) -> int:
+    """The time (ms) before which there is nothing to do for the stream."""
+    limit, traits, due = age_limit(row.config), row.traits, NEVER
+    if limit is not None:
+        due = 0 if row.lineage else row.created_at + limit + 1
+    if min_age := row.config.delete_on_empty_secs:
+        due = min(due, row.created_at + min_age * 1000)
+    if traits is not None and traits.ttl is not None:
+        due = min(due, row.created_at + traits.ttl * 1000)
+    if traits is not None and traits.expires_at is not None:
+        due = min(due, traits.expires_at)
+    return due
 
 
 def _ref(basin: str, stream: str) -> StreamRef:

@@ -10,9 +10,11 @@ Records below the trim point count until their chunk is deleted.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from itertools import islice
+
+import msgspec
 
 from streamfold.errors import DataCorruptError, StorageError
 from streamfold.store import keys, rows
@@ -20,7 +22,7 @@ from streamfold.store.engine.engine import Op, Row
 from streamfold.store.log import chunks
 from streamfold.store.log.shares import Share
 from streamfold.store.mount import Mount
-from streamfold.store.rows import HeldRow, LevelRow
+from streamfold.store.rows import FreshBytes, HeldRow, HeldTotalsRow, LevelRow, StreamRow
 from streamfold.store.upkeep.live_bytes import stored_size
 
 logger = logging.getLogger(__name__)
@@ -30,18 +32,11 @@ _MINUTE_MS = 60_000
 LEVEL_HOURS = 24
 #: Rows in one commit, and the most that wait for one.
 _ROWS_AT_ONCE = 500
-#: Streams whose appends are counted in memory between two passes; beyond that, storage is read.
+#: Basins whose totals are kept when the store is closed: they are one row.
+_BASINS_MAX = 10_000
+#: Streams whose appends are counted in memory; beyond that, all streams are counted from storage. Half
+#: as many are settled before the next pass.
 _FRESH_MAX = 100_000
-
-
-@dataclass(slots=True)
-class _Fresh:
-    """What was appended since the stream's row was updated."""
-
-    basin: str
-    first_seq_num: int
-    end_seq_num: int
-    metered: int
 
 
 class HeldBytes:
@@ -50,7 +45,7 @@ class HeldBytes:
     def __init__(self, mount: Mount, now: Callable[[], int]) -> None:
         self._mount = mount
         self._now = now
-        self._fresh: dict[int, _Fresh] = {}
+        self._fresh: dict[int, FreshBytes] = {}
         self._unwritten: dict[int, HeldRow] = {}
         #: Changes to rows of past hours, to be written with the unwritten rows.
         self._past: list[Op] = []
@@ -58,6 +53,9 @@ class HeldBytes:
         self.by_basin: dict[str, int] | None = None
         #: How often counts of appends were dropped: then all streams must be visited again.
         self.forgotten = 0
+        #: Called when there are many streams to settle.
+        self.on_many: Callable[[], None] = lambda: None
+        self._restored = False
 
     def appended(self, share: Share) -> None:
         """Count the chunks of `share`, which have become durable."""
@@ -69,7 +67,9 @@ class HeldBytes:
                 self.by_basin = None
                 self.forgotten += 1
             first = share.chunks[0].first_seq_num
-            self._fresh[share.log.id] = _Fresh(share.log.basin, first, end, share.metered)
+            self._fresh[share.log.id] = FreshBytes(share.log.basin, first, end, share.metered)
+            if len(self._fresh) == _FRESH_MAX // 2:
+                self.on_many()
         else:
             fresh.end_seq_num = end
             fresh.metered += share.metered
@@ -78,9 +78,13 @@ class HeldBytes:
         """The stream's row, without the bytes that are `unsettled`."""
         if row := self._unwritten.get(stream_id):
             return row
-        value = await self._mount.engine.get(keys.held(stream_id))
+        return self._row(stream_id, await self._mount.engine.get(keys.held(stream_id)))
+
+    def _row(self, stream_id: int, value: bytes | None) -> HeldRow:
+        if value is None:  # nor has it rows of past hours
+            return HeldRow(levels_from=self._now() // _MINUTE_MS // 60)
         try:
-            return rows.decode(value, HeldRow) if value else HeldRow()
+            return rows.decode(value, HeldRow)
         except DataCorruptError as error:
             logger.error("recounting the bytes of stream %d: %s", stream_id, error)
             return HeldRow()
@@ -90,11 +94,11 @@ class HeldBytes:
         fresh = self._fresh.get(stream_id)
         return fresh.metered if fresh and fresh.first_seq_num >= row.counted_to else 0
 
-    async def settle(self, basin: str, stream_id: int) -> HeldRow:
-        """Update the stream's row from its chunks, in memory."""
+    async def settle(self, basin: str, stream_id: int, row: HeldRow | None = None) -> HeldRow:
+        """Update the stream's row, which is `row` if given, from its chunks, in memory."""
         fresh = self._fresh.get(stream_id)
         end, metered = (fresh.end_seq_num, fresh.metered) if fresh else (None, 0)
-        row = await self.row(stream_id)
+        row = row or await self.row(stream_id)
         counted_to, held = row.counted_to, row.held
         if fresh is None or fresh.first_seq_num < counted_to:
             counted_to, found = await self._count(stream_id, counted_to, end)
@@ -112,10 +116,69 @@ class HeldBytes:
 
     async def settle_all(self) -> None:
         """Update and write the rows of all streams that were appended to."""
-        for stream_id, fresh in list(self._fresh.items()):
-            await self.settle(fresh.basin, stream_id)
-            await self.write(at_least=_ROWS_AT_ONCE)
+        streams = iter(list(self._fresh.items()))
+        while some := dict(islice(streams, _ROWS_AT_ONCE)):
+            for stream_id, row in (await self._rows(list(some))).items():
+                await self.settle(some[stream_id].basin, stream_id, row)
+            await self.write()
         await self.write()
+
+    async def settle_many(self) -> None:
+        """Do the same if they are many: their number is bounded."""
+        if len(self._fresh) >= _FRESH_MAX // 2:
+            await self.settle_all()
+
+    async def _rows(self, stream_ids: Sequence[int]) -> dict[int, HeldRow]:
+        """The rows of these streams, read together."""
+        unread = [stream_id for stream_id in stream_ids if stream_id not in self._unwritten]
+        values = await self._mount.engine.get_many(list(map(keys.held, unread)))
+        read = {key: self._row(key, value) for key, value in zip(unread, values, strict=True)}
+        return {key: self._unwritten.get(key) or read[key] for key in stream_ids}
+
+    async def count_all(self) -> None:
+        """Count what the streams hold, from the rows of all of them and the chunks since."""
+        forgotten, held = self.forgotten, dict[str, int]()
+        span = keys.STREAMS_START, keys.STREAMS_END
+        async with aclosing(self._mount.engine.scan(*span, first=128)) as pages:
+            async for page in pages:
+                basins = {
+                    rows.decode(value, StreamRow).id: keys.stream_names(key)[0]
+                    for key, value in page
+                }
+                for stream_id, row in (await self._rows(list(basins))).items():
+                    basin = basins[stream_id]
+                    settled = await self.settle(basin, stream_id, row)
+                    held[basin] = held.get(basin, 0) + settled.held
+                await self.write(at_least=_ROWS_AT_ONCE)
+        if forgotten == self.forgotten:
+            self.by_basin = held
+
+    async def keep(self) -> None:
+        """Store the totals and the counts that are not in rows, because the store is being closed."""
+        if self.by_basin is None or len(self.by_basin) > _BASINS_MAX:
+            return
+        await self.write()
+        row = HeldTotalsRow(self._mount.engine.epoch, self.by_basin, self._fresh)
+        await self._mount.committer.write([(keys.HELD_TOTALS, rows.encode(row))])
+
+    async def restore(self) -> None:
+        """Take what the opening before this one has kept; call this before any other method."""
+        if self._restored:
+            return
+        value = await self._mount.engine.get(keys.HELD_TOTALS)
+        self._restored = True
+        if value is None:
+            return
+        kept = rows.decode(value, HeldTotalsRow)
+        if kept.epoch != self._mount.engine.epoch - 1 or self.forgotten:
+            return  # the store was not closed, or opened by an earlier version since
+        self.by_basin = kept.by_basin
+        for stream_id, fresh in kept.fresh.items():
+            if since := self._fresh.get(stream_id):
+                since.first_seq_num = fresh.first_seq_num
+                since.metered += fresh.metered
+            else:
+                self._fresh[stream_id] = fresh
 
     async def write(self, *, at_least: int = 1) -> None:
         """Write the unwritten rows, if there are `at_least` that many."""
@@ -156,8 +219,10 @@ class HeldBytes:
         if following.hour != row.hour:
             if row.course.levels:
                 self._past.append((keys.level(stream_id, row.hour), rows.encode(row.course)))
-            horizon = keys.level(stream_id, max(0, following.hour - LEVEL_HOURS))
-            self._past += await self._levels_before(stream_id, horizon)
+            horizon = max(1, following.hour - LEVEL_HOURS)
+            if row.levels_from < horizon:
+                self._past += await self._levels_before(stream_id, keys.level(stream_id, horizon))
+                following = msgspec.structs.replace(following, levels_from=horizon)
         self._unwritten[stream_id] = following
         if self.by_basin is not None:
             self.by_basin[basin] = self.by_basin.get(basin, 0) + held - row.held
@@ -167,7 +232,7 @@ class HeldBytes:
         past, self._past = self._past, []
         return past
 
-    def _take(self, stream_id: int, fresh: _Fresh, end: int, metered: int) -> None:
+    def _take(self, stream_id: int, fresh: FreshBytes, end: int, metered: int) -> None:
         """Subtract `metered` bytes up to `end`, now in the row; more may have come meanwhile."""
         if self._fresh.get(stream_id) is not fresh:
             return  # too many streams were appended to meanwhile: all will be visited again
@@ -207,7 +272,7 @@ def advance(row: HeldRow, counted_to: int, held: int, minute: int) -> HeldRow:
         course = LevelRow(row.course.opening, {**row.course.levels, within: held})
     else:
         course = LevelRow(row.held, {within: held})
-    return HeldRow(counted_to, held, hour, course)
+    return HeldRow(counted_to, held, hour, course, row.levels_from)
 
 
 def _metered(value: bytes) -> int:

@@ -13,10 +13,10 @@ from streamfold.model.access_tokens import GROUP_OPERATIONS, Group, Operation
 from streamfold.model.configs import StorageClass
 from streamfold.model.metrics import AccountMetrics, BasinMetrics
 from streamfold.store import keys, rows
-from streamfold.store.engine.engine import Op
+from streamfold.store.engine.engine import Op, first_row
 from streamfold.store.log.shares import Share
 from streamfold.store.mount import Mount
-from streamfold.store.rows import UsageRow
+from streamfold.store.rows import StreamRow, UsageRow
 from streamfold.store.usage.held_bytes import HeldBytes
 
 logger = logging.getLogger(__name__)
@@ -195,10 +195,8 @@ class UsageKeeper:
         self.held = HeldBytes(mount, now)
         self._mount = mount
         self._now = now
-        #: Basins with a stream, and the bytes of their streams, as seen in this round.
-        self._seen: dict[str, int] = {}
-        self._counting = True
-        self._forgotten = 0
+        #: Basins that had a stream when it was last looked.
+        self._basins: list[str] = []
 
     def appended(self, shares: Sequence[Share]) -> None:
         """Count the streams' shares of a durable commit."""
@@ -212,23 +210,26 @@ class UsageKeeper:
         for (basin, kind), (batches, metered) in amounts.items():
             self.recorder.record_appends(basin, kind, batches, metered)
 
-    # A round through all streams, which upkeep makes anyway.
+    async def measure(self) -> None:
+        """Find the basins that have streams, and count what all streams hold unless that is known."""
+        self._basins = list(await self.first_streams())
+        if self.held.by_basin is None:
+            await self.held.count_all()
 
-    def begin_round(self) -> None:
-        self._seen = {}
-        self._counting = self.held.by_basin is None
-        self._forgotten = self.held.forgotten
-
-    async def visit(self, basin: str, stream_id: int) -> None:
-        """Record that the stream exists; in the first round, count what it holds."""
-        held = self._seen.setdefault(basin, 0)
-        if self._counting:
-            self._seen[basin] = held + (await self.held.settle(basin, stream_id)).held
-            await self.held.write(at_least=_ROWS_AT_ONCE)
-
-    def end_round(self) -> None:
-        if self._counting and self._forgotten == self.held.forgotten:
-            self.held.by_basin = dict(self._seen)
+    async def first_streams(self) -> dict[str, StreamRow]:
+        """The basins that have streams, with the first stream of each."""
+        found: dict[str, StreamRow] = {}
+        engine = self._mount.engine
+        async with aclosing(
+            engine.scan(keys.basins_from("", after=False), keys.BASINS_END, first=100)
+        ) as pages:
+            async for page in pages:
+                for key, _ in page:
+                    name = keys.basin_name(key)
+                    start = keys.streams_from(name, "", after=False)
+                    if first := await first_row(engine, start, keys.streams_end(name)):
+                        found[name] = rows.decode(first[1], StreamRow)
+        return found
 
     async def write(self) -> None:
         """Make the counts durable, and record what is held."""
@@ -269,9 +270,9 @@ class UsageKeeper:
         return hours
 
     def _observe(self) -> None:
-        self.recorder.observe_basins(self._seen)
+        self.recorder.observe_basins(self._basins)
         if self.held.by_basin is not None:
-            for basin in self._seen:
+            for basin in self._basins:
                 self.recorder.observe_storage(basin, self.held.by_basin.get(basin, 0))
 
     async def _write_hours(self, changed: list[tuple[str, int]]) -> None:

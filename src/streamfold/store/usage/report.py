@@ -23,7 +23,6 @@ from streamfold.model.metrics import (
     Unit,
 )
 from streamfold.store import keys, rows
-from streamfold.store.engine.engine import first_row
 from streamfold.store.mount import Mount
 from streamfold.store.rows import LevelRow, StreamRow
 from streamfold.store.usage.held_bytes import LEVEL_HOURS
@@ -54,7 +53,8 @@ class UsageReport:
         """Basins that had a stream at some time in the span, by the hour."""
         hours = await self._hours(ACCOUNT, self._known(span, USAGE_HOURS))
         names = set[str]().union(*(hour.basins for hour in hours.values()))
-        names.update(await self._basins_with_streams(span))
+        first = await self._keeper.first_streams()  # basins that were not measured yet, too
+        names.update(name for name, row in first.items() if row.created_at < span.end * 1000)
         return (Label(AccountMetrics.ACTIVE_BASINS, tuple(sorted(names))),)
 
     async def amounts(
@@ -112,20 +112,6 @@ class UsageReport:
 
     async def _hours(self, basin: str, span: Span) -> dict[int, Hour]:
         return await self._keeper.load(basin, span.start // _HOUR, -(-span.end // _HOUR))
-
-    async def _basins_with_streams(self, span: Span) -> list[str]:
-        """Basins whose first stream by name is as old as the span, even if no round has seen it."""
-        found: list[str] = []
-        bounds = keys.basins_from("", after=False), keys.BASINS_END
-        async with aclosing(self._mount.engine.scan(*bounds, first=100)) as pages:
-            async for page in pages:
-                for key, _ in page:
-                    name = keys.basin_name(key)
-                    start = keys.streams_from(name, "", after=False)
-                    first = await first_row(self._mount.engine, start, keys.streams_end(name))
-                    if first and rows.decode(first[1], StreamRow).created_at < span.end * 1000:
-                        found.append(name)
-        return found
 
     async def _changes(self, stream_id: int, first_hour: int) -> list[tuple[int, int]]:
         """The level before `first_hour`, and times and levels from then on."""
