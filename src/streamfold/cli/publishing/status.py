@@ -191,8 +191,13 @@ class Screen:
     def show(self, tables: Iterable[PublishedTable]) -> None:
         """Show the status of all tables."""
         if self._live:
-            width = shutil.get_terminal_size().columns - 1
-            self._draw([str(table)[:width] for table in tables])
+            size = shutil.get_terminal_size()
+            lines = [str(table)[: size.columns - 1] for table in tables]
+            # Lines beyond the screen could not be drawn again.
+            fitting = max(1, size.lines - 2)
+            if len(lines) > fitting:
+                lines[fitting:] = [f"and {len(lines) - fitting} more tables"]
+            self._draw(lines)
             return
         now = time.monotonic()
         for table in tables:
