@@ -21,7 +21,15 @@ from streamfold.archive.maintenance.export import export_archive
 from streamfold.archive.schema import TableSchema
 from streamfold.archive.write.layout import STREAMFOLD
 from streamfold.archive.write.writer import GAP
-from streamfold.errors import InvalidError
+from streamfold.blob import LocalBlobStore
+from streamfold.errors import BlobUnavailableError, InvalidError
+from streamfold.testing.blob_faults import (
+    Fault,
+    FaultKind,
+    FaultyBlobStore,
+    Operation,
+    ScriptedFaults,
+)
 from tests.archive.tables import new_ids
 from tests.interop.laredo_reader import LaredoReader
 
@@ -329,6 +337,36 @@ async def test_collection_spares_names_that_a_writer_may_use_again(tmp_path: Pat
         "epoch=4", "epoch=5", "manifest.json",
     }  # fmt: skip
     assert (await (await streamfold.archive.open(tmp_path)).verify()).ok
+
+
+async def test_an_attempt_that_was_not_committed_is_replaced_under_its_name(
+    tmp_path: Path, reader: LaredoReader
+) -> None:
+    """The next writer has other changes for the same range, as after a change of its settings."""
+    keys = KEYS["an integer"]
+    a, b, *_ = keys.values
+    folder = tmp_path / "archive"
+    await (await open_writer(folder, keys)).write_base(keys.rows({a: "one"}), "0/1", reason="first")
+    # Opening swaps 7 times for its self-test and once for the claim.
+    faults = {Operation.PUT_IF_MATCH: [Fault()] * 8 + [Fault(FaultKind.BEFORE)]}
+    blobs = FaultyBlobStore(LocalBlobStore(folder), ScriptedFaults(faults))
+    failing = await ArchiveWriter.open(
+        "public.orders",
+        keys.schema,
+        [Destination(blobs, folder.as_uri() + "/")],
+        formats=BOTH,
+        writer_id="writer-2",
+        layout=LAREDO,
+    )
+    with pytest.raises(BlobUnavailableError):
+        await failing.write_diff(keys.changes({}, {b: "first attempt"}), "0/1", "0/2")
+    left = folder / "epoch=1" / "diff-0_1-0_2.jsonl"
+    assert b"first attempt" in left.read_bytes()
+    writer = await open_writer(folder, keys, ids="third")
+    await writer.write_diff(keys.changes({}, {b: "second"}), "0/1", "0/2")
+    assert (await (await streamfold.archive.open(folder)).verify()).ok
+    found = reader.read(folder, "protobuf", keys.names, "0/2")
+    assert sorted(row["name"] for row in found["rows"]) == ["one", "second"]
 
 
 #: What the Go program writes, by position.

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
+import pyarrow as pa
 import pytest
 from google.protobuf.json_format import ParseDict
 
 import streamfold.archive
-from streamfold.archive import Destination
+from streamfold.archive import (
+    LAREDO,
+    ArchiveWriter,
+    Collector,
+    Destination,
+    Retention,
+    TableSchema,
+)
 from streamfold.archive.events import decode_event
 from streamfold.archive.events.event import describe, encode_event
+from streamfold.archive.formats import format_of
 from streamfold.archive.formats.protobuf.published import DiffChange, SnapshotRow
 from streamfold.records.protobuf import varint
 from streamfold.snapshotter.config import Configuration, load_configuration
@@ -108,6 +118,53 @@ async def test_e23_the_published_manifest_is_read(archive: Path, form: str) -> N
         "DELETE",
     ]
     assert (await found.verify()).ok
+
+
+async def test_e23_layout_laredo_writes_the_published_manifest(tmp_path: Path) -> None:
+    schema = TableSchema.of(pa.schema([("id", pa.string()), ("value", pa.string())]), ["id"])
+    destination = Destination.open((tmp_path / "cfg").as_uri())
+    writer = await ArchiveWriter.open(
+        "public.config_document",
+        schema,
+        [destination],
+        formats=[format_of("jsonl"), format_of("protobuf")],
+        writer_id="writer-1",
+        layout=LAREDO,
+    )
+    rows = [pa.RecordBatch.from_pylist(ROWS, schema=schema.arrow)]
+    for reason in ("first", "forced"):
+        await writer.write_base(rows, BASE, reason=reason)
+    changes = [
+        {
+            "action": change["action"],
+            "key": {"id": change["key"]},
+            "before": change["old"],
+            "after": change.get("new"),
+        }
+        for change in CHANGES
+    ]
+    diff = pa.RecordBatch.from_pylist(changes, schema=schema.changes)
+    await writer.write_diff([diff], BASE, HEAD)
+    collector = Collector([destination], now=lambda: datetime.now(UTC), new_id=lambda: uuid4().hex)
+    await collector.collect(Retention(keep_epochs=1))
+    found, expected = json.loads((tmp_path / "cfg" / "manifest.json").read_text()), manifest()
+    for name in ("manifest_version", "table", "epoch", "head_position"):
+        assert found[name] == expected[name]
+    for written, published in zip(found["artifacts"], expected["artifacts"], strict=True):
+        assert {n: v for n, v in written.items() if n in published and n != "created_at"} == {
+            **{n: v for n, v in published.items() if n != "created_at"},
+            "formats": written["formats"],
+        }
+        for form, files in published["formats"].items():
+            name = files["uri"].removeprefix("s3://bucket/cfg/")
+            assert written["formats"][form]["uri"] == destination.uri + name
+            stored = (tmp_path / "cfg" / name).read_bytes()
+            assert len(stored) == written["formats"][form]["size_bytes"]
+            if form == "jsonl":
+                given = FILES[name.rpartition("/")[2]]
+                assert sorted(map(json.loads, stored.splitlines()), key=str) == sorted(
+                    map(json.loads, given.splitlines()), key=str
+                )
 
 
 async def test_e24_the_event_has_the_published_fields(archive: Path) -> None:
