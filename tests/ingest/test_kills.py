@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import psycopg2
+import pytest
 from s2_sdk import S2, Endpoints
 
 from tests.ingest.conftest import BASIN
@@ -18,7 +19,8 @@ from tests.ingest.ingesting import stream
 from tests.ingest.postgres import database_name, execute, following, restart, temporary_postgres
 from tests.ingest.processes import Serving, kill, line_with, start
 
-ROUNDS = 20 if os.environ.get("STREAMFOLD_PROVE") else 3
+PROVE = bool(os.environ.get("STREAMFOLD_PROVE"))
+ROUNDS = 20 if PROVE else 3
 ROWS = 5_000
 END = 10_000_000
 
@@ -109,6 +111,57 @@ async def test_a_killed_ingester_loses_and_repeats_nothing(
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0
     assert rebuilt.table("id", "a") == execute(database, "SELECT id, a FROM t ORDER BY id")
+    assert len(rebuilt.positions) == len(set(rebuilt.positions)) > load.transactions
+
+
+#: Puts a row into a second table for every change of the first, in the same transaction.
+_NOTED = """
+CREATE TABLE note (id bigserial PRIMARY KEY, of int);
+CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS
+  $$ BEGIN INSERT INTO note (of) VALUES (coalesce(NEW.id, OLD.id)); RETURN NULL; END $$;
+CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON t FOR EACH ROW EXECUTE FUNCTION note()
+"""
+
+
+@pytest.mark.skipif(not PROVE, reason="test_one_stream has the quick form")
+async def test_a_killed_ingester_of_one_stream_loses_and_repeats_nothing(
+    database: str, s2: S2, endpoint: str
+) -> None:
+    execute(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY, a text)",
+        f"INSERT INTO t SELECT n, 'first' FROM generate_series(0, {ROWS - 1}) n",
+        _NOTED,
+    )
+    arguments = (
+        *("ingest", "postgres", "--dsn", database, "--table", "t", "--basin", BASIN),
+        *("--table", "note", "--stream", "all"),
+        *("--slot", database_name(database), "--endpoint", endpoint, "--json"),
+    )
+    pauses = random.Random(13)
+    load = Load(database, seed=13)
+    load.start()
+    try:
+        for number in range(ROUNDS):
+            process = await start(*arguments)
+            await line_with(process, b"copying" if number == 0 else b"following")
+            await asyncio.sleep(pauses.uniform(0, 0.1 if number == 0 else 1.5))
+            await kill(process)
+    finally:
+        await asyncio.to_thread(load.stop)
+    execute(database, f"INSERT INTO t VALUES ({END}, 'end')")
+    ((last,),) = execute(database, "SELECT max(id) FROM note")
+    process = await start(*arguments)
+    try:
+        async with following(stream(s2, "all"), ["id"], "public.t") as until:
+            rebuilt = await until(lambda table: (END,) in table.rows)
+        async with following(stream(s2, "all"), ["id"], "public.note") as until:
+            notes = await until(lambda table: (last,) in table.rows)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
+    assert rebuilt.table("id", "a") == execute(database, "SELECT id, a FROM t ORDER BY id")
+    assert notes.table("id", "of") == execute(database, "SELECT id, of FROM note ORDER BY id")
     assert len(rebuilt.positions) == len(set(rebuilt.positions)) > load.transactions
 
 

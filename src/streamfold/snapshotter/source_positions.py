@@ -23,9 +23,9 @@ from streamfold.archive.manifest.positions import LSN, format_time
 _POSITIONS = pa.array([b"lsn", b"snapshot"])
 _COPY, _COPY_END = b"copy", b"end"
 _PATTERN = "^[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}$"
-#: Hexadecimal digits of half an LSN.
-_HALF = 8
-_COPY_START = "0" * 2 * _HALF
+_COPY_START = "0/0"
+#: More than the characters of an LSN.
+_FORMS = 32
 
 
 class SourceSpan(msgspec.Struct, frozen=True, array_like=True):
@@ -74,7 +74,7 @@ def joined(spans: list[SourceSpan | None]) -> SourceSpan | None:
 class SourcePositions:
     """The positions of records that have one, in the order of the records."""
 
-    #: The index of each record, and its LSN as hexadecimal digits that sort as LSNs do.
+    #: The index of each record, and its LSN in capitals.
     indices: npt.NDArray[np.int64]
     lsns: pa.Array
     #: Indices of rows of a first copy, its end excepted.
@@ -94,7 +94,7 @@ class SourcePositions:
         readable = pc.match_substring_regex(texts, _PATTERN)
         texts, found = texts.filter(readable).cast(pa.string()), found.filter(readable)
         copies = pc.and_(pc.equal(names, _COPY), pc.not_equal(values, _COPY_END))
-        return cls(_numbers(found), _sortable(texts), _numbers(owners.filter(copies)))
+        return cls(_numbers(found), pc.ascii_upper(texts), _numbers(owners.filter(copies)))
 
     def only(self, indices: npt.NDArray[np.int64]) -> SourcePositions:
         """Return the positions of these records, by their indices in order."""
@@ -109,10 +109,12 @@ class SourcePositions:
             return None
         lsns = self.lsns.slice(first, last - first)
         starts = np.flatnonzero(pc.equal(lsns, _COPY_START).to_numpy(zero_copy_only=False))
-        after = lsns.slice(int(starts[-1])) if len(starts) else lsns
+        least, newest = _extremes(lsns)
+        if len(starts):
+            _, newest = _extremes(lsns.slice(int(starts[-1])))
         return SourceSpan(
-            int(pc.min(lsns).as_py(), 16),
-            int(pc.max(after).as_py(), 16),
+            least,
+            newest,
             bool(np.isin(self.indices[last - 1], self.copied)),
             bool(len(starts)),
             time,
@@ -124,10 +126,12 @@ def _numbers(values: pa.Array) -> npt.NDArray[np.int64]:
     return found
 
 
-def _sortable(texts: pa.Array) -> pa.Array:
-    """Return LSNs with all digits, in capitals and without the slash."""
-    if not len(texts):
-        return texts
-    halves = pc.split_pattern(pc.ascii_upper(texts), "/")
-    high, low = (pc.utf8_lpad(pc.list_element(halves, n), _HALF, "0") for n in (0, 1))
-    return pc.binary_join_element_wise(high, low, "")
+def _extremes(texts: pa.Array) -> tuple[int, int]:
+    """Return the least and the newest LSN; texts of one form compare as their numbers do."""
+    lengths, slashes = pc.utf8_length(texts).to_numpy(), pc.find_substring(texts, "/").to_numpy()
+    forms = lengths * _FORMS + slashes
+    ranks = []
+    for form in np.unique(forms):
+        found = pc.min_max(texts.filter(pa.array(forms == form)))
+        ranks += [LSN.rank(found["min"].as_py()), LSN.rank(found["max"].as_py())]
+    return min(ranks), max(ranks)
