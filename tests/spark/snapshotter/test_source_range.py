@@ -153,3 +153,17 @@ def test_many_records_of_other_tables_move_the_head_without_a_change(
     many = table.take(s2_sdk.Record(other))
     assert (many.manifest_head, many.source_head, many.churn_records) == ("11", "0/10", 1)
     assert set(state_of(table.folder, at_source="0/10")) == {1}
+
+
+def test_a_backlog_is_measured_up_to_the_newest_commit_in_the_stream(
+    table: Updating, server: Server, loop: DriverLoop
+) -> None:
+    table.take(copied("0/10", 1), copy_end("0/10"), changed("0/20", 1))
+    unread = [changed(f"0/{lsn:X}", 1) for lsn in range(0x30, 0x80, 0x10)]
+    server.append(table.job.stream, [*unread, s2_sdk.Record(b"token", [(b"", b"fence")])])
+    table.open(loop)
+    behind = table.progress.status({})
+    assert (behind.lag_records, behind.source_lag_bytes) == (6, 0x50)
+    assert (behind.source_position, behind.source_head) == ("0/70", "0/20")
+    done = table.take()
+    assert (done.lag_records, done.source_head, done.source_lag_bytes) == (0, "0/70", 0)

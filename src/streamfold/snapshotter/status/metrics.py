@@ -49,7 +49,7 @@ _GAUGES: Final[dict[str, tuple[str, Callable[[TableStatus], float | None]]]] = {
         lambda status: None if status.source_head is None else float(LSN.rank(status.source_head)),
     ),
     "snapshotter_source_lag_bytes": (
-        "Log of the database between the newest commit that was read and the archive.",
+        "Log of the database between the newest commit known from the stream and the archive.",
         lambda status: status.source_lag_bytes,
     ),
     "snapshotter_source_lag_seconds": (

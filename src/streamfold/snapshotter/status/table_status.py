@@ -83,7 +83,7 @@ class TableStatus(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int | None = None
     lag_records: int | None = None
     lag_seconds: float | None = None
-    #: Positions of the source, LSNs of PostgreSQL: the newest commit that was read from the stream, and
+    #: Positions of the source, LSNs of PostgreSQL: the newest commit known from the stream, and
     #: the newest one in the archive; the bytes of the log between them, and the age of the latter while
     #: the stream has more.
     source_position: str | None = None

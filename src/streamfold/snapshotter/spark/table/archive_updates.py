@@ -65,7 +65,7 @@ class ArchiveUpdates:
             self._adopt()
             start, tail = self._next(), self._stream.tail()
             self._open = True
-            self._watch.lag(max(0, tail - start))
+            self._note_backlog(start, tail)
             if tail <= start:
                 self._watch.recover()
             self._log.follows(self._stream.job.stream, start, tail)
@@ -104,7 +104,7 @@ class ArchiveUpdates:
                 end = min(tail, start + self._stream.job.max_records)
                 few = self._stream.few(start, end, self._pipeline.intake.held_from)
                 if few is None:
-                    self._watch.lag(tail - start)
+                    self._note_backlog(start, tail)
                     return False
                 self._process(few)
                 if self._next() <= start:
@@ -112,6 +112,11 @@ class ArchiveUpdates:
             if self._open:
                 self._watch.lag(0)
             return True
+
+    def _note_backlog(self, start: int, tail: int) -> None:
+        """Report how far the table is behind its stream, and behind the source of that."""
+        newest = self._stream.newest_commit(start, tail) if start < tail else None
+        self._watch.lag(max(0, tail - start), newest)
 
     def _check_not_replaced(self, tail: int) -> None:
         """Raise if the stream ends before the next record: it was created anew."""

@@ -20,7 +20,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from streamfold.archive.errors import ChainGapError
 from streamfold.archive.schema import TableSchema
-from streamfold.snapshotter.source_positions import SourceSpan, joined
+from streamfold.snapshotter.source_positions import SourcePositions, SourceSpan, joined
 from streamfold.snapshotter.spark.errors_from_spark import ServerUnreachableError
 from streamfold.snapshotter.spark.jobs import TableJob
 from streamfold.snapshotter.spark.table.arrivals import (
@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds for which a short request is retried; a server that is silent for longer gets one.
 RETRY_SECONDS = 1.0
+#: Records before the tail to look at for the newest commit: nearly always the last one has it.
+_LOOK_BACK = 10
 
 
 @dataclass
@@ -98,6 +100,19 @@ class TableStream(StreamEdges):
         if len(wanted) > self._most_records:
             return None
         return DriverArrivals.read(endpoint, wanted, start, self._most_bytes)
+
+    def newest_commit(self, start: int, tail: int) -> int | None:
+        """Return the LSN of the newest commit among the last records before the tail, from `start` on.
+
+        None if they have no positions of a source.
+        """
+        last = self.few(max(start, tail - _LOOK_BACK), tail)
+        if last is None:
+            return None
+        found = [SourcePositions.of(batch["headers"]) for batch in last.batches]
+        spans = [p.span(0, len(b), 0) for p, b in zip(found, last.batches, strict=True) if p]
+        newest = joined(spans)
+        return None if newest is None else newest.last
 
     def arrivals(self, start: int, end: int, held_from: int | None = None) -> Arrivals:
         """Return the records: read by the driver if they are few, and else by tasks."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -107,6 +107,8 @@ class TableProgress:
         self._last_time: int | None = None
         #: The commits of the source that were read.
         self._source: SourceSpan | None = None
+        #: LSN of the newest commit in the stream, while records are unread.
+        self._unread_commit: int | None = None
 
     def enter(self, state: State) -> None:
         with self._lock:
@@ -160,15 +162,17 @@ class TableProgress:
             rate = batch.records / seconds if seconds > 0 else 0.0
             self._change(rows_per_second=rate, position=batch.seen, waiting_from=held_from)
 
-    def lag(self, records: int) -> None:
-        """Set how many records of the stream were unread at the last check."""
+    def lag(self, records: int, newest_commit: int | None = None) -> None:
+        """Set how many records were unread at the last check, and the newest commit among them."""
         with self._lock:
+            self._unread_commit = newest_commit or (self._unread_commit if records else None)
             self._change(lag_records=records)
 
     def status(self, event_errors: Mapping[str, int]) -> TableStatus:
         with self._lock:
             status, manifest, last_time = self._status, self._manifest, self._last_time
-            source = self._source
+            read = self._source.last if self._source else None
+            commits = [lsn for lsn in (read, self._unread_commit) if lsn is not None]
         now = self._now()
         counts = msgspec.structs.replace(status.counts, event_errors=dict(event_errors))
         status = msgspec.structs.replace(
@@ -191,7 +195,7 @@ class TableProgress:
             snapshot_age_seconds=max(0.0, (now - parse_time(base.created_at)).total_seconds()),
             last_base=_shown(base),
             last_diff=_shown(diffs[-1]) if diffs else None,
-            **_source_lag(manifest, source, status.lag_records, now),
+            **_source_lag(manifest, commits, status.lag_records, now),
         )
 
     def _count_artifacts(self, old: Manifest | None, new: Manifest) -> None:
@@ -224,14 +228,14 @@ def _lag_seconds(records: int | None, last_time: int | None, now: datetime) -> f
 
 
 def _source_lag(
-    manifest: Manifest, read: SourceSpan | None, lag_records: int | None, now: datetime
+    manifest: Manifest, commits: Sequence[int], lag_records: int | None, now: datetime
 ) -> dict[str, Any]:
     """Return what the status says of the database's log; nothing if records have no positions."""
     held = next((a.source_range for a in reversed(manifest.artifacts) if a.source_range), None)
-    if held is None and read is None:
+    if held is None and not commits:
         return {}
     head = LSN.rank(held.last) if held else 0
-    newest = max(head, read.last) if read else head
+    newest = max([head, *commits])
     seconds: float | None = 0.0
     if lag_records or newest > head:
         age = now - parse_time(held.time) if held and held.time else None
