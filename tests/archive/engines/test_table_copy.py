@@ -177,6 +177,19 @@ async def test_a_column_without_an_exact_type_is_refused_by_name(
     assert names_in(tmp_path) == ["users"]
 
 
+@pytest.mark.parametrize("names", [("id", "full name"), ("id", "ID")])
+async def test_delta_refuses_names_that_its_readers_do_not_take(
+    tmp_path: Path, names: tuple[str, str]
+) -> None:
+    schema = TableSchema.of(pa.schema([(name, pa.int64()) for name in names]), ["id"])
+    writer = await open_writer(folder_at(tmp_path / "users"), schema=schema)
+    await writer.write_base([], "1", reason="first")
+    archive = await streamfold.archive.open(tmp_path / "users")
+    with pytest.raises(InvalidError, match=names[1]):
+        await copy_table(archive, "delta", tmp_path / "copy")
+    await copy_table(archive, "duckdb", tmp_path / "copy", columns=["id"])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_failed_copy_leaves_nothing_behind(tmp_path: Path, kind: str) -> None:
     archive = await write_archive(tmp_path / "users")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -31,6 +31,8 @@ class Engine:
     name: str
     #: Returns the type that holds every value of a type; None if the engine has none.
     hold: Callable[[pa.DataType], pa.DataType | None]
+    #: Characters that no name of a column may have.
+    forbidden: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +43,28 @@ class Columns:
 
     @classmethod
     def of(cls, schema: pa.Schema, engine: Engine) -> Columns:
-        """Choose a type for each column; InvalidError names a column that has none."""
+        """Choose a type for each column; InvalidError names a column that cannot be held."""
+        _check_names(schema.names, engine)
         return cls(pa.schema([_held(field, engine, field.name) for field in schema]))
 
     def cast(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return batch if batch.schema.equals(self.target) else cast_batch(batch, self.target)
+
+
+def _check_names(names: Sequence[str], engine: Engine) -> None:
+    """Refuse names that readers of the engine do not take; Spark ignores the case of letters."""
+    for name in names:
+        if any(character in engine.forbidden for character in name):
+            raise InvalidError(
+                f"column {name!r} has one of the characters {engine.forbidden!r}, which "
+                f"{engine.name} does not allow in names: name the other columns with --column "
+                "(columns in Python)"
+            )
+    if engine.forbidden and len({name.lower() for name in names}) < len(names):
+        raise InvalidError(
+            f"columns {list(names)} differ only in the case of letters, which {engine.name} ignores: "
+            "name some of them with --column (columns in Python)"
+        )
 
 
 def _held(field: pa.Field, engine: Engine, column: str) -> pa.Field:
@@ -106,5 +125,5 @@ def _instant(kind: pa.DataType) -> pa.DataType:
 DUCKDB = Engine("DuckDB", _in_duckdb)
 #: A database file: unlike a result, it has no columns without a type.
 DUCKDB_FILE = Engine("a database of DuckDB", _in_duckdb_file)
-DELTA = Engine("Delta Lake", _in_delta)
+DELTA = Engine("Delta Lake", _in_delta, forbidden=" ,;{}()\n\t=")
 ICEBERG = Engine("Iceberg", _in_iceberg)

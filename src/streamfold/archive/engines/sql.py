@@ -119,11 +119,11 @@ async def open_sql(
 
     with tempfile.TemporaryDirectory(prefix="streamfold-sql-", dir=spool) as folder:
         file = Path(folder) / "rows.arrow"
-        at = {"position": position, "time": time, "columns": columns}
 
         async def fetch() -> str:
             reached = archive.plan(position=position, time=time).position
-            async with aclosing(archive.batches(**at)) as batches:  # type: ignore[arg-type]
+            found = archive.batches(position=position, time=time, columns=columns)
+            async with aclosing(found) as batches:
                 await _spool(batches, file, on_rows or (lambda rows: None))
             return reached
 

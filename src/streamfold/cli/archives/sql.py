@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -62,12 +63,13 @@ async def sql(
 
     found = await open_archive(uri, **reading)
     point = table_at(found, at)
-    bar = ProgressBar("fetching", found.plan(**point).base.row_count or 0, "rows")
-    async with open_sql(
-        found, **point, columns=columns or None, memory=memory, on_rows=bar.update
-    ) as session:
-        with bar:
-            pass  # draws its end: all rows are fetched
+    expected = found.plan(**point).base.row_count or 0
+    async with AsyncExitStack() as stack:
+        with ProgressBar("fetching", expected, "rows") as bar:
+            fetching = open_sql(
+                found, **point, columns=columns or None, memory=memory, on_rows=bar.update
+            )
+            session = await stack.enter_async_context(fetching)
         printer, rows = ResultPrinter(output), 0
         async for batch in session.run(statement):
             printer.print(batch)
