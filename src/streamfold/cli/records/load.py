@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 from blake3 import blake3
 
 from streamfold.cli.exit_status import VerbFailedError
+from streamfold.follow.clients.feed import cancel_until_done
 
 if TYPE_CHECKING:
-    from s2_sdk import AppendInput, BatchSubmitTicket, S2Stream, SequencedRecord
+    from s2_sdk import AppendInput, BatchSubmitTicket, ReadSession, S2Stream, SequencedRecord
 
 MIB = 1 << 20
 #: Bytes of a hash: enough to notice any mistake.
@@ -178,7 +179,10 @@ class Follower:
         self.measured = Measured()
 
     async def run(self) -> None:
-        reading = asyncio.create_task(self._read())
+        from s2_sdk import SeqNum
+
+        session = self._stream.read_session(start=SeqNum(0))
+        reading = asyncio.create_task(self._read(session))
         total = self._writer.total
         try:
             waiting: set[asyncio.Future[Any]] = {reading, total}
@@ -195,13 +199,11 @@ class Follower:
             ) from None
         finally:
             reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+            await _close(session, reading)
 
-    async def _read(self) -> None:
-        from s2_sdk import SeqNum
-
+    async def _read(self, session: ReadSession) -> None:
         found = self.measured
-        async for batch in self._stream.read_session(start=SeqNum(0)):
+        async for batch in session:
             now = (time.perf_counter() - self._writer.measured.began) * 1e6
             for record in batch.records:
                 self._chain.check(record)
@@ -217,13 +219,17 @@ async def catch_up(stream: S2Stream, records: int) -> Measured:
     """Read and check all records from the first, as quickly as the server sends them."""
     from s2_sdk import ReadLimit, SeqNum
 
+    session = stream.read_session(start=SeqNum(0), limit=ReadLimit(count=records))
     chain, found = Chain(), Measured()
-    async for batch in stream.read_session(start=SeqNum(0), limit=ReadLimit(count=records)):
-        for record in batch.records:
-            chain.check(record)
-        found.add(*_extent(batch.records))
-        if found.records >= records:
-            break
+    try:
+        async for batch in session:
+            for record in batch.records:
+                chain.check(record)
+            found.add(*_extent(batch.records))
+            if found.records >= records:
+                break
+    finally:
+        await _close(session)
     found.ended = time.perf_counter()
     if found.records != records:
         raise VerbFailedError(
@@ -232,6 +238,12 @@ async def catch_up(stream: S2Stream, records: int) -> Measured:
             "the server's log",
         )
     return found
+
+
+async def _close(session: ReadSession, *readers: asyncio.Task[None]) -> None:
+    """End a session and its readers: one cancellation may be lost in the SDK, so it is repeated."""
+    for task in (*readers, asyncio.create_task(session.close())):
+        await cancel_until_done(task)
 
 
 def _extent(records: Sequence[SequencedRecord]) -> tuple[int, int]:
