@@ -28,7 +28,12 @@ from typing import Final, Protocol, runtime_checkable
 import msgspec
 
 from streamfold.errors import FencingTokenMismatchError
-from streamfold.follow.clients.client import StreamClient, StreamRecord
+from streamfold.follow.clients.client import (
+    EncodedAppends,
+    EncodedBatch,
+    StreamClient,
+    StreamRecord,
+)
 from streamfold.ingest.errors import ForeignStreamError, IngestFencedError
 from streamfold.model.records import (
     BATCH_BYTES_MAX,
@@ -137,6 +142,21 @@ class TableStream:
         except FencingTokenMismatchError as error:
             raise IngestFencedError(self.name) from error
 
+    @property
+    def takes_encoded(self) -> bool:
+        """Whether `append_encoded` can be used."""
+        return isinstance(self._client, EncodedAppends)
+
+    async def append_encoded(self, batches: Sequence[EncodedBatch]) -> None:
+        """Append batches that are encoded already, as `append` does."""
+        assert isinstance(self._client, EncodedAppends)  # noqa: S101 - callers look
+        try:
+            self._next = await self._client.append_encoded(
+                batches, match_seq_num=self._next, fencing_token=self._token
+            )
+        except FencingTokenMismatchError as error:
+            raise IngestFencedError(self.name) from error
+
     async def _last_record(self, end: int) -> StreamRecord | None:
         """Return the last record before `end`, commands aside."""
         while end > 0:
@@ -169,6 +189,13 @@ class SharedTableStream(TableStream):
 
     async def append_each(self, parts: Sequence[Sequence[Record]]) -> None:
         await self._shared.append_each(parts)
+
+    @property
+    def takes_encoded(self) -> bool:
+        return self._shared.takes_encoded
+
+    async def append_encoded(self, batches: Sequence[EncodedBatch]) -> None:
+        await self._shared.append_encoded(batches)
 
 
 class _Named(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from streamfold.model.positions import StreamPosition
 from streamfold.model.records import Record
@@ -81,4 +81,26 @@ class StreamClient(Protocol):
         fencing_token: str | None = None,
     ) -> Appended:
         """Append 1 to 1000 records of at most 1 MiB together, all or nothing, durably."""
+        ...
+
+
+class EncodedBatch(NamedTuple):
+    """Records as the fields `records` of S2's protobuf message AppendInput."""
+
+    count: int
+    #: Bytes that limits count.
+    metered: int
+    records: bytes
+    #: Rows of the source up to the last one of this batch.
+    rows: int = 0
+
+
+@runtime_checkable
+class EncodedAppends(Protocol):
+    """A client that takes records in the form in which it sends them."""
+
+    async def append_encoded(
+        self, batches: Sequence[EncodedBatch], *, match_seq_num: int, fencing_token: str
+    ) -> int:
+        """Append the batches in order; returns the tail. The first that fails ends it."""
         ...

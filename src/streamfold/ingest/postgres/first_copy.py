@@ -1,23 +1,24 @@
 """The first copy of a table: all rows as of one snapshot, in the order of the key, resumable.
 
-The rows come from COPY, which takes no lock that stops writers. A copy that was interrupted continues
-after the last key in the stream, in a newer snapshot; the changes since the first snapshot follow it
-all the same, so rows that were copied earlier catch up, and for the others they repeat what the
-copy has.
+A copy that was interrupted continues after the last key in the stream, in a newer snapshot; the changes
+since the first snapshot follow it all the same, so rows that were copied earlier catch up, and for the
+others they repeat what the copy has.
+
+Where client and database allow it, PostgreSQL writes the rows as JSON (`json_copy`); otherwise they
+are encoded here, one by one. The records are the same.
 """
 
 from __future__ import annotations
 
 import asyncio
-import queue
-import threading
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from typing import Any, Final, NamedTuple
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from streamfold.extras import needing_extra
-from streamfold.ingest.postgres.catalog import Table, identifiers, key_values
-from streamfold.ingest.postgres.connection import Database, interruptible, named_failures
+from streamfold.ingest.postgres.catalog import Table, identifiers
+from streamfold.ingest.postgres.connection import Database
+from streamfold.ingest.postgres.copy_source import Snapshot, copied_lines, split_line
+from streamfold.ingest.postgres.json_copy import KEY_RESERVE, JsonLines, body_expression
 from streamfold.ingest.postgres.pgoutput import Row
 from streamfold.ingest.postgres.rows import RowEncoder
 from streamfold.ingest.table_stream import (
@@ -32,173 +33,13 @@ from streamfold.model.records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, Record,
 with needing_extra("postgres"):
     from psycopg2 import sql
 
-#: Bytes that COPY may be ahead of the stream, as blocks of about 64 KiB.
-_BLOCKS_AHEAD: Final = 64
-_BLOCK_BYTES: Final = 64 << 10
-#: Appends that are sent without waiting in between; as many are gathered meanwhile.
-_BATCHES_TOGETHER: Final = 8
-#: Bytes for the header with the key, in the last record of an append.
-_KEY_RESERVE: Final = 8 << 10
-_ESCAPES: Final = {
-    ord("b"): b"\b", ord("f"): b"\f", ord("n"): b"\n", ord("r"): b"\r", ord("t"): b"\t",
-    ord("v"): b"\v", ord("\\"): b"\\",
-}  # fmt: skip
+#: Appends, and their bytes, that are sent without waiting in between; as many are gathered meanwhile.
+_BATCHES_TOGETHER: Final = 32
+_BYTES_TOGETHER: Final = 8 << 20
+#: The encoding of databases whose texts may be any bytes, which JSON cannot hold.
+_ANY_BYTES: Final = "SQL_ASCII"
 
-
-class Snapshot(NamedTuple):
-    """A state of the database, for other connections."""
-
-    lsn: str
-    name: str
-
-
-@asynccontextmanager
-async def exported_snapshot(database: Database) -> AsyncIterator[Snapshot]:
-    """Yield a snapshot, which is valid in the block.
-
-    It holds every transaction with a commit before the LSN, and no other. PostgreSQL makes it when the
-    transactions that are open have ended.
-    """
-    connection = await asyncio.to_thread(database.connect_replication)
-
-    def export() -> Snapshot:
-        with named_failures(database.shown), connection.cursor() as cursor:
-            name = f"streamfold_copy_{connection.info.backend_pid}"
-            cursor.execute(
-                f"CREATE_REPLICATION_SLOT {name} TEMPORARY LOGICAL pgoutput (SNAPSHOT 'export')"
-            )
-            _, lsn, snapshot, _ = cursor.fetchone()
-            return Snapshot(str(lsn), str(snapshot))
-
-    try:
-        yield await interruptible(connection, export)
-    finally:
-        connection.close()
-
-
-def copy_query(cursor: Any, table: Table, after: Sequence[str] | None) -> str:
-    """Return the COPY of all rows, or of those after a key, in the order of the key."""
-    where = sql.SQL("")
-    if after is not None:
-        where = sql.SQL("WHERE ({}) > {} ").format(identifiers(table.key), key_values(table, after))
-    query = sql.SQL("COPY (SELECT {} FROM {} {}ORDER BY {}) TO STDOUT").format(
-        identifiers(column.name for column in table.columns),
-        table.identifier,
-        where,
-        identifiers(table.key),
-    )
-    return str(query.as_string(cursor))
-
-
-@asynccontextmanager
-async def copied_blocks(
-    database: Database, table: Table, snapshot: str, after: Sequence[str] | None
-) -> AsyncIterator[AsyncIterator[bytes]]:
-    """Yield the output of COPY in blocks; it waits for its reader."""
-    copying = _Copying(database, table, snapshot, after)
-    try:
-        yield copying.blocks()
-    finally:
-        await asyncio.to_thread(copying.stop)
-
-
-class _Copying:
-    """COPY in a thread; psycopg2 writes to it as to a file."""
-
-    def __init__(
-        self, database: Database, table: Table, snapshot: str, after: Sequence[str] | None
-    ) -> None:
-        self._blocks: queue.Queue[bytes | None] = queue.Queue(_BLOCKS_AHEAD)
-        self._database, self._table = database, table
-        self._snapshot, self._after = snapshot, after
-        self._stopped = False
-        self._failure: BaseException | None = None
-        self._pending = bytearray()
-        self._thread = threading.Thread(target=self._run, name=f"copy {table.full_name}")
-        self._thread.start()
-
-    async def blocks(self) -> AsyncIterator[bytes]:
-        while (block := await asyncio.to_thread(self._blocks.get)) is not None:
-            yield block
-        if self._failure is not None:
-            raise self._failure
-
-    def write(self, data: bytes) -> int:
-        self._pending += data
-        if len(self._pending) >= _BLOCK_BYTES:
-            self._flush()
-        return len(data)
-
-    def _flush(self) -> None:
-        self._put(bytes(self._pending))
-        self._pending.clear()
-
-    def _put(self, block: bytes | None) -> None:
-        while True:
-            if self._stopped:
-                raise InterruptedError("the copy was stopped")
-            try:
-                return self._blocks.put(block, timeout=0.2)
-            except queue.Full:
-                continue
-
-    def _run(self) -> None:
-        try:
-            with named_failures(self._database.shown):
-                self._copy()
-            self._flush()
-        except BaseException as error:
-            self._failure = error
-        if not self._stopped:
-            self._put(None)
-
-    def _copy(self) -> None:
-        connection = self._database.connect()
-        try:
-            with connection.cursor() as cursor:
-                cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-                cursor.execute(
-                    sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(self._snapshot))
-                )
-                cursor.copy_expert(copy_query(cursor, self._table, self._after), self)
-        finally:
-            connection.close()
-
-    def stop(self) -> None:
-        self._stopped = True
-        self._thread.join()
-
-
-async def copied_rows(blocks: AsyncIterator[bytes]) -> AsyncIterator[list[Row]]:
-    """Yield the rows of COPY's text form."""
-    rest = b""
-    async for block in blocks:
-        *lines, rest = (rest + block).split(b"\n")
-        if lines:
-            yield [split_line(line) for line in lines]
-
-
-def split_line(line: bytes) -> Row:
-    """Split a line of COPY's text form into values."""
-    if b"\\" not in line:
-        return tuple(line.split(b"\t"))
-    return tuple(None if part == b"\\N" else _unescaped(part) for part in line.split(b"\t"))
-
-
-def _unescaped(text: bytes) -> bytes:
-    if b"\\" not in text:
-        return text
-    first, *parts = text.split(b"\\")
-    found, at = [first], 0
-    while at < len(parts):
-        part = parts[at]
-        if part:
-            found.append(_ESCAPES[part[0]] + part[1:])
-        else:  # an escaped backslash is two, with nothing between them
-            at += 1
-            found.append(b"\\" + parts[at])
-        at += 1
-    return b"".join(found)
+B = TypeVar("B")
 
 
 class CopyBatches:
@@ -219,7 +60,7 @@ class CopyBatches:
         record = self._encoder.record(body, row, copy_headers(self._lsn, self.rows + 1))
         size = metered_size(record)
         full: list[Record] = []
-        reserve = BATCH_BYTES_MAX - _KEY_RESERVE
+        reserve = BATCH_BYTES_MAX - KEY_RESERVE
         if len(self._batch) == BATCH_RECORDS_MAX or (self._batch and self._size + size > reserve):
             full = self.flush()
         self.rows += 1
@@ -253,37 +94,87 @@ async def copy_table(
     columns = [(column.name, column.type_oid) for column in table.columns]
     named = stream.table is not None
     encoder = RowEncoder(table.full_name, columns, table.key, copying=True, named=named)
-    batches = CopyBatches(encoder, copied.lsn, copied.rows)
     if copied.key is None:
         await stream.append([Record(table.declaration(named=named), copy_headers(copied.lsn, 0))])
-    async with (
-        _Appending(stream, on_rows) as appending,
-        copied_blocks(database, table, snapshot.name, copied.key) as blocks,
-    ):
-        async for rows in copied_rows(blocks):
-            for row in rows:
-                if full := batches.add(row):
-                    appended = batches.rows - 1  # the row that did not fit is in the next one
-                    await appending.add(full, appended)
-        if rest := batches.flush():
-            await appending.add(rest, batches.rows)
-        await appending.flush()
+    quick = stream.takes_encoded and await asyncio.to_thread(_is_unicode, database)
+    copy = _copy_as_json if quick else _copy_rows
+    await copy(_Source(database, table, snapshot.name, copied), encoder, stream, on_rows)
     end = b'%s,"txn":"copy %s"}' % (encoder.opening(b"e"), copied.lsn.encode())
     await stream.append([Record(end, copy_end_headers(copied.lsn, snapshot.lsn))])
     stream.state = Position(copied.lsn, -1)
 
 
-class _Appending:
+class _Source(NamedTuple):
+    """What is left to copy."""
+
+    database: Database
+    table: Table
+    snapshot: str
+    copied: CopyPosition
+
+    def lines(self, values: sql.Composable) -> Any:
+        return copied_lines(self.database, self.table, self.snapshot, self.copied.key, values)
+
+
+def _is_unicode(database: Database) -> bool:
+    with database.query() as cursor:
+        return bool(cursor.connection.info.parameter_status("server_encoding") != _ANY_BYTES)
+
+
+async def _copy_as_json(
+    source: _Source,
+    encoder: RowEncoder,
+    stream: TableStream,
+    on_rows: Callable[[int, int], None],
+) -> None:
+    table, copied = source.table, source.copied
+    gathered = JsonLines(table, copied.lsn, copied.rows)
+    body = body_expression(table, encoder.opening(b"r"))
+    values = sql.SQL("{}, {}").format(body, identifiers(table.key))
+    async with (
+        _Appending(stream.append_encoded, on_rows) as appending,
+        source.lines(values) as found,
+    ):
+        async for lines in found:
+            for batch in gathered.add(lines):
+                await appending.add(batch, batch.metered, batch.rows)
+        if (rest := gathered.flush()).count:
+            await appending.add(rest, rest.metered, rest.rows)
+        await appending.flush()
+
+
+async def _copy_rows(
+    source: _Source,
+    encoder: RowEncoder,
+    stream: TableStream,
+    on_rows: Callable[[int, int], None],
+) -> None:
+    batches = CopyBatches(encoder, source.copied.lsn, source.copied.rows)
+    values = identifiers(column.name for column in source.table.columns)
+    async with _Appending(stream.append_each, on_rows) as appending, source.lines(values) as found:
+        async for lines in found:
+            for line in lines:
+                if full := batches.add(split_line(line)):
+                    appended = batches.rows - 1  # the row that did not fit is in the next one
+                    await appending.add(full, sum(map(metered_size, full)), appended)
+        if rest := batches.flush():
+            await appending.add(rest, sum(map(metered_size, rest)), batches.rows)
+        await appending.flush()
+
+
+class _Appending(Generic[B]):
     """Appends batches while the next ones are gathered."""
 
-    def __init__(self, stream: TableStream, on_rows: Callable[[int, int], None]) -> None:
-        self._stream = stream
+    def __init__(
+        self, append: Callable[[list[B]], Awaitable[None]], on_rows: Callable[[int, int], None]
+    ) -> None:
+        self._append_all = append
         self._on_rows = on_rows
-        self._gathered: list[list[Record]] = []
-        self._rows = 0
+        self._gathered: list[B] = []
+        self._rows = self._size = 0
         self._task: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> _Appending:
+    async def __aenter__(self) -> _Appending[B]:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -291,11 +182,13 @@ class _Appending:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def add(self, batch: list[Record], rows: int) -> None:
+    async def add(self, batch: B, size: int, rows: int) -> None:
         """Add a batch, after which the stream has so many rows; waits if enough are gathered."""
         self._gathered.append(batch)
         self._rows = rows
-        if len(self._gathered) >= _BATCHES_TOGETHER or self._task is None:
+        self._size += size
+        full = len(self._gathered) >= _BATCHES_TOGETHER or self._size >= _BYTES_TOGETHER
+        if full or self._task is None or self._task.done():
             await self._send()
 
     async def flush(self) -> None:
@@ -307,13 +200,14 @@ class _Appending:
         await self._settle()
         if self._gathered:
             batches, self._gathered = self._gathered, []
-            self._task = asyncio.create_task(self._append(batches, self._rows))
+            size, self._size = self._size, 0
+            self._task = asyncio.create_task(self._append(batches, size, self._rows))
 
     async def _settle(self) -> None:
         if self._task is not None:
             await self._task
             self._task = None
 
-    async def _append(self, batches: list[list[Record]], rows: int) -> None:
-        await self._stream.append_each(batches)
-        self._on_rows(rows, sum(metered_size(record) for batch in batches for record in batch))
+    async def _append(self, batches: list[B], size: int, rows: int) -> None:
+        await self._append_all(batches)
+        self._on_rows(rows, size)

@@ -36,7 +36,8 @@ from streamfold.ingest.postgres.catalog import (
 )
 from streamfold.ingest.postgres.connection import Database, interruptible, named_failures
 from streamfold.ingest.postgres.control import Control, TableNote
-from streamfold.ingest.postgres.first_copy import copy_table, exported_snapshot
+from streamfold.ingest.postgres.copy_source import exported_snapshot
+from streamfold.ingest.postgres.first_copy import copy_table
 from streamfold.ingest.postgres.following import Following
 from streamfold.ingest.postgres.pgoutput import Lsn, parse_lsn
 from streamfold.ingest.postgres.publication import ensure_publication, is_same_mark

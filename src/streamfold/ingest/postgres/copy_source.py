@@ -1,0 +1,212 @@
+"""COPY of a table in a snapshot, as lines of its text form.
+
+It takes no lock that stops writers, and waits for its reader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import queue
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from streamfold.extras import needing_extra
+from streamfold.ingest.postgres.catalog import Table, identifiers, key_values
+from streamfold.ingest.postgres.connection import Database, interruptible, named_failures
+from streamfold.ingest.postgres.pgoutput import Row
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+with needing_extra("postgres"):
+    import psycopg2
+    from psycopg2 import sql
+
+#: Blocks that COPY may be ahead of its reader, and their bytes: larger ones hold one long line.
+_BLOCKS_AHEAD: Final = 16
+_BLOCK_BYTES: Final = 256 << 10
+#: Seconds between two requests to end COPY: one that comes before the statement has no effect.
+_CANCEL_AGAIN: Final = 0.2
+_ESCAPES: Final = {
+    ord("b"): b"\b", ord("f"): b"\f", ord("n"): b"\n", ord("r"): b"\r", ord("t"): b"\t",
+    ord("v"): b"\v", ord("\\"): b"\\",
+}  # fmt: skip
+
+
+class Snapshot(NamedTuple):
+    """A state of the database, for other connections."""
+
+    lsn: str
+    name: str
+
+
+@asynccontextmanager
+async def exported_snapshot(database: Database) -> AsyncIterator[Snapshot]:
+    """Yield a snapshot, which is valid in the block.
+
+    It holds every transaction with a commit before the LSN, and no other. PostgreSQL makes it when the
+    transactions that are open have ended.
+    """
+    connection = await asyncio.to_thread(database.connect_replication)
+
+    def export() -> Snapshot:
+        with named_failures(database.shown), connection.cursor() as cursor:
+            name = f"streamfold_copy_{connection.info.backend_pid}"
+            cursor.execute(
+                f"CREATE_REPLICATION_SLOT {name} TEMPORARY LOGICAL pgoutput (SNAPSHOT 'export')"
+            )
+            _, lsn, snapshot, _ = cursor.fetchone()
+            return Snapshot(str(lsn), str(snapshot))
+
+    try:
+        yield await interruptible(connection, export)
+    finally:
+        connection.close()
+
+
+def copy_query(
+    cursor: Any, table: Table, after: Sequence[str] | None, values: sql.Composable
+) -> str:
+    """Return the COPY of values of all rows, or of those after a key, in the order of the key."""
+    where = sql.SQL("")
+    if after is not None:
+        where = sql.SQL("WHERE ({}) > {} ").format(identifiers(table.key), key_values(table, after))
+    query = sql.SQL("COPY (SELECT {} FROM {} {}ORDER BY {}) TO STDOUT").format(
+        values,
+        table.identifier,
+        where,
+        identifiers(table.key),
+    )
+    return str(query.as_string(cursor))
+
+
+@asynccontextmanager
+async def copied_lines(
+    database: Database,
+    table: Table,
+    snapshot: str,
+    after: Sequence[str] | None,
+    values: sql.Composable,
+) -> AsyncIterator[AsyncIterator[list[bytes]]]:
+    """Yield the lines of COPY, which waits for its reader."""
+    copying = _Copying(database, table, snapshot, after, values)
+    try:
+        yield _lines(copying.blocks())
+    finally:
+        await asyncio.to_thread(copying.stop)
+
+
+class _Copying(io.RawIOBase):
+    """COPY in a thread; psycopg2 writes to it as to a file."""
+
+    def __init__(
+        self,
+        database: Database,
+        table: Table,
+        snapshot: str,
+        after: Sequence[str] | None,
+        values: sql.Composable,
+    ) -> None:
+        self._blocks: queue.Queue[bytes | None] = queue.Queue(_BLOCKS_AHEAD)
+        self._database, self._table = database, table
+        self._snapshot, self._after, self._values = snapshot, after, values
+        self._stopped = False
+        self._failure: BaseException | None = None
+        self._connection: Any = None
+        self._thread = threading.Thread(target=self._run, name=f"copy {table.full_name}")
+        self._thread.start()
+
+    async def blocks(self) -> AsyncIterator[bytes]:
+        while (block := await asyncio.to_thread(self._blocks.get)) is not None:
+            yield block
+        if self._failure is not None:
+            raise self._failure
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        block = bytes(data)
+        self._put(block)
+        return len(block)
+
+    def _put(self, block: bytes | None) -> None:
+        while True:
+            if self._stopped:
+                raise InterruptedError("the copy was stopped")
+            try:
+                return self._blocks.put(block, timeout=0.2)
+            except queue.Full:
+                continue
+
+    def _run(self) -> None:
+        try:
+            with named_failures(f"{self._database.shown}, copy of {self._table.full_name}"):
+                self._copy()
+        except BaseException as error:
+            self._failure = error
+        try:
+            self._put(None)
+        except InterruptedError:
+            # A reader that waits must not wait on; one that does not has no room for it.
+            with suppress(queue.Full):
+                self._blocks.put_nowait(None)
+
+    def _copy(self) -> None:
+        connection = self._connection = self._database.connect()
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+                cursor.execute(
+                    sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(self._snapshot))
+                )
+                query = copy_query(cursor, self._table, self._after, self._values)
+                # psycopg2 writes line by line: the buffer spares a call of Python for each.
+                buffered = io.BufferedWriter(self, _BLOCK_BYTES)
+                cursor.copy_expert(query, buffered)
+                buffered.detach()
+        finally:
+            connection.close()
+
+    def stop(self) -> None:
+        """End the thread, wherever it is."""
+        self._stopped = True
+        while self._thread.is_alive():
+            if self._connection is not None:
+                with suppress(psycopg2.Error):  # it was closed meanwhile
+                    self._connection.cancel()
+            self._thread.join(_CANCEL_AGAIN)
+
+
+async def _lines(blocks: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
+    rest = b""
+    async for block in blocks:
+        *lines, rest = (rest + block).split(b"\n")
+        if lines:
+            yield lines
+
+
+def split_line(line: bytes) -> Row:
+    """Split a line of COPY's text form into values."""
+    if b"\\" not in line:
+        return tuple(line.split(b"\t"))
+    return tuple(None if part == b"\\N" else _unescaped(part) for part in line.split(b"\t"))
+
+
+def _unescaped(text: bytes) -> bytes:
+    if b"\\" not in text:
+        return text
+    first, *parts = text.split(b"\\")
+    found, at = [first], 0
+    while at < len(parts):
+        part = parts[at]
+        if part:
+            found.append(_ESCAPES[part[0]] + part[1:])
+        else:  # an escaped backslash is two, with nothing between them
+            at += 1
+            found.append(b"\\" + parts[at])
+        at += 1
+    return b"".join(found)

@@ -1,0 +1,200 @@
+"""Rows that PostgreSQL writes as JSON, and rows that are encoded one by one, are the same records."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg2
+import pytest
+from psycopg2 import sql
+from psycopg2.extras import execute_values
+
+from streamfold.follow.clients.client import Appended, EncodedBatch
+from streamfold.ingest import RowTooLargeError
+from streamfold.ingest.postgres.catalog import find_tables
+from streamfold.ingest.postgres.connection import Database
+from streamfold.ingest.postgres.copy_source import copied_lines, exported_snapshot
+from streamfold.ingest.postgres.first_copy import copy_table
+from streamfold.ingest.table_stream import CopyPosition, TableStream
+from streamfold.model.records import (
+    BATCH_BYTES_MAX,
+    BATCH_RECORDS_MAX,
+    Record,
+    metered_size,
+)
+from streamfold.records.plain import parse_record
+from streamfold.records.protobuf import fields
+from tests.ingest.postgres import execute
+
+ROWS = 2500
+COLUMNS = {
+    "a": "text", "b": "bytea", "c": "double precision", "d": "real", "e": "timestamp",
+    "f": "timestamptz", "g": "date", "h": "numeric", "i": "text[]", "j": "jsonb", "k": "char(7)",
+    "l": "boolean", "m": "bigint", "n": "inet", "o": "interval", "p": "money", "q": "word",
+    "r": '"char"', 'odd " \\ name': "varchar", "t": "moment",
+}  # fmt: skip
+TEXTS = "\\\"'\t\n\r\b\f\v\x01\x1f\x7f\x80éß\u2028\ud7ff\ue000😀N{},/ aZ0%"
+
+
+class Values:
+    """Random values that are hard to write."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def row(self, number: int) -> tuple[Any, ...]:
+        made = (
+            self.text(), self._random.randbytes(self._random.choice((0, 1, 2, 60, 300))),
+            self.double(), self.double(single=True), self.moment(), self.moment() , self.moment(),
+            self.number(), [self.text(), None], f'{{"k": "{number}", "x": [1.0, null]}}',
+            self.text()[:7], self._random.random() < 0.5, self._random.randint(-(2**63), 2**63 - 1),
+            f"10.0.{number % 256}.1/{self._random.choice((32, 8))}",
+            f"{self._random.randint(-99, 99)} mon {self._random.randint(-9, 9)} day -00:00:01.5",
+            str(self._random.randint(-(10**6), 10**6) / 100), self.text() or "x",
+            self._random.choice("a\\ 0"), self.text(), self.moment(),
+        )  # fmt: skip
+        nullable = (None if self._random.random() < 0.1 else value for value in made)
+        return f"{self.text()}{number}", number, *nullable
+
+    def text(self) -> str:
+        return "".join(self._random.choices(TEXTS, k=self._random.choice((0, 1, 3, 40))))
+
+    def double(self, *, single: bool = False) -> float:
+        kind = "f" if single else "d"
+        plain = self._random.choice((0.0, -0.0, 3.0, 1e15, 1e16, 1e-5, float("nan"), float("inf")))
+        raw = self._random.randbytes(struct.calcsize(kind))
+        return float(plain if self._random.random() < 0.5 else struct.unpack(kind, raw)[0])
+
+    def moment(self) -> str:
+        year = self._random.choice((1, 44, 1969, 2026, 9999, 10_000, 200_000))
+        era = " BC" if year < 100 and self._random.random() < 0.5 else ""
+        fraction = self._random.choice(("", ".5", ".000001"))
+        texts = f"{year:04}-02-28 23:59:59{fraction}{era}", "infinity", "-infinity"
+        return self._random.choices(texts, (8, 1, 1))[0]
+
+    def number(self) -> str:
+        return self._random.choice(("NaN", "1e-20", "-123456789012345678901234567890.5", "0"))
+
+
+@dataclass
+class Collected:
+    """A client that keeps what is appended."""
+
+    name: str = "t"
+    records: list[Record] = field(default_factory=list)
+    batches: list[int] = field(default_factory=list)
+
+    async def append(self, records: Sequence[Record], **_: object) -> Appended:
+        start = len(self.records)
+        self.records += records
+        self.batches.append(len(records))
+        assert sum(map(metered_size, records)) <= BATCH_BYTES_MAX
+        return Appended(start, len(self.records))
+
+
+class CollectedEncoded(Collected):
+    async def append_encoded(self, batches: Sequence[EncodedBatch], **_: object) -> int:
+        for batch in batches:
+            found = [
+                parse_record(batch.records, start, end)
+                for _, start, end in fields(batch.records, 0, len(batch.records))
+            ]
+            assert len(found) == batch.count
+            assert sum(map(metered_size, found)) == batch.metered
+            await self.append(found)
+        return len(self.records)
+
+
+async def copied(uri: str, client: Any, key: tuple[str, ...] | None = None) -> Collected:
+    database = Database(uri)
+    with database.query() as cursor:
+        (table,) = find_tables(cursor, ["t"])
+    async with exported_snapshot(database) as snapshot:
+        await copy_table(
+            database, table, TableStream(client, "x"), snapshot,
+            CopyPosition("0/1", 0 if key is None else 900, key), lambda *_: None,
+        )  # fmt: skip
+    return client
+
+
+@pytest.fixture
+def hostile(database: str) -> str:
+    """A database with a table of values that are hard to write."""
+    quoted = {f'"{name.replace(chr(34), chr(34) * 2)}"': kind for name, kind in COLUMNS.items()}
+    execute(
+        database,
+        "CREATE DOMAIN word AS text CHECK (VALUE <> '')",
+        "CREATE DOMAIN moment AS timestamptz",
+        "CREATE TABLE t (k1 text, k2 int, "
+        + ", ".join(f"{name} {kind}" for name, kind in quoted.items())
+        + ", PRIMARY KEY (k1, k2))",
+    )
+    values = Values(seed=5)
+    casts = ", ".join(["%s::text", "%s::int", *(f"%s::{kind}" for kind in quoted.values())])
+    with psycopg2.connect(database) as connection, connection.cursor() as cursor:
+        cursor.execute("SET timezone = 'UTC'")
+        rows = [values.row(number) for number in range(ROWS)]
+        execute_values(cursor, "INSERT INTO t VALUES %s", rows, f"({casts})", page_size=500)
+    connection.close()
+    return database
+
+
+async def test_both_ways_of_the_first_copy_make_the_same_records(hostile: str) -> None:
+    plain, quick = await copied(hostile, Collected()), await copied(hostile, CollectedEncoded())
+    assert len(plain.records) == ROWS + 2
+    for one, other in zip(plain.records, quick.records, strict=True):
+        assert one.body == other.body
+    assert plain.batches == quick.batches == [1, BATCH_RECORDS_MAX, BATCH_RECORDS_MAX, 500, 1]
+    # The ends of the copies name their snapshots, which differ.
+    assert plain.records[:-1] == quick.records[:-1]
+
+
+async def test_both_ways_resume_after_the_same_key(hostile: str) -> None:
+    whole = await copied(hostile, Collected())
+    headers = dict(whole.records[BATCH_RECORDS_MAX].headers)
+    (key,) = execute(hostile, "SELECT k1, k2::text FROM t ORDER BY k1, k2 LIMIT 1 OFFSET 999")
+    assert b"key" in headers
+    plain = await copied(hostile, Collected(), key)
+    quick = await copied(hostile, CollectedEncoded(), key)
+    assert len(plain.records) == ROWS - 1000 + 1
+    assert plain.records[:-1] == quick.records[:-1]
+
+
+@pytest.mark.parametrize("client", [Collected, CollectedEncoded])
+async def test_large_rows_fill_appends_up_to_their_limit_and_not_beyond(
+    database: str, client: type[Collected]
+) -> None:
+    execute(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY, a text)",
+        """INSERT INTO t SELECT n, repeat('"', 50000 * (n % 5 + 1)) FROM generate_series(1, 20) n""",
+    )
+    found = await copied(database, client())
+    assert found.batches == [1, 3, 3, 2, 3, 2, 3, 2, 2, 1]
+    execute(database, "UPDATE t SET a = repeat('x', 1 << 20) WHERE id = 7")
+    with pytest.raises(RowTooLargeError, match=r'row \{"id":7\} of table public.t .* column \'a\''):
+        await copied(database, client())
+
+
+async def test_a_copy_that_has_no_row_yet_can_be_stopped(database: str) -> None:
+    execute(database, "CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    source = Database(database)
+    with source.query() as cursor:
+        (table,) = find_tables(cursor, ["t"])
+    sleeping = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
+    async with asyncio.timeout(30), exported_snapshot(source) as snapshot:
+        async with copied_lines(
+            source, table, snapshot.name, None, sql.SQL("pg_sleep(600)")
+        ) as found:
+            reading = asyncio.ensure_future(anext(found))
+            while not await asyncio.to_thread(execute, database, sleeping):
+                assert not reading.done()
+            reading.cancel()
+        assert not execute(database, sleeping)
+    # A thread that waited for a row would keep the loop from closing.
+    await asyncio.wait_for(asyncio.get_running_loop().shutdown_default_executor(), 30)
