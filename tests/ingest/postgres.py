@@ -121,6 +121,8 @@ class Rebuilt:
         self.positions: list[tuple[str, int]] = []
         self.bodies: list[dict[str, Any]] = []
         self.raw: list[bytes] = []
+        #: Of copies that were resumed: where they began, and their last snapshot.
+        self.snapshots: list[tuple[str, str]] = []
 
     def add(self, records: Iterable[StreamRecord]) -> None:
         for record in records:
@@ -129,6 +131,8 @@ class Rebuilt:
                 continue
             if b"index" in headers:
                 self.positions.append((headers[b"lsn"].decode(), int(headers[b"index"])))
+            if b"snapshot" in headers:
+                self.snapshots.append((headers[b"lsn"].decode(), headers[b"snapshot"].decode()))
             self.raw.append(record.body)
             change = msgspec.json.decode(record.body)
             self.bodies.append(change)

@@ -95,6 +95,8 @@ async def test_a_table_that_comes_later_is_copied_between_the_changes_of_others(
         execute(database, f"INSERT INTO items VALUES ({END})")
         found = await rebuilt_at(s2, "public.items", END)
     assert found.table("id", "name")[:-1] == rows_of(database, "items")[:-1]
+    ((began, ended),) = found.snapshots
+    assert parse_lsn(began) < parse_lsn(ended)
     # Changes before and after the copy are there once, although the copy hid the last of them.
     changes = [body["op"] for body in found.bodies if body.get("table") == "public.orders"]
     assert changes == ["t", "s", "e", "c", "c", "d", "d"]
