@@ -22,6 +22,7 @@ from streamfold.archive.schema import TableSchema
 from streamfold.archive.write.layout import STREAMFOLD
 from streamfold.archive.write.writer import GAP
 from streamfold.blob import LocalBlobStore
+from streamfold.cli.archives.json_output import archive_text
 from streamfold.errors import BlobUnavailableError, InvalidError
 from streamfold.testing.blob_faults import (
     Fault,
@@ -208,6 +209,7 @@ async def test_our_own_reader_rebuilds_verifies_and_exports_it(tmp_path: Path) -
         assert {(row["tenant"], row["code"]): row["name"] for row in rows} == state
     verification = await found.verify()
     assert verification.ok, verification
+    assert "layout   laredo" in archive_text(found, found.plan()).splitlines()
     await export_archive(found, Destination.open((tmp_path / "copy").as_uri()))
     copy = await streamfold.archive.open(tmp_path / "copy")
     assert (await copy.verify()).ok

@@ -18,6 +18,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 )
 
 type row map[string]any
@@ -30,12 +31,13 @@ type change struct {
 }
 
 type artifact struct {
-	Kind         string  `json:"kind"`
-	Epoch        int64   `json:"epoch"`
-	FromPosition *string `json:"from_position"`
-	ToPosition   string  `json:"to_position"`
-	RowCount     int     `json:"row_count"`
-	ChangeCount  int     `json:"change_count"`
+	Kind         string    `json:"kind"`
+	Epoch        int64     `json:"epoch"`
+	FromPosition *string   `json:"from_position"`
+	ToPosition   string    `json:"to_position"`
+	CreatedAt    time.Time `json:"created_at"`
+	RowCount     int       `json:"row_count"`
+	ChangeCount  int       `json:"change_count"`
 	Formats      map[string]struct {
 		URI       string `json:"uri"`
 		SizeBytes int    `json:"size_bytes"`
@@ -45,8 +47,15 @@ type artifact struct {
 type manifest struct {
 	ManifestVersion int        `json:"manifest_version"`
 	Table           string     `json:"table"`
+	Epoch           int64      `json:"epoch"`
+	UpdatedAt       time.Time  `json:"updated_at"`
 	HeadPosition    string     `json:"head_position"`
 	Artifacts       []artifact `json:"artifacts"`
+	Columns         []struct {
+		Name, Type                         string
+		Nullable, PrimaryKey               bool
+		OrdinalPosition, PrimaryKeyOrdinal int
+	} `json:"columns"`
 }
 
 // Bytes of a line and of a message that Laredo's decoders take.

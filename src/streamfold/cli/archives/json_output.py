@@ -86,6 +86,7 @@ def archive_text(archive: Archive, plan: TablePlan) -> str:
         f"table    {manifest.table}",
         f"head     {manifest.head_position}  of epoch {manifest.epoch}, {manifest.updated_at}",
         f"oldest   {manifest.artifacts[0].to_position}",
+        *([f"layout   {manifest.layout}"] if manifest.layout else []),
         f"key      {', '.join(archive.key_fields)}",
         f"columns  {', '.join(columns) or 'not recorded'}",
         *(f"pin      {pin.id}  epoch {pin.epoch}  until {pin.expires_at}" for pin in manifest.pins),
