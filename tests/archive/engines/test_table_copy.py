@@ -16,6 +16,7 @@ from pyiceberg.table import StaticTable
 
 import streamfold.archive
 from streamfold.archive import Archive, ArtifactCorruptError, TableSchema
+from streamfold.archive.engines import table_copy
 from streamfold.archive.engines.table_copy import KINDS, copy_table
 from streamfold.archive.formats import JsonlFormat
 from streamfold.errors import InvalidError
@@ -119,7 +120,7 @@ async def test_an_iceberg_table_is_read_by_pyiceberg_polars_and_duckdb(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
-    archive, target = await write_archive(tmp_path / "users"), tmp_path / "iceberg"
+    archive, target = await write_archive(tmp_path / "users"), tmp_path / "ice berg"
     await copy_table(archive, "iceberg", target)
     table = StaticTable.from_metadata(str(target))
     assert by_id(table.scan().to_arrow()) == ROWS
@@ -198,6 +199,32 @@ async def test_a_failed_copy_leaves_nothing_behind(tmp_path: Path, kind: str) ->
     with pytest.raises(ArtifactCorruptError):
         await copy_table(archive, kind, tmp_path / "copy")
     assert names_in(tmp_path) == ["users"]
+
+
+async def test_a_table_without_rows_is_copied(tmp_path: Path) -> None:
+    writer = await open_writer(folder_at(tmp_path / "users"), schema=SCHEMA)
+    await writer.write_base([], "1", reason="first")
+    archive = await streamfold.archive.open(tmp_path / "users")
+    for kind in KINDS:
+        assert (await copy_table(archive, kind, tmp_path / kind)).rows == 0
+    assert len(StaticTable.from_metadata(str(tmp_path / "iceberg")).scan().to_arrow()) == 0
+    assert len(DeltaTable(tmp_path / "delta").to_pyarrow_table()) == 0
+
+
+async def test_a_large_iceberg_table_has_several_files_and_one_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_copy, "FILE_BYTES", 1)
+    schema = TableSchema.of(pa.schema([("id", pa.int64())]), ["id"])
+    writer = await open_writer(folder_at(tmp_path / "users"), schema=schema)
+    ids = pa.RecordBatch.from_pydict({"id": range(200_000)}, schema=schema.arrow)
+    await writer.write_base([ids], "1", reason="first")
+    archive = await streamfold.archive.open(tmp_path / "users")
+    await copy_table(archive, "iceberg", tmp_path / "copy")
+    table = StaticTable.from_metadata(str(tmp_path / "copy"))
+    assert len(table.metadata.snapshots) == 1
+    assert len(list(table.scan().plan_files())) > 1
+    assert sorted(table.scan().to_arrow()["id"].to_pylist()) == list(range(200_000))
 
 
 @pytest.mark.parametrize("kind", KINDS)

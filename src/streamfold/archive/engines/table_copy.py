@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from streamfold.archive.engines.column_types import (
     DELTA,
@@ -36,6 +37,9 @@ T = TypeVar("T")
 
 #: Bytes that DuckDB may hold while it writes a database.
 DUCKDB_MEMORY = 512 << 20
+#: Bytes after which another data file of Iceberg begins: large enough to scan, small enough to share
+#: between workers.
+FILE_BYTES = 256 << 20
 #: Where a copy records the position that it was made at.
 POSITION_KEY = "streamfold.position"
 
@@ -196,24 +200,52 @@ def _write_delta(plan: CopyPlan, rows: pa.RecordBatchReader) -> None:
 
 
 def _write_iceberg(plan: CopyPlan, rows: pa.RecordBatchReader) -> None:
-    """Write a table that is found by its folder: one metadata file, and the hint that names it."""
+    """Write a table that is found by its folder: one metadata file, and the hint that names it.
+
+    The data files are written here, because `append` of pyiceberg reads the whole table ahead.
+    """
     from pyiceberg.catalog.sql import SqlCatalog
 
+    files = [f"file://{path}" for path in _write_parquet(plan.draft.absolute() / "data", rows)]
     with tempfile.TemporaryDirectory() as folder:
         catalog = SqlCatalog("export", uri=f"sqlite:///{folder}/catalog.db")
         try:
             catalog.create_namespace("export")
             creation = catalog.create_table_transaction(
-                ("export", plan.table), schema=plan.schema, location=plan.draft.absolute().as_uri()
+                ("export", plan.table),
+                schema=plan.schema,
+                location=f"file://{plan.draft.absolute()}",
             )
             with creation as transaction:
-                transaction.append(rows, snapshot_properties={POSITION_KEY: plan.position})
+                transaction.add_files(files, snapshot_properties={POSITION_KEY: plan.position})
         finally:
             catalog.close()
     metadata = plan.draft / "metadata"
     [newest] = metadata.glob("*.metadata.json")
     newest.rename(metadata / "v1.metadata.json")
     (metadata / "version-hint.text").write_text("1")
+
+
+def _write_parquet(folder: Path, rows: pa.RecordBatchReader) -> list[Path]:
+    """Write files of about `FILE_BYTES`; memory holds one batch. No rows make no file."""
+    folder.mkdir(parents=True)
+    files: list[Path] = []
+    writer: pq.ParquetWriter | None = None
+    try:
+        for batch in rows:
+            if not len(batch):
+                continue
+            if writer is None:
+                files.append(folder / f"{len(files):05d}.parquet")
+                writer = pq.ParquetWriter(files[-1], rows.schema, compression="zstd")
+            writer.write_batch(batch)
+            if files[-1].stat().st_size >= FILE_BYTES:
+                writer.close()
+                writer = None
+    finally:
+        if writer is not None:
+            writer.close()
+    return files
 
 
 def _write_duckdb(plan: CopyPlan, rows: pa.RecordBatchReader) -> None:
