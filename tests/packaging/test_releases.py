@@ -127,6 +127,8 @@ def test_every_extra_is_tried_on_the_versions_of_python_that_the_package_names()
         for line in project["classifiers"]
         if re.fullmatch(r"Programming Language :: Python :: 3\.\d+", line)
     }
+    others = WORKFLOW["jobs"]["versions"]["strategy"]["matrix"]["python"]
+    assert named == {"3.11", *others}  # all tests run on the first
     matrix = WORKFLOW["jobs"]["extras"]["strategy"]["matrix"]
     assert named == set(matrix["python"])
     assert project["optional-dependencies"].keys() == set(matrix["extra"])
