@@ -13,7 +13,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from tests.archive.reading import HISTORY, write_history
+from tests.archive.reading import HISTORY, write_commits, write_history
 from tests.archive.tables import START
 from tests.cli.commands import COMMAND, Shell
 from tests.s3 import S3Server, run_s3_server
@@ -52,6 +52,13 @@ def test_sql_reads_the_table_at_the_head_at_a_position_and_at_a_time(
     assert state(shell, folder, "--at", moment) == HISTORY["20"]
     outcome = shell("archive", "sql", str(folder), "from users", "--at", "yesterday")
     assert (outcome.status, "yesterday" in outcome.stderr) == (2, True)
+
+
+def test_sql_reads_the_table_at_a_position_of_its_database(shell: Shell, tmp_path: Path) -> None:
+    asyncio.run(write_commits(tmp_path / "users"))
+    assert state(shell, tmp_path / "users", "--at-source", "0/30") == HISTORY["14"]
+    both = ("--at", "14", "--at-source", "0/30")
+    assert shell("archive", "sql", str(tmp_path / "users"), "from users", *both).status == 2
 
 
 def test_sql_prints_a_table_and_names_the_position(shell: Shell, folder: Path) -> None:

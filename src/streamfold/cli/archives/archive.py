@@ -313,6 +313,7 @@ async def pin(
 @click.option("--iceberg", "kind", flag_value="iceberg", help="Write an Iceberg table instead.")
 @click.option("--duckdb", "kind", flag_value="duckdb", help="Write a database of DuckDB instead.")
 @at_option
+@at_source_option
 @click.option(
     "--column", "columns", multiple=True, metavar="NAME", help="Only these columns of the table."
 )
@@ -323,6 +324,7 @@ async def export(
     target: str,
     kind: str | None,
     at: str | None,
+    at_source: str | None,
     columns: tuple[str, ...],
     **reading: Any,
 ) -> None:
@@ -335,10 +337,11 @@ async def export(
 
     found = await open_archive(uri, **reading)
     if kind is not None:
-        await _export_table(output, found, kind, Path(target), table_at(found, at), columns)
+        point = table_at(found, at, at_source)
+        await _export_table(output, found, kind, Path(target), point, columns)
         return
-    if at is not None or columns:
-        raise click.UsageError("--at and --column need --delta, --iceberg or --duckdb")
+    if at is not None or at_source is not None or columns:
+        raise click.UsageError("--at, --at-source and --column need --delta, --iceberg or --duckdb")
     there = open_destination(target)
     sizes = {part.path: part.size_bytes for part in found.manifest.parts()}
     with ProgressBar("copying", sum(sizes.values())) as bar:

@@ -134,10 +134,17 @@ def moment_of(moment: int | None) -> datetime | None:
     return None if moment is None else datetime.fromtimestamp(moment / 1000, UTC)
 
 
-def table_at(archive: Archive, at: str | None) -> dict[str, Any]:
-    """Return what `--at` names: text that is a position of the table's order is one."""
+def table_at(archive: Archive, at: str | None, at_source: str | None) -> dict[str, Any]:
+    """Return what `--at` names: text that is a position of the table's order is one.
+
+    `--at-source` names the position that the table has there.
+    """
     from streamfold.archive import PositionInvalidError
 
+    if at_source is not None:
+        if at is not None:
+            raise click.UsageError("--at and --at-source exclude each other: give one of them")
+        return {"position": archive.plan(at_source=at_source).position}
     if at is None:
         return {}
     try:

@@ -13,6 +13,7 @@ import msgspec
 
 from streamfold.cli.archives.options import (
     at_option,
+    at_source_option,
     open_archive,
     reading_options,
     table_at,
@@ -34,6 +35,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 @uri_argument
 @click.argument("statement")
 @at_option
+@at_source_option
 @click.option(
     "--column", "columns", multiple=True, metavar="NAME", help="Fetch only these columns."
 )
@@ -50,6 +52,7 @@ async def sql(
     uri: str,
     statement: str,
     at: str | None,
+    at_source: str | None,
     columns: tuple[str, ...],
     memory: int,
     **reading: Any,
@@ -62,7 +65,7 @@ async def sql(
     from streamfold.archive.engines.sql import open_sql
 
     found = await open_archive(uri, **reading)
-    point = table_at(found, at)
+    point = table_at(found, at, at_source)
     expected = found.plan(**point).base.row_count or 0
     async with AsyncExitStack() as stack:
         with ProgressBar("fetching", expected, "rows") as bar:
