@@ -104,19 +104,20 @@ class CollectedEncoded(Collected):
                 parse_record(batch.records, start, end)
                 for _, start, end in fields(batch.records, 0, len(batch.records))
             ]
-            assert len(found) == batch.count
+            assert len(found) == batch.record_count
             assert sum(map(metered_size, found)) == batch.metered
             await self.append(found)
         return len(self.records)
 
 
-async def copied(uri: str, client: Any, key: tuple[str, ...] | None = None) -> Collected:
+async def copied(uri: str, client: Collected, key: tuple[str, ...] | None = None) -> Collected:
     database = Database(uri)
+    target: Any = client  # it has what a copy needs of a client
     with database.query() as cursor:
         (table,) = find_tables(cursor, ["t"])
     async with exported_snapshot(database) as snapshot:
         await copy_table(
-            database, table, TableStream(client, "x"), snapshot,
+            database, table, TableStream(target, "x"), snapshot,
             CopyPosition("0/1", 0 if key is None else 900, key), lambda *_: None,
         )  # fmt: skip
     return client

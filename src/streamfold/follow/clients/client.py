@@ -87,7 +87,7 @@ class StreamClient(Protocol):
 class EncodedBatch(NamedTuple):
     """Records as the fields `records` of S2's protobuf message AppendInput."""
 
-    count: int
+    record_count: int
     #: Bytes that limits count.
     metered: int
     records: bytes

@@ -159,7 +159,7 @@ class S2Client:
         token = delimited(b"\x1a", fencing_token.encode())
         for batch in batches:
             inputs.append(b"%b\x10%b%b" % (batch.records, varint(start), token))
-            start += batch.count
+            start += batch.record_count
         try:
             await append_inputs(self._stream, inputs)
         except s2_sdk.SeqNumMismatchError as error:

@@ -138,7 +138,7 @@ async def _copy_as_json(
         async for lines in found:
             for batch in gathered.add(lines):
                 await appending.add(batch, batch.metered, batch.rows)
-        if (rest := gathered.flush()).count:
+        if (rest := gathered.flush()).record_count:
             await appending.add(rest, rest.metered, rest.rows)
         await appending.flush()
 

@@ -7,6 +7,7 @@ control characters, so all that COPY's text form adds to a body is a second back
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, count, takewhile
 from typing import Final
 
 import msgspec
@@ -120,25 +121,51 @@ class JsonLines:
 
     def add(self, lines: Sequence[bytes]) -> Iterator[EncodedBatch]:
         """Yield the batches that are full."""
-        for line in lines:
-            body, _, key = line.partition(b"\t")
-            if b"\\" in body:
-                body = body.replace(b"\\\\", b"\\")
-            number = b"%d" % (self.rows + 1)
-            metered = self._fixed + len(number) + len(body)
-            if metered > BATCH_BYTES_MAX:
-                raise self._too_large(body, metered)
-            if len(self._parts) == BATCH_RECORDS_MAX or (
-                self._parts and self._metered + metered > BATCH_BYTES_MAX - KEY_RESERVE
-            ):
+        parted = [line.partition(b"\t") for line in lines]
+        bodies = [body.replace(b"\\\\", b"\\") for body, _, _ in parted]
+        at = 0
+        while at < len(bodies):
+            taken = self._add_some(bodies[at : at + BATCH_RECORDS_MAX - len(self._parts)])
+            if taken:
+                at += taken
+                self._last = bodies[at - 1], parted[at - 1][2]
+            else:
                 yield self.flush()
-            head = self._heads.get(len(number)) or self._head(len(number))
-            size = varint(len(body))
-            whole = varint(len(head) + len(number) + 1 + len(size) + len(body))
-            self._parts.append(b"\x0a%b%b%b\x1a%b%b" % (whole, head, number, size, body))
-            self.rows += 1
-            self._metered += metered
-            self._last = body, key
+
+    def _add_some(self, bodies: Sequence[bytes]) -> int:
+        """Add as many rows as the batch has room for; returns how many."""
+        number = self.rows + 1
+        digits = len(str(number))
+        overhead = self._fixed + digits
+        # Those whose numbers have as many digits, so that their headers differ in the number alone.
+        bodies = bodies[: 10**digits - number]
+        sizes = [len(body) for body in bodies]
+        room = (
+            BATCH_BYTES_MAX - (KEY_RESERVE if self._parts or len(bodies) > 1 else 0) - self._metered
+        )
+        if sum(sizes) + overhead * len(sizes) > room:
+            running = accumulate(size + overhead for size in sizes)
+            fitting = sum(1 for _ in takewhile(lambda total: total <= room, running))
+            if not fitting and not self._parts:
+                if sizes[0] + overhead > BATCH_BYTES_MAX:
+                    raise self._too_large(bodies[0], sizes[0] + overhead)
+                fitting = 1
+            bodies, sizes = bodies[:fitting], sizes[:fitting]
+        frames = {size: self._frame(digits, size) for size in set(sizes)}
+        self._parts += [
+            b"%b%d%b%b" % (frames[size][0], at, frames[size][1], body)
+            for at, size, body in zip(count(number), sizes, bodies, strict=False)
+        ]
+        self.rows += len(bodies)
+        self._metered += sum(sizes) + overhead * len(sizes)
+        return len(bodies)
+
+    def _frame(self, digits: int, size: int) -> tuple[bytes, bytes]:
+        """Return what is before the number of a row and what is between it and a body of this size."""
+        head = self._heads.get(digits) or self._head(digits)
+        between = b"\x1a" + varint(size)
+        whole = len(head) + digits + len(between) + size
+        return b"\x0a" + varint(whole) + head, between
 
     def flush(self) -> EncodedBatch:
         """Return what was gathered."""
@@ -151,6 +178,8 @@ class JsonLines:
             parts[-1] = _delimited(RECORDS, _fields(headers, body))
             name, value = headers[-1]
             metered += HEADER_OVERHEAD + len(name) + len(value)
+            if metered > BATCH_BYTES_MAX:
+                raise self._too_large(body, metered)
         return EncodedBatch(len(parts), metered, b"".join(parts), self.rows)
 
     def _head(self, digits: int) -> bytes:
