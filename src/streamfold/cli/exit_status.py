@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import enum
-
-import msgspec
+import json
 
 from streamfold.errors import StreamfoldError
 
@@ -48,7 +47,7 @@ class OutputClosedError(StreamfoldError):
 def failure_line(reason: str, message: str, *, as_json: bool) -> str:
     """Format a failure as one line for standard error."""
     if as_json:
-        return msgspec.json.encode({"error": {"code": reason, "message": message}}).decode()
+        return json.dumps({"error": {"code": reason, "message": message}})
     shown = " ".join(message.split())
     # Messages name what others chose: a terminal must not obey it.
     return "error: " + "".join(each if each.isprintable() else ascii(each)[1:-1] for each in shown)
