@@ -7,6 +7,7 @@ from s2_sdk import S2, Endpoints
 
 from streamfold.server.config import Configuration
 from streamfold.server.main import running_server
+from streamfold.store import StoreSettings
 from tests.ingest.postgres import new_database, temporary_postgres
 
 BASIN = "test-basin"
@@ -29,7 +30,12 @@ def database(postgres: str) -> str:
 async def endpoint() -> AsyncIterator[str]:
     """A server in memory."""
     configuration = Configuration(
-        host="127.0.0.1", port=0, access_log=False, drain_timeout=1.0, linger=0.0
+        host="127.0.0.1",
+        port=0,
+        access_log=False,
+        drain_timeout=1.0,
+        linger=0.0,
+        store=StoreSettings(trim_grace=0.1),
     )
     async with running_server(configuration) as server:
         await server.store.create_basin(BASIN)

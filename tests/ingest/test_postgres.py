@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 
 from s2_sdk import S2
 
 from streamfold.ingest.postgres.ingester import IngestOptions
+from streamfold.model.records import trim_record
+from tests.ingest.conftest import BASIN
 from tests.ingest.ingesting import ingesting, stream
 from tests.ingest.postgres import Rebuilt, database_name, execute, following
 
@@ -64,3 +67,34 @@ async def test_a_restarted_ingester_continues_where_the_stream_ends(database: st
         rebuilt = await until(lambda table: (9,) in table.rows)
     assert rebuilt.table("id", "item") == [(1, "abbb"), (2, "abb"), (3, "ab"), (4, "a"), (9, "z")]
     assert len(rebuilt.positions) == len(set(rebuilt.positions)) == 4 + 6
+
+
+async def test_a_stream_whose_records_expired_is_filled_again_without_rows_that_are_gone(
+    database: str, s2: S2
+) -> None:
+    execute(database, ORDERS, "INSERT INTO orders VALUES (1, 'a', 1), (2, 'b', 1)")
+    orders = stream(s2, "public.orders")
+    async with ingesting(database, s2, slot(database, "orders")) as running:
+        await running.followed()
+    execute(database, "DELETE FROM orders WHERE id = 2", "INSERT INTO orders VALUES (3, 'c', 1)")
+    async with following(orders, ["id"]) as until:
+        await until(partial(has_row, 2))
+        tail = await orders.check_tail()
+        await orders.append([trim_record(tail.seq_num)])
+        async with asyncio.timeout(60):
+            while (await orders.peek(0, 1000))[0].seq_num < tail.seq_num:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)  # nothing reports that a trim took effect
+        async with ingesting(database, s2, slot(database, "orders")) as running:
+            await running.followed()
+            rebuilt = await until(partial(has_row, 3))
+    assert sorted(rebuilt.rows) == [(1,), (3,)]
+
+
+async def test_streams_are_created_to_be_kept(database: str, s2: S2) -> None:
+    execute(database, ORDERS, "INSERT INTO orders VALUES (1, 'a', 1)")
+    chosen = slot(database, "orders")
+    async with ingesting(database, s2, chosen) as running:
+        await running.followed()
+    for name in ("public.orders", f"_ingest/{chosen.slot}"):
+        config = await s2.basin(BASIN).get_stream_config(name)
+        assert config.retention_policy == "infinite"

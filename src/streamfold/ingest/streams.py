@@ -30,8 +30,11 @@ class BasinStreams:
         self._basin = basin
 
     async def ensure(self, name: str) -> StreamClient:
+        # The last record says where the source was left, and readers start from the first copy: none
+        # of them may expire, as they would after 7 days in most basins.
+        kept = s2_sdk.StreamConfig(retention_policy="infinite")
         try:
-            await self._basin.create_stream(name)
+            await self._basin.create_stream(name, config=kept)
         except s2_sdk.S2Error as error:
             if getattr(error, "code", "") != _EXISTS:
                 raise translate(error) from error

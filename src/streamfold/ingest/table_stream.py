@@ -94,6 +94,8 @@ class TableStream:
 
     #: The name that bodies give the table; None in a stream with one table.
     table: str | None = None
+    #: Whether the stream ever had records, which may have been trimmed or expired since.
+    has_history = False
 
     def __init__(self, client: StreamClient, token: str) -> None:
         self._client = client
@@ -115,6 +117,7 @@ class TableStream:
         """Fence all others, then find where the source was left."""
         fenced = await self._client.append([fence_record(self._token)])
         self._next = fenced.end
+        self.has_history = fenced.start > 0
         self.last = await self._last_record(fenced.start)
         self.state = None if self.last is None else _state_of(self.name, self.last)
 
@@ -173,6 +176,8 @@ class TableStream:
 
 class SharedTableStream(TableStream):
     """One table of a stream that has several; `shared` is taken."""
+
+    has_history = True
 
     def __init__(self, shared: TableStream, table: str, state: StreamState) -> None:
         self._shared = shared

@@ -317,8 +317,8 @@ class PostgresIngest:
             for table in left:
                 progress = self.progress.tables[table.full_name]
                 stream = streams[table.full_name]
-                if stream.state is None and stream.table is not None:
-                    await self._restart_copy(stream)  # the stream may have rows of an earlier copy
+                if stream.state is None and stream.has_history:
+                    await self._restart_copy(stream)  # readers may have rows of an earlier copy
                 copied = stream.state
                 if not isinstance(copied, CopyPosition) or copied.key is None:
                     copied = CopyPosition(snapshot.lsn, 0, None)
