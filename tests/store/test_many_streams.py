@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import tracemalloc
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -238,6 +239,17 @@ async def test_an_append_that_is_refused_creates_the_stream_without_records(
     with pytest.raises(SeqNumMismatchError):
         await store.append(BASIN, "new", bodies("a"), match_seq_num=5)
     assert (await store.check_tail(BASIN, "new")).seq_num == 0
+
+
+async def test_streams_that_appends_create_leave_no_reference_cycles(store: StreamStore) -> None:
+    await append_in_turn(store, ["warm"])
+    gc.collect()
+    gc.disable()
+    try:
+        await append_in_turn(store, [f"s-{number:03d}" for number in range(300)])
+        assert gc.collect() < 300
+    finally:
+        gc.enable()
 
 
 async def test_stream_ids_are_never_assigned_twice(bench: Bench) -> None:

@@ -258,6 +258,10 @@ class Mount:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 waiter.result().release()  # it came together with the cancellation
             raise
+        finally:
+            # Its error refers to this call. Without this, a stream that an append creates would leave
+            # a reference cycle, which stays in memory until garbage is collected.
+            del waiter
 
     def log_in_memory(self, ref: StreamRef) -> StreamLog | None:
         """The stream's log if it is in memory: without a lease, use it before the next `await`."""
@@ -330,7 +334,8 @@ class Mount:
         if isinstance(found, StreamLog):
             self._logs[ref] = found
             self._count_producers(found)
-        for waiter in load.waiters:
+        waiters, load.waiters = load.waiters, []
+        for waiter in waiters:
             if waiter.done():
                 continue
             if isinstance(found, StreamLog):
