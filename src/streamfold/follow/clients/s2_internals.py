@@ -1,7 +1,8 @@
 """The parts of the S2 SDK that it does not promise to keep, and that its public names do not offer.
 
-Only this module imports them: how a request ended, as far as the SDK knows (upstream defect 17), and an
-append session whose input is encoded already: the SDK spends 8 us on each record.
+Only this module imports them: how a request ended, as far as the SDK knows (upstream defect 17), the
+wrapper that makes all failures errors of the SDK, and an append session whose input is encoded already:
+the SDK spends 8 us on each record.
 `pyproject.toml` bounds the version of the SDK for their sake.
 """
 
@@ -19,6 +20,7 @@ with needing_extra("client"):
         ConnectError,
         ReadTimeoutError,
         TransportError,
+        fallible,
         normalize_exception,
     )
     from s2_sdk._retrier import has_no_side_effects
@@ -39,6 +41,7 @@ __all__ = [
     "ConnectError",
     "TransportError",
     "append_inputs",
+    "fallible",
     "has_no_side_effects",
 ]
 
