@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 
@@ -57,10 +57,12 @@ _PAGE_BYTES = 1 << 20
 #: a limit it would retry without end, and appends would never be answered. Server errors (5xx),
 #: throttling and refused connections are retried below this level, for minutes.
 _RETRIES = 4
+T = TypeVar("T")
+
 #: Seconds to wait for a failed database to report the cause.
 _CAUSE_TIMEOUT = 1.0
 _CAUSE_PAUSE = 0.01
-#: Seconds to repeat the first read for, while SlateDB finds its clock behind its newest write.
+#: Seconds to repeat opening and the first read for, while SlateDB's clock is behind its newest write.
 _CLOCK_TIMEOUT, _CLOCK_PAUSE = 30.0, 0.01
 _CLOCK_BEHIND = "invalid clock tick"
 #: Part of the message of an error that does not contain storage's answer.
@@ -112,24 +114,14 @@ class SlateEngine:
         With `disk`, a commit is synced to the device before it counts as durable. `now` is the time
         (ms) from which SlateDB's clock starts, unless storage has seen a later one.
         """
-        builder = binding.DbBuilder(location.path, location.store)
-        builder.with_settings(_settings(local=location.folder is not None))
-        builder.with_sst_block_size(binding.SstBlockSize.BLOCK64_KIB)
-        cache = binding.FoyerCacheOptions(max_capacity=_CACHE_BYTES, shards=4)
-        builder.with_db_cache(binding.DbCache.new_foyer_cache(cache), 0)
         wal = binding.SlateDbWalReader.with_options(location.path, location.store, _READ_WAL)
         try:
             if disk is not None:
                 await disk.repair(wal)
             elif location.folder is not None:
                 forget_restore_point(location.folder)
-            admin = open_admin(location)
             await location.check_access()
-            manifest = await _check_answers(admin, location)
-            seen = await newest_time(manifest, admin, wal) if manifest is not None else 0
-            clock = await SlateClock.for_time(max(now(), seen), location.url)
-            admin = clock.start(lambda: open_admin(location))
-            db = await clock.open(builder.build)
+            db, admin = await _until_clock_accepted(lambda: _build(location, wal, now))
         except (binding.Error, OSError) as error:
             raise translated(error) from error
         sizes, local = sizes_of(location.folder, location.files), location.folder is not None
@@ -151,24 +143,9 @@ class SlateEngine:
             self._epoch = (await slatedb_binding.read_manifest(self._admin)).writer_epoch
             if self._disk is not None:
                 await self._disk.take_over(self._admin)
-            await self._wait_for_clock()
+            await _until_clock_accepted(lambda: self._reads.get(b"any key"))
         except (binding.Error, OSError) as error:
             raise translated(error) from error
-
-    async def _wait_for_clock(self) -> None:
-        """Wait until SlateDB accepts its clock. Right after opening, while another process was still
-        writing, the first read found it 57 ms behind the newest write (upstream defect 2).
-        """
-        end = time.monotonic() + _CLOCK_TIMEOUT
-        while True:
-            try:
-                await self._reads.get(b"any key")
-            except binding.Error.Invalid as error:
-                if _CLOCK_BEHIND not in str(error) or time.monotonic() > end:
-                    raise
-                await asyncio.sleep(_CLOCK_PAUSE)
-            else:
-                return
 
     async def commit(self, ops: Sequence[Op]) -> None:
         if not ops:
@@ -387,6 +364,37 @@ async def _batch_of(ops: list[Op]) -> Any:
     if many or largest >= _THREAD_FROM_BYTES:
         return await asyncio.to_thread(slatedb_binding.write_batch, ops)
     return slatedb_binding.write_batch(ops)
+
+
+async def _build(location: Location, wal: Any, now: Callable[[], int]) -> tuple[Any, Any]:
+    """Open the database, and an admin, with a clock that is not behind the newest write."""
+    builder = binding.DbBuilder(location.path, location.store)
+    builder.with_settings(_settings(local=location.folder is not None))
+    builder.with_sst_block_size(binding.SstBlockSize.BLOCK64_KIB)
+    cache = binding.FoyerCacheOptions(max_capacity=_CACHE_BYTES, shards=4)
+    builder.with_db_cache(binding.DbCache.new_foyer_cache(cache), 0)
+    admin = open_admin(location)
+    manifest = await _check_answers(admin, location)
+    seen = await newest_time(manifest, admin, wal) if manifest is not None else 0
+    clock = await SlateClock.for_time(max(now(), seen), location.url)
+    admin = clock.start(lambda: open_admin(location))
+    return await clock.open(builder.build), admin
+
+
+async def _until_clock_accepted(call: Callable[[], Awaitable[T]]) -> T:
+    """Repeat `call` until SlateDB accepts its clock (upstream defect 2).
+
+    While another process is still writing, opening the database and the first read after it found the
+    clock up to 57 ms behind the newest write.
+    """
+    end = time.monotonic() + _CLOCK_TIMEOUT
+    while True:
+        try:
+            return await call()
+        except binding.Error.Invalid as error:
+            if _CLOCK_BEHIND not in str(error) or time.monotonic() > end:
+                raise
+            await asyncio.sleep(_CLOCK_PAUSE)
 
 
 def _settings(*, local: bool) -> Any:
