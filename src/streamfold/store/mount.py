@@ -199,6 +199,8 @@ class Mount:
         changed: list[Op] = [(keys.stream(*ref), value), (keys.resume(*ref), None)]
         self.idle.begin_change(ref)
         try:
+            # Otherwise the row could be written after this commit, and stay.
+            await self.idle.written([ref])
             await self.committer.write([*changed, *ops], content)
         finally:
             self.idle.end_change(ref)
@@ -211,6 +213,7 @@ class Mount:
             return
         if row is not None and row.id == log.id:
             log.replace_row(row)
+            log.resume_stored = False
             return
         self._drop(log)
         log.failure = StreamNotFoundError(*ref)

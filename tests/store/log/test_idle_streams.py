@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
-from streamfold.errors import OutcomeUnknownError, ProducerGapError
+from streamfold.errors import InvalidError, OutcomeUnknownError, ProducerGapError
 from streamfold.model.configs import BasinConfig, StreamReconfiguration, TimestampMode
 from streamfold.model.names import StreamRef
 from streamfold.model.records import Record, fence_record
@@ -15,7 +18,7 @@ from streamfold.store.engine.slatedb import SlateEngine
 from streamfold.store.log import chunks
 from streamfold.store.log.chunks import Chunk
 from streamfold.store.mount import Mount
-from streamfold.store.rows import StreamRow, WriterRow
+from streamfold.store.rows import ResumeRow, StreamRow, WriterRow
 from streamfold.testing.engine_faults import CommitFault
 from tests.store.conftest import BASIN, Bench, Clock, bodies
 from tests.store.durable_streams import append, create
@@ -193,6 +196,55 @@ async def test_a_row_that_cannot_be_read_does_not_hide_its_stream(bench: Bench) 
         await put_away(store, "a")
         await bench.engine.commit([(keys.resume(*A), b"\xc1")])
         assert (await store.append(BASIN, "a", bodies("y"))).start.seq_num == 1
+
+
+async def test_a_configuration_that_changes_while_the_row_is_being_written_leaves_no_row(
+    bench: Bench,
+) -> None:
+    async with bench.store(NONE_IDLE) as store:
+        await store.create_basin(BASIN, CREATING)
+        await store.append(BASIN, "a", bodies("x"))
+        mount = mount_of(store)
+        row = await mount.stream(A)
+        assert row is not None
+        required = dataclasses.replace(row.config, timestamp_mode=TimestampMode.CLIENT_REQUIRE)
+        # The change is made in the turn of the event loop in which the stream leaves memory.
+        await asyncio.gather(mount.rest(), mount.put_stream(A, replace(row, config=required)))
+        assert await bench.engine.get(keys.resume(*A)) is None
+        with pytest.raises(InvalidError, match="timestamp"):
+            await store.append(BASIN, "a", bodies("without a timestamp"))
+
+
+async def test_a_name_that_is_freed_while_the_row_is_being_written_can_be_used_again(
+    bench: Bench,
+) -> None:
+    async with bench.store(NONE_IDLE) as store:
+        await store.create_basin(BASIN, CREATING)
+        await store.append(BASIN, "a", bodies("x"))
+        await store.delete_stream(BASIN, "a")
+        mount = mount_of(store)
+        await asyncio.gather(mount.rest(), mount.put_stream(A, None))
+        assert await bench.engine.get(keys.resume(*A)) is None
+        assert (await store.append(BASIN, "a", bodies("new"))).start.seq_num == 0
+    async with bench.store(NONE_IDLE) as store:
+        assert await content(store, "a") == [b"new"]
+
+
+async def test_a_stream_whose_configuration_changed_in_memory_is_written_when_it_leaves(
+    bench: Bench,
+) -> None:
+    async with bench.store(NONE_IDLE) as store:
+        await store.create_basin(BASIN, CREATING)
+        await store.append(BASIN, "a", bodies("x"))
+        await put_away(store, "a")
+        with await mount_of(store).lease(A):
+            change = StreamReconfiguration(timestamp_mode=TimestampMode.ARRIVAL)
+            await store.reconfigure_stream(BASIN, "a", change)
+        await put_away(store, "a")
+        value = await bench.engine.get(keys.resume(*A))
+        assert value is not None
+        row = msgspec.msgpack.decode(value, type=ResumeRow).row
+        assert row.config.timestamp_mode is TimestampMode.ARRIVAL
 
 
 async def test_nothing_is_written_for_unused_streams_while_the_disk_is_full(bench: Bench) -> None:
