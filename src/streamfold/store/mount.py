@@ -38,6 +38,7 @@ from streamfold.store.rows import (
     ResumeRow,
     SpaceRow,
     StateRow,
+    StoredResume,
     StreamRow,
     WriterRow,
 )
@@ -213,7 +214,7 @@ class Mount:
             return
         if row is not None and row.id == log.id:
             log.replace_row(row)
-            log.resume_stored = False
+            log.resume_stored = StoredResume.NONE
             return
         self._drop(log)
         log.failure = StreamNotFoundError(*ref)
@@ -275,7 +276,7 @@ class Mount:
         idle = self.idle.take(ref)
         if idle is None:
             return None
-        log = self._resumed(ref, idle.row, stored=idle.stored)
+        log = self._resumed(ref, idle.row, idle.stored)
         self._logs[ref] = log
         self._count_producers(log)
         self._shrink(keep=log)
@@ -356,9 +357,10 @@ class Mount:
         first only while most streams that are read have one.
         """
         found: dict[StreamRef, StreamLog | Exception] = {}
+        unused: set[StreamRef] = set()
         try:
             if self._resumes_likely:
-                found |= await self._read_resumes(refs)
+                found |= await self._read_resumes(refs, unused)
             others = [ref for ref in refs if ref not in found]
             wanted = [keys.stream(*ref) for ref in others]
             values = await self.engine.get_many(wanted) if others else []
@@ -368,7 +370,7 @@ class Mount:
             cold = {ref: row for ref, row in rows_of.items() if isinstance(row, StreamRow)}
             found |= {ref: error for ref, error in rows_of.items() if isinstance(error, Exception)}
             if cold and not self._resumes_likely:
-                found |= await self._read_resumes(list(cold))
+                found |= await self._read_resumes(list(cold), unused)
                 cold = {ref: row for ref, row in cold.items() if ref not in found}
             states = [keys.state(row.id) for row in cold.values()]
             values = await self.engine.get_many(states) if cold else []
@@ -381,16 +383,23 @@ class Mount:
             for (ref, row), state in zip(cold.items(), values, strict=True)
         ]
         found |= zip(cold, await _gather(reads), strict=True)
+        for ref in unused:
+            if isinstance(log := found[ref], StreamLog):
+                log.resume_stored = StoredResume.UNUSED
         return [found[ref] for ref in refs]
 
-    async def _read_resumes(self, refs: Sequence[StreamRef]) -> dict[StreamRef, StreamLog]:
-        """The logs of those of `refs` that have a ResumeRow that counts."""
+    async def _read_resumes(
+        self, refs: Sequence[StreamRef], unused: set[StreamRef]
+    ) -> dict[StreamRef, StreamLog]:
+        """The logs of those of `refs` that have a ResumeRow that counts; adds others to `unused`."""
         values = await self.engine.get_many([keys.resume(*ref) for ref in refs])
-        return {
-            ref: self._resumed(ref, row, stored=True)
-            for ref, value in zip(refs, values, strict=True)
-            if value is not None and (row := resumable(value, self._resumable)) is not None
-        }
+        found = {}
+        for ref, value in zip(refs, values, strict=True):
+            if value is not None and (row := resumable(value, self._resumable)):
+                found[ref] = self._resumed(ref, row, StoredResume.CURRENT)
+            elif value is not None:
+                unused.add(ref)
+        return found
 
     async def _read_log(self, ref: StreamRef, row: StreamRow, value: bytes | None) -> StreamLog:
         state = rows.decode(value, StateRow) if value else StateRow()
@@ -403,7 +412,7 @@ class Mount:
         producers = await self._producers(row.id) if state.producers else None
         return self._log_of(ref, row, state, tail, arrived_at, producers)
 
-    def _resumed(self, ref: StreamRef, resumed: ResumeRow, *, stored: bool) -> StreamLog:
+    def _resumed(self, ref: StreamRef, resumed: ResumeRow, stored: StoredResume) -> StreamLog:
         row, state, arrived_at = resumed.row, resumed.state, resumed.arrived_at
         log = self._log_of(ref, row, state, resumed.tail, arrived_at, resumed.producers)
         log.resume_stored = stored

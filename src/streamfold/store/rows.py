@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Any, TypeVar
 
 import msgspec
@@ -135,6 +136,15 @@ class ResumeRow(msgspec.Struct, frozen=True, array_like=True):
     @property
     def tail(self) -> StreamPosition:
         return StreamPosition(SeqNum(self.seq_num), Timestamp(self.timestamp))
+
+
+class StoredResume(enum.IntEnum):
+    """Which ResumeRow of a stream storage has."""
+
+    NONE = 0
+    CURRENT = 1
+    #: One that this version does not use. Another version may, so a change of the stream deletes it.
+    UNUSED = 2
 
 
 class WriterRow(msgspec.Struct, frozen=True):

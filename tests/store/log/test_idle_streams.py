@@ -27,6 +27,8 @@ from tests.store.durable_streams import append, create
 NONE_IDLE = StoreSettings(idle_streams=1, idle_bytes=0, upkeep_interval=1e6, trim_grace=0)
 CREATING = BasinConfig(create_stream_on_append=True)
 A = StreamRef.parse(BASIN, "a")
+#: A ResumeRow that this version cannot read.
+LATER_FORMAT = b"\xc1"
 
 
 def mount_of(store: StreamStore) -> Mount:
@@ -46,6 +48,16 @@ async def put_away(store: StreamStore, *streams: str) -> None:
 async def content(store: StreamStore, stream: str) -> list[bytes]:
     batch = await store.read(BASIN, stream, ReadRequest(from_seq_num(0)))
     return [record.body for record in batch.records()]
+
+
+async def outdated_row(bench: Bench) -> bytes:
+    """The ResumeRow of `a`, as an opening wrote it whose rows do not count."""
+    engine = await SlateEngine.open(bench.location)
+    value = await engine.get(keys.resume(*A))
+    await engine.close()
+    assert value is not None
+    row = msgspec.msgpack.decode(value, type=ResumeRow)
+    return msgspec.msgpack.encode(replace(row, epoch=0))
 
 
 async def test_a_stream_that_is_not_in_use_is_opened_by_one_read_of_one_row(bench: Bench) -> None:
@@ -194,8 +206,43 @@ async def test_a_row_that_cannot_be_read_does_not_hide_its_stream(bench: Bench) 
         await store.create_basin(BASIN, CREATING)
         await store.append(BASIN, "a", bodies("x"))
         await put_away(store, "a")
-        await bench.engine.commit([(keys.resume(*A), b"\xc1")])
+        await bench.engine.commit([(keys.resume(*A), LATER_FORMAT)])
         assert (await store.append(BASIN, "a", bodies("y"))).start.seq_num == 1
+
+
+@pytest.mark.parametrize("kept", [NONE_IDLE, StoreSettings(idle_streams=1, upkeep_interval=1e6)])
+async def test_a_row_that_is_not_used_goes_in_the_commit_that_changes_the_stream(
+    bench: Bench, kept: StoreSettings
+) -> None:
+    async with bench.store(NONE_IDLE) as store:
+        await store.create_basin(BASIN, CREATING)
+        await store.append(BASIN, "a", bodies("x"))
+    for unused in (LATER_FORMAT, await outdated_row(bench)):
+        async with bench.store(kept) as store:
+            await bench.engine.commit([(keys.resume(*A), unused)])
+            await store.check_tail(BASIN, "a")
+            mount_of(store).idle.may_write = lambda: False
+            await put_away(store, "a")
+            assert await bench.engine.get(keys.resume(*A)) == unused
+            await store.append(BASIN, "a", bodies("y"))
+            # A version that can read the row would assign the record's seq_num again.
+            assert await bench.engine.get(keys.resume(*A)) is None
+
+
+async def test_a_row_that_is_not_used_is_replaced_when_its_stream_leaves_memory(
+    bench: Bench,
+) -> None:
+    async with bench.store(NONE_IDLE) as store:
+        await store.create_basin(BASIN, CREATING)
+        await store.append(BASIN, "a", bodies("x"))
+    for unused in (LATER_FORMAT, await outdated_row(bench)):
+        async with bench.store(NONE_IDLE) as store:
+            await bench.engine.commit([(keys.resume(*A), unused)])
+            await put_away(store, "a")
+            value = await bench.engine.get(keys.resume(*A))
+            assert value is not None
+            row = msgspec.msgpack.decode(value, type=ResumeRow)
+            assert (row.epoch, row.seq_num) == (bench.engine.epoch, 1)
 
 
 async def test_a_configuration_that_changes_while_the_row_is_being_written_leaves_no_row(

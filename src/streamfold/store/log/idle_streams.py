@@ -5,9 +5,10 @@ has no room for is written as it is, and used again after one point read. Withou
 searched among its chunks and its producers are read one by one, which takes five times as long.
 
 A stored row is current or does not exist. A log whose row is stored deletes it in the commit that
-changes the stream next, so no crash can separate the two. A stream whose row is being written is not in
-memory, and whatever needs it waits until the row is durable, so nothing changes it meanwhile. Versions
-that do not know these rows do not delete them: see `Mount.start`.
+changes the stream next, so no crash can separate the two. So does a log that was read without its row,
+because this version cannot read the row: the version that wrote it may open the store again. A stream
+whose row is being written is not in memory, and whatever needs it waits until the row is durable, so
+nothing changes it meanwhile. Versions that do not know these rows leave them alone: see `Mount.start`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from streamfold.model.names import StreamRef
 from streamfold.store import keys
 from streamfold.store.engine.engine import Op
 from streamfold.store.log.stream_log import StreamLog
-from streamfold.store.rows import ResumeRow
+from streamfold.store.rows import ResumeRow, StoredResume
 
 logger = logging.getLogger(__name__)
 
@@ -41,15 +42,13 @@ _WAITING_MAX: Final = 16 * _WRITTEN_AT_ONCE
 #: Seconds after which a store that is being closed writes no further rows: that is enough for 500,000
 #: on local disk.
 _CLOSING_SECONDS: Final = 5.0
-#: First byte of a stream's entry: whether storage has its row.
-_STORED, _UNSTORED = b"\x01", b"\x00"
 
 
 class Idle(NamedTuple):
-    """A stream that is taken into use again, and whether storage has its row."""
+    """A stream that is taken into use again, and which row of it storage has."""
 
     row: ResumeRow
-    stored: bool
+    stored: StoredResume
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -71,7 +70,8 @@ class IdleStreams:
         #: Whether rows may be written now: reads make room for streams, too, while the disk is full.
         self.may_write: Callable[[], bool] = lambda: True
         self._size = 0
-        #: By the key of the stream's row, which takes less than a StreamRef.
+        #: By the key of the stream's row, which takes less than a StreamRef: a byte for the
+        #: StoredResume, then the encoded ResumeRow.
         self._streams: OrderedDict[bytes, bytes] = OrderedDict()
         #: Streams whose rows are being written, with the task that does it.
         self._leaving: dict[bytes, asyncio.Task[None]] = {}
@@ -96,7 +96,7 @@ class IdleStreams:
             self._epoch,
             producers,
         )
-        value = (_STORED if log.resume_stored else _UNSTORED) + _encoder.encode(row)
+        value = bytes((log.resume_stored,)) + _encoder.encode(row)
         self._size += _cost(key, value)
         self._streams[key] = value
         while self._size > self._capacity:
@@ -111,7 +111,7 @@ class IdleStreams:
         if value is None:
             return None
         self._size -= _cost(key, value)
-        return Idle(_decoder.decode(memoryview(value)[1:]), value[:1] == _STORED)
+        return Idle(_decoder.decode(memoryview(value)[1:]), StoredResume(value[0]))
 
     def begin_change(self, ref: StreamRef) -> None:
         """Keep nothing of the stream until `end_change`: its row is about to change."""
@@ -139,14 +139,14 @@ class IdleStreams:
                 await asyncio.wait(set(self._leaving.values()))
 
     def _evict(self, count: int) -> None:
-        """Drop the streams that were used longest ago; write their rows unless storage has them."""
+        """Drop the streams that were used longest ago; write the rows that storage lacks."""
         ops: list[Op] = []
         room = _WAITING_MAX - len(self._leaving) if self.may_write() else 0
         evicted = list(islice(self._streams, count))
         for key in evicted:
             value = self._streams.pop(key)
             self._size -= _cost(key, value)
-            if value[:1] == _UNSTORED and len(ops) < room:
+            if value[0] != StoredResume.CURRENT and len(ops) < room:
                 ops.append((keys.resume_of(key), value[1:]))
         if ops:
             task = asyncio.create_task(self._write_rows(ops))

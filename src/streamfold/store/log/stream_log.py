@@ -34,7 +34,7 @@ from streamfold.store.log.sealing import GCM_SEQ_NUM_MAX, SealingKey
 from streamfold.store.log.shares import Accepted, AppendAck, Share
 from streamfold.store.log.tail_waiters import TailWaiters, Waiter
 from streamfold.store.log.terms import Terms
-from streamfold.store.rows import CleanupRow, ProducerRow, StateRow, StreamRow
+from streamfold.store.rows import CleanupRow, ProducerRow, StateRow, StoredResume, StreamRow
 
 
 class StreamLog:
@@ -114,8 +114,8 @@ class StreamLog:
         self.terms = Terms(self.name, row.traits, state, producers or {})
         self.lifetime = Lifetime(row.traits, state.lease_until)
         self._now = now
-        #: Whether storage has a ResumeRow of the stream: the next commit of this log deletes it.
-        self.resume_stored = False
+        #: If storage has a ResumeRow of the stream, the next commit of this log deletes it.
+        self.resume_stored = StoredResume.NONE
         #: Leases that keep this object in memory.
         self.leases = 0
         #: Set once this object no longer represents the stream.
@@ -381,7 +381,7 @@ class StreamLog:
             ops.append((keys.cleanup(self.id), None))
         if self.resume_stored and (taken or ops):
             ops.append((keys.resume(self.basin, self.name), None))
-            self.resume_stored = False
+            self.resume_stored = StoredResume.NONE
         share = Share(
             self,
             taken,
