@@ -294,6 +294,60 @@ async def test_a_stream_whose_configuration_changed_in_memory_is_written_when_it
         assert row.config.timestamp_mode is TimestampMode.ARRIVAL
 
 
+@pytest.mark.parametrize("fault", [CommitFault.BEFORE, CommitFault.AFTER])
+async def test_a_row_whose_commit_failed_leaves_a_stream_that_continues(
+    bench: Bench, fault: CommitFault
+) -> None:
+    async with bench.store(NONE_IDLE) as store:
+        await store.create_basin(BASIN, CREATING)
+        await store.append(BASIN, "b", bodies("x"))
+        await create(store, "a")
+        await append(store, "a", b"0", producer=("p", 0, 0))
+        bench.engine.fail_next(fault)
+        mount = mount_of(store)
+        await mount.rest()  # writes the row of `a`
+        for number in (1, 2):
+            for _ in range(2):  # the producer repeats itself
+                await append(store, "a", b"%d" % number, producer=("p", 0, number))
+            await put_away(store, "a")
+        assert mount_of(store) is not mount
+        assert await content(store, "a") == [b"0", b"1", b"2"]
+
+
+async def test_a_row_that_a_former_writer_is_writing_does_not_reach_storage(bench: Bench) -> None:
+    async with bench.store(NONE_IDLE) as former:
+        await former.create_basin(BASIN, CREATING)
+        await former.append(BASIN, "a", bodies("x"))
+        former_engine = bench.engine
+        former_engine.hold()
+        writing = asyncio.create_task(mount_of(former).rest())
+        async with bench.store(NONE_IDLE) as store:
+            await store.append(BASIN, "a", bodies("y"))
+            former_engine.resume()
+            await writing
+            assert await bench.engine.get(keys.resume(*A)) is None
+            await put_away(store, "a")
+            assert (await store.append(BASIN, "a", bodies("z"))).start.seq_num == 2
+
+
+async def test_a_stream_that_left_memory_with_nothing_to_commit_takes_appends_at_once(
+    bench: Bench,
+) -> None:
+    async with bench.store(StoreSettings(idle_streams=1, upkeep_interval=1e6)) as store:
+        await store.create_basin(BASIN, CREATING)
+        for name in ("a", "b", "a"):
+            await store.append(BASIN, name, bodies("x"))
+        mount = mount_of(store)
+        log = mount.log_in_memory(A)
+        assert log is not None
+        # A repeated append does this, and its caller may be cancelled before the next commit.
+        mount.committer.touch(log)
+        assert mount.log_in_memory(StreamRef.parse(BASIN, "b")) is not None
+        assert mount.log_in_memory(A) is not log
+        async with asyncio.timeout(10):  # it must not wait for the next append
+            await store.append(BASIN, "a", bodies("y"))
+
+
 async def test_nothing_is_written_for_unused_streams_while_the_disk_is_full(bench: Bench) -> None:
     async with bench.store(NONE_IDLE) as store:
         await store.create_basin(BASIN, CREATING)

@@ -101,8 +101,9 @@ class Committer:
             self._admission.release(log.fail((), self._refusal, self._refusal))
             return
         if log.id not in self._dirty:
-            self._dirty[log.id] = log
             self._touched += 1
+        # Another log of the stream may be there, which had nothing to commit and left memory since.
+        self._dirty[log.id] = log
         self._wake.set()
 
     async def write(self, ops: Sequence[Op], content: Share | None = None) -> None:
