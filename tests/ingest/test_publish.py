@@ -189,6 +189,7 @@ def test_the_configuration_is_written_for_the_three_parts_without_the_password(
 ) -> None:
     folder = tmp_path / "config"
     dsn = orders.replace("postgres:@", "postgres:s3cret@")
+    dsn += f"{'&' if '?' in dsn else '?'}sslpassword=s3cret"
     command = arguments(dsn, tmp_path, "--config", str(folder))
     (written,) = shell.ok(*command).objects
     names = ["server.sh", "ingest.sh", "snapshotter.sh"]
@@ -212,3 +213,16 @@ def test_the_configuration_for_another_server_starts_none(
     found = sorted(file.name for file in folder.iterdir())
     assert found == ["ingest.sh", "snapshotter.sh", "snapshotter.toml"]
     assert 'server = "https://streams.example"' in (folder / "snapshotter.toml").read_text()
+
+
+def test_a_publication_is_dropped_with_the_last_slot(orders: str, shell: Shell) -> None:
+    slots = [f"{database_name(orders)}_{part}" for part in "ab"]
+    execute(
+        orders,
+        "CREATE PUBLICATION streamfold FOR TABLE orders",
+        *(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')" for slot in slots),
+    )
+    for slot, last in zip(slots, (False, True), strict=True):
+        dropped = shell.json("ingest", "drop", "--dsn", orders, "--slot", slot, "--yes")
+        assert dropped == {"slot": slot, "dropped": True, "publication_dropped": last}
+    assert execute(orders, "SELECT count(*) FROM pg_publication") == [(0,)]

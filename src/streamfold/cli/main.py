@@ -23,9 +23,9 @@ from streamfold.errors import StreamfoldError
 def streamfold() -> None:
     """A durable stream store that knows about snapshots.
 
-    Verbs other than serve talk to a server: Streamfold, or any other with the S2 API. They find it
-    through S2_ACCOUNT_ENDPOINT, S2_BASIN_ENDPOINT and S2_ACCESS_TOKEN, which serve prints, or through
-    a context of config. All of them take --json and --help.
+    Verbs for records, streams, basins and the account talk to a server: Streamfold, or any other with
+    the S2 API. They find it through S2_ACCOUNT_ENDPOINT, S2_BASIN_ENDPOINT and S2_ACCESS_TOKEN, which
+    serve prints, or through a context of config. All of them take --json and --help.
     """
 
 

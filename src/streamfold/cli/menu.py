@@ -54,8 +54,10 @@ SECTIONS: Final[dict[str, dict[str, Entry]]] = {
     },
     "Set-up": {
         "config": Entry("setup.config", "Name servers once, and choose between them.", ""),
-        "completion": Entry("setup.completion", "Print a script that completes for a shell.", ""),
-        "doctor": Entry("setup.doctor", "Check everything that must work, with its fix.", ""),
+        "completion": Entry("setup.completion", "Print a shell completion script.", ""),
+        "doctor": Entry(
+            "setup.doctor", "Check the set-up, and say how to fix what does not work.", ""
+        ),
     },
     "Records": {
         "append": Entry("records.append", "Append the lines of standard input."),
@@ -63,7 +65,9 @@ SECTIONS: Final[dict[str, dict[str, Entry]]] = {
         "tail": Entry("records.read", "Print the last records."),
         "check-tail": Entry("records.positions", "Show the seq_num of the next record."),
         "trim": Entry("records.positions", "Remove all records before a seq_num."),
-        "fence": Entry("records.positions", "Set the token that appends must carry."),
+        "fence": Entry(
+            "records.positions", "Set the fencing token; appends with another one fail."
+        ),
         "bench": Entry("records.bench", "Measure how quickly a server appends and reads."),
     },
     "Streams": {

@@ -241,7 +241,7 @@ def _application(
     OpsEndpoints(store, drain_gate, measured, watchers).add_to(router)
     add_front_page(router, console=configuration.console is not None)
     if configuration.console is not None:
-        add_console(router, configuration.console, access)
+        add_console(router, configuration.console, access, drain_gate)
     durable = DurableStreamsFace(
         store,
         drain_gate,

@@ -288,7 +288,8 @@ def _adds(parts: Mapping[str, Part], base: Artifact) -> list[AddAction]:
             partition_values={},
             modification_time=written_at,
             data_change=True,
-            stats=msgspec.json.encode({"numRecords": part.rows or 0}).decode(),
+            # Without a count there are no statistics: readers count rows by them.
+            stats="{}" if part.rows is None else f'{{"numRecords": {part.rows}}}',
         )
         for path, part in parts.items()
     ]

@@ -175,8 +175,12 @@ def write_configuration(plan: Plan, folder: Path) -> list[Path]:
     return list(texts)
 
 
+#: Parts of a connection string that are not written to files.
+_SECRETS: Final = ("password", "sslpassword", "oauth_client_secret")
+
+
 def _ingest_script(plan: Plan, url: str) -> str:
-    database = {name: value for name, value in parse_dsn(plan.dsn).items() if name != "password"}
+    database = {name: text for name, text in parse_dsn(plan.dsn).items() if name not in _SECRETS}
     creation = f"streamfold create-basin {shlex.quote(plan.basin)} --retention-policy infinite"
     if plan.endpoint is None:
         creation += f" --ensure --endpoint {url}"

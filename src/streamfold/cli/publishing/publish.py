@@ -41,7 +41,7 @@ def _duration(_: click.Context, __: click.Parameter, value: str) -> str:
 
 
 @click.command()
-@click.argument("dsn", metavar="DATABASE", envvar=_DSN_VARIABLE)
+@click.argument("dsn", metavar="[DATABASE]", envvar=_DSN_VARIABLE, required=False)
 @click.option(
     "--table",
     "patterns",
@@ -102,7 +102,7 @@ def _duration(_: click.Context, __: click.Parameter, value: str) -> str:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON lines.")
 def publish(
-    dsn: str,
+    dsn: str | None,
     patterns: tuple[str, ...],
     target: str,
     state: Path | None,
@@ -125,6 +125,10 @@ def publish(
     runs a server, `ingest` and `snapshotter`, starts those again that die, and shows each table's
     state. After a stop or a crash, the same command resumes.
     """
+    if not dsn:
+        raise click.UsageError(
+            f"name the database as the first argument, or in {_DSN_VARIABLE}: postgresql://user@host/name"
+        )
     for package in _PACKAGES:
         check_installed(package, EXTRAS)
     found = ArchiveFolder.parse(target)

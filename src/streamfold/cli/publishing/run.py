@@ -223,7 +223,13 @@ class PublishRun:
             if hurrying.done():
                 part.kill()
             await stopping
+            # A process that was being started when it was asked to end has the same time again.
+            await asyncio.wait(
+                {hurrying, task}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+            )
             hurrying.cancel()
+            if not task.done():
+                part.kill()
             try:
                 await task
             except StreamfoldError as error:

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from streamfold.cli.output import Output
+from streamfold.cli.terminal import inert
 from streamfold.ingest.postgres.connection import Database, named_failures
 from streamfold.ingest.postgres.pgoutput import Lsn, lsn_text
 from streamfold.ingest.postgres.slot import Slot, find_slot, flush_lag
@@ -192,7 +193,7 @@ class Screen:
         """Show the status of all tables."""
         if self._live:
             size = shutil.get_terminal_size()
-            lines = [str(table)[: size.columns - 1] for table in tables]
+            lines = [inert(str(table))[: size.columns - 1] for table in tables]
             # Lines beyond the screen could not be drawn again.
             fitting = max(1, size.lines - 2)
             if len(lines) > fitting:

@@ -299,7 +299,8 @@ class Progress:
             )  # fmt: skip
         elif first and last:
             output.note(
-                f"acknowledged: {self.records} records in {self.batches} batches, seq_num "
+                f"acknowledged: {self.records} record{'s' * (self.records != 1)} in "
+                f"{self.batches} batch{'es' * (self.batches != 1)}, seq_num "
                 f"{first.start.seq_num} to {last.end.seq_num - 1}, {perf_counter() - self.since:.2f} s"
             )
         else:

@@ -26,7 +26,7 @@ with needing_extra("postgres"):
     from streamfold.ingest.postgres.ingester import IngestOptions, PostgresIngest
     from streamfold.ingest.postgres.pgoutput import lsn_text
     from streamfold.ingest.postgres.publication import drop_publication
-    from streamfold.ingest.postgres.slot import drop_slot, find_slot, flush_lag
+    from streamfold.ingest.postgres.slot import drop_slot, find_slot, flush_lag, has_slots
     from streamfold.ingest.progress import IngestProgress, TableProgress, serve_metrics
     from streamfold.ingest.streams import BasinStreams
 
@@ -200,16 +200,24 @@ def drop(
 ) -> None:
     """Remove slot and publication from the database, for good; the streams stay as they are.
 
-    Asks first, unless --yes is given.
+    The publication stays while the database has other slots, which may send its changes. Asks
+    first, unless --yes is given.
     """
     confirm(f"drop replication slot {slot!r} and publication {publication!r}", yes=yes)
     with Database(dsn, password_file=password_file).query() as cursor:
         found = find_slot(cursor, slot)
         if found is not None:
             drop_slot(cursor, slot)
-        drop_publication(cursor, publication)
+        kept = has_slots(cursor)
+        if not kept:
+            drop_publication(cursor, publication)
     removed = found is not None
-    click.echo(json.dumps({"slot": slot, "dropped": removed}) if as_json else f"{slot}  dropped")
+    if as_json:
+        shown = {"slot": slot, "dropped": removed, "publication_dropped": not kept}
+        click.echo(json.dumps(shown))
+        return
+    click.echo(f"{slot}  {'dropped' if removed else 'there was no such slot'}")
+    click.echo(f"{publication}  {'kept: other slots exist' if kept else 'dropped'}")
 
 
 class _Printed:

@@ -27,7 +27,7 @@ _TIMEOUT: Final = 10.0
 _SKEW_NOTED, _SKEW_MAX = 5.0, 900.0
 #: Syncs that are measured, and bytes written before each: what one small append costs.
 _SYNCS, _SYNC_BYTES = 50, 4096
-#: Seconds: no device is as quick as the first; above the second, every append is slow.
+#: Seconds: no device is as fast as the first; above the second, every append is slow.
 _SYNC_MIN, _SYNC_SLOW = 5e-6, 0.05
 #: File systems that lose all at a restart, and those whose syncs and renames depend on a server.
 _VOLATILE: Final = frozenset({"tmpfs", "ramfs"})
@@ -37,10 +37,13 @@ _EXTRAS: Final = {
     "server": ("granian", "streamfold serve"),
     "client": ("s2_sdk", "the verbs that talk to a server"),
     "archive": ("pyarrow", "tables published as files"),
+    "duckdb": ("duckdb", "archive sql, and exports to DuckDB"),
+    "delta": ("deltalake", "tables that readers of Delta Lake read"),
+    "iceberg": ("pyiceberg", "exports to Iceberg"),
     "aws": ("boto3", "profiles and roles of AWS, and its events"),
     "spark": ("pyspark", "the snapshotter"),
     "postgres": ("psycopg2", "tables of PostgreSQL as streams"),
-    "fast": ("numba", "compiled kernels: a quicker server"),
+    "fast": ("numba", "compiled kernels: a faster server"),
 }
 
 
@@ -117,7 +120,7 @@ def _check_answer(target: Target, status: int, took: str) -> Iterator[Finding]:
         fix = "set one that the server knows: `streamfold config set access_token -`"
         yield Finding("token", "failure", f"the server does not accept {given}", fix)
     elif status == 403:
-        message = f"the server accepts {given}, which does not allow to list basins"
+        message = f"the server accepts {given}, but the token may not list basins"
         fix = "give it `--op-group-perms account=r` if it should"
         yield Finding("token", "warning", message, fix)
     else:
@@ -220,7 +223,7 @@ async def _check_conditions(url: str) -> Finding:
         try:
             await store.put_if_match(key, b"fourth", first)
         except BlobChangedError:
-            return Finding("bucket", "ok", f"{url} keeps the conditions of writes")
+            return Finding("bucket", "ok", f"{url} honours conditional writes")
         message = f"{url} replaced an object although its etag had changed"
         return Finding("bucket", "failure", message, fix)
     finally:

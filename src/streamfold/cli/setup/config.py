@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,7 @@ from streamfold.cli.exit_status import ExitStatus, VerbFailedError
 from streamfold.cli.json_output import Shape
 from streamfold.cli.menu import VerbGroup
 from streamfold.cli.output import Output
-from streamfold.cli.target import TARGET_OPTIONS, complete_context, find_target
+from streamfold.cli.target import ACCOUNT, BASIN, TARGET_OPTIONS, complete_context, find_target
 from streamfold.cli.terminal import aligned
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -45,7 +46,8 @@ def config() -> None:
 
     The file is ~/.config/streamfold/config.toml, or what STREAMFOLD_CONFIG names; only its owner can
     read it. Options come before variables (S2_*_ENDPOINT, S2_ACCESS_TOKEN), variables before the file.
-    STREAMFOLD_CONTEXT or --context chooses a context for one call.
+    --context chooses a context for one call. STREAMFOLD_CONTEXT and `config use` apply only while
+    S2_*_ENDPOINT are not set.
     """
 
 
@@ -157,9 +159,15 @@ def use(name: str, as_json: bool) -> None:
     contexts = read_contexts()
     context = contexts.get(name)
     write_contexts(type(contexts)(name, contexts.contexts))
-    Output(as_json=as_json).show(
+    output = Output(as_json=as_json)
+    output.show(
         {"name": name, "current": True, **context.shown()}, f"{name}: {context.account or '-'}"
     )
+    if named := [variable for variable in (ACCOUNT, BASIN) if os.environ.get(variable)]:
+        output.note(
+            f"warning: {' and '.join(named)} come before the current context: unset them, or name the "
+            "context with --context"
+        )
 
 
 @config.command()

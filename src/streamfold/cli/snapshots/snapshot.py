@@ -118,6 +118,9 @@ def _taker(s2: S2, ref: StreamRef, given: dict[str, Any], **more: Any) -> Snapsh
 async def take(s2: S2, output: Output, ref: StreamRef, **given: Any) -> None:
     """Take one snapshot now, of everything up to the tail.
 
+    A snapshot in the stream, which is the default, trims the records that it covers: they can no longer
+    be read. --no-trim keeps them.
+
     Exits with status 6, and says why, if it took none: no record arrived since the last one, or
     another process has just taken one.
     """
@@ -154,7 +157,11 @@ async def run(
     replay: int | None,
     **given: Any,
 ) -> None:
-    """Keep taking snapshots, until interrupted; without limits, every 10,000 records."""
+    """Keep taking snapshots, until interrupted; without limits, every 10,000 records.
+
+    Snapshots in the stream, which is the default, trim the records that they cover: --no-trim keeps
+    them.
+    """
     from streamfold.follow import Policy
 
     limits = (records, size, age, replay)

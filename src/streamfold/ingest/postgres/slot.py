@@ -59,6 +59,15 @@ def create_slot(cursor: Any, name: str) -> Lsn:
     return parse_lsn(cursor.fetchone()[0])
 
 
+def has_slots(cursor: Any) -> bool:
+    """Return whether any slot of this database sends changes of publications."""
+    cursor.execute(
+        "SELECT count(*) FROM pg_replication_slots "
+        "WHERE plugin = 'pgoutput' AND database = current_database()"
+    )
+    return bool(cursor.fetchone()[0])
+
+
 def drop_slot(cursor: Any, name: str) -> None:
     cursor.execute("SELECT pg_drop_replication_slot(%s)", (name,))
 

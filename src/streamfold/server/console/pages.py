@@ -18,6 +18,7 @@ from streamfold import __version__
 from streamfold.server.auth import Access
 from streamfold.server.console.snapshotters import Snapshotters
 from streamfold.server.http.bodies import answer, answer_json
+from streamfold.server.http.drain import DrainGate
 from streamfold.server.http.request import Request
 from streamfold.server.http.router import PUBLIC, Router
 
@@ -71,13 +72,15 @@ class _File:
         return cls(body, _MEDIA_TYPES[suffix], f'W/"{blake3(body).hexdigest(16)}"')
 
 
-def add_console(router: Router, settings: ConsoleSettings, access: Access) -> None:
+def add_console(
+    router: Router, settings: ConsoleSettings, access: Access, drain_gate: DrainGate
+) -> None:
     """Route everything below /console; tables and snapshotters are data, which need a right."""
     console = _Console(settings, guarded=not access.open)
     if settings.tables:
         from streamfold.server.console.tables import Tables  # needs the extra `archive`
 
-        Tables(settings.tables, access).add_to(router, f"{ROOT}/tables")
+        Tables(settings.tables, access, drain_gate).add_to(router, f"{ROOT}/tables")
     if settings.snapshotters:
         Snapshotters(settings.snapshotters, access).add_to(router, f"{ROOT}/snapshotters")
     for method in ("GET", "HEAD"):

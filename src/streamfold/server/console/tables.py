@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +18,8 @@ from streamfold.extras import needing_extra
 from streamfold.model.access_tokens import Operation
 from streamfold.server.auth import Access
 from streamfold.server.http.bodies import answer_json
+from streamfold.server.http.drain import DrainGate, WaitGuard
+from streamfold.server.http.problems import ClientHangupError
 from streamfold.server.http.request import LIST_ROOM, Request
 from streamfold.server.http.router import Router
 from streamfold.wire.text import decode_segment, parse_parameters
@@ -30,7 +32,7 @@ with needing_extra("archive"):
     )
     from streamfold.archive.maintenance.verification import Checked
     from streamfold.archive.manifest.model import Artifact, Manifest, order_of
-    from streamfold.archive.read.reader import Archive, list_archives, open_archive
+    from streamfold.archive.read.reader import list_archives, open_archive
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -59,7 +61,8 @@ _EVENTS: Final = (
 class Tables:
     """Handlers below /console/tables; files are read for one caller at a time."""
 
-    def __init__(self, locations: Sequence[str], access: Access) -> None:
+    def __init__(self, locations: Sequence[str], access: Access, drain_gate: DrainGate) -> None:
+        self._gate = drain_gate
         self._locations = [folder_url(location) for location in locations]
         self._access = access
         self._listed: Mapping[str, Manifest | StreamfoldError] = {}
@@ -104,10 +107,20 @@ class Tables:
         stream = await request.open(200, _EVENTS)
         try:
             uri, manifest = await self._manifest(segment)
-            _check_size(manifest.artifacts, _VERIFIED_BYTES, f"streamfold archive verify {uri}")
-            async with self._reading:
-                async for event in _verify(await open_archive(uri)):
+            size = sum(
+                kept.size_bytes for one in manifest.artifacts for kept in one.formats.values()
+            )
+            _check_size(size, _VERIFIED_BYTES, f"streamfold archive verify {uri}")
+            # A client that has left must not keep others waiting.
+            async with (
+                WaitGuard(request, self._gate),
+                self._reading,
+                aclosing(_verify(uri)) as events,
+            ):
+                async for event in events:
                     await stream.send(event)
+        except ClientHangupError:
+            raise
         except StreamfoldError as error:
             await stream.send(_event("problem", {"code": error.code, "message": error.message}))
         await stream.close()
@@ -217,9 +230,8 @@ def _size(artifact: Artifact) -> int:
     return min(files.size_bytes for files in artifact.formats.values())
 
 
-def _check_size(artifacts: Iterable[Artifact], most: int, command: str) -> None:
+def _check_size(size: int, most: int, command: str) -> None:
     """Refuse to read more than `most` bytes; `command` does it outside the server."""
-    size = sum(map(_size, artifacts))
     if size > most:
         raise InvalidError(
             f"this would read {size} bytes of files, and the console reads at most {most}: "
@@ -230,7 +242,7 @@ def _check_size(artifacts: Iterable[Artifact], most: int, command: str) -> None:
 async def _first_changes(uri: str, since: str, until: str | None) -> dict[str, Any]:
     archive = await open_archive(uri)
     plan = archive.plan_changes(since, until=until)
-    _check_size(plan.diffs, _PREVIEW_BYTES, f"streamfold archive diff {uri}")
+    _check_size(sum(map(_size, plan.diffs)), _PREVIEW_BYTES, f"streamfold archive diff {uri}")
     found: list[dict[str, Any]] = []
     async with aclosing(archive.read_changes(plan)) as feed:
         async for item in feed:
@@ -248,8 +260,9 @@ def _shown_changes(batch: pa.RecordBatch, position: str) -> list[dict[str, Any]]
     ]
 
 
-async def _verify(archive: Archive) -> AsyncIterator[bytes]:
+async def _verify(uri: str) -> AsyncGenerator[bytes]:
     """Check every file; yields an event for each, and one for the result."""
+    archive = await open_archive(uri)
     files = sum(
         len(kept.parts) for one in archive.manifest.artifacts for kept in one.formats.values()
     )
@@ -278,7 +291,9 @@ def _event(name: str, value: dict[str, Any]) -> bytes:
 async def _first_rows(uri: str, position: str | None) -> dict[str, Any]:
     archive = await open_archive(uri)
     plan = archive.plan(position=position)
-    _check_size(plan.artifacts, _PREVIEW_BYTES, f"streamfold archive restore {uri}")
+    _check_size(
+        sum(map(_size, plan.artifacts)), _PREVIEW_BYTES, f"streamfold archive restore {uri}"
+    )
     columns: list[str] = []
     rows: list[list[str | None]] = []
     async with aclosing(archive.batches(position=position)) as batches:
