@@ -109,6 +109,26 @@ async def test_a_stream_that_is_removed_while_it_is_read_is_not_found(
     assert mount_of(store).log_in_memory(StreamRef.parse(BASIN, "a")) is None
 
 
+async def test_a_purge_whose_caller_is_cancelled_still_frees_the_name(
+    store: StreamStore, bench: Bench
+) -> None:
+    await create(store, "a", b"old")
+    assert store._supervisor.current is not None
+    ref, catalog = StreamRef.parse(BASIN, "a"), store._supervisor.current.catalog
+    await catalog.delete_stream(ref)
+    held = bench.engine.hold_read(keys.stream(*ref))
+    upkeep = asyncio.create_task(store.upkeep())
+    await held.answered.wait()
+    upkeep.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await upkeep
+    held.release.set()
+    await catalog.deletion(ref)  # waits for the lock of the name
+    assert mount_of(store).log_in_memory(ref) is None
+    assert (await create(store, "a", b"new"))[1]
+    assert await read(store, "a") == [b"new"]
+
+
 async def test_a_stream_that_is_created_while_it_is_looked_for_exists_for_its_creator(
     store: StreamStore, bench: Bench
 ) -> None:

@@ -356,6 +356,12 @@ class Upkeep:
             return
         await self._delete_chunks(ref.basin, stream_id, keys.chunks_end(stream_id))
         await self.snapshots.forget(stream_id)
+        await self.catalog.finish(self._remove(ref, stream_id, ancestors))
+        if ancestors:
+            self.request_pass()  # its ancestors may be removable now
+
+    async def _remove(self, ref: StreamRef, stream_id: int, ancestors: Sequence[int]) -> None:
+        """Remove the last rows of a stream, and free its name if the stream still has it."""
         async with self.catalog.locks.hold(*ref):
             row = await self.mount.stream(ref)
             ops: list[Op] = [
@@ -369,8 +375,6 @@ class Upkeep:
                 await self.mount.put_stream(ref, None, *ops)
             else:  # another stream has the name by now
                 await self.mount.committer.write(ops)
-        if ancestors:
-            self.request_pass()  # its ancestors may be removable now
 
     async def _producers_of(self, stream_id: int) -> list[Op]:
         ops: list[Op] = []
