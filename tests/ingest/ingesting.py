@@ -14,7 +14,7 @@ from streamfold.follow.clients.s2 import S2Client
 from streamfold.ingest.postgres.connection import Database
 from streamfold.ingest.postgres.ingester import IngestOptions, PostgresIngest
 from streamfold.ingest.progress import IngestProgress
-from streamfold.ingest.streams import BasinStreams
+from streamfold.ingest.streams import BasinStreams, Streams
 from tests.ingest.conftest import BASIN
 
 
@@ -25,11 +25,11 @@ def stream(s2: S2, name: str) -> S2Client:
 class Ingesting:
     """An ingester that runs; an error of it is raised where its progress is awaited."""
 
-    def __init__(self, database: str, s2: S2, chosen: IngestOptions) -> None:
+    def __init__(self, database: str, streams: Streams, chosen: IngestOptions) -> None:
         self._changed = asyncio.Event()
         self.ingest = PostgresIngest(
             Database(database),
-            BasinStreams(s2.basin(BASIN)),
+            streams,
             chosen,
             backoff=Backoff(first=0.05, longest=0.2),
             on_progress=self._changed.set,
@@ -59,9 +59,11 @@ class Ingesting:
 
 
 @asynccontextmanager
-async def ingesting(database: str, s2: S2, chosen: IngestOptions) -> AsyncIterator[Ingesting]:
-    """Ingest while the block runs."""
-    running = Ingesting(database, s2, chosen)
+async def ingesting(
+    database: str, s2: S2, chosen: IngestOptions, *, streams: Streams | None = None
+) -> AsyncIterator[Ingesting]:
+    """Ingest while the block runs; `streams` replaces those of the basin."""
+    running = Ingesting(database, streams or BasinStreams(s2.basin(BASIN)), chosen)
     try:
         yield running
     finally:

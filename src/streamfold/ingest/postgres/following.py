@@ -72,6 +72,8 @@ class _Batch:
     commits: int = 0
     lsn: Lsn = LSN_ZERO
     committed_at: int = 0
+    #: By table: the columns that records of the batch declare.
+    declared: dict[str, TableNote] = field(default_factory=dict)
 
 
 class Following:
@@ -102,9 +104,9 @@ class Following:
         self.changes = ChangeRecords(
             self._base_type, self._look_up, self._on_columns, self._one_stream
         )
+        #: Tables with the columns that are declared, also by records that are not appended yet.
+        self._declared = dict(control.tables)
         self._confirmed = Lsn(0)
-        #: Whether columns were declared that the control stream does not have yet.
-        self._declared = False
         self._batch = _Batch()
         self._appending: asyncio.Task[None] | None = None
         #: Seconds spent waiting for the server since it last sent anything.
@@ -145,9 +147,6 @@ class Following:
                 await self._note_quiet(cursor)
                 await asyncio.to_thread(self._observe, slot)
                 self._on_progress()
-            if self._declared:
-                self._declared = False
-                await self._control.note(self._control.lsn)
             if now - confirmed_at >= _CONFIRM:
                 confirmed_at = now
                 self._confirm(cursor, silence)
@@ -197,7 +196,7 @@ class Following:
 
     def _on_columns(self, name: str, relation: Relation) -> bytes | None:
         """Return the declaration of added columns; CopyStaleError if more than that changed."""
-        noted = self._control.tables[name]
+        noted = self._declared[name]
         old = shape(noted.columns)
         new = {}
         for column in relation.columns:
@@ -216,8 +215,7 @@ class Following:
         if not is_extension(old, new, table):
             raise CopyStaleError(name, "its columns changed")
         self._tables[name] = table
-        self._control.tables[name] = TableNote.of(table, noted.copied)
-        self._declared = True
+        self._declared[name] = self._batch.declared[name] = TableNote.of(table, noted.copied)
         return table.declaration(named=self._one_stream)
 
     def _load_domains(self) -> None:
@@ -249,6 +247,10 @@ class Following:
         if failed:
             # What no retry makes good decides.
             raise min(failed, key=lambda error: isinstance(error, RetryLaterError))
+        if batch.declared:
+            # After the appends: a note before them would outlive a declaration that failed.
+            self._control.tables.update(batch.declared)
+            await self._control.note(self._control.lsn)
         for table, count in batch.changes.items():
             self._progress.tables[table].changes += count
         if batch.commits:
@@ -272,7 +274,7 @@ class Following:
         with self._database.query() as cursor:
             found = find_slot(cursor, slot)
             published = published_tables(cursor, self._publication)
-        for name, noted in self._control.tables.items():
+        for name, noted in self._declared.items():
             if name not in published:
                 raise CopyStaleError(name, "it left the publication")
             if not is_same_mark(noted.published, published[name].mark):
