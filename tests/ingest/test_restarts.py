@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,6 +15,7 @@ from streamfold.errors import RetryLaterError
 from streamfold.follow.clients.client import Appended, StreamClient
 from streamfold.follow.clients.s2 import S2Client
 from streamfold.ingest.postgres.ingester import IngestOptions
+from streamfold.ingest.postgres.pgoutput import parse_lsn
 from streamfold.ingest.streams import BasinStreams
 from streamfold.model.records import Record
 from tests.ingest.conftest import BASIN
@@ -20,6 +24,8 @@ from tests.ingest.postgres import (
     database_name,
     execute,
     following,
+    restart,
+    temporary_postgres,
 )
 
 TABLES = ("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE other (id int PRIMARY KEY)")
@@ -28,6 +34,40 @@ TABLES = ("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE other (id int PRI
 def options(database: str, *tables: str) -> IngestOptions:
     # Longer than the second between two confirmations, as the default is.
     return IngestOptions(tables, slot=database_name(database), heartbeat=2.0)
+
+
+def write_elsewhere(database: str) -> int:
+    """Write log that has no change of `t`; returns its end."""
+    statement = "INSERT INTO other SELECT coalesce(max(id), 0) + 1 FROM other"
+    ((end,),) = execute(database, statement, "SELECT pg_current_wal_lsn()::text")
+    return parse_lsn(end)
+
+
+def wait_for_slot(database: str, slot: str, position: int) -> int:
+    """Wait until the slot is confirmed up to a position; returns where it is then."""
+    query = f"SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = '{slot}'"
+    while True:
+        ((confirmed,),) = execute(database, query)
+        if parse_lsn(confirmed) >= position:
+            return parse_lsn(confirmed)
+        time.sleep(0.02)
+
+
+async def noted_position(s2: S2, chosen: IngestOptions) -> int:
+    control = stream(s2, chosen.control_stream)
+    tail = await control.check_tail()
+    (last,) = await control.peek(tail.seq_num - 1, 1)
+    return parse_lsn(dict(last.headers)[b"lsn"].decode())
+
+
+async def check_follows(database: str, s2: S2, chosen: IngestOptions, row: int) -> None:
+    """Start an ingester again; a new row arrives, and nothing was copied again."""
+    async with ingesting(database, s2, chosen) as running:
+        await running.followed()
+        execute(database, f"INSERT INTO t VALUES ({row})")
+        async with following(stream(s2, "public.t"), ["id"]) as until:
+            rebuilt = await until(lambda table: (row,) in table.rows)
+    assert "t" not in {body["op"] for body in rebuilt.bodies}
 
 
 class FailingClient(S2Client):
@@ -64,6 +104,67 @@ class FailingStreams(BasinStreams):
         return self.clients[name]
 
 
+async def test_log_of_other_tables_is_noted_before_it_is_confirmed(database: str, s2: S2) -> None:
+    execute(database, *TABLES)
+    chosen = options(database, "t")
+    async with ingesting(database, s2, chosen) as running:
+        await running.followed()
+        for _ in range(2):
+            end = write_elsewhere(database)
+            confirmed = await asyncio.to_thread(wait_for_slot, database, chosen.slot, end)
+            assert await noted_position(s2, chosen) >= confirmed
+    await check_follows(database, s2, chosen, 1)
+
+
+async def test_published_tables_that_are_not_followed_cost_no_copy_after_a_restart(
+    database: str, s2: S2
+) -> None:
+    publication = "CREATE PUBLICATION streamfold FOR ALL TABLES WITH (publish_via_partition_root)"
+    execute(database, *TABLES, publication)
+    chosen = replace(options(database, "t"), heartbeat=60.0)
+    async with ingesting(database, s2, chosen) as running:
+        await running.followed()
+    # Read together, so that one batch ends with a commit that has no record.
+    execute(database, "INSERT INTO t VALUES (1)")
+    write_elsewhere(database)
+    async with ingesting(database, s2, chosen) as running:
+        async with following(stream(s2, "public.t"), ["id"]) as until:
+            rebuilt = await until(lambda table: (1,) in table.rows)
+        ((commit, _),) = rebuilt.positions
+        await asyncio.to_thread(wait_for_slot, database, chosen.slot, parse_lsn(commit))
+    await check_follows(database, s2, chosen, 2)
+
+
+async def test_a_failed_append_after_log_of_other_tables_is_repeated(database: str, s2: S2) -> None:
+    execute(database, *TABLES)
+    chosen, streams = options(database, "t"), FailingStreams(s2)
+    async with ingesting(database, s2, chosen, streams=streams) as running:
+        await running.followed()
+        end = write_elsewhere(database)
+        await asyncio.to_thread(wait_for_slot, database, chosen.slot, end)
+        streams.clients["public.t"].failing = True
+        execute(database, "INSERT INTO t VALUES (1)")
+        async with following(stream(s2, "public.t"), ["id"]) as until:
+            rebuilt = await until(lambda table: (1,) in table.rows)
+        assert running.ingest.progress.failures == 1
+    assert len(rebuilt.positions) == 1
+
+
+async def test_a_table_that_is_not_followed_any_more_costs_the_others_no_copy(
+    database: str, s2: S2
+) -> None:
+    execute(database, *TABLES)
+    both = replace(options(database, "t", "other"), heartbeat=60.0)
+    async with ingesting(database, s2, both) as running:
+        await running.followed()
+        write_elsewhere(database)
+        async with following(stream(s2, "public.other"), ["id"]) as until:
+            rebuilt = await until(lambda table: (1,) in table.rows)
+        ((commit, _),) = rebuilt.positions
+        await asyncio.to_thread(wait_for_slot, database, both.slot, parse_lsn(commit))
+    await check_follows(database, s2, replace(both, tables=("t",)), 1)
+
+
 @pytest.mark.parametrize("one_stream", ["", "all"], ids=["a stream for each", "one stream"])
 async def test_added_columns_are_declared_again_after_a_failed_append(
     database: str, s2: S2, one_stream: str
@@ -89,3 +190,19 @@ async def test_added_columns_are_declared_again_after_a_failed_append(
     assert [body["op"] for body in rebuilt.bodies][-3:] == ["s", "c", "c"]
     assert declared[-1]
     assert declared.count(True) == 1
+
+
+async def test_an_orderly_restart_of_postgres_costs_no_copy(s2: S2) -> None:
+    """While it stops, PostgreSQL asks for an answer, and psycopg2 gives it."""
+    with temporary_postgres() as uri:
+        execute(uri, *TABLES)
+        chosen = replace(options(uri, "t"), heartbeat=60.0)
+        async with ingesting(uri, s2, chosen) as running:
+            await running.followed()
+            write_elsewhere(uri)
+            await asyncio.to_thread(restart, uri, signal.SIGINT)
+            execute(uri, "INSERT INTO t VALUES (1)")
+            async with following(stream(s2, "public.t"), ["id"]) as until:
+                await until(lambda table: (1,) in table.rows)
+            assert running.ingest.progress.sessions > 1
+        await check_follows(uri, s2, chosen, 2)

@@ -12,9 +12,10 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Final
 
-from streamfold.errors import RetryLaterError
+from streamfold.errors import RetryLaterError, StreamfoldError
 from streamfold.extras import needing_extra
 from streamfold.ingest.errors import (
     CopyStaleError,
@@ -28,6 +29,7 @@ from streamfold.ingest.postgres.connection import Database, named_failures
 from streamfold.ingest.postgres.control import Control, TableNote
 from streamfold.ingest.postgres.pgoutput import (
     LSN_ZERO,
+    Begin,
     Lsn,
     Relation,
     decode_message,
@@ -50,6 +52,8 @@ _BATCH_BYTES: Final = 4 << 20
 _MESSAGES: Final = 2000
 #: Seconds between two confirmations at least; PostgreSQL frees its log by them.
 _CONFIRM: Final = 1.0
+#: Seconds that the last note of a session may take: the ingester is being stopped.
+_NOTE_END: Final = 5.0
 _DOMAINS = """
 WITH RECURSIVE d AS (
     SELECT oid, typbasetype FROM pg_type WHERE typtype = 'd'
@@ -70,6 +74,7 @@ class _Batch:
     changes: Counter[str] = field(default_factory=Counter)
     size: int = 0
     commits: int = 0
+    #: Of the last commit that has a record in the batch.
     lsn: Lsn = LSN_ZERO
     committed_at: int = 0
     #: By table: the columns that records of the batch declare.
@@ -106,7 +111,15 @@ class Following:
         )
         #: Tables with the columns that are declared, also by records that are not appended yet.
         self._declared = dict(control.tables)
+        #: What PostgreSQL may be sent as confirmed: a stream or a note has it.
         self._confirmed = Lsn(0)
+        #: The streams have every change before it; beyond `_confirmed` only a note makes it durable.
+        self._reached = Lsn(0)
+        #: The last confirmation that was sent, and when.
+        self._sent, self._sent_at = Lsn(0), time.monotonic()
+        #: When psycopg2 last sent feedback, which it also does when PostgreSQL asks for an answer.
+        self._answered_at: datetime | None = None
+        self._noting = asyncio.Lock()
         self._batch = _Batch()
         self._appending: asyncio.Task[None] | None = None
         #: Seconds spent waiting for the server since it last sent anything.
@@ -133,23 +146,30 @@ class Following:
                 self._appending.cancel()
                 await asyncio.gather(self._appending, return_exceptions=True)
             connection.close()
+            await self._note_end()
 
     async def _loop(self, cursor: Any, slot: str, heartbeat: float, silence: float) -> None:
         confirmed_at = noted_at = time.monotonic()
+        self._answered_at = cursor.feedback_timestamp
         while True:
             drained = await self._read(cursor)
             await self._append(wait=not drained)
             now = time.monotonic()
-            if drained and self._is_idle():
-                self._progress.caught_up_at = time.time()
+            if self._is_idle():
+                self._reached = max(self._reached, Lsn(cursor.wal_end))
+                if drained:
+                    self._progress.caught_up_at = time.time()
             if now - noted_at >= heartbeat:
                 noted_at = now
-                await self._note_quiet(cursor)
+                await self._note_reached()
                 await asyncio.to_thread(self._observe, slot)
                 self._on_progress()
+            if cursor.feedback_timestamp != self._answered_at:
+                self._answered_at = cursor.feedback_timestamp
+                await self._note_reached()
             if now - confirmed_at >= _CONFIRM:
                 confirmed_at = now
-                self._confirm(cursor, silence)
+                await self._confirm(cursor, silence)
             if drained:
                 await self._wait(cursor.connection, min(_CONFIRM, heartbeat))
 
@@ -179,11 +199,15 @@ class Following:
             event = decode_message(message.payload)
             if isinstance(event, Relation):
                 await asyncio.to_thread(self._load_domains)
-            for table, record in self.changes.feed(event):
+            elif isinstance(event, Begin) and self._is_idle():
+                self._reached = max(self._reached, event.commit_lsn)
+            found = list(self.changes.feed(event))
+            for table, record in found:
                 self._batch.records[self._streams[table].name].append(record)
                 self._batch.changes[table] += 1
                 self._batch.size += len(record.body)
-            if not self.changes.in_transaction and self.changes.committed > self._batch.lsn:
+            # A commit without a record is in no stream: it counts when `_note_reached` has noted it.
+            if found and not self.changes.in_transaction:
                 self._batch.commits += 1
                 self._batch.lsn = self.changes.committed
                 self._batch.committed_at = self.changes.committed_at
@@ -250,7 +274,7 @@ class Following:
         if batch.declared:
             # After the appends: a note before them would outlive a declaration that failed.
             self._control.tables.update(batch.declared)
-            await self._control.note(self._control.lsn)
+            await self._note(self._control.lsn)
         for table, count in batch.changes.items():
             self._progress.tables[table].changes += count
         if batch.commits:
@@ -262,12 +286,20 @@ class Following:
         busy = self._appending is not None or self._batch.records
         return not busy and not self.changes.in_transaction
 
-    async def _note_quiet(self, cursor: Any) -> None:
-        """Move on although no table changes, so that PostgreSQL need not keep its log."""
-        received = Lsn(cursor.wal_end)
-        if self._is_idle() and received > max(self._confirmed, self._control.lsn):
-            await self._control.note(received)
-            self._confirmed = received
+    async def _note_reached(self) -> None:
+        """Note log without a change of the tables, so that PostgreSQL need not keep it."""
+        if self._has_unnoted():
+            reached = self._reached
+            await self._note(reached)
+            self._confirmed = max(self._confirmed, reached)
+
+    def _has_unnoted(self) -> bool:
+        """Return whether log was received that neither a stream nor a note has."""
+        return self._reached > max(self._confirmed, self._control.lsn)
+
+    async def _note(self, lsn: Lsn) -> None:
+        async with self._noting:  # batches note what they declare
+            await self._control.note(max(lsn, self._control.lsn))
 
     def _observe(self, slot: str) -> None:
         """Look at slot and publication as the server sees them."""
@@ -291,20 +323,43 @@ class Following:
                 slot,
             )
 
-    def _confirm(self, cursor: Any, silence: float) -> None:
-        """Confirm what the streams have, and ask for an answer if the server was silent for long."""
+    async def _confirm(self, cursor: Any, silence: float) -> None:
+        """Confirm what the streams have, and ask for an answer if the server was silent for long.
+
+        psycopg2 confirms all log that it received without a change, whatever it is given. So while
+        such log is not noted, feedback waits for the next note, or for a change that comes after it.
+        """
         if self._silent > silence:
             raise SourceUnavailableError(
                 f"{self._database.shown} is unavailable: it sent nothing for {self._silent:.0f} s"
             )
-        cursor.send_feedback(
-            write_lsn=self._confirmed,
-            flush_lsn=self._confirmed,
-            apply_lsn=self._confirmed,
-            reply=self._silent > silence / 2,
-            force=True,
-        )
-        if self._confirmed:
-            self._progress.confirmed = lsn_text(self._confirmed)
+        asks = self._silent > silence / 2
+        if asks or time.monotonic() - self._sent_at > silence / 4:
+            await self._note_reached()
+        if self._confirmed > self._sent or not self._has_unnoted():
+            cursor.send_feedback(
+                write_lsn=self._confirmed,
+                flush_lsn=self._confirmed,
+                apply_lsn=self._confirmed,
+                reply=asks,
+                force=True,
+            )
+            self._sent, self._sent_at = self._confirmed, time.monotonic()
+            self._answered_at = cursor.feedback_timestamp
+        if self._sent:
+            self._progress.confirmed = lsn_text(self._sent)
         if cursor.connection.closed:
             raise SourceUnavailableError(f"{self._database.shown} closed the connection")
+
+    async def _note_end(self) -> None:
+        """Note how far the session came: the next one may follow fewer tables."""
+        reached = max(self._confirmed, self._reached)
+        if reached <= self._control.lsn:
+            return
+        try:
+            async with asyncio.timeout(_NOTE_END):
+                await self._note(reached)
+        except (StreamfoldError, TimeoutError) as error:
+            logger.warning(
+                "the end of the session at %s is not noted: %s", lsn_text(reached), error
+            )
