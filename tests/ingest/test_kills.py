@@ -181,6 +181,8 @@ async def test_killed_parts_lose_and_repeat_nothing(tmp_path: Path) -> None:
         )
         load = Load(database, seed=11)
         server, process = await serving.start(), await start(*arguments)
+        # On a slow machine the first copy would otherwise hold most of the load's changes.
+        await line_with(process, b"following")
         load.start()
         try:
             for number in range(ROUNDS):
