@@ -39,6 +39,7 @@ from streamfold.store.read.requests import ReadBatch, ReadRequest, from_seq_num
 from streamfold.store.read.seek import apply_retention, seek_timestamp
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import wall_clock
+from streamfold.store.upkeep.live_bytes import LiveBytes
 
 #: Milliseconds that a checkpoint outlives a reader that was killed, and between two renewals of it.
 _CHECKPOINT_LIFETIME, _RENEWAL = 600_000, 60_000
@@ -71,6 +72,11 @@ class ReaderEngine(SlateEngine):
     def __init__(self, reader: Any) -> None:
         self._reader = reader
         self._reads = _ReaderReads(reader, READ)
+
+    @property
+    def epoch(self) -> int:
+        """Earlier than every opening by a writer, so that no ResumeRow counts."""
+        return 0
 
     @classmethod
     async def open_reader(cls, location: Location) -> ReaderEngine:
@@ -190,13 +196,20 @@ async def open_read_only(
     try:
         engine = await ReaderEngine.open_reader(location)
         try:
-            settings = StoreSettings()
-            admission = Admission(settings.inflight_bytes)
-            yield StoredStreams(await Mount.start(engine, settings, admission, wall_clock))
+            yield StoredStreams(_mount(engine))
         finally:
             await engine.close()
     finally:
         await asyncio.to_thread(location.close)
+
+
+def _mount(engine: ReaderEngine) -> Mount:
+    """What `Mount.start` returns, without what only a writer needs: ids, bytes, rows to resume from."""
+    settings = StoreSettings()
+    admission = Admission(settings.inflight_bytes)
+    mount = Mount(engine, settings, admission, wall_clock, 1, LiveBytes(None), engine.epoch)
+    mount.idle.may_write = lambda: False
+    return mount
 
 
 def _check_exists(url: str) -> None:
