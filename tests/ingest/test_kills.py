@@ -11,7 +11,6 @@ from contextlib import closing
 from pathlib import Path
 
 import psycopg2
-import pytest
 from s2_sdk import S2, Endpoints
 
 from tests.ingest.conftest import BASIN
@@ -123,7 +122,6 @@ CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON t FOR EACH ROW EXECUTE F
 """
 
 
-@pytest.mark.skipif(not PROVE, reason="test_one_stream has the quick form")
 async def test_a_killed_ingester_of_one_stream_loses_and_repeats_nothing(
     database: str, s2: S2, endpoint: str
 ) -> None:
