@@ -20,13 +20,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-import pyarrow as pa
-
-from streamfold.archive.engines.column_types import DUCKDB, Columns
-from streamfold.archive.errors import StatementFailedError
-from streamfold.archive.read.reader import Archive
 from streamfold.blob.local_files import finish
 from streamfold.extras import needing_extra
+
+with needing_extra("archive"):
+    import pyarrow as pa
+
+    from streamfold.archive.engines.column_types import DUCKDB, Columns
+    from streamfold.archive.errors import StatementFailedError
+    from streamfold.archive.read.reader import Archive
 
 if TYPE_CHECKING:
     import duckdb
