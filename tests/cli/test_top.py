@@ -60,9 +60,10 @@ async def test_appends_and_followers_are_seen(shell: Shell, stream_uri: str) -> 
         shell.running("top", "--json", "--interval", "0.3") as view_,
         shell.running("read", stream_uri, "--follow") as follower,
     ):
+        # A rate is the difference to the reading before: the first one must come before the append.
+        seen = [json.loads(await line_of(view_))]
         await asyncio.to_thread(shell.ok, "append", stream_uri, stdin=b"one\ntwo\n")
         assert await line_of(follower) == "one\n"
-        seen = [json.loads(await line_of(view_))]
         while not (seen[-1]["followers"] and any(one["records_per_second"] for one in seen)):
             seen.append(json.loads(await line_of(view_)))
     assert seen[-1]["memory_bytes"] > 1 << 20
