@@ -22,6 +22,7 @@ from streamfold.cli.publishing.plan import Plan
 from streamfold.cli.publishing.status import Screen, SlotWatch, StatusBoard
 from streamfold.cli.target import find_target
 from streamfold.errors import ConflictError, StreamfoldError
+from streamfold.http_client import AsyncHttp, build_request
 from streamfold.ingest.postgres.connection import Database
 from streamfold.ingest.postgres.pgoutput import Lsn
 from streamfold.snapshotter.status import TableStatus
@@ -57,6 +58,7 @@ class PublishRun:
         self._serving = asyncio.Event()
         self._url = plan.endpoint or ""
         self._stop, self._hurry = asyncio.Event(), asyncio.Event()
+        self._http = AsyncHttp()
         self._environment = environment
         #: In the order in which they are stopped: the source first, so that the archive gets it all.
         self._parts: dict[str, tuple[Part, asyncio.Task[None]]] = {}
@@ -108,14 +110,13 @@ class PublishRun:
         await self._create_basin()
         self._announce()
         self._start("ingest", self._board.on_ingest)
-        async with httpx.AsyncClient(timeout=_STATUS_TIMEOUT, trust_env=False) as http:
-            while not await self._is_done(until):
-                await self._look(http)
-                self._screen.show(self._board.tables())
-                if self._board.all_copied and "snapshotter" not in self._parts:
-                    self._plan.snapshotter_file.write_text(self._plan.snapshotter(self._url))
-                    self._start("snapshotter", self._on_snapshotter)
-                await asyncio.sleep(_LOOK)
+        while not await self._is_done(until):
+            await self._look()
+            self._screen.show(self._board.tables())
+            if self._board.all_copied and "snapshotter" not in self._parts:
+                self._plan.snapshotter_file.write_text(self._plan.snapshotter(self._url))
+                self._start("snapshotter", self._on_snapshotter)
+            await asyncio.sleep(_LOOK)
 
     def _start(self, name: str, on_object: Any) -> None:
         part = Part(
@@ -179,18 +180,19 @@ class PublishRun:
     def _client(self) -> S2:
         return open_client(find_target(self._url, self._plan.token_file, None))
 
-    async def _look(self, http: httpx.AsyncClient) -> None:
+    async def _look(self) -> None:
         """Ask database and snapshotter for their status; a part that does not answer keeps its last."""
         try:
             self._board.on_slot(await asyncio.to_thread(self._slot.read))
         except StreamfoldError as error:
             self._board.database_error = error.message
         if self._status_port:
+            here = httpx.URL(f"http://127.0.0.1:{self._status_port}")
+            asked = build_request("GET", here, "/status", {}, timeout=_STATUS_TIMEOUT)
             with suppress(httpx.TransportError):
-                answer = await http.get(f"http://127.0.0.1:{self._status_port}/status")
-                self._board.on_snapshotter(
-                    msgspec.json.decode(answer.content, type=_Statuses).tables
-                )
+                async with self._http.send(asked) as answer:
+                    found = msgspec.json.decode(await answer.aread(), type=_Statuses)
+                self._board.on_snapshotter(found.tables)
         if self._board.all_copied:
             self._recopy = False
 

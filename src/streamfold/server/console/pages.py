@@ -16,7 +16,6 @@ from blake3 import blake3
 
 from streamfold import __version__
 from streamfold.server.auth import Access
-from streamfold.server.console.snapshotters import Snapshotters
 from streamfold.server.http.bodies import answer, answer_json
 from streamfold.server.http.drain import DrainGate
 from streamfold.server.http.request import Request
@@ -82,6 +81,9 @@ def add_console(
 
         Tables(settings.tables, access, drain_gate).add_to(router, f"{ROOT}/tables")
     if settings.snapshotters:
+        # An HTTP client takes a tenth of a second to import, which no other part of a start needs.
+        from streamfold.server.console.snapshotters import Snapshotters
+
         Snapshotters(settings.snapshotters, access).add_to(router, f"{ROOT}/snapshotters")
     for method in ("GET", "HEAD"):
         router.add(method, ROOT, PUBLIC, console.redirect)
