@@ -86,12 +86,15 @@ class Proxy:
                     client.sendall(b"S")
                 client = self._tls.wrap_socket(client, server_side=True)
             server = socket.socket(self._family, socket.SOCK_STREAM)
-            server.connect(self._address)
         except OSError:
             client.close()
             return
         with self._lock:
             self._open |= {client, server}
+        with suppress(OSError):
+            server.connect(self._address)
+        if self._refusing:  # since it was accepted
+            self.cut(refuse=True)
         for source, target, counted in ((client, server, False), (server, client, True)):
             threading.Thread(target=self._pump, args=(source, target, counted), daemon=True).start()
 
@@ -111,6 +114,9 @@ class Proxy:
         for end in (source, target):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
+        with self._lock:
+            self._open.discard(source)
+        source.close()
 
 
 @contextmanager
