@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -145,6 +147,20 @@ async def test_a_cache_without_room_still_serves_the_table(tmp_path: Path) -> No
         Cache(tmp_path, -1)
     with pytest.raises(InvalidError, match="name another"):
         Cache(tmp_path / "lock" / "below a file")
+
+
+def test_an_eviction_waits_for_one_that_may_have_listed_the_files_before(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, 0)
+    for name in ("a" * 64, "b" * 64):
+        cache.path(name).parent.mkdir()
+        cache.path(name).write_bytes(b"cached")
+    with (tmp_path / "lock").open("a") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        evicting = threading.Thread(target=cache.evict)
+        evicting.start()
+        assert len(_entries(tmp_path)) == 2
+    evicting.join()
+    assert _entries(tmp_path) == []
 
 
 async def test_what_a_dead_process_left_in_the_cache_goes_when_it_is_old(tmp_path: Path) -> None:

@@ -320,7 +320,8 @@ def test_destinations_and_servers_are_checked_without_spark_and_the_others_conti
     assert (bad.state, lost.state) == (State.RETRYING, State.RETRYING)
     assert bad.last_error is not None
     assert bad.last_error.message.startswith("folder /dev/null/x cannot be used (Not a directory)")
-    assert bad.counts.destination_errors == {"file:///dev/null/x/": 1}
+    assert bad.counts.destination_errors.keys() == {"file:///dev/null/x/"}
+    assert bad.counts.destination_errors["file:///dev/null/x/"] >= 1  # checked until it publishes
     assert lost.last_error is not None
     assert lost.last_error.message.startswith(f"source.server {nobody} cannot be reached")
     assert set(lost.counts.destination_errors.values()) == {0}

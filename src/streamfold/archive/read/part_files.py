@@ -109,9 +109,7 @@ class Cache:
 
     def evict(self, spare: Path | None = None) -> None:
         """Delete the least recently used files until the bound holds; never `spare`."""
-        with self._lock() as alone:
-            if not alone:
-                return  # another process is evicting, and sees what this one added
+        with self._lock():
             found = sorted(self._files(), key=lambda file: file[0])
             excess = sum(size for _, size, _ in found) - self.max_bytes
             for used, size, path in found:
@@ -127,14 +125,11 @@ class Cache:
                 yield status.st_mtime, status.st_size, path
 
     @contextmanager
-    def _lock(self) -> Iterator[bool]:
+    def _lock(self) -> Iterator[None]:
+        """Wait for other evictions: one that has listed the files does not see what came since."""
         with (self.folder / LOCK).open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-                return
-            yield True
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
 
 def digest_of(path: Path) -> str:
