@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from pathlib import Path
@@ -61,6 +62,10 @@ def verb(name: str, *, changes: bool = False) -> Callable[[Verb], click.Command]
                 from streamfold.cli.errors_from_s2 import failure_from_s2
 
                 raise failure_from_s2(error, changes=changes) from error
+            finally:
+                # The process ends now. Without this, the interpreter would first search everything
+                # that was imported for cycles: a fifth of the processor time of a short verb.
+                gc.freeze()
 
         command = click.command(name)(run)
         command.params.extend((*TARGET_OPTIONS, JSON_OPTION))

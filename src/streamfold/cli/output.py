@@ -7,14 +7,18 @@ import os
 import stat
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from time import monotonic
+from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from streamfold.cli.exit_status import ExitStatus, OutputClosedError, VerbFailedError
 from streamfold.cli.json_output import Shape
 from streamfold.cli.terminal import aligned, inert_text, styled
+
+if TYPE_CHECKING:
+    from msgspec.json import Encoder
 
 #: Characters of a name in a list, and rows that are aligned with each other.
 _NAME_WIDTH, _TABLE_ROWS = 32, 500
@@ -29,7 +33,13 @@ class Output:
         self.as_json = as_json
         #: Whether a person reads it: with headings, and without what a terminal would obey.
         self.at_terminal = sys.stdout.isatty()
-        self._encoder = msgspec.json.Encoder()
+
+    @cached_property
+    def _encoder(self) -> Encoder:
+        # Here, because a verb that prints text should not wait for it.
+        from msgspec.json import Encoder
+
+        return Encoder()
 
     def show(self, shape: Mapping[str, object], text: str) -> None:
         """Print `shape` as a line of JSON, or `text`."""
