@@ -88,6 +88,19 @@ _WRITTEN: Final[dict[str, Schema]] = {
     "Locations": _array(_ref("Location")),
     "LocationName": {"type": "string"},
     "Snapshots": _array({"type": "object"}),
+    "Origin": _object("seq_num sub_offset", stream="string", seq_num="integer", sub_offset="integer"),
+    "Fork": _object(
+        "stream origin created_at", stream="string", origin=_ref("Origin"), created_at="integer",
+        deleted_at="integer",
+    ),
+    "ForkPage": _object("forks", origin=_ref("Origin"), forks=_array(_ref("Fork")), next="integer"),
+    "Producer": _object(
+        "id epoch next_seq last_seen_at", id="string", epoch="integer", next_seq="integer",
+        last_seen_at="integer",
+    ),
+    "ProducerPage": _object(
+        "producers has_more", producers=_array(_ref("Producer")), has_more="boolean"
+    ),
 }  # fmt: skip
 
 
@@ -102,6 +115,7 @@ class About(NamedTuple):
 
 _RANGE: Final = "seq_num timestamp tail_offset count bytes until wait clamp"
 _LISTING: Final = "prefix start_after limit"
+_PAGE: Final = "start_after limit"
 _SERIES: Final = "set start end interval"
 _POINTS: Final = "offset live cursor"
 _MULTIPART: Final = "multipart/mixed"
@@ -146,6 +160,12 @@ _WORDS: Final[dict[str, dict[str, About]]] = {
         "PUT": About("Create the stream, or give it this configuration.", "StreamConfig", "StreamInfo"),
         "PATCH": About("Change the configuration of a stream.", "StreamConfig", "StreamConfig"),
         "DELETE": About("Delete a stream."),
+    },
+    "/v1/streams/{stream}/forks": {
+        "GET": About("Show what the stream was forked from, and its forks.", "", "ForkPage", _PAGE),
+    },
+    "/v1/streams/{stream}/producers": {
+        "GET": About("List the producers of a stream.", "", "ProducerPage", _PAGE),
     },
     "/v1/streams/{stream}/snapshots": _SNAPSHOTS,
     "/v1/streams/{stream}/snapshot": _NEWEST,

@@ -181,6 +181,13 @@ class Grant:
         """The stream that the caller means by `name`."""
         return parse_stream_name(self.stream_prefix + name)
 
+    def visible_stream_name(self, operation: Operation, basin: str, stream: str) -> str | None:
+        """The caller's name for a stream; None if the operation is not allowed on it."""
+        if not self.allows(operation, basin, stream):
+            return None
+        # A stream of just the prefix has no name that the caller could use.
+        return stream.removeprefix(self.stream_prefix) or None
+
     def list_basins(self, prefix: str, start_after: str, limit: int) -> Listing | None:
         """Which basins to list for the caller; None if it may see none of them."""
         return _narrow(self.basins, Listing(prefix, start_after, limit))

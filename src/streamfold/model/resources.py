@@ -91,6 +91,37 @@ class StreamTraits(msgspec.Struct, frozen=True, omit_defaults=True):
     origin: Origin | None = None
 
 
+class Fork(msgspec.Struct, frozen=True):
+    """A stream that reads the first records of another, directly or through other forks."""
+
+    name: StreamName
+    origin: Origin
+    #: Milliseconds since the Unix epoch.
+    created_at: int
+    #: Set while forks of the fork keep it.
+    deleted_at: int | None
+
+
+class ForkPage(msgspec.Struct, frozen=True):
+    """Some forks of a stream, oldest first."""
+
+    #: Where the stream itself was forked.
+    origin: Origin | None
+    forks: tuple[Fork, ...]
+    #: What to start after for the next page; None on the last one.
+    following: int | None
+
+
+class ProducerProgress(msgspec.Struct, frozen=True):
+    """How far a producer has come: its newest epoch, and what it appends next."""
+
+    id: str
+    epoch: int
+    next_seq: int
+    #: Time of its last append, ms since the Unix epoch.
+    last_seen_at: int
+
+
 class Producer(msgspec.Struct, frozen=True):
     """The producer, epoch and number of an append, by which repetitions are recognized."""
 

@@ -22,9 +22,10 @@ from streamfold.errors import (
 from streamfold.model import names
 from streamfold.model.configs import BasinConfig
 from streamfold.model.names import StreamRef
-from streamfold.model.resources import Claim, StreamStatus
+from streamfold.model.resources import Claim, ForkPage, Page, ProducerProgress, StreamStatus
 from streamfold.records.batch import RecordBatch
 from streamfold.store.appends import Appends, settle_refusal
+from streamfold.store.catalog import listing
 from streamfold.store.catalog.creation import Content, Creator, ForkSpec, StreamSpec, prepared
 from streamfold.store.catalog.snapshots import Publication, Snapshot
 from streamfold.store.log.admission import AppendRequest, Unrecorded
@@ -99,6 +100,21 @@ class DurableStreams:
         async with self._using(basin, stream) as (mounted, log):
             await apply_retention(mounted.mount, log)
             return log.status
+
+    async def forks(self, basin: str, stream: str, start_after: int, limit: int) -> ForkPage:
+        """Where the stream was forked, and a page of the streams that need its records."""
+        async with self._using(basin, stream) as (mounted, log):
+            origin = log.row.traits.origin if log.row.traits else None
+            engine = mounted.mount.engine
+            found, following = await listing.list_forks(engine, log.id, start_after, limit)
+            return ForkPage(origin, tuple(found), following)
+
+    async def producers(
+        self, basin: str, stream: str, start_after: str, limit: int
+    ) -> Page[ProducerProgress]:
+        """The durable progress of the stream's producers, in byte order of their ids."""
+        async with self._using(basin, stream) as (mounted, log):
+            return await listing.list_producers(mounted.mount.engine, log.id, start_after, limit)
 
     async def delete(self, basin: str, stream: str) -> None:
         """Delete the stream; records that forks need stay until the forks are deleted."""

@@ -189,8 +189,8 @@ def fork_id(key: bytes) -> int:
     return int.from_bytes(key[-8:], "big")
 
 
-def forks_span(stream_id: int) -> tuple[bytes, bytes]:
-    return fork(stream_id, 0), fork(stream_id, U64_MAX) + b"\x00"
+def forks_span(stream_id: int, start: int = 0) -> tuple[bytes, bytes]:
+    return fork(stream_id, start), fork(stream_id, U64_MAX) + b"\x00"
 
 
 def producer(stream_id: int, producer_id: str) -> bytes:
@@ -200,6 +200,11 @@ def producer(stream_id: int, producer_id: str) -> bytes:
 def producers_span(stream_id: int) -> tuple[bytes, bytes]:
     start = producer(stream_id, "")
     return start, start + b"\xff"  # no byte of UTF-8 is 0xff
+
+
+def producers_after(stream_id: int, producer_id: str) -> tuple[bytes, bytes]:
+    start, end = producers_span(stream_id)
+    return start + producer_id.encode() + b"\x00" if producer_id else start, end
 
 
 def producer_id(key: bytes) -> str:

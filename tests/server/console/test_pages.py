@@ -15,6 +15,7 @@ ROOT_TOKEN = "the-root-token-of-this-test"
 #: Addresses of all pages.
 PAGES = ("", "basins", f"basins/{BASIN}", f"basins/{BASIN}?tab=usage", f"basins/{BASIN}/{STREAM}",
          f"basins/{BASIN}/{STREAM}?seq=0", f"basins/{BASIN}/{STREAM}?tab=snapshots",
+         f"basins/{BASIN}/{STREAM}?tab=forks", f"basins/{BASIN}/{STREAM}?tab=producers",
          f"basins/{BASIN}/{STREAM}?tab=usage", "tokens", "no-such-page")  # fmt: skip
 #: Controls whose name a screen reader could not say.
 NAMELESS = """() => [...document.querySelectorAll("button, a, input, select, textarea, [role=listbox]")]
@@ -92,6 +93,29 @@ def test_a_snapshot_is_published_listed_and_downloaded(
         page.get_by_role("button", name="Download snapshot at 2").click()
     download.value.save_as(tmp_path / "snapshot")
     assert (tmp_path / "snapshot").read_text() == "<script>alert(1)</script>"
+
+
+def test_a_stream_shows_its_forks_its_origin_and_its_producers(
+    server: ConsoleServer, page: Page
+) -> None:
+    kind = {"content-type": "application/json"}
+    server.http.put(f"/{BASIN}/trunk", headers=kind, content=b"[0,1,2]").raise_for_status()
+    fork = {"stream-forked-from": f"/{BASIN}/trunk", "stream-fork-offset": f"{2:016d}_{0:016d}"}
+    server.http.put(f"/{BASIN}/branch", headers=kind | fork).raise_for_status()
+    named = {"producer-id": "<b>loader</b>", "producer-epoch": "4", "producer-seq": "0"}
+    server.http.post(f"/{BASIN}/trunk", headers=kind | named, content=b"[3]").raise_for_status()
+    page.goto(server.page("basins", BASIN, "trunk"))
+    page.get_by_role("link", name="Forks", exact=True).click()
+    expect(page.get_by_role("row", name="branch")).to_contain_text("trunk at 2")
+    page.get_by_role("link", name="Producers", exact=True).click()
+    producer = page.get_by_role("row").filter(has_text="<b>loader</b>")
+    expect(producer.get_by_role("cell").nth(1)).to_have_text("4")
+    expect(producer.get_by_role("cell").nth(2)).to_have_text("1")
+    page.goto(server.page("basins", BASIN, "branch", query="?tab=forks"))
+    expect(page.get_by_text("Forked from trunk at 2")).to_be_visible()
+    expect(page.get_by_text("No stream is forked from this one")).to_be_visible()
+    page.get_by_role("link", name="Producers", exact=True).click()
+    expect(page.get_by_text("No producer appends to this stream")).to_be_visible()
 
 
 def test_a_token_is_issued_shown_once_and_revoked(server: ConsoleServer, page: Page) -> None:

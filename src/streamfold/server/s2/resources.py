@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from streamfold.errors import InvalidError
 from streamfold.model.access_tokens import AccessToken, Operation
 from streamfold.model.configs import SYSTEM_DEFAULTS, StorageClass
+from streamfold.model.grants import Grant
 from streamfold.model.metrics import Interval, Metric
 from streamfold.model.names import BasinName, StreamName
-from streamfold.model.resources import BasinInfo, Page, Provision, StreamInfo
+from streamfold.model.resources import BasinInfo, Origin, Page, Provision, StreamInfo
 from streamfold.server.auth import Access
-from streamfold.server.http.bodies import JSON, answer, read_json, read_optional_json
+from streamfold.server.http.bodies import (
+    JSON,
+    answer,
+    answer_json,
+    read_json,
+    read_optional_json,
+)
 from streamfold.server.http.request import LIST_ROOM, Request, text_of
 from streamfold.store.catalog.account import Account as StoreAccount
 from streamfold.store.store import StreamStore
@@ -159,6 +166,32 @@ class Streams:
         await self._store.delete_stream(*ref)
         await request.respond(202)
 
+    async def forks(self, request: Request, segment: str) -> None:
+        """Answer with the stream's origin and a page of its forks that the caller may see."""
+        basin, name = basin_of(request), stream_of(segment)
+        grant = await self._access.allow(request, Operation.GET_STREAM_CONFIG, basin, name)
+        start_after, limit = urls.parse_fork_list_query(request.query)
+        await request.reserve_answer(LIST_ROOM)
+        full_name = grant.full_stream_name(name)
+        page = await self._store.durable.forks(basin, full_name, start_after, limit)
+        shown = []
+        for fork in page.forks:
+            named = grant.visible_stream_name(Operation.GET_STREAM_CONFIG, basin, fork.name)
+            if named is not None:
+                times = {"created_at": fork.created_at, "deleted_at": fork.deleted_at}
+                origin = _shown_origin(grant, basin, fork.origin)
+                shown.append({"stream": named, "origin": origin} | times)
+        origin = _shown_origin(grant, basin, page.origin) if page.origin else None
+        await answer_json(request, {"origin": origin, "forks": shown, "next": page.following})
+
+    async def producers(self, request: Request, segment: str) -> None:
+        """Answer with a page of the producers that append to the stream."""
+        ref = await self._allowed(request, Operation.GET_STREAM_CONFIG, segment)
+        start_after, limit = urls.parse_producer_list_query(request.query)
+        await request.reserve_answer(LIST_ROOM)
+        page = await self._store.durable.producers(*ref, start_after, limit)
+        await answer_json(request, {"producers": page.items, "has_more": page.has_more})
+
     async def _allowed(
         self, request: Request, operation: Operation, segment: str
     ) -> tuple[BasinName, StreamName]:
@@ -166,6 +199,12 @@ class Streams:
         basin, stream = basin_of(request), stream_of(segment)
         grant = await self._access.allow(request, operation, basin, stream)
         return basin, grant.full_stream_name(stream)
+
+
+def _shown_origin(grant: Grant, basin: str, origin: Origin) -> dict[str, Any]:
+    """Where a fork starts; without the name of a source that the caller may not see."""
+    source = grant.visible_stream_name(Operation.GET_STREAM_CONFIG, basin, origin.stream)
+    return {"stream": source, "seq_num": origin.seq_num, "sub_offset": origin.sub_offset}
 
 
 def basin_of(request: Request) -> BasinName:

@@ -88,6 +88,8 @@ def _add_streams(router: Router, streams: Streams, usage: UsageRecorder) -> None
         ("PUT", path, Operation.CREATE_STREAM, streams.ensure),
         ("PATCH", path, Operation.RECONFIGURE_STREAM, streams.reconfigure),
         ("DELETE", path, Operation.DELETE_STREAM, streams.delete),
+        ("GET", f"{path}/forks", Operation.GET_STREAM_CONFIG, streams.forks),
+        ("GET", f"{path}/producers", Operation.GET_STREAM_CONFIG, streams.producers),
     ):
         router.add(method, where, operation, _counted(usage, operation, handler, _named_by_header))
 

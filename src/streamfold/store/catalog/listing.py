@@ -1,4 +1,4 @@
-"""Pages of basins, streams and access tokens, in byte order of their names."""
+"""Pages of basins, streams, access tokens and producers, in byte order of their names, and of forks."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from contextlib import aclosing
 from typing import TypeVar
 
 from streamfold.model.access_tokens import AccessToken
-from streamfold.model.resources import BasinInfo, Page, StreamInfo
+from streamfold.model.names import StreamName
+from streamfold.model.resources import BasinInfo, Fork, Page, ProducerProgress, StreamInfo
 from streamfold.store import keys, rows
 from streamfold.store.catalog.catalog import basin_info, stream_info
 from streamfold.store.engine.engine import Engine
-from streamfold.store.rows import BasinRow, StreamRow, TokenRow
+from streamfold.store.rows import BasinRow, ForkRow, ProducerRow, StreamRow, TokenRow
 
 #: Items on one page.
 LIST_MAX = 1000
@@ -56,6 +57,37 @@ async def list_access_tokens(
         return rows.decode(value, TokenRow).token if shown else None
 
     return await _read_page(engine, start, keys.TOKENS_END, limit, item)
+
+
+async def list_producers(
+    engine: Engine, stream_id: int, start_after: str, limit: int
+) -> Page[ProducerProgress]:
+    def item(key: bytes, value: bytes) -> ProducerProgress:
+        row = rows.decode(value, ProducerRow)
+        return ProducerProgress(keys.producer_id(key), row.epoch, row.seq + 1, row.at)
+
+    return await _read_page(engine, *keys.producers_after(stream_id, start_after), limit, item)
+
+
+async def list_forks(
+    engine: Engine, stream_id: int, start_after: int, limit: int
+) -> tuple[list[Fork], int | None]:
+    """Forks in the order of their creation, and what the next page starts after, if there is one."""
+
+    def item(key: bytes, value: bytes) -> tuple[int, ForkRow]:
+        return keys.fork_id(key), rows.decode(value, ForkRow)
+
+    span = keys.forks_span(stream_id, start_after + 1)
+    page = await _read_page(engine, *span, limit, item)
+    stored = await engine.get_many([keys.stream(row.basin, row.stream) for _, row in page.items])
+    found = []
+    for (fork_id, fork), value in zip(page.items, stored, strict=True):
+        row = rows.decode(value, StreamRow) if value is not None else None
+        # A name that is in use again is another stream: the background still removes this fork.
+        if row is not None and row.id == fork_id and row.traits and row.traits.origin:
+            origin = row.traits.origin
+            found.append(Fork(StreamName(fork.stream), origin, row.created_at, row.deleted_at))
+    return found, page.items[-1][0] if page.has_more else None
 
 
 async def _read_page(

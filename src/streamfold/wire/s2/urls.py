@@ -31,6 +31,8 @@ from streamfold.wire.text import SHOWN, decode_segment, parse_unsigned
 Name = TypeVar("Name", bound=str)
 #: Names in one page of a listing, at most and by default.
 PAGE_MAX = 1000
+#: Forks or producers in one page: each fork takes a read of its own, and their names are long.
+RELATED_MAX = 100
 #: Seconds that a unary read waits at most, however long it asked for.
 UNARY_WAIT_MAX = 60
 U32_MAX = 2**32 - 1
@@ -168,6 +170,18 @@ def parse_token_list_query(query: str) -> ListQuery:
     return _list_query(query, parse_token_id_prefix)
 
 
+def parse_fork_list_query(query: str) -> tuple[int, int]:
+    """What a page of forks starts after, as the page before it says, and its limit."""
+    params = _parse(query)
+    return _number(params, "start_after", U64_MAX - 1) or 0, _related_limit(params)
+
+
+def parse_producer_list_query(query: str) -> tuple[str, int]:
+    """The id that a page of producers starts after, and its limit."""
+    params = _parse(query)
+    return params.get("start_after", ""), _related_limit(params)
+
+
 def parse_metrics_query(query: str) -> MetricsQuery:
     """The parameters of a metrics request; the server decides which sets exist."""
     params = _parse(query)
@@ -203,6 +217,10 @@ def _list_query(query: str, parse_prefix: Callable[[str], str]) -> ListQuery:
     except InvalidError as error:
         raise BadQueryError(error.message) from None
     return ListQuery(prefix, start_after, min(limit, PAGE_MAX))
+
+
+def _related_limit(params: dict[str, str]) -> int:
+    return min(_number(params, "limit") or RELATED_MAX, RELATED_MAX)
 
 
 def _check_until(read: ReadQuery) -> None:

@@ -178,6 +178,11 @@ async function copyText(text) {
 
 export const Empty = ({ title, children }) => html`<div class="empty"><p class="title">${title}</p>${children}</div>`;
 
+/** Buttons to move between pages of a list: `cursors` are those of the pages up to this one, `next` that of the next. */
+export const Pager = ({ cursors, next, onMove }) => (cursors.length > 0 || (next ?? null) !== null) && html`<div class="body pager">
+  <${Button} disabled=${!cursors.length} onClick=${() => onMove(cursors.slice(0, -1))}>Previous<//>
+  <${Button} disabled=${(next ?? null) === null} onClick=${() => onMove([...cursors, next])}>Next<//></div>`;
+
 /** Tabs of a page, as links, so that each has an address. */
 export const Tabs = ({ label, items, current }) => html`<nav class="tabs" aria-label=${label}>
   ${items.map(({ id, href, text }) => html`<a key=${id} href=${href} aria-current=${id === current ? "page" : undefined}>${text}</a>`)}

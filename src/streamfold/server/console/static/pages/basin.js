@@ -4,7 +4,7 @@ import { html, useState } from "../vendor/htm-preact.js";
 import { getJson, list, request, streamPath } from "../api.js";
 import { ago } from "../format.js";
 import { go, link } from "../routes.js";
-import { Button, Confirm, Empty, Notice, Tabs, useConnection, useLoaded } from "../widgets.js";
+import { Button, Confirm, Empty, Notice, Pager, Tabs, useConnection, useLoaded } from "../widgets.js";
 import { Search } from "./basins.js";
 import { BasinDialog, CreateStreamDialog, retentionText } from "./config.js";
 import { Usage } from "./usage.js";
@@ -31,9 +31,7 @@ function StreamList({ basin, prefix, round, onDelete }) {
       <td><div class="row-actions"><${Button} icon="trash" kind="quiet" label=${`Delete stream ${name}`} disabled=${settings.read_only || Boolean(deleted_at)}
         onClick=${() => onDelete(name)} /></div></td>
     </tr>`)}</tbody></table></div>
-    ${(after.length > 0 || value?.more) && html`<div class="body pager">
-      <${Button} disabled=${!after.length} onClick=${() => setAfter(after.slice(0, -1))}>Previous<//>
-      <${Button} disabled=${!value?.more} onClick=${() => setAfter([...after, value.items.at(-1).name])}>Next<//></div>`}
+    <${Pager} cursors=${after} next=${value?.more ? value.items.at(-1).name : null} onMove=${setAfter} />
   </section>`;
 }
 

@@ -8,10 +8,12 @@ import { RecordBrowser } from "../records/browser.js";
 import { go, link } from "../routes.js";
 import { Button, Confirm, Field, FormDialog, Notice, Tabs, useConnection, useLoaded } from "../widgets.js";
 import { retentionText, StreamConfigDialog } from "./config.js";
+import { Forks, forksOf, Origin } from "./forks.js";
+import { Producers } from "./producers.js";
 import { Snapshots } from "./snapshots.js";
 import { Usage } from "./usage.js";
 
-const TABS = { records: "Records", snapshots: "Snapshots", usage: "Usage" };
+const TABS = { records: "Records", snapshots: "Snapshots", forks: "Forks", producers: "Producers", usage: "Usage" };
 
 /** What Durable Streams reports of a stream; an empty object where its name has no such path. */
 async function durableState(basin, stream) {
@@ -41,8 +43,9 @@ function KeyDialog({ basin, stream, cipher, onClose, onDone }) {
     <${Field} label="Key" hint="32 bytes in base64; empty removes it"><input type="password" autocomplete="off" value=${key} onInput=${(event) => setValue(event.target.value)} /><//><//>`;
 }
 
-function Facts({ config, state, range, info }) {
+function Facts({ basin, config, state, range, info, origin }) {
   return html`<div class="facts">
+    ${origin && html`<span>Forked from <${Origin} basin=${basin} origin=${origin} /></span>`}
     ${info?.created_at && html`<span title=${time(Date.parse(info.created_at))}>Created <b>${ago(Date.parse(info.created_at))}</b></span>`}
     ${range && html`<span>Records <b>${number(range.tail - range.first)}</b></span><span>Tail <b>${number(range.tail)}</b></span>`}
     ${config && html`<span>Retention <b>${retentionText(config.retention_policy)}</b></span><span>Timestamps <b>${config.timestamping.mode}</b></span>`}
@@ -63,6 +66,7 @@ export function StreamPage({ basin, stream, query }) {
   const info = useLoaded(() => infoOf(basin, stream), [round]);
   const [keyed, setKeyed] = useState(0);
   const state = useLoaded(() => durableState(basin, stream), [round]);
+  const origin = useLoaded(async () => (await forksOf(basin, stream)).origin, [round]);
   const close = () => setDialog(null);
   const changed = () => setRound((count) => count + 1);
   const remove = async () => {
@@ -86,11 +90,13 @@ export function StreamPage({ basin, stream, query }) {
       </div>
     </div>
     <${Notice} error=${config.error} />
-    <${Facts} config=${config.value} state=${state.value} range=${range} info=${info.value} />
+    <${Facts} basin=${basin} config=${config.value} state=${state.value} range=${range} info=${info.value} origin=${origin.value} />
     <${Tabs} label="Parts of the stream" current=${tab} items=${Object.entries(TABS).map(([id, text]) => ({
       id, text, href: link(["basins", basin, stream], { tab: id === "records" ? undefined : id }) }))} />
     ${tab === "records" && html`<${RecordBrowser} key=${keyed} basin=${basin} stream=${stream} query=${query} onTail=${setRange} />`}
     ${tab === "snapshots" && html`<${Snapshots} basin=${basin} stream=${stream} />`}
+    ${tab === "forks" && html`<${Forks} basin=${basin} stream=${stream} />`}
+    ${tab === "producers" && html`<${Producers} basin=${basin} stream=${stream} />`}
     ${tab === "usage" && html`<${Usage} basin=${basin} stream=${stream} />`}
     ${dialog === "append" && html`<${AppendDialog} ...${named} onDone=${() => {}} />`}
     ${dialog === "key" && html`<${KeyDialog} ...${named} cipher=${info.value.cipher} onDone=${() => setKeyed((count) => count + 1)} />`}
