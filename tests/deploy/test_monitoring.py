@@ -85,7 +85,7 @@ async def _of_server(data: Path) -> str:
 
 
 def _fetch(port: int) -> str:
-    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         text: str = answer.read().decode()
         return text
 

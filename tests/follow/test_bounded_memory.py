@@ -89,7 +89,7 @@ def test_200_megabytes_restore_within_twice_that(name: str, codec: str, tmp_path
             text = script.replace("{codec}", codec).replace("{name}", name)
             text = text.replace("{size}", str(SIZE))
             done = subprocess.run(
-                [sys.executable, "-c", text], env=env, capture_output=True, text=True, timeout=140
+                [sys.executable, "-c", text], env=env, capture_output=True, text=True, timeout=240
             )
             assert done.returncode == 0, done.stderr
             return done.stdout.strip()

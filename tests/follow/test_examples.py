@@ -24,7 +24,7 @@ def run(script: list[str], folder: Path, **env: str) -> str:
         env={**os.environ, **env},
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

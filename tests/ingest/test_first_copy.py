@@ -188,7 +188,7 @@ async def test_a_copy_that_has_no_row_yet_can_be_stopped(database: str) -> None:
     with source.query() as cursor:
         (table,) = find_tables(cursor, ["t"])
     sleeping = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
-    async with asyncio.timeout(30), exported_snapshot(source) as snapshot:
+    async with asyncio.timeout(60), exported_snapshot(source) as snapshot:
         async with copied_lines(
             source, table, snapshot.name, None, sql.SQL("pg_sleep(600)")
         ) as found:

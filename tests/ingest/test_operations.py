@@ -252,7 +252,7 @@ async def test_an_ingester_that_waits_for_a_transaction_to_end_can_be_stopped(
         f"AND datname = '{database_name(database)}'"
     )
     with closing(hold(database)):
-        async with ingesting(database, s2, options(database, "t")), asyncio.timeout(30):
+        async with ingesting(database, s2, options(database, "t")), asyncio.timeout(60):
             await asyncio.to_thread(wait_for_rows, database, waiting)
         assert not execute(database, waiting)
 

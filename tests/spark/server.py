@@ -74,7 +74,7 @@ class Server:
         process, self._process = self._process, None
         if process is not None:
             process.send_signal(number)
-            process.wait(30)
+            process.wait(60)
             if process.stdout:
                 process.stdout.close()
 

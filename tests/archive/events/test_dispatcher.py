@@ -68,7 +68,7 @@ async def test_a_dispatcher_without_sinks_runs_until_it_is_stopped(
 async def test_a_wake_is_enough(destination: Destination) -> None:
     table, sink = await Table.create(destination), MemorySink()
     async with (
-        asyncio.timeout(30),
+        asyncio.timeout(60),
         running(new_dispatcher(destination, {"sink": sink})) as dispatcher,
     ):
         await sink.wait_for(1)
@@ -82,7 +82,7 @@ async def test_commits_of_other_processes_are_found_without_a_wake(
 ) -> None:
     table, sink = await Table.create(destination), MemorySink()
     async with (
-        asyncio.timeout(30),
+        asyncio.timeout(60),
         running(new_dispatcher(destination, {"sink": sink}, poll_interval=0.01)),
     ):
         await sink.wait_for(1)
@@ -190,7 +190,7 @@ async def test_a_sink_that_hangs_stops_neither_the_commits_nor_the_others(
 ) -> None:
     table, quick, slow = await Table.create(destination), MemorySink(), HeldSink()
     async with (
-        asyncio.timeout(30),
+        asyncio.timeout(60),
         running(new_dispatcher(destination, {"quick": quick, "slow": slow})) as dispatcher,
     ):
         await slow.asked.wait()
@@ -208,7 +208,7 @@ async def test_a_sink_that_is_down_stops_no_other(destination: Destination) -> N
     table, up, down = await Table.create(destination), MemorySink(), MemorySink()
     await down.close()
     async with (
-        asyncio.timeout(30),
+        asyncio.timeout(60),
         running(new_dispatcher(destination, {"up": up, "down": down})) as dispatcher,
     ):
         for count in range(2, 5):
@@ -227,7 +227,7 @@ async def test_lag_counts_what_is_still_to_come(destination: Destination) -> Non
     for _ in range(4):
         await table.commit_diff()
     async with (
-        asyncio.timeout(30),
+        asyncio.timeout(60),
         running(new_dispatcher(destination, {"sink": sink})) as dispatcher,
     ):
         await sink.asked.wait()

@@ -36,9 +36,9 @@ def producer(name: str, epoch: int, seq: int) -> dict[str, str]:
 
 @asynccontextmanager
 async def browsing(server: Server, **options: object) -> AsyncIterator[httpx.AsyncClient]:
-    """A plain HTTP client of the server."""
+    """A plain HTTP client of the server, without timeouts: long-polls of tests may last a minute."""
     url = f"http://127.0.0.1:{server.port}"
-    async with httpx.AsyncClient(base_url=url, timeout=60, **options) as client:  # type: ignore[arg-type]
+    async with httpx.AsyncClient(base_url=url, timeout=None, **options) as client:  # type: ignore[arg-type]
         yield client
 
 

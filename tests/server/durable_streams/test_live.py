@@ -147,8 +147,9 @@ async def test_hundreds_of_appends_reach_every_kind_of_reader_in_order(
     await web.put(STREAM, headers=JSON)
 
     async def write() -> None:
-        for number in range(300):
-            await web.post(STREAM, headers=JSON, content=b"%d" % number)
+        for number in range(200):
+            answer = await web.post(STREAM, headers=JSON, content=b"%d" % number)
+            assert answer.status_code == 204, answer.text
         await web.post(STREAM, headers={"stream-closed": "true"})
 
     async def by_events() -> list[int]:
@@ -170,12 +171,12 @@ async def test_hundreds_of_appends_reach_every_kind_of_reader_in_order(
                 return got
 
     _, *readers = await asyncio.gather(write(), by_events(), by_polls(), by_events(), by_polls())
-    assert readers == [list(range(300))] * 4
+    assert readers == [list(range(200))] * 4
 
 
 async def test_a_stop_ends_live_reads_in_good_time() -> None:
     async with running_server(configuration(long_poll=60.0)) as server:
-        client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60)
+        client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=None)
         await client.put(STREAM, headers=JSON)
         poll = asyncio.create_task(client.get(f"{STREAM}?offset=now&live=long-poll"))
         sse = asyncio.create_task(client.get(f"{STREAM}?offset=now&live=sse"))

@@ -105,7 +105,7 @@ async def test_a_silent_connection_is_closed_when_no_descriptor_is_left() -> Non
     async with (
         running_server(configuration(first_request=0.5)) as server,
         h1_client(server.port) as client,
-        asyncio.timeout(30),
+        asyncio.timeout(60),
     ):
         with _no_descriptor_left():
             await client.rest()

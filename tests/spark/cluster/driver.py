@@ -74,6 +74,6 @@ class Driver:
     def kill(self) -> None:
         """End it, if it has not ended yet."""
         self._process.kill()
-        self._process.wait(30)
+        self._process.wait(60)
         if self._process.stdout:
             self._process.stdout.close()

@@ -15,7 +15,7 @@ from streamfold.archive.events import Backoff
 from streamfold.snapshotter.spark.jobs import TableJob
 from streamfold.snapshotter.spark.service import Snapshotter
 from streamfold.snapshotter.status import State, StatusServer, TableStatus
-from tests.spark.snapshotter.waiting import wait_for
+from tests.spark.snapshotter.waiting import TIMEOUT, wait_for
 
 
 class Running:
@@ -26,7 +26,7 @@ class Running:
         self._port = port
 
     def ask(self, method: str, path: str) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=TIMEOUT)
         try:
             connection.request(method, path)
             response = connection.getresponse()
@@ -46,6 +46,17 @@ class Running:
 
     def wait_for_state(self, table: str, state: State) -> TableStatus:
         return wait_for(lambda: self.status(table), lambda found: found.state is state)
+
+    def wait_for_error(self, table: str, *codes: str) -> TableStatus:
+        """Wait until one of these errors is retried; a slow server may cause others before it."""
+        return wait_for(
+            lambda: self.status(table),
+            lambda found: (
+                found.state is State.RETRYING
+                and found.last_error is not None
+                and found.last_error.code in codes
+            ),
+        )
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import Any, Self
 from urllib.request import urlopen
 
 from tests.spark.server import BASIN, TOKEN, Server
+from tests.spark.snapshotter.waiting import TIMEOUT
 
 #: A line of our own log; Spark, its launcher and its workers write others.
 OURS = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ (INFO|WARNING|ERROR) streamfold[\w.]*: .*")
@@ -62,12 +63,12 @@ class Process:
         self.kill()
 
     def status(self, table: str = "items") -> dict[str, Any]:
-        with urlopen(f"http://127.0.0.1:{self.port}/status", timeout=30) as answer:
+        with urlopen(f"http://127.0.0.1:{self.port}/status", timeout=TIMEOUT) as answer:
             found: dict[str, Any] = json.load(answer)["tables"][table]
             return found
 
     def ask(self, path: str) -> bytes:
-        with urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=30) as answer:
+        with urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=TIMEOUT) as answer:
             found: bytes = answer.read()
             return found
 
@@ -82,7 +83,7 @@ class Process:
 
     def _end(self) -> int:
         try:
-            return self._process.wait(120)
+            return self._process.wait(TIMEOUT)
         finally:
             if self._process.stdout:
                 self._process.stdout.close()

@@ -173,7 +173,7 @@ def _check_permissions(aws: S3Server, after: str) -> None:
     # As text: the server makes nothing of what looks like a form.
     request = Request(f"{aws.endpoint}/moto-api/reset-auth", after.encode())
     request.add_header("Content-Type", "text/plain")
-    with urlopen(request, timeout=10) as answer:
+    with urlopen(request, timeout=60) as answer:
         assert answer.status == 200
 
 

@@ -55,7 +55,7 @@ def test_the_status_of_every_table_is_served() -> None:
     with StatusServer(_Tables(), "127.0.0.1", 0) as served:
 
         def ask(method: str, path: str) -> tuple[int, bytes]:
-            connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=10)
+            connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
             connection.request(method, path, body=b"ignored" if method == "POST" else None)
             answer = connection.getresponse()
             found = answer.status, answer.read()
