@@ -49,7 +49,8 @@ def documented(verb: str) -> list[Members]:
 
 def _members(text: str) -> Members:
     root = Members()
-    open_objects, last, before = [], "", ""
+    open_objects: list[Members] = []
+    last, before = "", ""
     for token in re.findall(r'"\w+"\??|[{}\[\],:]', text):
         if token == "{":
             inner = open_objects[-1].nested.setdefault(last, Members()) if open_objects else root

@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from streamfold import __version__
+from streamfold.cli.exit_status import ExitStatus
 from streamfold.cli.servers.serve import serve
 from streamfold.cli.servers.snapshotter import snapshotter
 from streamfold.model.resource_spec import read_resource_spec
@@ -130,6 +131,7 @@ def test_the_unit_starts_serve_with_options_that_exist_as_a_user_without_rights(
     check_serve(["serve", *shlex.split(" ".join(options))])
     assert first["DynamicUser"] == first["NoNewPrivileges"] == "yes"
     assert first["ProtectSystem"] == "strict"
+    assert int(first["RestartPreventExitStatus"]) == ExitStatus.FENCED
     # The server must see the id of the boot, or it does not notice a power cut.
     assert "ProcSubset" not in first
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from s2_sdk import S2, AppendInput, AppendRetryPolicy, Endpoints, Record, Retry, S2Error, SeqNum
 
+from streamfold.cli.exit_status import ExitStatus
 from streamfold.errors import DeviceFailedError
 from streamfold.model.records import Record as StoredRecord
 from streamfold.server.main import Server, serve
@@ -93,7 +94,7 @@ async def test_a_server_that_was_replaced_under_load_acknowledged_only_what_is_t
 
 def assert_fenced(ended: Outcome) -> None:
     """The server failed, and its last words say why."""
-    assert ended.status == 1, ended.stderr
+    assert ended.status == ExitStatus.FENCED, ended.stderr
     assert "Traceback" not in ended.stderr
     assert "the server stops: another process opened this store" in ended.stderr
     *_, last = ended.stderr.splitlines()

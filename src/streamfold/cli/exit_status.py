@@ -23,6 +23,8 @@ class ExitStatus(enum.IntEnum):
     NOTHING_DONE = 6
     #: What was compared differs.
     DIFFERS = 7
+    #: Another process took the server's store over; a restart would take it back.
+    FENCED = 8
     INTERRUPTED = 130
     #: The reader closed the output; 128 + SIGPIPE, as shells report it.
     OUTPUT_CLOSED = 141

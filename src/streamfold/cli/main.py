@@ -15,7 +15,7 @@ from streamfold.cli.exit_status import (
     failure_line,
 )
 from streamfold.cli.menu import Menu
-from streamfold.errors import StreamfoldError
+from streamfold.errors import StreamfoldError, WriterFencedError
 
 
 @click.group(cls=Menu, context_settings={"help_option_names": ["-h", "--help"]})
@@ -46,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail("usage", _usage_message(error), as_json, ExitStatus.USAGE)
     except VerbFailedError as error:
         _fail(error.reason, error.message, as_json, error.status)
+    except WriterFencedError as error:
+        _fail(error.code, error.message, as_json, ExitStatus.FENCED)
     except StreamfoldError as error:
         _fail(error.code, error.message, as_json, ExitStatus.FAILURE)
 
