@@ -42,6 +42,7 @@ with needing_extra("archive"):
     )
     from streamfold.archive.manifest.positions import LSN, SEQ_NUM, PositionOrder
     from streamfold.archive.read.change_feed import Changes, Rows
+    from streamfold.archive.read.decoding import DecodedLimit
     from streamfold.archive.read.part_files import Cache, PartGoneError
     from streamfold.archive.read.plan import ChangesPlan, TablePlan
     from streamfold.archive.read.reader import Archive
@@ -69,6 +70,7 @@ __all__ = [
     "open",
     "Archive",
     "Cache",
+    "DecodedLimit",
     "TablePlan",
     "ChangesPlan",
     "Changes",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -13,6 +15,10 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from streamfold.archive.destinations.destination import Destination
+from streamfold.archive.formats import Format, JsonlFormat, ParquetFormat, parquet
+from streamfold.archive.formats.admission import Limits
+from streamfold.archive.formats.format import Compression
+from streamfold.archive.preview.process import ReadLimits
 from streamfold.errors import ConflictError, InvalidError
 from streamfold.model.access_tokens import AccessToken, Operation, ResourceSet, Scope, Secret
 from streamfold.server.console import ConsoleSettings
@@ -21,7 +27,7 @@ from streamfold.snapshotter.status import ArtifactStatus, State, StatusServer, T
 from streamfold.snapshotter.status.table_status import Failure
 from tests.archive.tables import changes, open_writer, rows
 from tests.ports import free_port
-from tests.server.conftest import configuration
+from tests.server.conftest import configuration, until
 from tests.server.console.conftest import ConsoleServer
 from tests.server.raw_h2 import Answer, h2_client
 
@@ -114,6 +120,85 @@ def damage_a_file(folder: Path) -> str:
     file = max(path for path in folder.rglob("*") if path.is_file())
     file.write_bytes(file.read_bytes()[:-1] + b"!")
     return file.name
+
+
+#: Limits that a few megabytes reach.
+LITTLE_DECODED, LITTLE_MEMORY = ReadLimits(decoded_bytes=8 << 20), ReadLimits(memory=48 << 20)
+
+
+async def publish_hostile(folder: Path, form: Format, count: int) -> str:
+    """A table of a few kilobytes whose diff has `count` MiB once it is decoded; its URI."""
+    uri = f"{folder.as_uri()}/hostile"
+    writer = await open_writer(Destination.open(uri), formats=[form])
+    await writer.write_base(rows({0: "one"}), "10", reason="first")
+    same = "a" * (1 << 20)
+    diff = changes(*(("INSERT", one, same) for one in range(1, count)))
+    await writer.write_diff(diff, "10", "20")
+    assert stored_bytes(folder) < 100_000
+    return f"{uri}/"
+
+
+def stored_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("form", [ParquetFormat(), JsonlFormat(Compression.ZSTD)])
+async def test_a_preview_ends_where_small_files_decode_to_too_much(
+    tmp_path: Path, form: Format
+) -> None:
+    uri = await publish_hostile(tmp_path, form, 24)
+    console = ConsoleSettings(tables=(str(tmp_path),), table_limits=LITTLE_DECODED)
+    async with running_server(configuration(console=console)) as server:
+        answer = await get(server, f"/console/tables/{quote(uri, safe='')}/rows")
+        assert answer.status == 422
+        message = json.loads(answer.body)["message"]
+        assert message.startswith("the files decode to more than 8388608 bytes or 5000000 rows")
+        assert message.endswith(f"run 'streamfold archive restore {uri}'")
+
+
+async def test_a_preview_ends_where_one_page_of_a_file_decodes_to_too_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # All rows in one group, with one value in its dictionary: they are decoded in one step.
+    monkeypatch.setattr(parquet, "ROW_GROUP", Limits(rows=1 << 20, size=1 << 30))
+    uri = await publish_hostile(tmp_path, ParquetFormat(), 96)
+    console = ConsoleSettings(tables=(str(tmp_path),), table_limits=LITTLE_MEMORY)
+    async with running_server(configuration(console=console)) as server:
+        for read in ("rows", "changes?since=10"):
+            answer = await get(server, f"/console/tables/{quote(uri, safe='')}/{read}")
+            assert answer.status == 422
+            message = json.loads(answer.body)["message"]
+            assert "more than 50331648 bytes of memory" in message
+        assert (await get(server, "/health")).status == 200
+
+
+async def test_a_check_ends_with_its_client_and_is_not_a_follower(
+    guarded: tuple[Server, str], tmp_path: Path
+) -> None:
+    server, uri = guarded
+    # Whatever opens this file waits until another process writes to it.
+    file = next(path for path in (tmp_path / "users").rglob("*.jsonl*") if path.is_file())
+    file.unlink()
+    os.mkfifo(file)
+    path = f"/console/tables/{quote(uri, safe='')}/check"
+    async with h2_client(server.port) as client:
+        client.open("GET", path, (("authorization", f"Bearer {ROOT}"),), end=True)
+        await until(lambda: bool(readers()))
+        metrics = (await get(server, "/metrics")).body.decode()
+        assert "\nstreamfold_followers 0.0\n" in metrics
+    await until(lambda: not readers())
+
+
+def readers() -> list[str]:
+    """Processes of this one that read tables."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parent = entry.read_text().rpartition(")")[2].split()[1]
+            command = (entry.parent / "cmdline").read_bytes()
+            if int(parent) == os.getpid() and b"archive.preview.reads" in command:
+                found.append(entry.parent.name)
+    return found
 
 
 async def test_only_tables_that_were_found_are_read(guarded: tuple[Server, str]) -> None:

@@ -128,7 +128,8 @@ async def test_producers_are_shown_with_epoch_next_sequence_and_time(
     guarded: Server, web: httpx.AsyncClient
 ) -> None:
     for name, epoch, seq in (("b", 0, 0), ("b", 0, 1), ("a", 0, 0), ("a", 3, 0), ('é"<', 1, 0)):
-        headers = {k: v.encode() for k, v in (JSON | producer(name, epoch, seq)).items()}
+        sent = (JSON | producer(name, epoch, seq)).items()
+        headers = {key.encode(): value.encode() for key, value in sent}
         answer = await web.post(f"/{BASIN}/team-source", headers=headers, content=b"[1]")
         assert answer.is_success, answer.text
     before = guarded.store.durable.now()

@@ -158,8 +158,8 @@ def _opened(source: BinaryIO, checked: bool) -> Iterator[pq.ParquetFile]:
         source.seek(0)
         yield pq.ParquetFile(source, page_checksum_verification=checked, pre_buffer=False)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        if getattr(error, "errno", None) is not None:
-            raise  # the storage failed, not the file
+        if getattr(error, "errno", None) is not None or isinstance(error, MemoryError):
+            raise  # the storage or memory failed, not the file
         raise ArtifactCorruptError(f"the Parquet file cannot be read: {error}") from None
 
 

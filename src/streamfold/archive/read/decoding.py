@@ -24,6 +24,28 @@ from streamfold.errors import FormatUnsupportedError, InvalidError
 DEFAULT_KEY = ("id",)
 
 
+@dataclass(slots=True)
+class DecodedLimit:
+    """How much of an archive's files may be decoded; small files may hold very much."""
+
+    max_bytes: int
+    max_rows: int
+    #: What reads the same without a limit.
+    command: str
+    _bytes: int = 0
+    _rows: int = 0
+
+    def count(self, batch: pa.RecordBatch) -> None:
+        """Count what was decoded; InvalidError when it is too much."""
+        self._bytes += batch.nbytes
+        self._rows += len(batch)
+        if self._bytes > self.max_bytes or self._rows > self.max_rows:
+            raise InvalidError(
+                f"the files decode to more than {self.max_bytes} bytes or {self.max_rows} rows, the "
+                f"most that is read here: run '{self.command}'"
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class ChosenFiles:
     """One artifact in one format."""
@@ -34,6 +56,7 @@ class ChosenFiles:
     parts: tuple[Part, ...]
     #: What the manifest of another writer says about columns, for files without a schema.
     declared: DeclaredTypes = field(default_factory=DeclaredTypes)
+    limit: DecodedLimit | None = None
 
     def rows(
         self, part: Part, source: BinaryIO, columns: Sequence[str] | None = None
@@ -59,6 +82,8 @@ class ChosenFiles:
         try:
             for batch in batches:
                 count += len(batch)
+                if self.limit is not None:
+                    self.limit.count(batch)
                 yield batch
         except ArtifactCorruptError as error:
             raise ArtifactCorruptError(f"file {part.path!r}: {error.message}") from None
@@ -80,6 +105,7 @@ class Decoding:
     #: For archives whose manifest has no schema.
     schema: TableSchema | None = None
     key_fields: tuple[str, ...] | None = None
+    limit: DecodedLimit | None = None
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.formats or () if name not in FORMATS]:
@@ -92,7 +118,7 @@ class Decoding:
                 form = format_in(name, files)
                 _check_parts(manifest, artifact, name, files)
                 schema, declared = self.schema_of(manifest, artifact), DeclaredTypes.of(manifest)
-                return ChosenFiles(artifact, form, schema, files.parts, declared)
+                return ChosenFiles(artifact, form, schema, files.parts, declared, self.limit)
         raise FormatUnsupportedError(
             f"an artifact of table {manifest.table!r} at {artifact.to_position!r} exists as "
             f"{sorted(artifact.formats)}, and none of {list(self.formats or FORMATS.ids())} is "
@@ -107,7 +133,7 @@ class Decoding:
 
     def only(self, name: str) -> Decoding:
         """Return the same for one format alone."""
-        return Decoding((name,), self.schema, self.key_fields)
+        return Decoding((name,), self.schema, self.key_fields, self.limit)
 
     def schema_of(self, manifest: Manifest, artifact: Artifact) -> TableSchema | None:
         """Return the schema that the artifact is written in, None if it is unknown."""

@@ -26,7 +26,7 @@ from streamfold.archive.manifest.encoding import read_manifest
 from streamfold.archive.manifest.model import MANIFEST_KEY, Manifest, order_of
 from streamfold.archive.manifest.positions import PositionOrder
 from streamfold.archive.read.change_feed import ChangeFeed, Changes, Followed, Follower, Wake
-from streamfold.archive.read.decoding import Decoding
+from streamfold.archive.read.decoding import DecodedLimit, Decoding
 from streamfold.archive.read.part_files import Cache, PartFiles, PartGoneError
 from streamfold.archive.read.plan import (
     ChangesPlan,
@@ -64,6 +64,7 @@ async def open_archive(
     key_fields: Sequence[str] | None = None,
     options: Mapping[str, str] | None = None,
     credential_provider: CredentialProvider | None = None,
+    decoded_limit: DecodedLimit | None = None,
 ) -> Archive:
     """Return the archive whose folder, or manifest, is at `uri`: a URL or a local path.
 
@@ -71,7 +72,7 @@ async def open_archive(
     an artifact has several; None prefers the quickest to read. `order` is needed for positions of a
     kind that is not built in. `schema` and `key_fields` serve archives of other writers, whose
     manifests may have neither. `options` and `credential_provider` are those of the storage, as
-    `open_blob_store` takes them.
+    `open_blob_store` takes them. All reads of the archive together decode `decoded_limit` at most.
     """
     url = existing_folder(fspath(uri))
     known = cache if cache is None or isinstance(cache, Cache) else Cache(Path(cache))
@@ -82,7 +83,7 @@ async def open_archive(
     files = PartFiles(Destination(open_folder(url), url + "/"), known, open_folder)
     keys = None if key_fields is None else tuple(key_fields)
     wanted = None if formats is None else tuple(formats)
-    return await Archive.load(files, Decoding(wanted, schema, keys), order)
+    return await Archive.load(files, Decoding(wanted, schema, keys, decoded_limit), order)
 
 
 class Archive:

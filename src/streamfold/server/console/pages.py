@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from blake3 import blake3
@@ -20,6 +20,9 @@ from streamfold.server.http.bodies import answer, answer_json
 from streamfold.server.http.drain import DrainGate
 from streamfold.server.http.request import Request
 from streamfold.server.http.router import PUBLIC, Router
+
+if TYPE_CHECKING:
+    from streamfold.archive.preview.process import ReadLimits  # needs the extra `archive`
 
 ROOT: Final = "/console"
 _INDEX: Final = "index.html"
@@ -57,6 +60,8 @@ class ConsoleSettings:
     tables: tuple[str, ...] = ()
     #: Addresses of snapshotters whose status is shown.
     snapshotters: tuple[str, ...] = ()
+    #: What a read of a table may take; None = the defaults.
+    table_limits: ReadLimits | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +84,8 @@ def add_console(
     if settings.tables:
         from streamfold.server.console.tables import Tables  # needs the extra `archive`
 
-        Tables(settings.tables, access, drain_gate).add_to(router, f"{ROOT}/tables")
+        tables = Tables(settings.tables, settings.table_limits, access, drain_gate)
+        tables.add_to(router, f"{ROOT}/tables")
     if settings.snapshotters:
         # An HTTP client takes a tenth of a second to import, which no other part of a start needs.
         from streamfold.server.console.snapshotters import Snapshotters

@@ -1,5 +1,6 @@
 """The tables that are published below configured locations: chain of artifacts, rows, changes, checks.
 
+Manifests are read here; a process of its own reads the files of a table (`archive/preview`).
 Reading them needs the right to read all streams: a table may hold what any of them held.
 """
 
@@ -7,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
-from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, Final
 
 import msgspec
 
-from streamfold.errors import InvalidError, NotFoundError, StreamfoldError
+from streamfold.errors import InvalidError, NotFoundError, StoreClosingError, StreamfoldError
 from streamfold.extras import needing_extra
 from streamfold.model.access_tokens import Operation
 from streamfold.server.auth import Access
@@ -30,27 +31,20 @@ with needing_extra("archive"):
         folder_url,
         local_folder,
     )
-    from streamfold.archive.maintenance.verification import Checked
-    from streamfold.archive.manifest.model import Artifact, Manifest, order_of
-    from streamfold.archive.read.reader import list_archives, open_archive
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+    from streamfold.archive.manifest.model import Manifest, order_of
+    from streamfold.archive.preview.process import ReadLimits, TableRead, run_read
+    from streamfold.archive.preview.reads import check_size, size_of
+    from streamfold.archive.read.reader import list_archives
 
 #: Seconds for which a listing serves all callers: listing a bucket costs requests.
 _LISTED_FOR: Final = 5.0
 #: Tables in a listing, and artifacts in the chain of one, the newest of them.
 _TABLES_MAX: Final = 1_000
 _ARTIFACTS_MAX: Final = 2_000
-#: Bytes of files that a preview may read: it holds what changed in memory.
-_PREVIEW_BYTES: Final = 64 << 20
 #: Bytes of files that a check may read: it takes a processor for a second per 100 MiB or so.
 _VERIFIED_BYTES: Final = 1 << 30
 #: Other errors are those of the storage where the tables are.
 _STATUSES: Final = {NotFoundError: 404, InvalidError: 422}
-#: Rows of a preview, and characters of one value.
-_ROWS: Final = 100
-_SHOWN: Final = 300
 _EVENTS: Final = (
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-cache, no-transform"),
@@ -61,8 +55,15 @@ _EVENTS: Final = (
 class Tables:
     """Handlers below /console/tables; files are read for one caller at a time."""
 
-    def __init__(self, locations: Sequence[str], access: Access, drain_gate: DrainGate) -> None:
+    def __init__(
+        self,
+        locations: Sequence[str],
+        limits: ReadLimits | None,
+        access: Access,
+        drain_gate: DrainGate,
+    ) -> None:
         self._gate = drain_gate
+        self._limits = limits or ReadLimits()
         self._locations = [folder_url(location) for location in locations]
         self._access = access
         self._listed: Mapping[str, Manifest | StreamfoldError] = {}
@@ -92,14 +93,14 @@ class Tables:
         await self._allow(request)
         position = parse_parameters(request.query).get("position", [""])[-1]
         await request.reserve_answer(LIST_ROOM)
-        await _answer(request, self._preview(segment, position or None))
+        await _answer(request, self._preview(request, segment, position or None))
 
     async def changes(self, request: Request, segment: str) -> None:
         await self._allow(request)
         given = parse_parameters(request.query)
         since, until = (given.get(name, [""])[-1] for name in ("since", "until"))
         await request.reserve_answer(LIST_ROOM)
-        await _answer(request, self._changes(segment, since, until or None))
+        await _answer(request, self._changes(request, segment, since, until or None))
 
     async def verify(self, request: Request, segment: str) -> None:
         """Answer with events: `progress` after each file, and `result` or `problem` at the end."""
@@ -110,33 +111,46 @@ class Tables:
             size = sum(
                 kept.size_bytes for one in manifest.artifacts for kept in one.formats.values()
             )
-            _check_size(size, _VERIFIED_BYTES, f"streamfold archive verify {uri}")
-            # A client that has left must not keep others waiting.
-            async with (
-                WaitGuard(request, self._gate),
-                self._reading,
-                aclosing(_verify(uri)) as events,
-            ):
-                async for event in events:
-                    await stream.send(event)
+            command = f"streamfold archive verify {uri}"
+            check_size(size, _VERIFIED_BYTES, command)
+            read = TableRead("check", uri, self._limits, command=command)
+            async with self._reading_for(request), aclosing(run_read(read)) as reports:
+                async for report in reports:
+                    await stream.send(_event(report.event, report.value))
         except ClientHangupError:
             raise
         except StreamfoldError as error:
             await stream.send(_event("problem", {"code": error.code, "message": error.message}))
         await stream.close()
 
-    async def _changes(self, segment: str, since: str, until: str | None) -> dict[str, Any]:
+    async def _changes(
+        self, request: Request, segment: str, since: str, until: str | None
+    ) -> dict[str, Any]:
         uri, _ = await self._manifest(segment)
-        async with self._reading:
-            return await _first_changes(uri, since, until)
+        command = f"streamfold archive diff {uri}"
+        read = TableRead("changes", uri, self._limits, since, until, command)
+        return await self._result(request, read)
 
     async def _show(self, segment: str) -> dict[str, Any]:
         return _chain(*await self._manifest(segment))
 
-    async def _preview(self, segment: str, position: str | None) -> dict[str, Any]:
+    async def _preview(
+        self, request: Request, segment: str, position: str | None
+    ) -> dict[str, Any]:
         uri, _ = await self._manifest(segment)
-        async with self._reading:
-            return await _first_rows(uri, position)
+        command = f"streamfold archive restore {uri}"
+        read = TableRead("rows", uri, self._limits, None, position, command)
+        return await self._result(request, read)
+
+    async def _result(self, request: Request, read: TableRead) -> dict[str, Any]:
+        async with self._reading_for(request), aclosing(run_read(read)) as reports:
+            return dict([report async for report in reports][-1].value)
+
+    @asynccontextmanager
+    async def _reading_for(self, request: Request) -> AsyncIterator[None]:
+        """The turn of a client; one that leaves is interrupted, and does not keep others waiting."""
+        async with WaitGuard(request, self._gate, follows=False), self._reading:
+            yield
 
     async def _allow(self, request: Request) -> None:
         """Raise unless the caller may read every stream, without a prefix that is added to names."""
@@ -178,6 +192,8 @@ async def _answer(request: Request, work: Awaitable[dict[str, Any]]) -> None:
     """Answer with what `work` returns, or with the reason why the files cannot be read."""
     try:
         value, status = await work, 200
+    except (ClientHangupError, StoreClosingError):
+        raise
     except StreamfoldError as error:
         value = {"code": error.code, "message": error.message}
         status = next((one for kind, one in _STATUSES.items() if isinstance(error, kind)), 502)
@@ -195,7 +211,7 @@ def _summary(uri: str, found: Manifest | StreamfoldError) -> dict[str, Any]:
         "oldest_readable_position": found.artifacts[0].to_position,
         "updated_at": found.updated_at,
         "artifacts": len(found.artifacts),
-        "size_bytes": sum(map(_size, found.artifacts)),
+        "size_bytes": sum(map(size_of, found.artifacts)),
         "key_fields": found.key_fields,
         "source": found.source.name if found.source else None,
     }
@@ -216,7 +232,7 @@ def _chain(uri: str, manifest: Manifest) -> dict[str, Any]:
                 "created_at": one.created_at,
                 "rows": one.row_count,
                 "changes": one.change_count,
-                "size_bytes": _size(one),
+                "size_bytes": size_of(one),
                 "formats": sorted(one.formats),
                 "reason": one.rebase_reason,
             }
@@ -225,103 +241,5 @@ def _chain(uri: str, manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _size(artifact: Artifact) -> int:
-    """Bytes of its smallest format: a reader fetches one of them."""
-    return min(files.size_bytes for files in artifact.formats.values())
-
-
-def _check_size(size: int, most: int, command: str) -> None:
-    """Refuse to read more than `most` bytes; `command` does it outside the server."""
-    if size > most:
-        raise InvalidError(
-            f"this would read {size} bytes of files, and the console reads at most {most}: "
-            f"run '{command}'"
-        )
-
-
-async def _first_changes(uri: str, since: str, until: str | None) -> dict[str, Any]:
-    archive = await open_archive(uri)
-    plan = archive.plan_changes(since, until=until)
-    _check_size(sum(map(_size, plan.diffs)), _PREVIEW_BYTES, f"streamfold archive diff {uri}")
-    found: list[dict[str, Any]] = []
-    async with aclosing(archive.read_changes(plan)) as feed:
-        async for item in feed:
-            part = item.batch.slice(0, _ROWS + 1 - len(found))
-            found += await asyncio.to_thread(_shown_changes, part, item.to_position)
-            if len(found) > _ROWS:
-                break
-    return {"changes": found[:_ROWS], "more": len(found) > _ROWS}
-
-
-def _shown_changes(batch: pa.RecordBatch, position: str) -> list[dict[str, Any]]:
-    return [
-        {"position": position} | {name: _text(value) for name, value in change.items()}
-        for change in batch.to_pylist()
-    ]
-
-
-async def _verify(uri: str) -> AsyncGenerator[bytes]:
-    """Check every file; yields an event for each, and one for the result."""
-    archive = await open_archive(uri)
-    files = sum(
-        len(kept.parts) for one in archive.manifest.artifacts for kept in one.formats.values()
-    )
-    checked: asyncio.Queue[Checked | None] = asyncio.Queue()
-    work = asyncio.create_task(archive.verify(checked.put_nowait))
-    work.add_done_callback(lambda _: checked.put_nowait(None))
-    try:
-        done = 0
-        while await checked.get() is not None:
-            done += 1
-            yield _event("progress", {"checked": done, "files": max(done, files)})
-        found = await work
-    finally:
-        work.cancel()
-    problems = [
-        {"path": one.path, "message": one.problem.message} for one in found.problems if one.problem
-    ]
-    summary = {"files": found.files, "size_bytes": found.size_bytes, "rows": found.rows}
-    yield _event("result", summary | {"problems": problems[:_ROWS]})
-
-
 def _event(name: str, value: dict[str, Any]) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(value))
-
-
-async def _first_rows(uri: str, position: str | None) -> dict[str, Any]:
-    archive = await open_archive(uri)
-    plan = archive.plan(position=position)
-    _check_size(
-        sum(map(_size, plan.artifacts)), _PREVIEW_BYTES, f"streamfold archive restore {uri}"
-    )
-    columns: list[str] = []
-    rows: list[list[str | None]] = []
-    async with aclosing(archive.batches(position=position)) as batches:
-        async for batch in batches:
-            columns = batch.schema.names
-            rows += await asyncio.to_thread(_texts, batch.slice(0, _ROWS + 1 - len(rows)))
-            if len(rows) > _ROWS:
-                break
-    return {
-        "position": plan.position,
-        "columns": columns,
-        "rows": rows[:_ROWS],
-        "more": len(rows) > _ROWS,
-    }
-
-
-def _texts(batch: pa.RecordBatch) -> list[list[str | None]]:
-    """Every value as text: JSON has no large numbers, bytes or decimals."""
-    return [[_text(value) for value in row.values()] for row in batch.to_pylist()]
-
-
-def _text(value: object) -> str | None:
-    if value is None:
-        return None
-    if isinstance(value, bytes):
-        text = value[:_SHOWN].hex()
-    elif isinstance(value, list | dict):
-        text = msgspec.json.encode(value, enc_hook=str).decode()
-    else:
-        text = str(value)
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"

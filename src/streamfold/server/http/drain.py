@@ -19,7 +19,8 @@ class DrainGate:
     def __init__(self) -> None:
         self.draining = asyncio.Event()
         self.expired = asyncio.Event()
-        self._callbacks: set[Callable[[], None]] = set()
+        #: By whether they are of a reader that follows a stream.
+        self._callbacks: dict[Callable[[], None], bool] = {}
         self._inside: set[asyncio.Task[Any]] = set()
         #: Set whenever the last request has left; meaningful only while draining.
         self._emptied = asyncio.Event()
@@ -33,7 +34,7 @@ class DrainGate:
     @property
     def waits(self) -> int:
         """Reads that wait for records, or send them as they come: each has a callback."""
-        return len(self._callbacks)
+        return sum(self._callbacks.values())
 
     def enter(self, task: asyncio.Task[Any]) -> None:
         """Count a task as a request under way, until it leaves."""
@@ -45,14 +46,14 @@ class DrainGate:
         if not self._inside:
             self._emptied.set()
 
-    def when_draining(self, callback: Callable[[], None]) -> None:
+    def when_draining(self, callback: Callable[[], None], *, follows: bool = True) -> None:
         """Call `callback` when draining begins; at once if it has."""
-        self._callbacks.add(callback)
+        self._callbacks[callback] = follows
         if self.draining.is_set():
             callback()
 
     def forget(self, callback: Callable[[], None]) -> None:
-        self._callbacks.discard(callback)
+        self._callbacks.pop(callback, None)
 
     async def drain(self, max_wait: float) -> None:
         """Refuse new requests, and return when all others have ended.
@@ -95,8 +96,10 @@ class WaitGuard:
     `interruptible` is set, since a message that has been begun must go out whole.
     """
 
-    def __init__(self, request: Request, drain_gate: DrainGate) -> None:
+    def __init__(self, request: Request, drain_gate: DrainGate, *, follows: bool = True) -> None:
+        """`follows`: the block reads a stream as it grows, and counts as a follower."""
         self.interruptible = True
+        self._follows = follows
         self._request = request
         self._gate = drain_gate
         self._reason: StreamfoldError | None = None
@@ -106,7 +109,7 @@ class WaitGuard:
         self._pending_cancellations = self._task.cancelling()
         self._watcher = asyncio.create_task(self._await_hangup())
         self._request.guarded = True
-        self._gate.when_draining(self._drain)
+        self._gate.when_draining(self._drain, follows=self._follows)
         return self
 
     async def __aexit__(

@@ -179,8 +179,8 @@ class Streams:
             named = grant.visible_stream_name(Operation.GET_STREAM_CONFIG, basin, fork.name)
             if named is not None:
                 times = {"created_at": fork.created_at, "deleted_at": fork.deleted_at}
-                origin = _shown_origin(grant, basin, fork.origin)
-                shown.append({"stream": named, "origin": origin} | times)
+                forked_at = _shown_origin(grant, basin, fork.origin)
+                shown.append({"stream": named, "origin": forked_at} | times)
         origin = _shown_origin(grant, basin, page.origin) if page.origin else None
         await answer_json(request, {"origin": origin, "forks": shown, "next": page.following})
 

@@ -1,0 +1,1 @@
+"""Previews and checks of archives whose files are not trusted to be small: `process` runs `reads`."""
