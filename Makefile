@@ -42,9 +42,9 @@ bench: $(READY) ## Measure everything, beside something named (PEERS='--peer s2-
 	$(BIN)/python -m bench.machine
 	$(BIN)/python -m bench.compare $(PEERS)
 	$(BIN)/python -m bench.store
-	$(BIN)/python -m bench.streams
+	$(BIN)/python -m bench.streams --most 50000
 	$(BIN)/python -m bench.space
-	$(BIN)/python -m bench.space --churn --seconds 300
+	$(BIN)/python -m bench.space --churn --seconds 120
 	$(BIN)/python -m bench.http
 	$(BIN)/python -m bench.lag
 	$(BIN)/python -m bench.durable

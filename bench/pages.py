@@ -6,6 +6,7 @@ bench/results/ have all of them.
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -143,6 +144,73 @@ def freshness(found: dict[str, Any]) -> list[Row]:
     ]
 
 
+def many_streams(found: Sequence[dict[str, Any]]) -> list[Row]:
+    """A store with many streams beside one with 500: processor time, restart and memory.
+
+    Every stream is created by its first append. Then appends go to streams in turn, so that with many
+    of them most have left memory; and again after a restart, when all have.
+    """
+    rows = []
+    for result in found:
+        number, few = f"{result['streams']:,} streams", {"500 streams": result["few"]["cpu_us"]}
+        for what, name in (
+            ("create", "create a stream by an append"),
+            ("append", "append to each in turn"),
+            ("append again", "append to each in turn after a restart"),
+        ):
+            rows.append(pair(f"{number}: {name}", "µs", result[what]["cpu_us"], few, more=False))
+        for key, name, unit in (
+            ("restart_s", "restart until the first answer", "s"),
+            ("rss_after_mib", "memory after all that", "MiB"),
+        ):
+            rows.append(pair(f"{number}: {name}", unit, result[key], {}, more=False))
+        rows.append(pair(f"{number}: list all", "/s", result["list"]["per_s"], {}, more=True))
+    return rows
+
+
+def disk_space(found: dict[str, Any]) -> list[Row]:
+    """What a store takes of its disk, beside the bytes of the records that it holds."""
+    rows = []
+    for kind, run in found.items():
+        for phase, figures in run["phases"].items():
+            if figures["last"]:
+                name = f"{phase} at 20 MiB/s: bytes on disk per live byte"
+                rows.append(pair(f"{name}, at most", "x", figures["worst"], {}, more=False))
+                rows.append(pair(f"{name}, at the end", "x", figures["last"], {}, more=False))
+        rows += [
+            pair(f"{kind} at 20 MiB/s: ack {part}", "ms", run[f"{part}_ms"], {}, more=False)
+            for part in ("p50", "p99", "p100")
+        ]
+    return rows
+
+
+def over_http(found: dict[str, Any]) -> list[Row]:
+    """The server beside the same store in the process that measures, by their processor time."""
+    rows = []
+    for backend, results in found.items():
+        for one in results["rows"]:
+            if one["http"] is None:
+                continue
+            name, each = f"{one['name']}, {backend}", f"µs of processor per {one['unit']}"
+            beside = {"in process": one["in_process"]["cpu_us"]}
+            rows.append(pair(name, each, one["http"]["cpu_us"], beside, more=False))
+    return rows
+
+
+def snapshotter_weight(found: Sequence[dict[str, Any]]) -> list[Row]:
+    """A snapshotter from its start until all tables are published, with Spark in it."""
+    rows = []
+    for one in found:
+        name = f"{one['tables']} x {one['rows']:,} rows"
+        for key, what, unit in (
+            ("ready_s", "time until ready", "s"),
+            ("peak_mib", "memory at most", "MiB"),
+            ("resting_mib", "memory at rest", "MiB"),
+        ):
+            rows.append(pair(f"{name}: {what}", unit, one[key], {}, more=False))
+    return rows
+
+
 #: By the name of the results: the page's title, and what makes its rows.
 PAGES: dict[str, tuple[str, Callable[[Any], list[Row]]]] = {
     "store": ("The store in one process", store),
@@ -153,6 +221,10 @@ PAGES: dict[str, tuple[str, Callable[[Any], list[Row]]]] = {
     "fold": ("Folding changes into a base", fold),
     "rebase": ("What a re-base writes", rebase),
     "freshness": ("From a change to a committed diff", freshness),
+    "streams": ("Many streams", many_streams),
+    "space": ("Space on disk", disk_space),
+    "http": ("What the server adds to the store", over_http),
+    "weight": ("The snapshotter's weight", snapshotter_weight),
     "spark_source": ("Reading streams into Spark", spark_source),
 }
 
@@ -163,7 +235,7 @@ def main() -> None:
         results = RESULTS / f"{name}.json"
         if not results.exists():
             continue
-        about = (rows.__doc__ or "").strip()
+        about = inspect.cleandoc(rows.__doc__ or "")
         found = rows(json.loads(results.read_text()))
         publish(Benchmark(name, title, about, f"python -m bench.{name}", under, found))
         print(f"docs/benchmarks/{name}.md")

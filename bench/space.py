@@ -29,6 +29,7 @@ from streamfold.store.engine.slatedb_binding import read_manifest
 
 BASIN = "bench-basin"
 MIB = 1 << 20
+RESULTS = Path(__file__).parent / "results" / "space.json"
 #: Bytes of one record's body, and how many make a batch: 256 KiB.
 BODY_BYTES, BATCH_RECORDS = 4096, 64
 
@@ -210,16 +211,25 @@ async def measure(options: argparse.Namespace, folder: Path) -> None:
         await run.delete()
         await run.rest("deleted")
     latencies = sorted(run.latencies)
-    print(json.dumps(footprint.figures(), indent=1))
+    found: dict[str, Any] = {"phases": footprint.figures()}
     for part in (0.5, 0.99, 1.0):
         index = min(len(latencies) - 1, int(part * len(latencies)))
-        print(f"ack p{part * 100:g}: {latencies[index] * 1000:.0f} ms")
+        found[f"p{part * 100:g}_ms"] = latencies[index] * 1000
+    print(json.dumps(found, indent=1))
+    keep("churn" if options.churn else "write", found)
+
+
+def keep(kind: str, found: dict[str, Any]) -> None:
+    """Write the results beside those of the other kind of run."""
+    RESULTS.parent.mkdir(exist_ok=True)
+    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    RESULTS.write_text(json.dumps(kept | {kind: found}, indent=1))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60, help="of writing")
-    parser.add_argument("--rest", type=float, default=120, help="seconds of rest after each step")
+    parser.add_argument("--rest", type=float, default=45, help="seconds of rest after each step")
     parser.add_argument("--every", type=float, default=10, help="seconds between samples")
     parser.add_argument("--mib-per-second", type=float, default=20)
     parser.add_argument("--streams", type=int, default=4)

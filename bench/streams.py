@@ -38,7 +38,8 @@ FEW = 500
 FEW_APPENDS = 20_000
 #: Names in a page of a listing.
 PAGE = 1000
-NUMBERS = (1_000, 10_000, 25_000, 100_000)
+NUMBERS = (1_000, 10_000, 100_000, 1_000_000)
+RESULTS = Path(__file__).parent / "results" / "streams.json"
 
 
 def name(number: int) -> str:
@@ -178,7 +179,10 @@ def main() -> None:
         finally:
             shutil.rmtree(folder)
         return
-    print_table([_in_a_child(number, options) for number in options.streams])
+    found = [_in_a_child(number, options) for number in options.streams]
+    print_table(found)
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(found, indent=1))
 
 
 def _in_a_child(streams: int, options: argparse.Namespace) -> dict[str, Any]:
