@@ -43,6 +43,7 @@ bench: $(READY) ## Measure everything, beside something named (PEERS='--peer s2-
 	$(BIN)/python -m bench.compare $(PEERS)
 	$(BIN)/python -m bench.store
 	$(BIN)/python -m bench.streams --most 50000
+	$(BIN)/python -m bench.growth
 	$(BIN)/python -m bench.space
 	$(BIN)/python -m bench.space --churn --seconds 120
 	$(BIN)/python -m bench.http

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.machine import kept_conditions
-from bench.report import Benchmark, Row, Sample, publish
+from bench.report import Benchmark, Curve, Row, Sample, publish
 
 RESULTS = Path(__file__).parent / "results"
 OURS = "Streamfold"
@@ -211,6 +211,47 @@ def snapshotter_weight(found: Sequence[dict[str, Any]]) -> list[Row]:
     return rows
 
 
+def growth(found: dict[str, list[tuple[int, dict[str, float]]]]) -> list[Row]:
+    """Ten and a hundred times as many records, followers and snapshots, beside the first number."""
+    rows = []
+    for case, sizes in found.items():
+        _, first = sizes[0]
+        for size, values in sizes:
+            for measure, value in values.items():
+                name, _, unit = measure.rpartition(", ")
+                beside = {} if values is first else {"the first number": first[measure]}
+                rows.append(pair(f"{size:,} {case}: {name}", unit, value, beside, more=False))
+    return rows
+
+
+def growth_curves(found: dict[str, list[tuple[int, dict[str, float]]]]) -> list[Curve]:
+    """A curve for each measure."""
+    return [
+        Curve(measure, case, [(float(size), values[measure]) for size, values in sizes])
+        for case, sizes in found.items()
+        for measure in sizes[0][1]
+    ]
+
+
+def stream_curves(found: Sequence[dict[str, Any]]) -> list[Curve]:
+    """What an append, a restart and memory cost as there are more streams."""
+
+    def curve(measure: str, value: Callable[[dict[str, Any]], float]) -> Curve:
+        return Curve(measure, "streams", [(one["streams"], value(one)) for one in found])
+
+    return [
+        curve("create a stream, µs of processor", lambda one: one["create"]["cpu_us"]),
+        curve("append in turn, µs of processor", lambda one: one["append"]["cpu_us"]),
+        curve("restart, s", lambda one: one["restart_s"]),
+        curve("memory, MiB", lambda one: one["rss_after_mib"]),
+    ]
+
+
+#: Curves by the name of the results.
+CURVES: dict[str, Callable[[Any], list[Curve]]] = {
+    "growth": growth_curves,
+    "streams": stream_curves,
+}
 #: By the name of the results: the page's title, and what makes its rows.
 PAGES: dict[str, tuple[str, Callable[[Any], list[Row]]]] = {
     "store": ("The store in one process", store),
@@ -222,6 +263,7 @@ PAGES: dict[str, tuple[str, Callable[[Any], list[Row]]]] = {
     "rebase": ("What a re-base writes", rebase),
     "freshness": ("From a change to a committed diff", freshness),
     "streams": ("Many streams", many_streams),
+    "growth": ("Growth", growth),
     "space": ("Space on disk", disk_space),
     "http": ("What the server adds to the store", over_http),
     "weight": ("The snapshotter's weight", snapshotter_weight),
@@ -236,8 +278,10 @@ def main() -> None:
         if not results.exists():
             continue
         about = inspect.cleandoc(rows.__doc__ or "")
-        found = rows(json.loads(results.read_text()))
-        publish(Benchmark(name, title, about, f"python -m bench.{name}", under, found))
+        found = json.loads(results.read_text())
+        curves = CURVES[name](found) if name in CURVES else []
+        command = f"python -m bench.{name}"
+        publish(Benchmark(name, title, about, command, under, rows(found), curves))
         print(f"docs/benchmarks/{name}.md")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -41,7 +42,15 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
         return better / worse if worse else float("inf")
 
 
-class Benchmark(msgspec.Struct, frozen=True):
+class Curve(msgspec.Struct, frozen=True):
+    """How a measure changes as there is more of something: sizes, and the value at each."""
+
+    measure: str
+    grows: str
+    points: list[tuple[float, float]]
+
+
+class Benchmark(msgspec.Struct, frozen=True, omit_defaults=True):
     """One page: its rows, and the machine and conditions under which they were measured."""
 
     name: str
@@ -50,6 +59,7 @@ class Benchmark(msgspec.Struct, frozen=True):
     command: str
     conditions: list[str]
     rows: list[Row]
+    curves: list[Curve] = []
 
 
 def publish(benchmark: Benchmark, folder: Path = FOLDER) -> None:
@@ -74,6 +84,9 @@ def write_page(benchmark: Benchmark, folder: Path) -> None:
     if compared(benchmark.rows):
         plot(benchmark, folder / f"{benchmark.name}.svg")
         lines += [f"![How many times better than others]({benchmark.name}.svg)", ""]
+    if benchmark.curves:
+        plot_curves(benchmark.curves, folder / f"{benchmark.name}-growth.svg")
+        lines += [f"![Cost as there is more of it]({benchmark.name}-growth.svg)", ""]
     lines += ["Measured under these conditions:", ""]
     lines += [f"- {condition}" for condition in benchmark.conditions]
     (folder / f"{benchmark.name}.md").write_text("\n".join(lines) + "\n")
@@ -135,12 +148,7 @@ def compared(rows: Sequence[Row]) -> list[tuple[str, str, float]]:
 
 def plot(benchmark: Benchmark, target: Path) -> None:
     """A bar for each ratio, on a logarithmic axis with 1 in the middle."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    mpl.rcParams["svg.hashsalt"] = "streamfold"
-    from matplotlib import pyplot
-
+    pyplot = drawing()
     bars = compared(benchmark.rows)[::-1]
     labels = [f"{measure}  ·  {subject}" for measure, subject, _ in bars]
     ratios = [ratio for _, _, ratio in bars]
@@ -152,9 +160,44 @@ def plot(benchmark: Benchmark, target: Path) -> None:
     axes.xaxis.set_major_formatter("{x:g}x")
     axes.set_xlabel("Streamfold / other, in what is better")
     axes.spines[["top", "right"]].set_visible(False)
+    save(figure, target)
+
+
+def plot_curves(curves: Sequence[Curve], target: Path) -> None:
+    """A picture for each measure, both axes logarithmic: what grows in proportion is a diagonal."""
+    pyplot = drawing()
+    columns = 2 if len(curves) > 1 else 1
+    count = -(-len(curves) // columns)
+    figure, axes = pyplot.subplots(count, columns, figsize=(9, 2.6 * count), squeeze=False)
+    for one, curve in zip(axes.flat, curves, strict=False):
+        sizes, values = zip(*curve.points, strict=True)
+        one.plot(sizes, values, marker="o", color="#2a7de1")
+        one.set_xscale("log")
+        one.set_yscale("log")
+        one.set_ylim(min(values) / 10, max(values) * 10)
+        one.set_title(curve.measure, fontsize=9)
+        one.set_xlabel(curve.grows, fontsize=8)
+        one.spines[["top", "right"]].set_visible(False)
+    for one in axes.flat[len(curves) :]:
+        one.set_axis_off()
+    save(figure, target)
+
+
+def drawing() -> Any:
+    """matplotlib, set so that the same figures give the same file."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "streamfold"
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def save(figure: Any, target: Path) -> None:
     figure.tight_layout()
     figure.savefig(target, format="svg", metadata={"Date": None})
-    pyplot.close(figure)
+    drawing().close(figure)
 
 
 def main() -> None:
