@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,8 +61,69 @@ def test_the_script_of_each_shell_asks_this_command(shell: Shell, name: str) -> 
     assert "'bash', 'zsh', 'fish'" in shell("completion", "powershell").stderr
 
 
-def test_bash_accepts_its_script(shell: Shell) -> None:
-    script = shell.ok("completion", "bash").stdout
-    done = subprocess.run(["bash", "-c", script.decode() + "complete -p streamfold"],
-                          capture_output=True, text=True, check=True)  # fmt: skip
-    assert "_streamfold_completion streamfold" in done.stdout
+@pytest.mark.parametrize(
+    ("command", "set_up"),
+    [
+        ("bash --norc -i", 'eval "$(streamfold completion bash)"'),
+        ("zsh -f -i", 'autoload -Uz compinit; compinit -D -u; eval "$(streamfold completion zsh)"'),
+    ],
+)
+def test_the_tab_key_completes_a_verb(shell: Shell, command: str, set_up: str) -> None:
+    _needs(command)
+    typed = f"{set_up}\nstreamfold check\t--help\nexit\n"
+    assert "Usage: streamfold check-tail" in _typed(shell, command.split(), typed)
+
+
+def test_fish_offers_verbs_and_streams(shell: Shell, stream_uri: str) -> None:
+    _needs("fish")
+    script = (
+        f"streamfold completion fish | source; complete -C 'streamfold check'\n"
+        f"complete -C 'streamfold read {stream_uri[:-1]}'"
+    )
+    done = subprocess.run(
+        ["fish", "--no-config", "-c", script],
+        env=_environment(shell), capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    offered = [line.partition("\t")[0] for line in done.stdout.splitlines()]
+    assert offered == ["check-tail", stream_uri]
+    assert done.stderr == ""
+
+
+def _needs(command: str) -> None:
+    name = command.split()[0]
+    if shutil.which(name) is None:
+        pytest.skip(f"{name} is not installed")
+
+
+def _environment(shell: Shell) -> dict[str, str]:
+    """The variables of a user whose commands include this one."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return {**shell.environment, "PATH": path, "TERM": "dumb", "PS1": "$ "}
+
+
+def _typed(shell: Shell, command: list[str], keys: str) -> str:
+    """What a shell at a terminal shows for these keys, which must end it."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=_environment(shell),
+        start_new_session=True,
+    ) as running:  # fmt: skip
+        os.close(theirs)
+        shown = b""
+        try:
+            while b"$ " not in shown:
+                shown += os.read(ours, 4096)
+            os.write(ours, keys.encode())
+            while part := _read(ours):
+                shown += part
+        finally:
+            running.kill()
+            os.close(ours)
+    return shown.decode()
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # the shell has ended
+        return b""
