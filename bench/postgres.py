@@ -2,7 +2,8 @@
 
 Against a PostgreSQL of its own, with pgbench's tables and load:
 
-- the first copy, beside COPY of the same table to a client that drops it,
+- the first copy, beside COPY of the same table to a client that drops it, and the processor time of
+  each process: on two cores their sum is the limit,
 - pgbench's transactions per second with an ingester that follows all four tables, beside those without,
 - a backlog of changes, beside pg_recvlogical, which writes the same changes to a file undecoded.
 """
@@ -16,9 +17,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import psycopg2
@@ -48,16 +50,18 @@ class Ingester:
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
 
-    def wait_for_copies(self) -> tuple[float, float]:
-        """Return seconds from the first row to the end of all copies, and processor seconds."""
+    def wait_for_copies(self, on_begin: Callable[[], None] = lambda: None) -> float:
+        """Return seconds from the first row to the end of all copies."""
         assert self._process.stdout is not None
         began, left = 0.0, len(TABLES)
         for line in self._process.stdout:
             state = json.loads(line)["state"]
-            began = began or (time.monotonic() if state == "copying" else 0.0)
+            if state == "copying" and not began:
+                on_begin()
+                began = time.monotonic()
             left -= state == "following"
             if not left:
-                return time.monotonic() - began, self.processor_seconds()
+                return time.monotonic() - began
         raise RuntimeError("the ingester ended")
 
     def wait_for(self, lsn: str) -> None:
@@ -73,8 +77,7 @@ class Ingester:
             time.sleep(0.05)
 
     def processor_seconds(self) -> float:
-        times = psutil.Process(self._process.pid).cpu_times()
-        return float(times.user + times.system)
+        return processor_seconds(self._process.pid)
 
     def stop(self) -> None:
         self._process.terminate()
@@ -90,6 +93,22 @@ def ingesting(uri: str, served: Served, slot: str) -> Iterator[Ingester]:
         ingester.stop()
 
 
+def processor_seconds(pid: int) -> float:
+    """Of a process, and of its children that have ended."""
+    return float(sum(psutil.Process(pid).cpu_times()[:4]))
+
+
+def database_seconds(uri: str) -> float:
+    """Processor seconds of all processes of the database."""
+    ((folder,),) = execute(uri, "SHOW data_directory")
+    server = psutil.Process(int((Path(folder) / "postmaster.pid").read_text().split()[0]))
+    found = processor_seconds(server.pid)
+    for child in server.children():
+        with suppress(psutil.NoSuchProcess):
+            found += processor_seconds(child.pid)
+    return found
+
+
 def mark(uri: str) -> str:
     """Return a position after all changes, and before one more: an ingester confirms commits."""
     ((lsn,),) = execute(uri, "SELECT pg_current_wal_lsn()::text")
@@ -97,13 +116,37 @@ def mark(uri: str) -> str:
     return str(lsn)
 
 
-def copy_seconds(uri: str) -> float:
-    """How long COPY of the largest table takes."""
+class CopyTime(NamedTuple):
+    """What COPY of the largest table takes."""
+
+    seconds: float
+    #: Of the database.
+    processor_seconds: float
+
+
+def copy_time(uri: str) -> CopyTime:
+    spent = database_seconds(uri)
     with psycopg2.connect(uri) as connection, connection.cursor() as cursor:
         began = time.monotonic()
         with Path("/dev/null").open("wb") as target:
             cursor.copy_expert("COPY pgbench_accounts TO STDOUT", target)
-        return time.monotonic() - began
+        seconds = time.monotonic() - began
+        return CopyTime(seconds, database_seconds(uri) - spent)
+
+
+def first_copy(uri: str, served: Served, rows: int, ingester: Ingester, plain: CopyTime) -> None:
+    """Measure the first copy, and what each process does for a row."""
+
+    def spent() -> tuple[float, ...]:
+        return database_seconds(uri), ingester.processor_seconds(), processor_seconds(served.pid)
+
+    before: list[tuple[float, ...]] = []
+    copied = ingester.wait_for_copies(lambda: before.append(spent()))
+    parts = [(after - was) / rows * 1e6 for was, after in zip(before[0], spent(), strict=True)]
+    print(f"first copy: {rows / copied:,.0f} rows/s, COPY {rows / plain.seconds:,.0f}: "
+          f"{plain.seconds / copied:.2f} x; processor us per row: PostgreSQL {parts[0]:.2f} "
+          f"(COPY alone {plain.processor_seconds / rows * 1e6:.2f}), ingester {parts[1]:.2f}, "
+          f"server {parts[2]:.2f}")  # fmt: skip
 
 
 def load(uri: str, seconds: int) -> float:
@@ -131,11 +174,9 @@ def run(uri: str, served: Served, scale: int, seconds: int) -> None:
     initialize = [str(binaries() / "pgbench"), "-i", "-q", "-s", str(scale), uri]
     subprocess.run(initialize, check=True, capture_output=True)
     rows = ROWS_PER_SCALE * scale
-    plain = copy_seconds(uri)
+    plain = copy_time(uri)
     with ingesting(uri, served, "bench") as ingester:
-        copied, spent = ingester.wait_for_copies()
-        print(f"first copy: {rows / copied:,.0f} rows/s, COPY {rows / plain:,.0f}: "
-              f"{plain / copied:.2f} x; {spent:.1f} processor seconds")  # fmt: skip
+        first_copy(uri, served, rows, ingester, plain)
         ingester.wait_for(mark(uri))
         beside = load(uri, seconds)
         began = time.monotonic()

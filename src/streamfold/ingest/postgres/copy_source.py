@@ -1,4 +1,4 @@
-"""COPY of a table in a snapshot, as lines of its text form.
+"""COPY of a table in a snapshot, as blocks of lines of its text form.
 
 It takes no lock that stops writers, and waits for its reader.
 """
@@ -26,8 +26,8 @@ with needing_extra("postgres"):
     from psycopg2 import sql
 
 #: Blocks that COPY may be ahead of its reader, and their bytes: larger ones hold one long line.
-_BLOCKS_AHEAD: Final = 16
-_BLOCK_BYTES: Final = 256 << 10
+_BLOCKS_AHEAD: Final = 4
+_BLOCK_BYTES: Final = 1 << 20
 #: Seconds between two requests to end COPY: one that comes before the statement has no effect.
 _CANCEL_AGAIN: Final = 0.2
 _ESCAPES: Final = {
@@ -84,17 +84,17 @@ def copy_query(
 
 
 @asynccontextmanager
-async def copied_lines(
+async def copied_blocks(
     database: Database,
     table: Table,
     snapshot: str,
     after: Sequence[str] | None,
     values: sql.Composable,
-) -> AsyncIterator[AsyncIterator[list[bytes]]]:
-    """Yield the lines of COPY, which waits for its reader."""
+) -> AsyncIterator[AsyncIterator[bytes]]:
+    """Yield the lines of COPY, many at once; it waits for its reader."""
     copying = _Copying(database, table, snapshot, after, values)
     try:
-        yield _lines(copying.blocks())
+        yield _whole_lines(copying.blocks())
     finally:
         await asyncio.to_thread(copying.stop)
 
@@ -181,12 +181,14 @@ class _Copying(io.RawIOBase):
             self._thread.join(_CANCEL_AGAIN)
 
 
-async def _lines(blocks: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
+async def _whole_lines(blocks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     rest = b""
     async for block in blocks:
-        *lines, rest = (rest + block).split(b"\n")
-        if lines:
-            yield lines
+        end = block.rfind(b"\n") + 1
+        if end:
+            yield rest + block[:end]
+            rest = b""
+        rest += block[end:]
 
 
 def split_line(line: bytes) -> Row:

@@ -4,8 +4,8 @@ A copy that was interrupted continues after the last key in the stream, in a new
 since the first snapshot follow it all the same, so rows that were copied earlier catch up, and for the
 others they repeat what the copy has.
 
-Where client and database allow it, PostgreSQL writes the rows as JSON (`json_copy`); otherwise they
-are encoded here, one by one. The records are the same.
+Where client and database allow it, lines of COPY become encoded appends at once (`encoded_copy`);
+otherwise rows become records one by one. The records are the same.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from streamfold.extras import needing_extra
 from streamfold.ingest.postgres.catalog import Table, identifiers
 from streamfold.ingest.postgres.connection import Database
-from streamfold.ingest.postgres.copy_source import Snapshot, copied_lines, split_line
-from streamfold.ingest.postgres.json_copy import KEY_RESERVE, JsonLines, body_expression
+from streamfold.ingest.postgres.copy_source import Snapshot, copied_blocks, split_line
+from streamfold.ingest.postgres.encoded_copy import KEY_RESERVE, EncodedLines, wait_for_kernel
 from streamfold.ingest.postgres.pgoutput import Row
 from streamfold.ingest.postgres.rows import RowEncoder
 from streamfold.ingest.table_stream import (
@@ -30,12 +29,9 @@ from streamfold.ingest.table_stream import (
 )
 from streamfold.model.records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, Record, metered_size
 
-with needing_extra("postgres"):
-    from psycopg2 import sql
-
-#: Appends, and their bytes, that are sent without waiting in between; as many are gathered meanwhile.
-_BATCHES_TOGETHER: Final = 32
-_BYTES_TOGETHER: Final = 8 << 20
+#: Bytes of appends that are sent together; as many are gathered meanwhile. Fewer at once would cost the
+#: server more commits.
+_BYTES_TOGETHER: Final = 4 << 20
 #: The encoding of databases whose texts may be any bytes, which JSON cannot hold.
 _ANY_BYTES: Final = "SQL_ASCII"
 
@@ -97,7 +93,7 @@ async def copy_table(
     if copied.key is None:
         await stream.append([Record(table.declaration(named=named), copy_headers(copied.lsn, 0))])
     quick = stream.takes_encoded and await asyncio.to_thread(_is_unicode, database)
-    copy = _copy_as_json if quick else _copy_rows
+    copy = _copy_encoded if quick else _copy_rows
     await copy(_Source(database, table, snapshot.name, copied), encoder, stream, on_rows)
     end = b'%s,"txn":"copy %s"}' % (encoder.opening(b"e"), copied.lsn.encode())
     await stream.append([Record(end, copy_end_headers(copied.lsn, snapshot.lsn))])
@@ -112,8 +108,9 @@ class _Source(NamedTuple):
     snapshot: str
     copied: CopyPosition
 
-    def lines(self, values: sql.Composable) -> Any:
-        return copied_lines(self.database, self.table, self.snapshot, self.copied.key, values)
+    def blocks(self) -> Any:
+        values = identifiers(column.name for column in self.table.columns)
+        return copied_blocks(self.database, self.table, self.snapshot, self.copied.key, values)
 
 
 def _is_unicode(database: Database) -> bool:
@@ -121,21 +118,17 @@ def _is_unicode(database: Database) -> bool:
         return bool(cursor.connection.info.parameter_status("server_encoding") != _ANY_BYTES)
 
 
-async def _copy_as_json(
+async def _copy_encoded(
     source: _Source,
     encoder: RowEncoder,
     stream: TableStream,
     on_rows: Callable[[int, int], None],
 ) -> None:
-    table, copied = source.table, source.copied
-    gathered = JsonLines(table, copied.lsn, copied.rows)
-    body = body_expression(table, encoder.opening(b"r"))
-    values = sql.SQL("{}, {}").format(body, identifiers(table.key))
-    async with (
-        _Appending(stream.append_encoded, on_rows) as appending,
-        source.lines(values) as found,
-    ):
+    gathered = EncodedLines(encoder, source.copied.lsn, source.copied.rows)
+    async with _Appending(stream.append_encoded, on_rows) as appending, source.blocks() as found:
         async for lines in found:
+            if gathered.rows > source.copied.rows:
+                await wait_for_kernel()  # not for a table of one block
             for batch in gathered.add(lines):
                 await appending.add(batch, batch.metered, batch.rows)
         if (rest := gathered.flush()).record_count:
@@ -150,10 +143,9 @@ async def _copy_rows(
     on_rows: Callable[[int, int], None],
 ) -> None:
     batches = CopyBatches(encoder, source.copied.lsn, source.copied.rows)
-    values = identifiers(column.name for column in source.table.columns)
-    async with _Appending(stream.append_each, on_rows) as appending, source.lines(values) as found:
+    async with _Appending(stream.append_each, on_rows) as appending, source.blocks() as found:
         async for lines in found:
-            for line in lines:
+            for line in lines[:-1].split(b"\n"):
                 if full := batches.add(split_line(line)):
                     appended = batches.rows - 1  # the row that did not fit is in the next one
                     await appending.add(full, sum(map(metered_size, full)), appended)
@@ -187,8 +179,7 @@ class _Appending(Generic[B]):
         self._gathered.append(batch)
         self._rows = rows
         self._size += size
-        full = len(self._gathered) >= _BATCHES_TOGETHER or self._size >= _BYTES_TOGETHER
-        if full or self._task is None or self._task.done():
+        if self._size >= _BYTES_TOGETHER:
             await self._send()
 
     async def flush(self) -> None:

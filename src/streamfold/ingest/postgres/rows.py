@@ -40,6 +40,11 @@ class RowEncoder:
         self._columns: list[tuple[bytes, ToJson]] = [
             (msgspec.json.encode(name) + b":", to_json(type_oid)) for name, type_oid in columns
         ]
+        #: JSON before the value of each column, and its type.
+        self.columns = [
+            (before, type_oid)
+            for (before, _), (_, type_oid) in zip(self._columns, columns, strict=True)
+        ]
         self._names = [name for name, _ in columns]
         self._key = [self._names.index(name) for name in key]
 

@@ -1,0 +1,312 @@
+"""An array kernel that writes lines of COPY as records; importing this module needs numba.
+
+It understands what nearly all values look like. It leaves a line with any other value to `RowEncoder`,
+which writes the same bytes; see `streamfold.records.record_kernel` for the rules of numba.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from streamfold.ingest.postgres import values
+from streamfold.model.records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
+from streamfold.records.json_kernel import _BASE64, _HEX, _put, _put_decimal
+from streamfold.records.record_kernel import (
+    APPEND_BODY,
+    APPEND_HEADERS,
+    RECORDS,
+    U8,
+    U64,
+    Bytes,
+    Offsets,
+    _copy,
+    _inner,
+    _kernel,
+    _put_varint,
+    _signed,
+    _varint_size,
+)
+
+#: How the text of a column becomes JSON.
+NUMBER, TEXT, BOOL, FLOAT, DATE, TIMESTAMP, TIMESTAMPTZ, BYTEA = range(8)
+#: By type; all others are texts.
+KINDS: Final = {
+    **dict.fromkeys((values.INT2, values.INT4, values.INT8, values.OID), NUMBER),
+    **dict.fromkeys((values.FLOAT4, values.FLOAT8), FLOAT),
+    values.BOOL: BOOL,
+    values.BYTEA: BYTEA,
+    values.DATE: DATE,
+    values.TIMESTAMP: TIMESTAMP,
+    values.TIMESTAMPTZ: TIMESTAMPTZ,
+}
+#: Bytes of JSON for one of a line at most (`\\u0001`), and beside them for a value (`null`, quotes).
+GROWTH, VALUE_BYTES = 6, 8
+#: Bytes that encoding adds to a record at most, beside those that limits count: tags and lengths.
+RECORD_GROWTH = 32
+
+_BACKSLASH, _QUOTE = U8(92), U8(34)
+
+
+def _bytes(text: bytes) -> Bytes:
+    return np.frombuffer(text, np.uint8)
+
+
+_NULL, _TRUE, _FALSE = _bytes(b"null"), _bytes(b"true"), _bytes(b"false")
+_POINT_ZERO, _CONTROL, _VERTICAL = _bytes(b".0"), _bytes(b"\\u00"), _bytes(b"\\u000b")
+_COPY_HEADER = _bytes(b"\x0a\x04copy\x12")
+#: By byte: 0 = as it is, 1 = ends a value, 2 = needs an escape.
+_SPECIAL = np.zeros(256, np.uint8)
+_SPECIAL[:0x20] = 2
+_SPECIAL[[9, 10]] = 1  # tab and newline
+_SPECIAL[[34, 92]] = 2
+
+
+@_inner
+def _value_end(raw: Bytes, at: int) -> int:
+    while _SPECIAL[raw[at]] != 1:
+        at += 1
+    return at
+
+
+@_inner
+def _put_text(out: Bytes, at: int, raw: Bytes, done: int) -> tuple[int, int]:
+    """Write a text; COPY escapes as JSON does, but for quotes and some control characters."""
+    out[at] = _QUOTE
+    at += 1
+    while True:
+        clean = done
+        while _SPECIAL[raw[clean]] == 0:
+            clean += 1
+        _copy(out, U64(at), raw, U64(done), U64(clean - done))
+        at += clean - done
+        done = clean
+        byte = raw[done]
+        if _SPECIAL[byte] == 1:
+            out[at] = _QUOTE
+            return at + 1, done
+        if byte == _BACKSLASH:
+            if raw[done + 1] == 118:  # v
+                at = _put(out, at, _VERTICAL)
+            else:
+                out[at], out[at + 1] = byte, raw[done + 1]
+                at += 2
+            done += 2
+            continue
+        if byte == _QUOTE:
+            out[at], out[at + 1] = _BACKSLASH, byte
+        else:
+            at = _put(out, at, _CONTROL)
+            out[at], out[at + 1] = _HEX[byte >> 4], _HEX[byte & 15]
+        at += 2
+        done += 1
+
+
+@_inner
+def _put_float(out: Bytes, at: int, raw: Bytes, start: int, end: int) -> int:
+    pointed = False
+    for offset in range(start, end):
+        pointed = pointed or raw[offset] == 46 or raw[offset] == 101  # . and e
+    named = raw[end - 1] >= 65  # NaN, Infinity
+    if named:
+        out[at] = _QUOTE
+        at += 1
+    _copy(out, U64(at), raw, U64(start), U64(end - start))
+    at += end - start
+    if named:
+        out[at] = _QUOTE
+        return at + 1
+    return at if pointed else _put(out, at, _POINT_ZERO)
+
+
+@_inner
+def _put_moment(out: Bytes, at: int, raw: Bytes, start: int, end: int, kind: int) -> int:
+    """Write a date or time of the years 1 to 9999; -1 if it is another."""
+    size = end - start
+    if kind == DATE:
+        if size != 10:
+            return -1
+    elif size < 19 or raw[start + 4] != 45 or raw[end - 1] == 67:  # - and C, as in BC
+        return -1
+    zone = kind == TIMESTAMPTZ
+    if zone:
+        if raw[end - 3] != 43 or raw[end - 2] != 48 or raw[end - 1] != 48:  # +00
+            return -1
+        size -= 3
+    out[at] = _QUOTE
+    _copy(out, U64(at + 1), raw, U64(start), U64(size))
+    if kind != DATE:
+        out[at + 11] = 84  # T
+    at += 1 + size
+    if zone:
+        out[at] = 90  # Z
+        at += 1
+    out[at] = _QUOTE
+    return at + 1
+
+
+@_inner
+def _nibble(digit: U8) -> int:
+    return _signed(U64(digit)) - (48 if digit < 58 else 87)
+
+
+@_inner
+def _put_bytea(out: Bytes, at: int, raw: Bytes, start: int, end: int) -> int:
+    """Write bytes, given as two backslashes, an x and hexadecimal digits, in base64."""
+    out[at] = _QUOTE
+    at += 1
+    done = start + 3
+    while done < end:
+        left = (end - done) // 2
+        word = np.int64(0)
+        for index in range(min(left, 3)):
+            byte = _nibble(raw[done + 2 * index]) << 4 | _nibble(raw[done + 2 * index + 1])
+            word |= byte << (16 - 8 * index)
+        out[at] = _BASE64[word >> 18]
+        out[at + 1] = _BASE64[(word >> 12) & 63]
+        out[at + 2] = _BASE64[(word >> 6) & 63] if left > 1 else 61
+        out[at + 3] = _BASE64[word & 63] if left > 2 else 61
+        at += 4
+        done += 6
+    out[at] = _QUOTE
+    return at + 1
+
+
+@_inner
+def _put_value(out: Bytes, at: int, raw: Bytes, start: int, kind: int) -> tuple[int, int]:
+    """Write the value at `start`; returns the offsets after it, the first of them -1 if it cannot."""
+    if raw[start] == _BACKSLASH and raw[start + 1] == 78:  # N
+        return _put(out, at, _NULL), start + 2
+    if kind == TEXT:
+        return _put_text(out, at, raw, start)
+    end = _value_end(raw, start)
+    if kind == NUMBER:
+        _copy(out, U64(at), raw, U64(start), U64(end - start))
+        return at + end - start, end
+    if kind == BOOL:
+        return _put(out, at, _TRUE if raw[start] == 116 else _FALSE), end  # t
+    if kind == FLOAT:
+        return _put_float(out, at, raw, start, end), end
+    if kind == BYTEA:
+        return _put_bytea(out, at, raw, start, end), end
+    return _put_moment(out, at, raw, start, end, kind), end
+
+
+@_inner
+def _put_body(
+    out: Bytes, raw: Bytes, at: int, kinds: Bytes, texts: Bytes, offsets: Offsets
+) -> tuple[int, int]:
+    """Write the body for the line at `at`; returns its size, or -1, and the offset of the next line."""
+    size = 0
+    for column in range(len(kinds)):
+        start, stop = offsets[column], offsets[column + 1]
+        _copy(out, U64(size), texts, U64(start), U64(stop - start))
+        size, at = _put_value(out, size + stop - start, raw, at, _signed(U64(kinds[column])))
+        if size < 0:
+            return -1, at
+        at += 1
+    start, stop = offsets[len(kinds)], offsets[len(kinds) + 1]
+    _copy(out, U64(size), texts, U64(start), U64(stop - start))
+    return size + stop - start, at
+
+
+@_kernel
+def encode_lines(
+    raw: Bytes,
+    at: int,
+    kinds: Bytes,
+    texts: Bytes,
+    offsets: Offsets,
+    header: Bytes,
+    number: int,
+    records: int,
+    room: int,
+    overhead: int,
+    body: Bytes,
+    out: Bytes,
+) -> tuple[int, int, int, int, int, int]:
+    """Write records for whole lines from `at` on: at most `records`, of `room` metered bytes.
+
+    Returns the offset of the next line, the records, their metered size and encoded size, and the
+    offsets of the last line and its record, or -1.
+    """
+    done, metered, size, line, last = 0, 0, 0, -1, -1
+    while at < len(raw):
+        if done == records:
+            break
+        length, after = _put_body(body, raw, at, kinds, texts, offsets)
+        if length < 0:
+            break
+        value = U64(number + done)
+        digits, rest = 1, value
+        while rest >= U64(10):
+            rest //= U64(10)
+            digits += 1
+        weight = overhead + digits + length
+        if metered + weight > room:
+            break
+        line, last = at, size
+        copied = len(_COPY_HEADER) + 1 + digits
+        whole = len(header) + 2 + copied + 1 + _varint_size(U64(length)) + length
+        out[size] = RECORDS
+        size = _put_varint(out, size + 1, U64(whole))
+        size = _put(out, size, header)
+        out[size], out[size + 1] = APPEND_HEADERS, U8(copied)
+        size = _put(out, size + 2, _COPY_HEADER)
+        out[size] = U8(digits)
+        size = _put_decimal(out, size + 1, value)
+        out[size] = APPEND_BODY
+        size = _put_varint(out, size + 1, U64(length))
+        _copy(out, U64(size), body, U64(0), U64(length))
+        size += length
+        done += 1
+        metered += weight
+        at = after
+    return at, done, metered, size, line, last
+
+
+class Written(NamedTuple):
+    """The outcome of one call of the kernel."""
+
+    #: Offset of the next line; unless none is left, it does not fit, or the kernel cannot write it.
+    next: int
+    records: int
+    metered: int
+    #: Bytes of `LineWriter.out` that are used.
+    size: int
+    #: Offsets of the last line that was written, and of its record; -1 if none was.
+    line: int
+    last: int
+
+
+class LineWriter:
+    """Writes lines of one table; `out` has room for one batch."""
+
+    def __init__(
+        self, columns: Sequence[tuple[bytes, int]], closing: bytes, header: bytes, overhead: int
+    ) -> None:
+        """`columns` are the JSON before each value, and its type; `header` is an encoded header.
+
+        `overhead` is the metered size of a record beside its body and the digits of its number.
+        """
+        texts = [*(text for text, _ in columns), closing]
+        self._kinds = np.array([KINDS.get(oid, TEXT) for _, oid in columns], np.uint8)
+        self._texts = _bytes(b"".join(texts))
+        self._offsets = np.array([0, *accumulate(map(len, texts))], np.int64)
+        self._header, self._overhead = _bytes(header), overhead
+        self._body = np.empty(0, np.uint8)
+        self.out = np.empty(BATCH_BYTES_MAX + RECORD_GROWTH * BATCH_RECORDS_MAX, np.uint8)
+
+    def write(self, lines: bytes, at: int, *, number: int, records: int, room: int) -> Written:
+        """Write records of whole lines from `at` on to `out`; the first is row `number`."""
+        need = GROWTH * len(lines) + VALUE_BYTES * len(self._kinds) + len(self._texts)
+        if len(self._body) < need:
+            self._body = np.empty(need, np.uint8)
+        found = encode_lines(
+            _bytes(lines), at, self._kinds, self._texts, self._offsets, self._header, number,
+            records, room, self._overhead, self._body, self.out,
+        )  # fmt: skip
+        return Written(*found)
