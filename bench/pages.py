@@ -252,6 +252,24 @@ CURVES: dict[str, Callable[[Any], list[Curve]]] = {
     "growth": growth_curves,
     "streams": stream_curves,
 }
+
+
+def console(found: dict[str, Any]) -> list[Row]:
+    """The console in Chromium: what a person waits for, beside what the browser needs without it."""
+    visible, scroll, large = found["visible"], found["scroll"], found["large"]
+    paints = [Sample(OURS, found["paint_ms"]), Sample("page with one word", found["bare_paint_ms"])]
+    ack, small = {"ack": visible["ack_p50_ms"]}, {"a small record": large["small_longest_ms"]}
+    scrolled = f"longest frame, {scroll['records']:,} records scrolled"
+    rest = {"at rest": scroll["rest_longest_ms"]}
+    opened = large["longest_ms"]
+    return [
+        Row("first paint", "ms", paints, more=False),
+        pair("appended record visible, p50", "ms", visible["p50_ms"], ack, more=False),
+        pair(scrolled, "ms", scroll["longest_ms"], rest, more=False),
+        pair("longest frame, record of 1 MiB opened", "ms", opened, small, more=False),
+    ]
+
+
 #: By the name of the results: the page's title, and what makes its rows.
 PAGES: dict[str, tuple[str, Callable[[Any], list[Row]]]] = {
     "store": ("The store in one process", store),
@@ -268,6 +286,7 @@ PAGES: dict[str, tuple[str, Callable[[Any], list[Row]]]] = {
     "http": ("What the server adds to the store", over_http),
     "weight": ("The snapshotter's weight", snapshotter_weight),
     "spark_source": ("Reading streams into Spark", spark_source),
+    "console": ("The console in a browser", console),
 }
 
 

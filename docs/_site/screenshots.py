@@ -58,10 +58,28 @@ class Shop:
             path = f"/v1/streams/{STREAM}/snapshot/{position}"
             json_type = {"s2-basin": BASIN, "content-type": "application/json"}
             self._http.put(path, headers=json_type, content=state).raise_for_status()
+        self.fill_invoices()
         everything = {"prefix": ""}
         for name, streams in (("reader", everything), ("agents", {"prefix": "sessions/"})):
             scope = {"basins": everything, "streams": streams, "ops": ["read", "check-tail"]}
             self._http.post("/v1/access-tokens", json={"id": name, "scope": scope})
+
+    def fill_invoices(self) -> None:
+        """A stream with producers, and forks of it."""
+        kind, path = {"content-type": "application/json"}, f"/{BASIN}/invoices"
+        self._http.put(path, headers=kind).raise_for_status()
+        for name, epoch, count in (("billing-eu", 3, 14), ("billing-us", 1, 9), ("refunds", 0, 4)):
+            for seq in range(count):
+                sent = {"producer-id": name, "producer-epoch": str(epoch), "producer-seq": str(seq)}
+                body = json.dumps([{"invoice": seq, "from": name}])
+                self._http.post(path, headers=kind | sent, content=body).raise_for_status()
+        for name, source, at in (
+            ("invoices-audit", "invoices", 14), ("invoices-test", "invoices", 23),
+            ("invoices-test-2", "invoices-test", 20),
+        ):  # fmt: skip
+            offset = f"{at:016d}_{0:016d}"
+            fork = {"stream-forked-from": f"/{BASIN}/{source}", "stream-fork-offset": offset}
+            self._http.put(f"/{BASIN}/{name}", headers=kind | fork).raise_for_status()
 
     def append(self, count: int) -> None:
         """Append some changes of orders."""
@@ -162,6 +180,8 @@ def pages(tables: Path) -> dict[str, tuple[str, Callable[[Page], None]]]:
         "records": (stream, show_record),
         "append": (stream, open_append),
         "snapshots": (f"{stream}?tab=snapshots", wait_for("150")),
+        "forks": (f"basins/{BASIN}/invoices?tab=forks", wait_for("invoices-audit")),
+        "producers": (f"basins/{BASIN}/invoices?tab=producers", wait_for("billing-eu")),
         "usage": (f"{stream}?tab=usage", wait_for("stored")),
         "tables": ("tables", wait_for("public.orders")),
         "table": (table, show_table),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from bench.pages import console
 from bench.report import Benchmark, Row, Sample, kept, publish
 
 RATE = Row(
@@ -42,3 +43,15 @@ def test_a_measure_that_the_peer_lacks_has_an_empty_cell(tmp_path: Path) -> None
         benchmark(RATE, Row("memory", "MiB", [Sample("Streamfold", [9.0])], more=False)), tmp_path
     )
     assert "| memory | 9 MiB |  |  |" in (tmp_path / "speed.md").read_text()
+
+
+def test_the_page_of_the_console_has_each_figure_beside_another() -> None:
+    found = {
+        "paint_ms": [300.0, 200.0], "bare_paint_ms": [50.0],
+        "visible": {"p50_ms": 40.0, "ack_p50_ms": 10.0},
+        "scroll": {"records": 100_000, "longest_ms": 34.0, "rest_longest_ms": 17.0},
+        "large": {"longest_ms": 60.0, "small_longest_ms": 30.0},
+    }  # fmt: skip
+    rows = console(found)
+    assert [row.ratio(row.samples[1]) for row in rows] == [0.2, 0.25, 0.5, 0.5]
+    assert rows[2].measure == "longest frame, 100,000 records scrolled"
