@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Mapping
@@ -13,7 +12,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from tests.cli.forking import Commands
+
 COMMAND = (sys.executable, "-m", "streamfold.cli.main")
+_COMMANDS = Commands()
 
 
 @dataclass(frozen=True)
@@ -49,14 +51,7 @@ class Shell:
 
     def __call__(self, *arguments: str, stdin: bytes = b"") -> Outcome:
         """Run a verb to its end, whatever that is."""
-        done = subprocess.run(
-            [*COMMAND, *arguments],
-            input=stdin,
-            capture_output=True,
-            env=self.environment,
-            timeout=120,
-            check=False,
-        )
+        done = _COMMANDS.run(arguments, self.environment, stdin)
         stderr = done.stderr.decode()
         assert "Traceback" not in stderr, stderr
         return Outcome(done.returncode, done.stdout, stderr)
