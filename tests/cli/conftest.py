@@ -42,4 +42,4 @@ def stream_uri(variables: dict[str, str], basin: str) -> str:
 def create(variables: Mapping[str, str], path: str, basin: str = "") -> None:
     """Create what a test needs by one request: a verb for it would be a process of its own."""
     url = f"{variables['S2_ACCOUNT_ENDPOINT']}/v1/{path}"
-    httpx.put(url, headers={"s2-basin": basin}, json={}).raise_for_status()
+    httpx.put(url, headers={"s2-basin": basin}, json={}, timeout=60).raise_for_status()

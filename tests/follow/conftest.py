@@ -3,11 +3,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from s2_sdk import S2, Endpoints
+from s2_sdk import S2
 
 from streamfold.follow.clients.s2 import S2Client
 from streamfold.server.config import Configuration
 from streamfold.server.main import Server, running_server
+from tests.sdk import sdk_client
 
 BASIN, STREAM = "test-basin", "orders"
 
@@ -27,7 +28,7 @@ async def server() -> AsyncIterator[Server]:
 @pytest.fixture
 async def s2(server: Server) -> AsyncIterator[S2]:
     endpoint = f"http://127.0.0.1:{server.port}"
-    async with S2("ignored", endpoints=Endpoints(account=endpoint, basin=endpoint)) as client:
+    async with sdk_client(endpoint) as client:
         yield client
 
 

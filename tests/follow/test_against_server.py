@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from s2_sdk import S2, Endpoints
 
 from streamfold.blob import open_blob_store
 from streamfold.follow import (
@@ -26,6 +25,7 @@ from tests.follow.ledger import SMALL, Ledger, fold, initial
 from tests.interop.serving import serving
 from tests.ports import free_port
 from tests.s3 import S3Server, run_s3_server
+from tests.sdk import sdk_client
 
 BASIN, STREAM = "follow-basin", "deltas"
 QUIET = ("--host", "127.0.0.1", "--no-access-log")
@@ -35,7 +35,7 @@ QUIET = ("--host", "127.0.0.1", "--no-access-log")
 async def connected(exports: dict[str, str]) -> AsyncIterator[S2Client]:
     """A client on a stream that is there."""
     endpoint = exports["S2_ACCOUNT_ENDPOINT"]
-    async with S2("ignored", endpoints=Endpoints(endpoint, endpoint)) as s2:
+    async with sdk_client(endpoint) as s2:
         await s2.ensure_basin(BASIN)
         await s2.basin(BASIN).ensure_stream(STREAM)
         yield S2Client(s2.basin(BASIN).stream(STREAM))
@@ -112,7 +112,7 @@ async def test_a_follower_survives_a_restart_of_the_server(tmp_path: Path) -> No
     port = str(free_port())
     options = (*QUIET, "--port", port, "--local-root", str(tmp_path / "store"))
     endpoint = f"http://127.0.0.1:{port}"
-    async with S2("ignored", endpoints=Endpoints(endpoint, endpoint)) as s2:
+    async with sdk_client(endpoint) as s2:
         ledger = Ledger(S2Client(s2.basin(BASIN).stream(STREAM)))
         with serving(*options):
             await s2.ensure_basin(BASIN)

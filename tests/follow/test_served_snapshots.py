@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from s2_sdk import S2, AppendInput, Endpoints, Record
+from s2_sdk import AppendInput, Record
 
 from streamfold.errors import (
     BlobNotFoundError,
@@ -19,6 +19,7 @@ from streamfold.model.access_tokens import Secret
 from streamfold.server.config import Configuration
 from streamfold.server.main import Server, running_server
 from tests.ports import free_port
+from tests.sdk import sdk_client
 
 BASIN, STREAM = "follow-served", "team/counts"
 
@@ -44,7 +45,7 @@ def new() -> dict[str, int]:
 async def test_a_state_is_restored_from_the_server_and_followed(server: Server) -> None:
     store = ServerSnapshots(server.url, BASIN, STREAM)
     outside = external(store)
-    async with S2("ignored", endpoints=Endpoints(account=server.url, basin=server.url)) as s2:
+    async with sdk_client(server.url) as s2:
         stream = s2.basin(BASIN).stream(STREAM)
         await stream.append(AppendInput([Record(b"apple"), Record(b"pear"), Record(b"apple")]))
         async with SnapshotTaker(stream, fold=count, initial=new, snapshots=outside) as taker:

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from s2_sdk import S2, AppendInput, Endpoints, Record
+from s2_sdk import AppendInput, Record
 
 from tests.distributions import install_example
 from tests.interop.serving import serving
+from tests.sdk import sdk_client
 
 BASIN = "verbs-basin"
 RUN = "from streamfold.cli.main import main; main()"
@@ -66,7 +67,7 @@ class Verbs:
 
     async def append(self, *bodies: str) -> None:
         endpoint = self._variables["S2_ACCOUNT_ENDPOINT"]
-        async with S2("ignored", endpoints=Endpoints(endpoint, endpoint)) as s2:
+        async with sdk_client(endpoint) as s2:
             await s2.ensure_basin(BASIN)
             await s2.basin(BASIN).ensure_stream(self._stream)
             stream = s2.basin(BASIN).stream(self._stream)

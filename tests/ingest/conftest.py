@@ -3,12 +3,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from s2_sdk import S2, Endpoints
+from s2_sdk import S2
 
 from streamfold.server.config import Configuration
 from streamfold.server.main import running_server
 from streamfold.store import StoreSettings
 from tests.ingest.postgres import new_database, temporary_postgres
+from tests.sdk import sdk_client
 
 BASIN = "test-basin"
 
@@ -44,5 +45,5 @@ async def endpoint() -> AsyncIterator[str]:
 
 @pytest.fixture
 async def s2(endpoint: str) -> AsyncIterator[S2]:
-    async with S2("ignored", endpoints=Endpoints(account=endpoint, basin=endpoint)) as client:
+    async with sdk_client(endpoint) as client:
         yield client

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from s2_sdk import S2, AppendInput, Endpoints, Record, Retry, S2Error, SeqNum, SeqNumMismatchError
+from s2_sdk import AppendInput, Record, Retry, S2Error, SeqNum, SeqNumMismatchError
 from s2_sdk import S2Stream as Stream
 
 from tests.cli.commands import Shell, ending_of, line_of
 from tests.s3 import S3Server, run_s3_server, s3_client
+from tests.sdk import sdk_client
 from tests.store.engine.flaky_proxy import FlakyProxy, Weather
 
 BASIN, STREAM = "my-basin", "my-stream"
@@ -40,7 +41,7 @@ async def lite(*options: str, **variables: str) -> AsyncIterator[tuple[Process, 
 async def stream_at(url: str) -> AsyncIterator[Stream]:
     """The stream of the examples, created where it is missing; nothing is tried twice."""
     once = Retry(max_attempts=1)
-    async with S2("ignored", endpoints=Endpoints(account=url, basin=url), retry=once) as s2:
+    async with sdk_client(url, retry=once) as s2:
         await s2.ensure_basin(BASIN)
         await s2.basin(BASIN).ensure_stream(STREAM)
         yield s2.basin(BASIN).stream(STREAM)
@@ -178,7 +179,7 @@ async def test_e13_acks_and_flushes_are_measured_and_a_server_that_works_is_heal
         for number in range(5):
             await stream.append(batch(f"{number} {'x' * 1000}"))
         after = await metrics(url)
-        async with httpx.AsyncClient() as web:
+        async with httpx.AsyncClient(timeout=60) as web:
             assert (await web.get(f"{url}/health")).status_code == 200
     assert after["s2_append_ack_latency_seconds_count"] == 5
     for name in ("flush_duration_seconds", "flush_interval_seconds", "flush_bytes"):
@@ -193,7 +194,7 @@ async def test_e13_acks_and_flushes_are_measured_and_a_server_that_works_is_heal
 
 async def metrics(url: str) -> dict[str, float]:
     """What /metrics says, by name and labels."""
-    async with httpx.AsyncClient() as web:
+    async with httpx.AsyncClient(timeout=60) as web:
         lines = (await web.get(f"{url}/metrics")).text.splitlines()
     values = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     return {name: float(value) for name, value in values}

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from s2_sdk import S2, AppendInput, CommandRecord, Endpoints, Record, SeqNum, SeqNumMismatchError
+from s2_sdk import AppendInput, CommandRecord, Record, SeqNum, SeqNumMismatchError
 from s2_sdk import S2Stream as Stream
 
 from streamfold.follow import Outcome, SnapshotTaker, external, follow, in_stream
 from streamfold.follow.clients.client import StreamRecord
 from streamfold.server.config import Configuration
 from streamfold.server.main import running_server
+from tests.sdk import sdk_client
 
 BASIN, STREAM = "orders-basin", "orders"
 
@@ -28,7 +29,7 @@ async def stream() -> AsyncIterator[Stream]:
     )
     async with running_server(configuration) as server:
         endpoint = f"http://127.0.0.1:{server.port}"
-        async with S2("ignored", endpoints=Endpoints(account=endpoint, basin=endpoint)) as s2:
+        async with sdk_client(endpoint) as s2:
             await s2.create_basin(BASIN)
             await s2.basin(BASIN).create_stream(STREAM)
             stream = s2.basin(BASIN).stream(STREAM)

@@ -6,10 +6,11 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
-from s2_sdk import S2, Endpoints, S2Basin, S2Stream
+from s2_sdk import S2, S2Basin, S2Stream
 
 from streamfold.server.config import Configuration
 from streamfold.server.main import Server, running_server
+from tests.sdk import sdk_client
 from tests.server.raw_h2 import H2Client, h2_client
 
 BASIN = "test-basin"
@@ -47,9 +48,7 @@ async def server() -> AsyncIterator[Server]:
 def sdk(server: Server, **options: Any) -> AbstractAsyncContextManager[S2]:
     """The official client, as its documentation has it."""
     endpoint = f"http://127.0.0.1:{server.port}"
-    client: AbstractAsyncContextManager[S2] = S2(
-        "ignored", endpoints=Endpoints(account=endpoint, basin=endpoint), **options
-    )
+    client: AbstractAsyncContextManager[S2] = sdk_client(endpoint, **options)
     return client
 
 

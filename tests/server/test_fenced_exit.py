@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from s2_sdk import S2, AppendInput, AppendRetryPolicy, Endpoints, Record, Retry, S2Error, SeqNum
+from s2_sdk import S2, AppendInput, AppendRetryPolicy, Record, Retry, S2Error, SeqNum
 
 from streamfold.cli.exit_status import ExitStatus
 from streamfold.errors import DeviceFailedError
@@ -20,6 +20,7 @@ from streamfold.model.records import Record as StoredRecord
 from streamfold.server.main import Server, serve
 from tests.cli.commands import Outcome, Shell, ending_of, line_of
 from tests.s3 import S3Server, run_s3_server
+from tests.sdk import sdk_client
 from tests.server.conftest import configuration
 
 BASIN, STREAM = "test-basin", "orders"
@@ -49,9 +50,7 @@ async def a_server(
     async with shell.running("serve", *here, *options) as process:
         url = json.loads(await line_of(process))["url"]
         retry = Retry(max_attempts=1, append_retry_policy=AppendRetryPolicy.NO_SIDE_EFFECTS)
-        async with S2(
-            "ignored", endpoints=Endpoints(account=url, basin=url), retry=retry
-        ) as client:
+        async with sdk_client(url, retry=retry) as client:
             yield process, client
 
 

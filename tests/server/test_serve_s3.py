@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
-from s2_sdk import S2, AppendInput, Endpoints, Record, SeqNum
+from s2_sdk import S2, AppendInput, Record, SeqNum
 
 from tests.cli.commands import Shell, ending_of, line_of
 from tests.s3 import S3Server, run_s3_server, s3_client
+from tests.sdk import sdk_client
 
 BASIN, STREAM = "test-basin", "orders"
 
@@ -31,7 +32,7 @@ async def serving_bucket(s3: S3Server, path: str) -> AsyncIterator[S2]:
         announced = json.loads(await line_of(process))
         assert announced["location"] == f"s3://{s3.bucket}/{path}"
         url = announced["url"]
-        async with S2("ignored", endpoints=Endpoints(account=url, basin=url)) as s2:
+        async with sdk_client(url) as s2:
             yield s2
         process.send_signal(signal.SIGTERM)
         ended = await ending_of(process)

@@ -17,6 +17,7 @@ import s2_sdk
 from streamfold.server.config import write_self_signed
 from streamfold.server.http.listener import TlsFiles
 from tests.ports import free_port
+from tests.sdk import sdk_client
 
 BASIN = "spark-basin"
 #: What a token looks like: unlike anything else in a log.
@@ -82,8 +83,7 @@ class Server:
         """Do something with the basin through the client."""
 
         async def run() -> Found:
-            endpoints = s2_sdk.Endpoints(account=self.url, basin=self.url)
-            async with s2_sdk.S2(TOKEN, endpoints=endpoints) as client:
+            async with sdk_client(self.url, TOKEN) as client:
                 return await work(client.basin(BASIN))
 
         return asyncio.run(run())

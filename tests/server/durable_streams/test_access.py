@@ -6,9 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from s2_sdk import (
-    S2,
     AccessTokenScope,
-    Endpoints,
     ExactMatch,
     Operation,
     PrefixMatch,
@@ -16,6 +14,7 @@ from s2_sdk import (
 
 from streamfold.model.access_tokens import Secret
 from streamfold.server.main import Server, running_server
+from tests.sdk import sdk_client
 from tests.server.conftest import configuration
 from tests.server.durable_streams.conftest import JSON, browsing
 
@@ -41,7 +40,7 @@ async def issue(
     server: Server, scope: AccessTokenScope, *, name: str = "token", prefixed: bool = False
 ) -> str:
     endpoint = f"http://127.0.0.1:{server.port}"
-    async with S2(ROOT, endpoints=Endpoints(account=endpoint, basin=endpoint)) as s2:
+    async with sdk_client(endpoint, ROOT) as s2:
         secret: str = await s2.issue_access_token(name, scope=scope, auto_prefix_streams=prefixed)
         return secret
 

@@ -9,10 +9,11 @@ from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
-from s2_sdk import S2, AccessTokenScope, Endpoints, Operation, PrefixMatch
+from s2_sdk import S2, AccessTokenScope, Operation, PrefixMatch
 
 from streamfold.model.access_tokens import Secret
 from streamfold.server.main import Server, running_server
+from tests.sdk import sdk_client
 from tests.server.conftest import configuration, until
 from tests.server.durable_streams.conftest import JSON, browsing
 from tests.server.durable_streams.test_access import BUCKET, ROOT, STREAM, bearer
@@ -38,7 +39,7 @@ async def guarded() -> AsyncIterator[Server]:
 @asynccontextmanager
 async def account(server: Server) -> AsyncIterator[S2]:
     endpoint = f"http://127.0.0.1:{server.port}"
-    async with S2(ROOT, endpoints=Endpoints(account=endpoint, basin=endpoint)) as s2:
+    async with sdk_client(endpoint, ROOT) as s2:
         yield s2
 
 

@@ -60,7 +60,7 @@ def large_server(folder: Path) -> Iterator[tuple[str, int]]:
         [child] = [one for one in psutil.Process().children() if one.pid not in before]
         url = exports["S2_ACCOUNT_ENDPOINT"]
         # What the server loads after its start is not memory of a snapshot.
-        while "streamfold_compiled_kernels 1.0" not in httpx.get(f"{url}/metrics").text:
+        while "streamfold_compiled_kernels 1.0" not in httpx.get(f"{url}/metrics", timeout=60).text:
             pass
         yield url, child.pid
 

@@ -13,12 +13,13 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from s2_sdk import S2, AccessTokenScope, Endpoints, Operation, PrefixMatch
+from s2_sdk import S2, AccessTokenScope, Operation, PrefixMatch
 
 from streamfold.model.access_tokens import Secret
 from streamfold.server.durable_streams.subscriptions.leases import Subscription, decode
 from streamfold.server.durable_streams.subscriptions.registry import SUBSCRIPTIONS_PER_OWNER
 from streamfold.server.main import Server, running_server
+from tests.sdk import sdk_client
 from tests.server.conftest import configuration
 from tests.server.durable_streams.conftest import JSON, browsing, token
 from tests.server.durable_streams.subscribing import Receiver, receiving
@@ -91,7 +92,7 @@ async def guarded() -> AsyncIterator[Guarded]:
     settings = configuration(root_token=Secret(ROOT), long_poll=0.5, local_webhooks=True)
     async with running_server(settings) as server, browsing(server, headers=bearer(ROOT)) as root:
         endpoint = f"http://127.0.0.1:{server.port}"
-        async with S2(ROOT, endpoints=Endpoints(account=endpoint, basin=endpoint)) as account:
+        async with sdk_client(endpoint, ROOT) as account:
             yield Guarded(server, account, root)
 
 
@@ -391,7 +392,7 @@ async def opened(folder: str) -> AsyncIterator[Guarded]:
     settings = configuration(location=folder, root_token=Secret(ROOT), local_webhooks=True)
     async with running_server(settings) as server, browsing(server, headers=bearer(ROOT)) as root:
         endpoint = f"http://127.0.0.1:{server.port}"
-        async with S2(ROOT, endpoints=Endpoints(account=endpoint, basin=endpoint)) as account:
+        async with sdk_client(endpoint, ROOT) as account:
             yield Guarded(server, account, root)
 
 

@@ -12,7 +12,6 @@ from s2_sdk import (
     AccessTokenScope,
     AppendInput,
     CommandRecord,
-    Endpoints,
     ExactMatch,
     Operation,
     OperationGroupPermissions,
@@ -25,6 +24,7 @@ from s2_sdk import (
 
 from streamfold.model.access_tokens import Secret
 from streamfold.server.main import Server, running_server
+from tests.sdk import sdk_client
 from tests.server.conftest import BASIN, STREAM, configuration
 from tests.server.curl import curl
 from tests.server.raw_h2 import h2_client
@@ -48,7 +48,7 @@ async def guarded() -> AsyncIterator[Server]:
 
 def client(server: Server, token: str) -> S2:
     endpoint = f"http://127.0.0.1:{server.port}"
-    return S2(token, endpoints=Endpoints(account=endpoint, basin=endpoint))
+    return sdk_client(endpoint, token)
 
 
 async def refusal(call: Awaitable[object]) -> tuple[int, str]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import s2_sdk
 from pyspark.sql import SparkSession
 
 from streamfold.ingest.postgres.connection import Database
@@ -25,6 +24,7 @@ from streamfold.snapshotter.spark.table.intake import TableStream
 from streamfold.snapshotter.spark.table.pipeline import TablePipeline
 from streamfold.snapshotter.spark.table.progress import TableProgress
 from tests.ingest.postgres import execute, temporary_postgres
+from tests.sdk import sdk_client
 from tests.spark.server import BASIN, TOKEN, Server
 from tests.spark.snapshotter.tables import manifest_of, state_of
 
@@ -42,8 +42,7 @@ def ingest(database: str, server: Server, *statements: str) -> str:
     """Ingest both tables while statements run; returns the LSN after them, which the stream has."""
 
     async def run() -> str:
-        endpoints = s2_sdk.Endpoints(account=server.url, basin=server.url)
-        async with s2_sdk.S2(TOKEN, endpoints=endpoints) as client:
+        async with sdk_client(server.url, TOKEN) as client:
             changed = asyncio.Event()
             options = IngestOptions(TABLES, one_stream=STREAM, heartbeat=0.2)
             streams = BasinStreams(client.basin(BASIN))
