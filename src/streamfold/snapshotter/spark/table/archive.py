@@ -187,11 +187,15 @@ class TableArchive:
             and all(_fits(base, form.id, form.compression) for form in plan.formats)
         )
 
-    def publish_delta(self) -> None:
-        """Bring the Delta logs of all destinations to what is committed there."""
-        if self._job.delta:
-            for destination in self._destinations:
+    def publish_delta(self) -> dict[str, StreamfoldError]:
+        """Bring the Delta log of each destination to what is committed there; returns failures."""
+        failures: dict[str, StreamfoldError] = {}
+        for destination in self._destinations if self._job.delta else ():
+            try:
                 self._loop.call(publish_delta_log(destination, self._job.layout.order))
+            except StreamfoldError as error:
+                failures[destination.uri] = error
+        return failures
 
     def collect(self) -> None:
         """Delete what retention does not keep."""

@@ -63,6 +63,7 @@ class ArchiveUpdates:
             self._settle()
             self._begin_empty()
             self._adopt()
+            self._publish_delta()  # the process may have ended before it wrote the last version
             start, tail = self._next(), self._stream.tail()
             self._open = True
             self._note_backlog(start, tail)
@@ -204,14 +205,12 @@ class ArchiveUpdates:
         self._collect()
 
     def _publish_delta(self) -> None:
-        """Write the version of a base that is committed; a failure does not affect the archive."""
-        try:
-            self._published.publish_delta()
-        except StreamfoldError as error:
+        """Write the versions of committed bases; a failure does not affect the archive."""
+        for uri, error in self._published.publish_delta().items():
             self._watch.count_delta_error()
             logger.warning(
-                "table %s: the Delta log was not written, the next base tries again: %s",
-                self._stream.job.table, error.message,
+                "table %s: the Delta log in %s was not written, the next base tries again: %s",
+                self._stream.job.table, uri, error.message,
             )  # fmt: skip
 
     def _collect(self) -> None:
