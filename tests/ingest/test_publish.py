@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tomllib
 from asyncio.subprocess import Process
 from collections.abc import Callable
 from contextlib import suppress
@@ -202,6 +203,20 @@ def test_the_configuration_is_written_for_the_three_parts_without_the_password(
     valid = shell.json("snapshotter", "validate", "--config", str(folder / "snapshotter.toml"))
     assert valid == {"valid": True, "tables": ["public.orders"]}
     assert shell(*command).error["code"] == "conflict"
+
+
+@pytest.mark.parametrize("layout", ["streamfold", "laredo"])
+def test_layout_and_kept_epochs_are_those_of_the_snapshotter(
+    orders: str, shell: Shell, tmp_path: Path, layout: str
+) -> None:
+    file = tmp_path / "config" / "snapshotter.toml"
+    given = ("--layout", layout, "--keep-epochs", "3", "--config", str(file.parent))
+    shell.ok(*arguments(orders, tmp_path, *given))
+    shell.ok("snapshotter", "validate", "--config", str(file))
+    (table,) = tomllib.loads(file.read_text())["tables"]
+    assert (table["layout"], table["retention"]) == (layout, {"keep_epochs": 3})
+    refused = shell(*arguments(orders, tmp_path, "--layout", "other"))
+    assert refused.status == 2
 
 
 def test_the_configuration_for_another_server_starts_none(

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from psycopg2.extensions import make_dsn, parse_dsn
 
+from streamfold.archive.write.layout import LAREDO, STREAMFOLD
 from streamfold.errors import ConflictError, InvalidError
 from streamfold.ingest.postgres.catalog import Table
 
@@ -21,6 +22,11 @@ _REMOTE: Final = {"s3": ("s3", "bucket"), "gs": ("gcs", "bucket"), "az": ("azure
 #: Where the parts listen if they are run from files; those of `publish` itself take free ports.
 _SERVER_PORT, _STATUS_PORT = 8080, 8081
 _HOST = "127.0.0.1"
+#: Formats of bases and diffs by layout; Laredo's reader knows one that both have.
+_FORMATS: Final = {
+    STREAMFOLD.name: '{ snapshot = ["parquet"], diff = ["jsonl"] }',
+    LAREDO.name: '{ snapshot = ["jsonl"], diff = ["jsonl"] }',
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,9 @@ class Plan:
     slot: str
     publication: str
     diff_interval: str
+    #: As in the configuration of the snapshotter.
+    layout: str
+    keep_epochs: int
     #: Where the server listens; 0 takes a free port.
     port: int
     recopy: bool
@@ -140,7 +149,9 @@ class Plan:
                 f"key_fields = [{', '.join(map(_text, table.key))}]\n"
                 f"key_prefix = {_text(f'{table.full_name}/')}\n"
                 f"diff = {{ interval = {_text(self.diff_interval)} }}\n"
-                'formats = { snapshot = ["parquet"], diff = ["jsonl"] }\n'
+                f"formats = {_FORMATS[self.layout]}\n"
+                f"layout = {_text(self.layout)}\n"
+                f"retention = {{ keep_epochs = {self.keep_epochs} }}\n"
                 f"destinations = [{destination}]\n"
                 f"source = {_inline(source | {'schema': table.schema, 'table': table.name})}\n"
             )

@@ -17,6 +17,7 @@ from streamfold.model.units import parse_duration
 EXTRAS: Final = "server,postgres,spark"
 _PACKAGES: Final = ("granian", "psycopg2", "pyspark", "s2_sdk")
 with needing_extra(EXTRAS):
+    from streamfold.archive.write.layout import LAYOUTS, STREAMFOLD
     from streamfold.cli.publishing.plan import ArchiveFolder, Plan, write_configuration
     from streamfold.cli.publishing.run import PublishRun, locked_state
     from streamfold.cli.publishing.status import Screen
@@ -89,6 +90,21 @@ def _duration(_: click.Context, __: click.Parameter, value: str) -> str:
     help="How often changes are written.",
 )
 @click.option(
+    "--layout",
+    type=click.Choice(tuple(LAYOUTS)),
+    default=STREAMFOLD.name,
+    show_default=True,
+    help="Names and positions of the archives' files; laredo is for Laredo's reader.",
+)
+@click.option(
+    "--keep-epochs",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Delete the files of all but the newest N epochs, a day after they were replaced.  "
+    "[default: keep all]",
+)
+@click.option(
     "--once",
     is_flag=True,
     help="Stop when everything that the tables had at the start is in the archives.",
@@ -115,6 +131,8 @@ def publish(
     publication: str,
     recopy: bool,
     diff_interval: str,
+    layout: str,
+    keep_epochs: int,
     once: bool,
     config_folder: Path | None,
     as_json: bool,
@@ -146,6 +164,8 @@ def publish(
         slot=slot,
         publication=publication,
         diff_interval=diff_interval,
+        layout=layout,
+        keep_epochs=keep_epochs,
         port=port,
         recopy=recopy,
         heartbeat=_HEARTBEAT_ONCE if once else _HEARTBEAT,
