@@ -106,6 +106,15 @@ def test_every_module_that_a_script_imports_exists() -> None:
             assert (path.parent / target).is_file(), (path.name, target)
 
 
+def test_the_page_announces_every_module_so_that_none_waits_for_another() -> None:
+    announced = re.findall(
+        r'rel="modulepreload" href="([^"]+)"', (STATIC / "index.html").read_text()
+    )
+    modules = {path.relative_to(STATIC).as_posix() for path in STATIC.rglob("*.js")}
+    # theme.js is a plain script, and app.js is named as the page's own.
+    assert sorted(announced) == sorted(modules - {"theme.js", "app.js"})
+
+
 def test_the_vendored_library_is_the_published_one() -> None:
     content = (STATIC / "vendor/htm-preact.js").read_bytes()
     assert hashlib.sha256(content).hexdigest() in (STATIC / "vendor/versions.txt").read_text()

@@ -174,6 +174,20 @@ def test_no_page_is_wider_than_a_small_screen_and_every_control_has_a_name(
         assert page.evaluate(NAMELESS) == [], address
 
 
+def test_on_a_small_screen_all_tabs_and_actions_of_a_stream_are_in_view(
+    server: ConsoleServer, page: Page
+) -> None:
+    page.set_viewport_size({"width": 380, "height": 780})
+    page.goto(server.page("basins", BASIN, STREAM))
+    for tab in page.get_by_role("navigation", name="Parts of the stream").get_by_role("link").all():
+        expect(tab).to_be_in_viewport(ratio=0.9)  # its lower line is cut by design
+    tops = {
+        button.evaluate("(button) => button.getBoundingClientRect().top")
+        for button in page.locator(".page-head .actions button").all()
+    }
+    assert len(tops) == 1
+
+
 def test_the_theme_follows_the_system_until_one_is_chosen(
     server: ConsoleServer, browser: Browser
 ) -> None:

@@ -39,9 +39,9 @@ function Facts({ config }) {
   if (!config) return html`<div class="facts"></div>`;
   const streams = config.default_stream_config;
   return html`<div class="facts">
-    <span>Records of new streams <b>${retentionText(streams?.retention_policy)}</b></span>
-    <span>Created on append <b>${config.create_stream_on_append ? "yes" : "no"}</b></span>
-    <span>Created on read <b>${config.create_stream_on_read ? "yes" : "no"}</b></span>
+    <span>Records of new streams <b>${streams?.retention_policy ? retentionText(streams.retention_policy) : "kept for 7 d, the default"}</b></span>
+    <span>Appends create streams <b>${config.create_stream_on_append ? "yes" : "no"}</b></span>
+    <span>Reads create streams <b>${config.create_stream_on_read ? "yes" : "no"}</b></span>
     ${config.stream_cipher && html`<span>Encryption <b>${config.stream_cipher}</b></span>`}
   </div>`;
 }

@@ -64,8 +64,8 @@ export function Snapshots({ basin, stream }) {
     <${Notice} error=${problem ?? error} />
     <section class="card">${value?.snapshots.length === 0
       ? html`<${Empty} title="No snapshots."><p>Publish one here, or with <code>streamfold snapshot</code>.</p><//>`
-      : html`<div class="scroll"><table><thead><tr><th class="number">Position</th><th class="number">Size</th><th class="optional">Content type</th><th>Published</th><th><span class="visually-hidden">Actions</span></th></tr></thead>
-      <tbody>${value?.snapshots.map((one, at) => html`<tr key=${one.offset}><td class="number">${at === 0 && html`<span class="badge accent">newest</span> `}${number(Number(one.offset))}</td>
+      : html`<div class="scroll"><table><thead><tr><th>Position</th><th class="number">Size</th><th class="optional">Content type</th><th>Published</th><th><span class="visually-hidden">Actions</span></th></tr></thead>
+      <tbody>${value?.snapshots.map((one, at) => html`<tr key=${one.offset}><td>${number(Number(one.offset))}${at === 0 && html` <span class="badge accent">newest</span>`}</td>
         <td class="number">${bytes(one.size_bytes)}</td><td class="optional name">${one.content_type}</td><td class="muted" title=${time(one.created_at)}>${ago(one.created_at)}</td>
         <td><div class="row-actions"><${Button} icon="download" kind="quiet" label=${`Download snapshot at ${one.offset}`}
           onClick=${() => download(basin, stream, one.offset).catch(setProblem)} /></div></td></tr>`)}</tbody></table></div>`}</section>

@@ -62,12 +62,14 @@ function Chain({ chain, chosen, onChoose }) {
   const tall = (one) => 6 + (HEIGHT - 12) * Math.sqrt(one.size_bytes / largest);
   const head = (epoch) => Math.max(...chain.filter((one) => one.epoch === epoch).map((one) => one.to_rank));
   const base = (epoch) => chain.find((one) => one.epoch === epoch && one.kind === "base");
+  // Bases last: a diff begins where its base is, and would cover half of it.
+  const drawn = chain.map((one, at) => [one, at]).sort(([a], [b]) => Number(a.kind === "base") - Number(b.kind === "base"));
   return html`<div class="chain"><div class="lanes">${lanes.map((epoch) => html`<div key=${epoch}>epoch ${epoch}</div>`)}</div>
-    <svg viewBox=${`0 0 ${WIDTH} ${lanes.length * HEIGHT}`} preserveAspectRatio="none" role="img"
+    <svg viewBox=${`0 0 ${WIDTH} ${lanes.length * HEIGHT}`} height=${lanes.length * HEIGHT} preserveAspectRatio="none" role="img"
       aria-label=${`${plural(lanes.length, "epoch")} of bases and diffs, ${chain[0].to_position} to ${chain.at(-1).to_position}`}>
       ${lanes.slice(1).map((epoch, at) => base(epoch)?.to_rank > head(lanes[at]) && html`<line key=${epoch} class="gap" x1=${x(head(lanes[at]))} x2=${x(base(epoch).to_rank)}
         y1=${(at + 1.5) * HEIGHT} y2=${(at + 1.5) * HEIGHT}><title>no diffs lead here</title></line>`)}
-      ${chain.map((one, at) => {
+      ${drawn.map(([one, at]) => {
         const middle = (lanes.indexOf(one.epoch) + 0.5) * HEIGHT;
         const start = one.kind === "base" ? x(one.to_rank) - LEAST : x(one.from_rank);
         const width = one.kind === "base" ? 2 * LEAST : Math.max(LEAST, x(one.to_rank) - start - 1);
@@ -156,6 +158,7 @@ export function TablePage({ uri }) {
       <section class="card"><header><h2>Bases and diffs</h2><span class="end muted">${plural(epochs(chain).length, "epoch")}, ${plural(chain.length, "artifact")}</span>
           <${Choice} label="Scale" options=${[["position", "Positions"], ["time", "Time"]]} value=${scale} onChange=${setScale} /></header>
         <div class="body fields"><${Chain} chain=${scale === "time" ? inTime(chain) : chain} chosen=${chosen} onChoose=${choose} />
+        <div class="legend"><span class="base">base</span><span>diff</span><span class="chosen">chosen</span></div>
         <${Field} label="Position" hint=${words(chain[chosen])}><input type="range" min="0" max=${chain.length - 1} value=${chosen}
           onInput=${(event) => setMoved(Number(event.target.value))} onChange=${(event) => setSettled(Number(event.target.value))} /><//></div></section>
       <${Rows} uri=${uri} position=${shown.to_position} />

@@ -82,11 +82,11 @@ export function TokensPage() {
   return html`
     <div class="page-head"><h1>Access tokens</h1><div class="actions">
       <${Button} icon="plus" kind="primary" disabled=${settings.read_only} onClick=${() => setDialog({ issue: true })}>Issue token<//></div></div>
-    ${!settings.guarded && html`<${Notice} kind="warn">This server asks for no tokens: start it with --auth, and they count.<//>`}
+    ${!settings.guarded && html`<${Notice} kind="warn">This server does not check tokens. Start it with <code class="option">--auth</code> to require them.<//>`}
     <${Notice} error=${error} />
     <section class="card">${value?.items.length === 0
       ? html`<${Empty} title="No tokens were issued."><p>The root token is not listed.</p><//>`
-      : html`<div class="scroll"><table><thead><tr><th>Id</th><th>May</th><th class="optional">Basins</th><th class="optional">Streams</th><th class="optional">Expires</th><th><span class="visually-hidden">Actions</span></th></tr></thead>
+      : html`<div class="scroll"><table><thead><tr><th>Token</th><th>Operations</th><th class="optional">Basins</th><th class="optional">Streams</th><th class="optional">Expires</th><th><span class="visually-hidden">Actions</span></th></tr></thead>
       <tbody>${value?.items.map(({ id, scope, expires_at }) => html`<tr key=${id}><td class="name"><b>${id}</b></td><td class="muted">${permissions(scope)}</td>
         <td class="optional name">${inWords(scope.basins)}</td><td class="optional name">${inWords(scope.streams)}</td>
         <td class="optional muted">${expires_at ? time(Date.parse(expires_at)).slice(0, 16) : "never"}</td>
