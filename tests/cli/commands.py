@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tests.cli.forking import Commands
+from tests.cli.forking import COMMAND, Commands
 
-COMMAND = (sys.executable, "-m", "streamfold.cli.main")
 _COMMANDS = Commands()
 
 

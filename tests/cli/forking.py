@@ -21,6 +21,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+COMMAND = (sys.executable, "-m", "streamfold.cli.main")
+_REPOSITORY = Path(__file__).parents[2]
+#: Where an interpreter looks for modules, which it reads when it starts.
+_SEARCH = "PYTHONPATH"
+_SEARCHED = os.environ.get(_SEARCH)
 #: Seconds for a command, far above what any takes.
 TIMEOUT = 120.0
 #: Imported once: what commands import when they run.
@@ -39,7 +44,16 @@ class Commands:
     def run(
         self, arguments: Sequence[str], environment: Mapping[str, str], stdin: bytes
     ) -> subprocess.CompletedProcess[bytes]:
-        """Run a command to its end."""
+        """Run a command to its end; in a new interpreter if it finds its modules elsewhere."""
+        if environment.get(_SEARCH) != _SEARCHED:
+            return subprocess.run(
+                [*COMMAND, *arguments],
+                input=stdin,
+                capture_output=True,
+                env=environment,
+                timeout=TIMEOUT,
+                check=False,
+            )
         described = {
             "arguments": arguments,
             "environment": dict(environment),
@@ -52,7 +66,7 @@ class Commands:
         request = os.memfd_create("command")
         os.write(request, json.dumps(described).encode())
         passed = (sent, out, err, request, reported.fileno())
-        socket.send_fds(self._prepared(), [b"run"], passed)
+        socket.send_fds(self._prepared(environment), [b"run"], passed)
         for descriptor in passed[:4]:
             os.close(descriptor)
         reported.close()
@@ -61,11 +75,14 @@ class Commands:
         feeding.start()
         with ended:
             ended.settimeout(TIMEOUT)
-            status = int(ended.recv(16))
+            status = ended.recv(16)
         feeding.join()
-        return subprocess.CompletedProcess(arguments, status, *(each.read() for each in output))
+        assert status, "the process that forks commands has ended"
+        return subprocess.CompletedProcess(
+            arguments, int(status), *(each.read() for each in output)
+        )
 
-    def _prepared(self) -> socket.socket:
+    def _prepared(self, environment: Mapping[str, str]) -> socket.socket:
         with self._starting:
             if self._connection is None:
                 self._connection, served = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -75,6 +92,8 @@ class Commands:
                         pass_fds=[served.fileno()],
                         stdin=subprocess.DEVNULL,
                         stdout=subprocess.DEVNULL,
+                        env=environment,
+                        cwd=_REPOSITORY,
                     )
                 atexit.register(_end, self._connection, process)
             return self._connection
