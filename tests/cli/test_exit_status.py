@@ -20,8 +20,9 @@ from tests.s3 import S3Server, run_s3_server
 
 PROVING = "STREAMFOLD_PROVE" in os.environ
 RUNS = 200 if PROVING else 3
-#: Busy loops beside the programs: with idle processors a native thread is never late.
-BUSY_LOOPS = 3 if PROVING else 1
+#: Busy loops beside the programs: with idle processors a native thread is never late. Other tests
+#: keep the processors busy, too, and would be slowed down.
+BUSY_LOOPS = 3 if PROVING else 0
 
 #: Ends while a native thread is still in `call_soon_threadsafe`, each time: it stays there longer than
 #: the main thread needs to reach the shutdown of the interpreter, which then takes longer still.

@@ -54,7 +54,7 @@ def test_a_bucket_with_a_name_that_s2_does_not_allow_is_used_like_any_basin(
 ) -> None:
     stream = f"{variables['S2_ACCOUNT_ENDPOINT']}/shop/cart"
     request = urllib.request.Request(stream, b"one", {"content-type": "text/plain"}, method="PUT")
-    urllib.request.urlopen(request).close()
+    urllib.request.urlopen(request, timeout=60).close()
     assert shell.ok("ls", "s2://shop").text.startswith("cart ")
     assert shell.ok("read", "s2://shop/cart").text == "one\n"
     shell.ok("append", "shop/cart", stdin=b"two\n")

@@ -228,7 +228,7 @@ async def test_the_metrics_say_how_far_each_table_is(database: str, s2: S2) -> N
 
 
 def metrics(port: int) -> dict[tuple[str, str], float]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         text = answer.read().decode()
     return {
         (sample.name, sample.labels.get("table", "")): sample.value

@@ -34,7 +34,7 @@ def copy(
     frame = frame if change is None else change(frame)
     writer = frame.writeStream.format("streamfold").options(**server.options, stream=target)
     query = writer.option("checkpointLocation", str(folder)).trigger(availableNow=True).start()
-    assert query.awaitTermination(150)
+    assert query.awaitTermination(400)
 
 
 def test_a_copied_stream_is_equal_although_tasks_fail_and_batches_come_again(

@@ -55,7 +55,7 @@ def run(spark: SparkSession, server: Server, folder: Path, **options: Any) -> Se
     """What a query finds that takes all there is now and ends."""
     seen = Seen()
     query = start(spark, server, seen, folder, {"availableNow": True}, **options)
-    assert query.awaitTermination(120)
+    assert query.awaitTermination(400)
     return seen
 
 
@@ -141,5 +141,5 @@ def test_a_query_outlives_its_server_and_ends_with_an_error_when_records_are_gon
         stream="live",
         failOnDataLoss="false",
     )
-    assert query.awaitTermination(120)
+    assert query.awaitTermination(400)
     assert [number for _, number in tolerant.rows] == list(range(25, 30))

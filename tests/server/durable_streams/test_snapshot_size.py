@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,7 +62,7 @@ def large_server(folder: Path) -> Iterator[tuple[str, int]]:
         url = exports["S2_ACCOUNT_ENDPOINT"]
         # What the server loads after its start is not memory of a snapshot.
         while "streamfold_compiled_kernels 1.0" not in httpx.get(f"{url}/metrics", timeout=60).text:
-            pass
+            time.sleep(0.05)
         yield url, child.pid
 
 

@@ -11,67 +11,49 @@ from tests.spark.snapshotter.waiting import wait_for
 from tests.spark.unreachable import address, dropping_server, silent_server
 
 
-def test_what_is_wrong_is_said_before_spark_starts_and_the_process_lives_until_it_is_stopped(
+def test_what_is_wrong_is_said_before_spark_starts_and_again_and_again_until_the_stop(
     tmp_path: Path,
 ) -> None:
     port = free_port()  # nothing listens there
     file, log = tmp_path / "writer.toml", tmp_path / "writer.log"
-    file.write_text(
-        f"""
-        http = {{ port = 0, host = "127.0.0.1" }}
-        [[tables]]
-        source = {{ server = "127.0.0.1:{port}", table = "waiting" }}
-        destinations = [{{ type = "local", path = "{tmp_path / "archive"}" }}]
-        [[tables]]
-        source = {{ server = "127.0.0.1:{port}", table = "nowhere" }}
-        destinations = [{{ type = "local", path = "/dev/null/x" }}]
-        """
-    )
-    with Process(file, log) as process:
-        assert process.ask("/health/live")  # Java takes seconds to start, and is not there yet
-        for table in ("waiting", "nowhere"):
-            status = wait_for(partial(process.status, table), lambda s: bool(s["last_error"]))
-            assert (status["state"], status["ready"]) == ("retrying", False)
-        unreachable = (
-            f"source.server http://127.0.0.1:{port} cannot be reached (ConnectionRefusedError"
-        )
-        assert process.status("waiting")["last_error"]["message"].startswith(unreachable)
-        unusable = "folder /dev/null/x/nowhere cannot be used (Not a directory)"
-        assert process.status("nowhere")["last_error"]["message"].startswith(unusable)
-
-        wait_for(
-            partial(_lines_with, log, unreachable), lambda lines: len(lines) >= 3
-        )  # again and again
-        assert process.stop() in (0, 1)  # 0: Spark had not even started
-    lines = log.read_text().splitlines()
-    assert [line for line in lines if not OURS.fullmatch(line)][:-1] == []  # the last is the error
-
-
-def test_a_server_that_drops_packets_or_never_answers_is_said_again_and_again_until_the_stop(
-    tmp_path: Path,
-) -> None:
-    file, log = tmp_path / "writer.toml", tmp_path / "writer.log"
     with dropping_server() as dropping, silent_server() as silent:
-        file.write_text(
-            f"""
-            http = {{ port = 0, host = "127.0.0.1" }}
-            [[tables]]
-            source = {{ server = "{address(dropping)}", table = "dropping" }}
-            destinations = [{{ type = "local", path = "{tmp_path / "archive"}" }}]
-            [[tables]]
-            source = {{ server = "{address(silent)}", table = "silent" }}
-            destinations = [{{ type = "local", path = "{tmp_path / "archive"}" }}]
-            """
-        )
+        servers = {
+            "waiting": f"http://127.0.0.1:{port}",
+            "dropping": address(dropping),
+            "silent": address(silent),
+        }
+        file.write_text('http = { port = 0, host = "127.0.0.1" }\n')
+        for table, server in servers.items():
+            _add_table(file, table, server, tmp_path / "archive")
+        _add_table(file, "nowhere", servers["waiting"], Path("/dev/null/x"))
         with Process(file, log) as process:
-            for table, listening in (("dropping", dropping), ("silent", silent)):
-                unreachable = f"source.server {address(listening)} cannot be reached (TimeoutError"
+            assert process.ask("/health/live")  # Java takes seconds to start, and is not there yet
+            causes = {"waiting": "ConnectionRefusedError"}
+            expected = {
+                table: f"source.server {server} cannot be reached ({causes.get(table, 'TimeoutError')}"
+                for table, server in servers.items()
+            }
+            expected["nowhere"] = "folder /dev/null/x/nowhere cannot be used (Not a directory)"
+            for table, start in expected.items():
                 status = wait_for(partial(process.status, table), lambda s: bool(s["last_error"]))
-                assert status["last_error"]["message"].startswith(unreachable)
-                wait_for(partial(_lines_with, log, unreachable), lambda lines: len(lines) >= 3)
+                assert (status["state"], status["ready"]) == ("retrying", False)
+                assert status["last_error"]["message"].startswith(start)
+            for table in servers:
+                wait_for(partial(_lines_with, log, expected[table]), lambda lines: len(lines) >= 3)
             assert process.stop() in (0, 1)  # 0: Spark had not even started
     lines = log.read_text().splitlines()
     assert [line for line in lines if not OURS.fullmatch(line)][:-1] == []  # the last is the error
+
+
+def _add_table(file: Path, table: str, server: str, folder: Path) -> None:
+    with file.open("a") as written:
+        written.write(
+            f"""
+            [[tables]]
+            source = {{ server = "{server}", table = "{table}" }}
+            destinations = [{{ type = "local", path = "{folder}" }}]
+            """
+        )
 
 
 def _lines_with(log: Path, text: str) -> list[str]:
