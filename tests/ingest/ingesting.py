@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 
 from s2_sdk import S2
@@ -25,7 +25,13 @@ def stream(s2: S2, name: str) -> S2Client:
 class Ingesting:
     """An ingester that runs; an error of it is raised where its progress is awaited."""
 
-    def __init__(self, database: str, streams: Streams, chosen: IngestOptions) -> None:
+    def __init__(
+        self,
+        database: str,
+        streams: Streams,
+        chosen: IngestOptions,
+        trim_points: Mapping[str, int] | None = None,
+    ) -> None:
         self._changed = asyncio.Event()
         self.ingest = PostgresIngest(
             Database(database),
@@ -33,6 +39,7 @@ class Ingesting:
             chosen,
             backoff=Backoff(first=0.05, longest=0.2),
             on_progress=self._changed.set,
+            trim_points=lambda: trim_points or {},
         )
         self.task = asyncio.create_task(self.ingest.run())
         self.task.add_done_callback(lambda _: self._changed.set())
@@ -60,10 +67,15 @@ class Ingesting:
 
 @asynccontextmanager
 async def ingesting(
-    database: str, s2: S2, chosen: IngestOptions, *, streams: Streams | None = None
+    database: str,
+    s2: S2,
+    chosen: IngestOptions,
+    *,
+    streams: Streams | None = None,
+    trim_points: Mapping[str, int] | None = None,
 ) -> AsyncIterator[Ingesting]:
     """Ingest while the block runs; `streams` replaces those of the basin."""
-    running = Ingesting(database, streams or BasinStreams(s2.basin(BASIN)), chosen)
+    running = Ingesting(database, streams or BasinStreams(s2.basin(BASIN)), chosen, trim_points)
     try:
         yield running
     finally:

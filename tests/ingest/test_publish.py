@@ -19,10 +19,13 @@ import psutil
 import pytest
 
 import streamfold.archive
+from streamfold.follow.clients.s2 import S2Client
 from tests.cli.commands import Shell, ending_of, line_of
 from tests.ingest.postgres import database_name, execute
+from tests.sdk import sdk_client
 
-ROWS = 500
+#: Enough for a trim of the stream.
+ROWS = 1500
 PROVE = bool(os.environ.get("STREAMFOLD_PROVE"))
 
 
@@ -83,6 +86,7 @@ async def test_a_table_is_published_across_kills_of_the_command_and_of_every_par
     assert not any(process.is_running() for process in parts)
     execute(orders, "DELETE FROM orders WHERE id % 5 = 0")
     async with shell.running(*command) as second:
+        url = (await until(second, lambda shown: "server" in shown))["server"]
         # Spark takes long to start: for a quick test, the kills come before it has.
         await until(
             second, lambda shown: shown.get("state") == ("publishing" if PROVE else "following")
@@ -95,12 +99,34 @@ async def test_a_table_is_published_across_kills_of_the_command_and_of_every_par
             (await part(second, verb)).kill()
         await until(second, lambda shown: shown.get("state") != "publishing")
         await until(second, lambda shown: shown.get("state") == "publishing")
+        await until_trimmed(url)
+        # The ingester resumes from the last record, the snapshotter from its archive.
+        for verb in ("serve", "ingest", *(["snapshotter"] if PROVE else [])):
+            execute(orders, f"UPDATE orders SET item = 'trimmed, {verb}' WHERE id % 13 = 0")
+            (await part(second, verb)).kill()
         execute(orders, "INSERT INTO orders VALUES (0, 'last', NULL)")
         await until(second, lambda shown: _has(orders, shown))
         second.send_signal(signal.SIGTERM)
         ended = await ending_of(second)
     assert (ended.status, ended.stderr) == (0, "")
     assert await published(tmp_path) == rows_of(orders)
+    state = str(tmp_path / "archive.state")
+    elsewhere = shell(*command, "--to", str(tmp_path / "other"), "--state", state)
+    assert elsewhere.error["code"] == "conflict"
+    assert "public.orders has no archive" in elsewhere.error["message"]
+    assert "--recopy" in elsewhere.error["message"]
+
+
+async def until_trimmed(url: str) -> None:
+    """Wait until the ingester trims the stream, which takes effect when the server starts again."""
+    async with sdk_client(url) as client:
+        stream = S2Client(client.basin("published-tables").stream("public.orders"))
+        while True:
+            tail = (await stream.check_tail()).seq_num
+            (last,) = await stream.peek(tail - 1, 1)
+            if (b"", b"trim") in last.headers:
+                return
+            await asyncio.sleep(0.1)
 
 
 #: Changes keys, in an order in which no two rows ever have the same.

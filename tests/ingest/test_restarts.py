@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 from s2_sdk import S2
 
 from streamfold.errors import RetryLaterError
-from streamfold.follow.clients.client import Appended, StreamClient
+from streamfold.follow.clients.client import Appended, StreamClient, StreamRecord
 from streamfold.follow.clients.s2 import S2Client
 from streamfold.ingest.postgres.ingester import IngestOptions
 from streamfold.ingest.postgres.pgoutput import parse_lsn
@@ -133,6 +133,31 @@ async def test_published_tables_that_are_not_followed_cost_no_copy_after_a_resta
         ((commit, _),) = rebuilt.positions
         await asyncio.to_thread(wait_for_slot, database, chosen.slot, parse_lsn(commit))
     await check_follows(database, s2, chosen, 2)
+
+
+async def test_streams_are_trimmed_as_their_readers_allow_and_never_to_the_last_record(
+    database: str, s2: S2
+) -> None:
+    execute(database, *TABLES, "INSERT INTO t SELECT generate_series(1, 50)")
+    chosen = replace(options(database, "t"), heartbeat=0.1)
+    points = {"public.t": 20}
+    async with ingesting(database, s2, chosen, trim_points=points) as running:
+        await running.followed()
+        await wait_for_first(s2, lambda first: first.seq_num == 20)
+        points["public.t"] = 1 << 40
+        execute(database, "INSERT INTO t VALUES (51)")
+        await wait_for_first(s2, lambda first: b'"id":51' in first.body)
+    await check_follows(database, s2, chosen, 52)
+
+
+async def wait_for_first(s2: S2, condition: Callable[[StreamRecord], bool]) -> None:
+    """Wait until the first record of the stream meets the condition."""
+    async with asyncio.timeout(60):
+        while True:
+            (first,) = await stream(s2, "public.t").peek(0, 1)
+            if condition(first):
+                return
+            await asyncio.sleep(0.05)
 
 
 async def test_a_failed_append_after_log_of_other_tables_is_repeated(database: str, s2: S2) -> None:

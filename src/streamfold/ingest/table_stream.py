@@ -42,6 +42,7 @@ from streamfold.model.records import (
     Record,
     fence_record,
     metered_size,
+    trim_record,
 )
 
 LSN, INDEX, COPY, KEY, SNAPSHOT = b"lsn", b"index", b"copy", b"key", b"snapshot"
@@ -101,6 +102,8 @@ class TableStream:
         self._client = client
         self._token = token
         self._next = 0
+        #: The last record, commands aside; and the first that the last `trim` kept.
+        self._last = self._first = 0
         self.state: StreamState = None
         #: The last record, commands aside, as it was found by `take`.
         self.last: StreamRecord | None = None
@@ -120,6 +123,7 @@ class TableStream:
         self.has_history = fenced.start > 0
         self.last = await self._last_record(fenced.start)
         self.state = None if self.last is None else _state_of(self.name, self.last)
+        self._last = 0 if self.last is None else self.last.seq_num
 
     async def append(self, records: Sequence[Record]) -> None:
         """Append the records durably, in as many appends as they need.
@@ -136,14 +140,34 @@ class TableStream:
                 self._next = await self._client.append_each(
                     parts, match_seq_num=self._next, fencing_token=self._token
                 )
+                self._last = self._next - 1
                 return
             for part in parts:
                 done = await self._client.append(
                     part, match_seq_num=self._next, fencing_token=self._token
                 )
                 self._next = done.end
+                self._last = self._next - 1
         except FencingTokenMismatchError as error:
             raise IngestFencedError(self.name) from error
+
+    def can_trim(self, keep_from: int) -> bool:
+        """Return whether `trim` would remove more than the last one did."""
+        return min(keep_from, self._last) > self._first
+
+    async def trim(self, keep_from: int) -> None:
+        """Trim the records before `keep_from`, as `append` does.
+
+        The last record stays, whatever `keep_from` is: it says where the source was left.
+        """
+        first = min(keep_from, self._last)
+        try:
+            done = await self._client.append(
+                [trim_record(first)], match_seq_num=self._next, fencing_token=self._token
+            )
+        except FencingTokenMismatchError as error:
+            raise IngestFencedError(self.name) from error
+        self._next, self._first = done.end, first
 
     @property
     def takes_encoded(self) -> bool:
@@ -157,6 +181,7 @@ class TableStream:
             self._next = await self._client.append_encoded(
                 batches, match_seq_num=self._next, fencing_token=self._token
             )
+            self._last = self._next - 1
         except FencingTokenMismatchError as error:
             raise IngestFencedError(self.name) from error
 
@@ -194,6 +219,12 @@ class SharedTableStream(TableStream):
 
     async def append_each(self, parts: Sequence[Sequence[Record]]) -> None:
         await self._shared.append_each(parts)
+
+    def can_trim(self, keep_from: int) -> bool:
+        return self._shared.can_trim(keep_from)
+
+    async def trim(self, keep_from: int) -> None:
+        await self._shared.trim(keep_from)
 
     @property
     def takes_encoded(self) -> bool:

@@ -91,6 +91,8 @@ class Plan:
     #: Where the server listens; 0 takes a free port.
     port: int
     recopy: bool
+    #: Whether streams keep what the archives have.
+    keep_streams: bool
     #: Seconds between two notes of the ingester's position while no table changes.
     heartbeat: float
 
@@ -109,6 +111,13 @@ class Plan:
     @property
     def snapshotter_file(self) -> Path:
         return self.state / "snapshotter.toml"
+
+    @property
+    def trim_file(self) -> Path | None:
+        """The file that says what the ingester trims; None if streams keep everything."""
+        # Others may read the streams of a server that runs elsewhere.
+        trims = self.endpoint is None and not self.keep_streams
+        return self.state / "trim.json" if trims else None
 
     def log(self, part: str) -> Path:
         return self.state / "log" / f"{part}.log"

@@ -82,6 +82,11 @@ def _duration(_: click.Context, __: click.Parameter, value: str) -> str:
 @click.option("--publication", default="streamfold", show_default=True, help="Publication.")
 @click.option("--recopy", is_flag=True, help="Copy all tables again, with a new slot.")
 @click.option(
+    "--keep-streams",
+    is_flag=True,
+    help="Keep all changes in the streams, also those that the archives have.",
+)
+@click.option(
     "--diff-interval",
     default="5s",
     show_default=True,
@@ -130,6 +135,7 @@ def publish(
     slot: str,
     publication: str,
     recopy: bool,
+    keep_streams: bool,
     diff_interval: str,
     layout: str,
     keep_epochs: int,
@@ -168,6 +174,7 @@ def publish(
         keep_epochs=keep_epochs,
         port=port,
         recopy=recopy,
+        keep_streams=keep_streams,
         heartbeat=_HEARTBEAT_ONCE if once else _HEARTBEAT,
     )
     screen = Screen(as_json=as_json)

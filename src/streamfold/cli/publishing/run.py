@@ -15,13 +15,15 @@ import httpx
 import msgspec
 from s2_sdk import S2, BasinConfig, S2Error, StreamConfig
 
+from streamfold.archive.write.layout import LAYOUTS
 from streamfold.cli.connection import open_basin, open_client
 from streamfold.cli.errors_from_s2 import failure_from_s2
 from streamfold.cli.publishing.part import Part
 from streamfold.cli.publishing.plan import Plan
 from streamfold.cli.publishing.status import Screen, SlotWatch, StatusBoard
+from streamfold.cli.publishing.trimming import TrimFile, check_archives_have_what_was_trimmed
 from streamfold.cli.target import find_target
-from streamfold.errors import ConflictError, StreamfoldError
+from streamfold.errors import ConflictError, RetryLaterError, StreamfoldError
 from streamfold.http_client import AsyncHttp, build_request
 from streamfold.ingest.postgres.connection import Database
 from streamfold.ingest.postgres.pgoutput import Lsn
@@ -52,6 +54,8 @@ class PublishRun:
         self._screen = screen
         self._board = StatusBoard(table.full_name for table in plan.tables)
         self._slot = SlotWatch(database, plan.slot)
+        file, layout = plan.trim_file, LAYOUTS[plan.layout]
+        self._trim = TrimFile(file, layout) if file else None
         self._port = plan.port
         self._recopy = plan.recopy
         self._status_port = 0
@@ -113,7 +117,7 @@ class PublishRun:
         while not await self._is_done(until):
             await self._look()
             self._screen.show(self._board.tables())
-            if self._board.all_copied and "snapshotter" not in self._parts:
+            if "snapshotter" not in self._parts and await self._can_start_snapshotter():
                 self._plan.snapshotter_file.write_text(self._plan.snapshotter(self._url))
                 self._start("snapshotter", self._on_snapshotter)
             await asyncio.sleep(_LOOK)
@@ -139,6 +143,8 @@ class PublishRun:
 
     def _ingest(self) -> list[str]:
         arguments = self._plan.ingest(self._url)
+        if self._plan.trim_file is not None:
+            arguments += ["--trim-file", str(self._plan.trim_file)]
         return [*arguments, "--recopy"] if self._recopy else arguments
 
     def _snapshotter(self) -> list[str]:
@@ -177,6 +183,19 @@ class PublishRun:
                 if getattr(error, "code", "") != _EXISTS:
                     raise failure_from_s2(error, changes=False) from error
 
+    async def _can_start_snapshotter(self) -> bool:
+        """Return whether all tables are copied; raises if one needs records that were trimmed."""
+        if not self._board.all_copied:
+            return False
+        if not self._plan.recopy:  # a new copy needs none
+            try:
+                async with self._client() as client:
+                    basin = open_basin(client, self._plan.basin)
+                    await check_archives_have_what_was_trimmed(self._plan, basin)
+            except RetryLaterError:
+                return False  # the server is being started again
+        return True
+
     def _client(self) -> S2:
         return open_client(find_target(self._url, self._plan.token_file, None))
 
@@ -193,6 +212,8 @@ class PublishRun:
                 async with self._http.send(asked) as answer:
                     found = msgspec.json.decode(await answer.aread(), type=_Statuses)
                 self._board.on_snapshotter(found.tables)
+                if self._trim is not None:
+                    self._trim.update(found.tables.values())
         if self._board.all_copied:
             self._recopy = False
 

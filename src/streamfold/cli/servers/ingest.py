@@ -12,12 +12,14 @@ from functools import partial
 from pathlib import Path
 
 import click
+import msgspec
 
 from streamfold.cli.connection import open_basin, open_client
 from streamfold.cli.exit_status import VerbFailedError
 from streamfold.cli.menu import VerbGroup
 from streamfold.cli.output import confirm, yes_option
 from streamfold.cli.target import FILE, Target, find_target
+from streamfold.errors import InvalidError
 from streamfold.extras import needing_extra
 
 with needing_extra("postgres"):
@@ -101,6 +103,12 @@ def ingest() -> None:
     help="How often to confirm the position while no table changes.",
 )
 @click.option(
+    "--trim-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="JSON object with the first seq_num to keep, by stream, read with each heartbeat. Records "
+    "before it are trimmed, but not the last one of a stream.",
+)
+@click.option(
     "--metrics-port", type=click.IntRange(1, 65535), help="Serve Prometheus metrics at this port."
 )
 @_ENDPOINT
@@ -118,6 +126,7 @@ def postgres(
     one_stream: str,
     recopy: bool,
     heartbeat: float,
+    trim_file: Path | None,
     metrics_port: int | None,
     endpoint: str | None,
     token_file: Path | None,
@@ -139,7 +148,7 @@ def postgres(
         serve_metrics(progress, metrics_port)
     report = partial(_Printed(as_json), progress)
     target = find_target(endpoint, token_file, context)
-    asyncio.run(_run(database, options, basin, target, progress, report))
+    asyncio.run(_run(database, options, basin, target, progress, report, trim_file))
 
 
 @ingest.command("tables")
@@ -257,12 +266,19 @@ async def _run(
     target: Target,
     progress: IngestProgress,
     report: Callable[[], None],
+    trim_file: Path | None,
 ) -> None:
     async with open_client(target) as client:
         streams = BasinStreams(open_basin(client, basin))
-        ingesting = asyncio.create_task(
-            PostgresIngest(database, streams, options, progress=progress, on_progress=report).run()
+        ingest = PostgresIngest(
+            database,
+            streams,
+            options,
+            progress=progress,
+            on_progress=report,
+            trim_points=partial(_trim_points, trim_file),
         )
+        ingesting = asyncio.create_task(ingest.run())
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, ingesting.cancel)
@@ -271,3 +287,15 @@ async def _run(
         except asyncio.CancelledError:
             if not ingesting.cancelled():
                 raise
+
+
+def _trim_points(file: Path | None) -> dict[str, int]:
+    """Return the first record to keep, by stream; nothing while there is no file."""
+    if file is None or not file.exists():
+        return {}
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, int])
+    except msgspec.DecodeError as error:
+        raise InvalidError(
+            f'--trim-file {file} is not an object like {{"public.orders": 1000}}: {error}'
+        ) from error

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
@@ -94,6 +94,7 @@ class Following:
         progress: IngestProgress,
         on_progress: Callable[[], None],
         retained_warn: int,
+        trim_points: Callable[[], Mapping[str, int]],
     ) -> None:
         self._database = database
         self._publication = publication
@@ -102,6 +103,7 @@ class Following:
         self._progress = progress
         self._on_progress = on_progress
         self._retained_warn = retained_warn
+        self._trim_points = trim_points
         self._domains: dict[int, int] = {}
         self._tables = {table.full_name: table for table in tables}
         self._by_name = {stream.name: stream for stream in streams.values()}
@@ -163,6 +165,7 @@ class Following:
                 noted_at = now
                 await self._note_reached()
                 await asyncio.to_thread(self._observe, slot)
+                await self._trim()
                 self._on_progress()
             if cursor.feedback_timestamp != self._answered_at:
                 self._answered_at = cursor.feedback_timestamp
@@ -281,6 +284,18 @@ class Following:
             self._confirmed = max(self._confirmed, batch.lsn)
             self._progress.committed_at = batch.committed_at / 1e6
         self._on_progress()
+
+    async def _trim(self) -> None:
+        """Trim what readers of the streams no longer need."""
+        points = await asyncio.to_thread(self._trim_points)
+        due = [
+            stream for name, stream in self._by_name.items() if stream.can_trim(points.get(name, 0))
+        ]
+        if due and self._appending is not None:
+            await self._appending  # a stream has one append at a time
+            self._appending = None
+        for stream in due:
+            await stream.trim(points[stream.name])
 
     def _is_idle(self) -> bool:
         busy = self._appending is not None or self._batch.records

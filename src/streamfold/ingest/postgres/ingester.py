@@ -15,7 +15,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -117,12 +117,18 @@ class PostgresIngest:
         backoff: Backoff | None = None,
         progress: IngestProgress | None = None,
         on_progress: Callable[[], None] = lambda: None,
+        trim_points: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
+        """`trim_points` returns, by stream, the first record that its readers still need.
+
+        It is called with each heartbeat, in a thread. Nothing is trimmed in streams that it leaves out.
+        """
         self._database = database
         self._streams = streams
         self._options = options
         self._backoff = backoff or Backoff()
         self._on_progress = on_progress
+        self._trim_points = trim_points
         self._recopy = options.recopy
         #: Tables that have to be copied again, because their columns changed.
         self._stale: set[str] = set()
@@ -180,6 +186,7 @@ class PostgresIngest:
             self.progress,
             self._report,
             options.retained_warn,
+            self._trim_points,
         )
         for table in tables:
             state = streams[table.full_name].state

@@ -1,0 +1,85 @@
+"""Trims the streams of `publish` to what its archives do not have yet.
+
+The ingester is the only writer of its streams, so it trims them, as a file says. The file names, by
+stream, the record after the head of the archive: the snapshotter resumes there, from what is committed.
+The ingester keeps the last record of a stream, too, from which it resumes itself.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from s2_sdk import S2Basin
+
+from streamfold.archive.errors import ManifestNotFoundError
+from streamfold.archive.write.layout import Layout
+from streamfold.cli.archives.options import open_archive
+from streamfold.cli.publishing.plan import Plan
+from streamfold.errors import ConflictError
+from streamfold.follow.clients.s2 import S2Client
+from streamfold.snapshotter.status import TableStatus
+
+#: Records of a stream that are worth a trim, which is a record itself.
+_RECORDS: Final = 1000
+#: Seconds after which fewer are trimmed, too: they may be large.
+_SECONDS: Final = 60.0
+
+
+class TrimFile:
+    """The file that says where streams begin; it never names a record that is not in an archive."""
+
+    def __init__(
+        self, file: Path, layout: Layout, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        # What an earlier run wrote may speak of another archive.
+        file.unlink(missing_ok=True)
+        self._file = file
+        self._layout = layout
+        self._clock = clock
+        self._points: dict[str, int] = {}
+        self._written_at = clock()
+
+    def update(self, statuses: Iterable[TableStatus]) -> None:
+        """Write the file if archives have got far enough since the last time."""
+        points = {
+            status.stream: self._layout.seq_num(status.manifest_head) + 1
+            for status in statuses
+            if status.manifest_head is not None
+        }
+        gained = max((at - self._points.get(name, 0) for name, at in points.items()), default=0)
+        waited = self._clock() - self._written_at
+        if gained >= _RECORDS or (gained > 0 and waited >= _SECONDS):
+            self._points = {**self._points, **points}
+            self._written_at = self._clock()
+            self._write(msgspec.json.encode(self._points))
+
+    def _write(self, data: bytes) -> None:
+        draft = self._file.with_suffix(".draft")
+        with draft.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(self._file)
+
+
+async def check_archives_have_what_was_trimmed(plan: Plan, basin: S2Basin) -> None:
+    """Raise ConflictError if a table has no archive, and its stream no longer begins with its copy."""
+    for table in plan.tables:
+        first = await S2Client(basin.stream(table.full_name)).peek(0, 1)
+        if not first or first[0].seq_num == 0:
+            continue
+        location = plan.archives.options.get("path")
+        folder = f"{location}/{table.full_name}" if location else plan.archives.of(table)
+        try:
+            await open_archive(folder)
+        except ManifestNotFoundError:
+            raise ConflictError(
+                f"table {table.full_name} has no archive in {folder}, and its stream was trimmed to "
+                "what followed an earlier archive: name that folder with --to, or copy the tables "
+                "again with --recopy"
+            ) from None
