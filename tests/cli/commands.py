@@ -11,9 +11,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tests.cli.forking import COMMAND, Commands
+from tests.cli import forking
 
-_COMMANDS = Commands()
+#: Starts the command line; arguments follow.
+COMMAND = forking.COMMAND
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Shell:
 
     def __call__(self, *arguments: str, stdin: bytes = b"") -> Outcome:
         """Run a verb to its end, whatever that is."""
-        done = _COMMANDS.run(arguments, self.environment, stdin)
+        done = forking.COMMANDS.run(arguments, self.environment, stdin)
         stderr = done.stderr.decode()
         assert "Traceback" not in stderr, stderr
         return Outcome(done.returncode, done.stdout, stderr)

@@ -1,8 +1,8 @@
 """A process that has imported the command line, and forks a process for each command.
 
 Every command has its own process, environment, working folder and standard streams, as a shell gives
-it; only the imports, most of a command's processor time, are shared. The process has one thread, so
-that forking is safe.
+it; only the imports, most of a command's processor time, are shared. Forking is safe: no thread runs
+there but Python's and that of Arrow's allocator, which expects forks.
 """
 
 from __future__ import annotations
@@ -42,7 +42,11 @@ class Commands:
         self._connection: socket.socket | None = None
 
     def run(
-        self, arguments: Sequence[str], environment: Mapping[str, str], stdin: bytes
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        stdin: bytes = b"",
+        folder: Path | None = None,
     ) -> subprocess.CompletedProcess[bytes]:
         """Run a command to its end; in a new interpreter if it finds its modules elsewhere."""
         if environment.get(_SEARCH) != _SEARCHED:
@@ -51,13 +55,14 @@ class Commands:
                 input=stdin,
                 capture_output=True,
                 env=environment,
+                cwd=folder,
                 timeout=TIMEOUT,
                 check=False,
             )
         described = {
             "arguments": arguments,
             "environment": dict(environment),
-            "folder": str(Path.cwd()),
+            "folder": str(folder or Path.cwd()),
         }
         sent, written = os.pipe()
         shown, out = os.pipe()
@@ -97,6 +102,10 @@ class Commands:
                     )
                 atexit.register(_end, self._connection, process)
             return self._connection
+
+
+#: Shared by all tests of a process.
+COMMANDS = Commands()
 
 
 class _Reader(threading.Thread):

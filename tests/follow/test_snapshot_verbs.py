@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from s2_sdk import AppendInput, Record
 
+from tests.cli.forking import COMMANDS
 from tests.distributions import install_example
 from tests.interop.serving import serving
 from tests.sdk import sdk_client
@@ -50,12 +51,12 @@ class Verbs:
         )
 
     def run(self, name: str, *options: str) -> tuple[int, str, str]:
-        with self.start(name, *options) as process:
-            try:
-                out, err = process.communicate(timeout=120)
-            finally:
-                process.kill()
-        return process.returncode, out, err
+        done = COMMANDS.run(
+            ["snapshot", name, self.stream_uri, *options],
+            {**os.environ, **self._variables},
+            folder=self._folder,
+        )
+        return done.returncode, done.stdout.decode(), done.stderr.decode()
 
     def ok(self, name: str, *options: str) -> str:
         status, out, err = self.run(name, *options)
