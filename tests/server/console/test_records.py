@@ -100,6 +100,20 @@ def test_the_list_goes_to_a_seq_num_a_time_and_back_from_the_tail(
     expect(rows(page).filter(has_text="number 899.")).to_be_in_viewport()
 
 
+def test_a_press_selects_the_record_below_it_though_the_list_moves_before_the_release(
+    server: ConsoleServer, page: Page
+) -> None:
+    stream = filled(server, "moving", 40)
+    page.goto(server.page("basins", BASIN, stream))
+    rows(page).filter(has_text="number 35.").hover()
+    page.mouse.down()
+    expect(page.get_by_role("complementary", name="Record 35")).to_be_visible()
+    server.append([b"number %d." % number for number in range(40, 60)], stream)
+    expect(rows(page).filter(has_text="number 40.")).to_be_attached()
+    page.mouse.up()
+    expect(page.get_by_role("complementary", name="Record 35")).to_be_visible()
+
+
 def test_a_paused_list_continues_where_it_stopped(server: ConsoleServer, page: Page) -> None:
     stream = filled(server, "paused", 5)
     page.goto(server.page("basins", BASIN, stream))

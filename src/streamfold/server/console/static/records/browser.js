@@ -28,7 +28,9 @@ const Row = ({ index, record, seqNum, trimmed, selected, onSelect }) => {
   }
   const done = command(record);
   const { text, binary } = preview(record);
-  return html`<div class="row" role="option" id=${`record-${index}`} aria-selected=${selected} onClick=${onSelect}>
+  // A live list moves between press and release, and no row would get a click: the press decides.
+  const press = (event) => event.button === 0 && onSelect();
+  return html`<div class="row" role="option" id=${`record-${index}`} aria-selected=${selected} onMouseDown=${press} onClick=${onSelect}>
     <span class="seq">${number(record.seqNum)}</span>
     <span class="when" title=${String(record.timestamp)}>${time(record.timestamp)}</span>
     <span class="what">${done
