@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+import psycopg2
 import pytest
 from s2_sdk import S2
 
@@ -67,6 +69,49 @@ async def test_a_changed_key_takes_large_values_along(database: str, s2: S2) -> 
     assert [body["key"] for body in moves] == [{"id": 1}, {"id": 2}]
     assert not any("unchanged" in body for body in moves)
     assert rebuilt.table("id", "a") == execute(database, "SELECT id, a FROM t")
+
+
+_WAITING = (
+    "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
+    "AND datname = current_database() AND {}"
+)
+
+
+async def test_a_query_that_waits_in_postgres_does_not_hold_the_event_loop(
+    database: str, s2: S2
+) -> None:
+    execute(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY, a text)",
+        f"INSERT INTO t VALUES (1, {LARGE})",
+    )
+    changing, locking = psycopg2.connect(database), psycopg2.connect(database)
+    options = IngestOptions(("t",), slot=database_name(database))
+    async with ingesting(database, s2, options) as running:
+        await running.followed()
+        changing.cursor().execute("UPDATE t SET id = 2")
+        # Without the lock the test fails instead of waiting for a loop that is held.
+        locking.cursor().execute("SET idle_in_transaction_session_timeout = '20s'")
+        locks = asyncio.ensure_future(
+            asyncio.to_thread(locking.cursor().execute, "LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
+        )
+        await counted(database, _WAITING.format("query LIKE 'LOCK%'"))
+        changing.commit()  # the lock comes before the query for the large value
+        await locks
+        await counted(database, _WAITING.format("application_name = 'streamfold ingest'"))
+        locking.rollback()
+        async with following(stream(s2, "public.t"), ["id"]) as until:
+            rebuilt = await until(lambda table: (2,) in table.rows)
+    changing.close()
+    locking.close()
+    assert rebuilt.table("id", "a") == execute(database, "SELECT id, a FROM t")
+
+
+async def counted(database: str, query: str) -> None:
+    """Wait until a query for a count of this database finds one."""
+    async with asyncio.timeout(15):
+        while not (await asyncio.to_thread(execute, database, query))[0][0]:
+            pass
 
 
 async def test_replica_identity_full_sends_whole_rows(database: str, s2: S2) -> None:

@@ -118,6 +118,20 @@ class ChangeRecords:
     def in_transaction(self) -> bool:
         return self._begin is not None
 
+    def may_query(self, event: Event) -> bool:
+        """Return whether `feed` may call `look_up` or `on_columns`, which ask the database."""
+        match event:
+            case Insert() | Update() | Delete():
+                relations = [event.relation]
+            case Truncate():
+                relations = list(event.relations)
+            case _:
+                return False
+        tables = (self._relations.get(relation) for relation in relations)
+        if any(table is not None and table.encoder is None for table in tables):
+            return True
+        return isinstance(event, Update) and event.key is not None and UNCHANGED in event.new
+
     def feed(self, event: Event) -> Iterator[TableRecord]:
         """Yield the records that this event completes."""
         match event:

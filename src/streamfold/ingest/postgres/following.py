@@ -24,12 +24,13 @@ from streamfold.ingest.errors import (
     SourceUnusableError,
 )
 from streamfold.ingest.postgres.catalog import Table, is_extension, row_query, shape
-from streamfold.ingest.postgres.changes import ChangeRecords
+from streamfold.ingest.postgres.changes import ChangeRecords, TableRecord
 from streamfold.ingest.postgres.connection import Database, named_failures
 from streamfold.ingest.postgres.control import Control, TableNote
 from streamfold.ingest.postgres.pgoutput import (
     LSN_ZERO,
     Begin,
+    Event,
     Lsn,
     Relation,
     decode_message,
@@ -204,7 +205,10 @@ class Following:
                 await asyncio.to_thread(self._load_domains)
             elif isinstance(event, Begin) and self._is_idle():
                 self._reached = max(self._reached, event.commit_lsn)
-            found = list(self.changes.feed(event))
+            if self.changes.may_query(event):
+                found = await asyncio.to_thread(self._feed, event)
+            else:
+                found = self._feed(event)
             for table, record in found:
                 self._batch.records[self._streams[table].name].append(record)
                 self._batch.changes[table] += 1
@@ -217,6 +221,9 @@ class Following:
             if self._batch.size >= _BATCH_BYTES:
                 return False
         return False
+
+    def _feed(self, event: Event) -> list[TableRecord]:
+        return list(self.changes.feed(event))
 
     def _base_type(self, oid: int) -> int:
         return self._domains.get(oid, oid)
