@@ -11,6 +11,7 @@ with needing_extra("client"):
     import s2_sdk
 
     from streamfold.follow.clients.s2 import S2Client, translate
+    from streamfold.follow.clients.s2_internals import retire_silent_connections
 
 _EXISTS = "resource_already_exists"
 
@@ -37,5 +38,6 @@ class BasinStreams:
             await self._basin.create_stream(name, config=kept)
         except s2_sdk.S2Error as error:
             if getattr(error, "code", "") != _EXISTS:
+                retire_silent_connections(self._basin, error)
                 raise translate(error) from error
         return S2Client(self._basin.stream(name))

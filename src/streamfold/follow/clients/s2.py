@@ -24,6 +24,7 @@ with needing_extra("client"):
         TransportError,
         append_inputs,
         has_no_side_effects,
+        retire_silent_connections,
     )
 
 #: By status; a status that is not here is the caller's mistake.
@@ -70,7 +71,7 @@ class S2Client:
         try:
             tail = await self._stream.check_tail()
         except s2_sdk.S2Error as error:
-            raise translate(error) from error
+            raise self._translate(error) from error
         return StreamPosition(SeqNum(tail.seq_num), Timestamp(tail.timestamp))
 
     async def peek(self, seq_num: int, count: int) -> Sequence[StreamRecord]:
@@ -81,7 +82,7 @@ class S2Client:
         except s2_sdk.ReadUnwrittenError:
             return []
         except s2_sdk.S2Error as error:
-            raise translate(error) from error
+            raise self._translate(error) from error
         records: Sequence[StreamRecord] = batch.records
         return records
 
@@ -91,7 +92,7 @@ class S2Client:
             async for batch in session:
                 yield batch.records
         except s2_sdk.S2Error as error:
-            raise translate(error) from error
+            raise self._translate(error) from error
         finally:
             closing = asyncio.create_task(session.close())
             await cancel_until_done(closing)
@@ -119,7 +120,7 @@ class S2Client:
                 fencing_token or "", error.expected_fencing_token
             ) from error
         except s2_sdk.S2Error as error:
-            raise translate(error, appending=True) from error
+            raise self._translate(error, appending=True) from error
         return Appended(ack.start.seq_num, ack.end.seq_num)
 
     async def append_each(
@@ -148,7 +149,7 @@ class S2Client:
                 fencing_token, error.expected_fencing_token
             ) from error
         except s2_sdk.S2Error as error:
-            raise translate(error, appending=True) from error
+            raise self._translate(error, appending=True) from error
         return start
 
     async def append_encoded(
@@ -169,8 +170,12 @@ class S2Client:
                 fencing_token, error.expected_fencing_token
             ) from error
         except s2_sdk.S2Error as error:
-            raise translate(error, appending=True) from error
+            raise self._translate(error, appending=True) from error
         return start
+
+    def _translate(self, error: s2_sdk.S2Error, *, appending: bool = False) -> StreamfoldError:
+        retire_silent_connections(self._stream, error)
+        return translate(error, appending=appending)
 
 
 def _record(record: Record) -> Any:

@@ -1,8 +1,8 @@
 """The parts of the S2 SDK that it does not promise to keep, and that its public names do not offer.
 
 Only this module imports them: how a request ended, as far as the SDK knows (upstream defect 17), the
-wrapper that makes all failures errors of the SDK, and an append session whose input is encoded already:
-the SDK spends 8 us on each record.
+wrapper that makes all failures errors of the SDK, an append session whose input is encoded already (the
+SDK spends 8 us on each record), and the pool of connections, which keeps one that has fallen silent.
 `pyproject.toml` bounds the version of the SDK for their sake.
 """
 
@@ -34,7 +34,7 @@ with needing_extra("client"):
     )
 
 if TYPE_CHECKING:
-    from s2_sdk import S2Stream
+    from s2_sdk import S2Basin, S2Stream
 
 __all__ = [
     "AppendIndefiniteFailureError",
@@ -43,7 +43,19 @@ __all__ = [
     "append_inputs",
     "fallible",
     "has_no_side_effects",
+    "retire_silent_connections",
 ]
+
+
+def retire_silent_connections(used: S2Basin | S2Stream, error: BaseException) -> None:
+    """After a timeout, have the next request open a connection; those open now get no more requests.
+
+    The SDK would send it on the same one, although the host may be gone, until the kernel gives up.
+    """
+    if isinstance(error.__cause__, ReadTimeoutError):
+        client = used._client
+        for connection in client._pool._hosts.get(client._base_url, ()):
+            connection.retire()
 
 
 async def append_inputs(stream: S2Stream, inputs: Sequence[bytes]) -> None:
@@ -59,16 +71,21 @@ async def append_inputs(stream: S2Stream, inputs: Sequence[bytes]) -> None:
 
     client, kind = stream._client, {"content-type": "s2s/proto", "accept": "s2s/proto"}
     path, headers = _stream_records_path(stream.name), stream._request_headers(kind)
+    clock = asyncio.get_running_loop().time
+    # Twice, because the SDK may wait when it ends a request, too: for room in a socket that is full.
+    longest = 2 * client._request_timeout
     try:
-        async with client.streaming_request(
-            "POST", path, headers=headers, content=frames()
-        ) as found:
+        async with (
+            asyncio.timeout(longest) as unanswered,
+            client.streaming_request("POST", path, headers=headers, content=frames()) as found,
+        ):
             if found.status_code != 200:
                 raise parse_error_info(await found.aread(), found.status_code)
             acks = read_messages(found.aiter_bytes())
             for _ in inputs:
                 async with asyncio.timeout(client._request_timeout):
                     await anext(acks)
+                unanswered.reschedule(clock() + longest)
     except TimeoutError as error:
         raise normalize_exception(ReadTimeoutError("no acknowledgement in time")) from error
     except StopAsyncIteration as error:
