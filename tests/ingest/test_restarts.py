@@ -171,7 +171,7 @@ async def test_a_failed_append_after_log_of_other_tables_is_repeated(database: s
         execute(database, "INSERT INTO t VALUES (1)")
         async with following(stream(s2, "public.t"), ["id"]) as until:
             rebuilt = await until(lambda table: (1,) in table.rows)
-        assert running.ingest.progress.failures == 1
+        assert running.ingest.progress.failures >= 1
     assert len(rebuilt.positions) == 1
 
 
@@ -207,7 +207,7 @@ async def test_added_columns_are_declared_again_after_a_failed_append(
         )
         async with following(stream(s2, name), ["id"]) as until:
             rebuilt = await until(lambda table: (1,) in table.rows)
-        assert running.ingest.progress.failures == 1
+        assert running.ingest.progress.failures >= 1
         execute(database, "INSERT INTO t VALUES (2, 3)")
         async with following(stream(s2, name), ["id"]) as until:
             rebuilt = await until(lambda table: (2,) in table.rows)

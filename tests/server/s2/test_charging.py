@@ -19,7 +19,7 @@ VICTIM = "victim-basin"
 async def basin_ops(root: httpx.AsyncClient, basin: str) -> dict[str, float]:
     """How often each operation was charged to a basin within the last minutes."""
     now = int(time.time())
-    span = f"set=basin-ops&start={now - 300}&end={now}&interval=minute"
+    span = f"set=basin-ops&start={now - 300}&end={now + 30}&interval=minute"
     found = await root.get(f"/v1/metrics/{basin}?{span}", headers=bearer(ROOT))
     assert found.status_code == 200, found.text
     return {
