@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import enum
 import gzip
+import io
+import sys
 import threading
 import zlib
 
-import zstandard
-
 from streamfold.errors import MalformedError
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 #: Bytes below which compressing costs more than it saves; the threshold S2 uses.
 COMPRESS_FROM = 1024
-#: Bytes of history that a zstd decoder keeps at most: what RFC 9659 asks of every HTTP recipient.
-ZSTD_WINDOW_MAX = 8 << 20
+#: Binary logarithm of the bytes of history that a zstd decoder keeps at most, 8 MiB: what RFC 9659
+#: asks of every HTTP recipient.
+ZSTD_WINDOW_LOG_MAX = 23
 #: zlib level 1-9: responses are compressed while a client waits, so speed wins over size.
 GZIP_LEVEL = 3
 #: zstd's own default: denser than gzip at any level and several times faster.
@@ -26,10 +32,11 @@ ZSTD_LEVEL = 3
 
 #: zlib's way of saying "a gzip header and trailer, 32 KiB of window".
 _GZIP_WBITS = 31
-#: Type and size of a zstd block are in a 3-byte little-endian header; RFC 8878, 3.1.1.2.
-_BLOCK_HEADER = 3
-_RLE_BLOCK = 1
-_CHECKSUM = 4
+#: How a zstd frame begins; RFC 8878, 3.1.1.
+_FRAME_MAGIC = b"\x28\xb5\x2f\xfd"
+#: Bytes to which zstd is inflated at once: more would be held twice.
+_ZSTD_STEP = 256 << 10
+_ZSTD_OPTIONS: dict[int, int] = {zstd.DecompressionParameter.window_log_max: ZSTD_WINDOW_LOG_MAX}
 
 
 class Compression(enum.StrEnum):
@@ -40,22 +47,21 @@ class Compression(enum.StrEnum):
     GZIP = "gzip"
 
 
-class _Contexts(threading.local):
-    """Keeps a pair of zstd contexts per thread: they are expensive to make and unsafe to share."""
+class _Compressors(threading.local):
+    """Keeps a zstd compressor per thread: it is expensive to make and unsafe to share."""
 
     def __init__(self) -> None:
-        self.compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL)
-        self.decompressor = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_MAX)
+        self.zstd = zstd.ZstdCompressor(ZSTD_LEVEL)
 
 
-_contexts = _Contexts()
+_compressors = _Compressors()
 
 
 def compress(data: bytes, compression: Compression) -> bytes:
     """`data` as one zstd frame or one gzip member; the same input gives the same output."""
     match compression:
         case Compression.ZSTD:
-            return _contexts.compressor.compress(data)
+            return _compressors.zstd.compress(data, zstd.ZstdCompressor.FLUSH_FRAME)
         case Compression.GZIP:
             return gzip.compress(data, GZIP_LEVEL, mtime=0)
         case Compression.NONE:
@@ -100,34 +106,33 @@ def _inflate_gzip(data: bytes, cap: int) -> bytes:
 
 
 def _inflate_zstd(data: bytes, cap: int) -> bytes:
-    try:
-        declared = zstandard.frame_content_size(data)
-        if declared > cap:  # a frame that does not say has -1 here
-            raise _too_large(cap)
-        _check_single_frame(data)
-        return _contexts.decompressor.decompress(data, max_output_size=cap)
-    except zstandard.ZstdError as error:
-        raise MalformedError(
-            f"the data is not valid zstd, or inflates to more than {cap} bytes: {error}"
-        ) from None
-
-
-def _check_single_frame(data: bytes) -> None:
-    """Refuse bytes after the frame, which the decoder would drop silently."""
-    if not data.startswith(zstandard.FRAME_HEADER):
+    if not data.startswith(_FRAME_MAGIC):
         raise MalformedError("the data does not begin with a zstd frame")
-    at, last = zstandard.frame_header_size(data), False
-    while not last:
-        if at + _BLOCK_HEADER > len(data):
+    try:
+        declared = zstd.get_frame_info(data).decompressed_size
+        if declared is not None and declared > cap:
+            raise _too_large(cap)
+        size = zstd.get_frame_size(data)
+        if size != len(data):
+            raise MalformedError(
+                f"the zstd frame has {size} bytes, the data {len(data)}: send one frame"
+            )
+        return _inflate_frame(data, cap)
+    except zstd.ZstdError as error:
+        raise MalformedError(f"the data is not valid zstd, or is truncated: {error}") from None
+
+
+def _inflate_frame(data: bytes, cap: int) -> bytes:
+    decoder = zstd.ZstdDecompressor(options=_ZSTD_OPTIONS)
+    inflated = io.BytesIO()
+    inflated.write(decoder.decompress(data, _ZSTD_STEP))
+    while not decoder.eof and inflated.tell() <= cap:
+        if decoder.needs_input:
             raise MalformedError("the zstd data is truncated: send it to its end")
-        # A frame may be all headers, of blocks without content: hence few steps for each.
-        header = data[at] | data[at + 1] << 8 | data[at + 2] << 16
-        last = header & 1 == 1
-        at += _BLOCK_HEADER + (1 if header >> 1 & 3 == _RLE_BLOCK else header >> 3)
-    if zstandard.get_frame_parameters(data).has_checksum:
-        at += _CHECKSUM
-    if at != len(data):
-        raise MalformedError(f"the zstd frame has {at} bytes, the data {len(data)}: send one frame")
+        inflated.write(decoder.decompress(b"", _ZSTD_STEP))
+    if inflated.tell() > cap:
+        raise _too_large(cap)
+    return inflated.getvalue()
 
 
 def _too_large(cap: int) -> MalformedError:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import enum
 import gzip
 import io
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,19 +20,23 @@ from dataclasses import dataclass
 from typing import BinaryIO, Protocol, cast, runtime_checkable
 
 import pyarrow as pa
-import zstandard
 
 from streamfold.archive.errors import ArtifactCorruptError
 from streamfold.archive.schema import TableSchema
 from streamfold.errors import InvalidError
 from streamfold.extensions import Extension, Registry
 
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
 #: zlib level: 1 is five times as fast as 9 and a tenth larger on rows of JSON.
 GZIP_LEVEL = 1
 #: zstd's own default.
 ZSTD_LEVEL = 3
-#: Bytes of history that a decoder keeps at most; level 3 needs 2 MiB.
-ZSTD_WINDOW_MAX = 128 << 20
+#: Binary logarithm of the bytes of history that a decoder keeps at most, 128 MiB; level 3 needs 2 MiB.
+ZSTD_WINDOW_LOG_MAX = 27
 #: Bytes of zstd taken at once: rows that repeat inflate a thousandfold, and still fit in memory.
 ZSTD_STEP = 16 << 10
 
@@ -58,9 +63,14 @@ def compress_stream(sink: BinaryIO, compression: Compression) -> Iterator[Binary
             with gzip.GzipFile("", "wb", GZIP_LEVEL, sink, mtime=0) as file:
                 yield cast("BinaryIO", file)
         case Compression.ZSTD:
-            compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_checksum=True)
-            with compressor.stream_writer(sink, closefd=False) as writer:
-                yield writer
+            parameter = zstd.CompressionParameter
+            options: dict[int, int] = {
+                parameter.compression_level: ZSTD_LEVEL,
+                parameter.checksum_flag: 1,
+            }
+            with zstd.ZstdFile(sink, "wb", options=options) as file:
+                file.write(b"")  # a file without content is a frame too
+                yield cast("BinaryIO", file)
 
 
 def decompress_stream(source: BinaryIO, compression: Compression, size: int) -> Iterator[bytes]:
@@ -90,7 +100,8 @@ def _unpacked_gzip(source: BinaryIO, size: int) -> Iterator[bytes]:
 
 def _unpacked_zstd(source: BinaryIO, size: int) -> Iterator[bytes]:
     """One frame to its end; the library's own reader would silently accept truncated input."""
-    decoder = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_MAX).decompressobj()
+    window: dict[int, int] = {zstd.DecompressionParameter.window_log_max: ZSTD_WINDOW_LOG_MAX}
+    decoder = zstd.ZstdDecompressor(options=window)
     held = io.BytesIO()
     try:
         while not decoder.eof and (block := source.read(ZSTD_STEP)):
@@ -98,7 +109,7 @@ def _unpacked_zstd(source: BinaryIO, size: int) -> Iterator[bytes]:
             if held.tell() >= size:
                 yield held.getvalue()
                 held = io.BytesIO()
-    except zstandard.ZstdError as error:
+    except zstd.ZstdError as error:
         raise ArtifactCorruptError(f"the zstd data is changed: {error}") from None
     if not decoder.eof or decoder.unused_data or source.read(1):
         raise ArtifactCorruptError("the zstd data is cut, or other bytes follow it")
