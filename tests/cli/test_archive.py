@@ -95,7 +95,7 @@ def test_a_bad_manifest_is_listed_as_bad_and_keeps_no_other_out(shell: Shell, fo
 
 
 def test_an_archive_is_shown_with_its_plan(shell: Shell, folder: Path) -> None:
-    found = shell.json("archive", "show", str(folder), "--position", "20")
+    found = shell.json("archive", "show", str(folder), "--at", "20")
     assert found["key_fields"] == ["id"]
     assert [column["name"] for column in found["schema"]["columns"]] == ["id", "name"]
     assert found["plan"] == {
@@ -129,9 +129,9 @@ def test_a_table_is_shown_and_restored_at_a_position_of_its_database(
 def test_what_is_not_there_ends_with_status_4(shell: Shell, folder: Path) -> None:
     nowhere = shell("archive", "show", str(folder / "nowhere"), "--json")
     assert (nowhere.status, nowhere.error["code"]) == (4, "manifest_not_found")
-    early = shell("archive", "restore", str(folder), "--position", "3", "--json")
+    early = shell("archive", "restore", str(folder), "--at", "3", "--json")
     assert (early.status, early.error["code"]) == (4, "position_pruned")
-    late = shell("archive", "restore", str(folder), "--position", "99", "--json")
+    late = shell("archive", "restore", str(folder), "--at", "99", "--json")
     assert (late.status, late.error["code"]) == (1, "position_invalid")
 
 
@@ -151,13 +151,29 @@ def test_verification_ends_with_status_1_when_a_file_is_wrong(shell: Shell, fold
 
 def test_a_table_is_restored_to_standard_output(shell: Shell, folder: Path) -> None:
     assert printed(shell.ok("archive", "restore", str(folder)).text) == HISTORY["31"]
-    at_position = shell.ok("archive", "restore", str(folder), "--position", "14")
-    assert printed(at_position.text) == HISTORY["14"]
-    moment = (START + timedelta(minutes=2)).isoformat()
-    at_time = shell.ok("archive", "restore", str(folder), "--time", moment)
-    assert printed(at_time.text) == HISTORY["20"]
     names = shell.ok("archive", "restore", str(folder), "--column", "name")
     assert sorted(json.loads(line)["name"] for line in names.text.splitlines()) == ["A", "D", "c"]
+
+
+def test_at_names_a_position_or_a_time_and_the_earlier_options_are_still_accepted(
+    shell: Shell, folder: Path
+) -> None:
+    restore = ("archive", "restore", str(folder))
+    moment = (START + timedelta(minutes=2)).isoformat()
+    for given, position in (
+        ("--at", "14"),
+        ("--position", "14"),
+        ("--at", moment),
+        ("--time", moment),
+    ):
+        state = HISTORY["14" if position == "14" else "20"]
+        assert printed(shell.ok(*restore, given, position).text) == state
+    twice = shell(*restore, "--at", "14", "--time", moment)
+    assert twice.status == 2
+    assert "--at and --time exclude each other: give one of them" in twice.stderr
+    neither = shell(*restore, "--at", "noon")
+    assert neither.status == 2
+    assert "--at 'noon' is not a time, and" in neither.stderr
 
 
 @pytest.mark.parametrize("ending", ["parquet", "csv", "arrow", "jsonl", "jsonl.gz"])

@@ -15,14 +15,13 @@ from streamfold.cli.archives import json_output as shapes
 from streamfold.cli.archives.options import (
     at_option,
     at_source_option,
-    moment_of,
     open_archive,
     open_destination,
-    position_option,
+    point_of,
+    point_options,
     positive,
     reading_options,
     table_at,
-    time_option,
     uri_argument,
     verb,
 )
@@ -58,15 +57,11 @@ async def ls(output: Output, uri: str) -> None:
 
 @verb("show")
 @uri_argument
-@position_option
-@time_option
-@at_source_option
-async def show(
-    output: Output, uri: str, position: str | None, moment: int | None, at_source: str | None
-) -> None:
+@point_options
+async def show(output: Output, uri: str, **point: Any) -> None:
     """Show what an archive holds, and what a rebuild would read."""
     found = await open_archive(uri)
-    plan = found.plan(position=position, time=moment_of(moment), at_source=at_source)
+    plan = found.plan(**point_of(found, **point))
     output.show(shapes.archive_shape(found, plan), shapes.archive_text(found, plan))
 
 
@@ -96,9 +91,7 @@ async def verify(output: Output, uri: str, deep: bool, **reading: Any) -> None:
 
 @verb("restore")
 @uri_argument
-@position_option
-@time_option
-@at_source_option
+@point_options
 @click.option("--column", "columns", multiple=True, metavar="NAME", help="Only these columns.")
 @click.option(
     "--output",
@@ -116,23 +109,16 @@ async def verify(output: Output, uri: str, deep: bool, **reading: Any) -> None:
 async def restore(
     output: Output,
     uri: str,
-    position: str | None,
-    moment: int | None,
-    at_source: str | None,
     columns: tuple[str, ...],
     file: Path | None,
     kind: str | None,
-    **reading: Any,
+    **given: Any,
 ) -> None:
     """Rebuild the table at the head, or at any position or time, and write it."""
     from streamfold.cli.archives.table_files import Lines, kind_of, replacing
 
-    found = await open_archive(uri, **reading)
-    at: dict[str, Any] = {
-        "position": position,
-        "time": moment_of(moment),
-        "at_source": at_source,
-    }
+    found = await open_archive(uri, **given)
+    at = point_of(found, **given)
     chosen = kind_of(file, kind)
     if file is None:
         if chosen != "jsonl":

@@ -67,10 +67,9 @@ def positive(context: click.Context, option: click.Parameter, value: int) -> int
 
 
 uri_argument = click.argument("uri")
-position_option = click.option("--position", metavar="P", help="The table at this position.")
-time_option = click.option(
-    "--time", "moment", type=Moment(), help="The table as published at this time."
-)
+# What `show` and `restore` had before `--at`, still accepted.
+_position_option = click.option("--position", metavar="P", hidden=True)
+_time_option = click.option("--time", "moment", type=Moment(), hidden=True)
 at_source_option = click.option(
     "--at-source",
     metavar="LSN",
@@ -99,6 +98,13 @@ _cache = click.option(
 _cache_size = click.option(
     "--cache-size", type=ByteSize(), default="10GiB", show_default=True, help="Limit of the cache."
 )
+
+
+def point_options(function: Verb) -> Verb:
+    """Add the options that say at which point the table is rebuilt."""
+    for option in (_time_option, _position_option, at_source_option, at_option):
+        function = option(function)
+    return function
 
 
 def reading_options(function: Verb) -> Verb:
@@ -135,18 +141,32 @@ def moment_of(moment: int | None) -> datetime | None:
 
 
 def table_at(archive: Archive, at: str | None, at_source: str | None) -> dict[str, Any]:
-    """Return what `--at` names: text that is a position of the table's order is one.
+    """Return the position or time that `--at` names, or the position of the table at `--at-source`."""
+    if at is not None and at_source is not None:
+        raise click.UsageError("--at and --at-source exclude each other: give one of them")
+    if at_source is not None:
+        return {"position": archive.plan(at_source=at_source).position}
+    return {} if at is None else _position_or_time(archive, at)
 
-    `--at-source` names the position that the table has there.
-    """
+
+def point_of(archive: Archive, **given: Any) -> dict[str, Any]:
+    """Return what a rebuild takes, from the options of `show` and `restore`."""
+    names = {"at": "--at", "at_source": "--at-source", "position": "--position", "moment": "--time"}
+    found = {name: value for name in names if (value := given[name]) is not None}
+    if len(found) > 1:
+        listed = " and ".join(names[name] for name in found)
+        raise click.UsageError(f"{listed} exclude each other: give one of them")
+    if "at" in found:
+        return _position_or_time(archive, found["at"])
+    if "moment" in found:
+        return {"time": moment_of(found["moment"])}
+    return found
+
+
+def _position_or_time(archive: Archive, at: str) -> dict[str, Any]:
+    """Return what `--at` names: text that is a position of the table's order is one."""
     from streamfold.archive import PositionInvalidError
 
-    if at_source is not None:
-        if at is not None:
-            raise click.UsageError("--at and --at-source exclude each other: give one of them")
-        return {"position": archive.plan(at_source=at_source).position}
-    if at is None:
-        return {}
     try:
         archive.order.rank(at)
     except PositionInvalidError as error:
