@@ -21,6 +21,9 @@ from tests.ingest.processes import Serving, kill, line_with, start
 PROVE = bool(os.environ.get("STREAMFOLD_PROVE"))
 ROUNDS = 20 if PROVE else 3
 ROWS = 5_000
+#: Copies within which a part is killed, and rows of their table: for several appends.
+COPIES = 20 if PROVE else 2
+COPIED = 20_000
 END = 10_000_000
 
 
@@ -89,13 +92,15 @@ async def test_a_killed_ingester_loses_and_repeats_nothing(
         *("--slot", database_name(database), "--endpoint", endpoint, "--json"),
     )
     pauses = random.Random(7)
-    load = Load(database, seed=7)
+    load, copied = Load(database, seed=7), 0
     load.start()
     try:
         for number in range(ROUNDS):
             process = await start(*arguments)
             # In the first round within the copy, then at any point.
             await line_with(process, b"copying" if number == 0 else b"following")
+            if number == 1:
+                copied = load.transactions  # at most: the copy may hold them
             await asyncio.sleep(pauses.uniform(0, 0.1 if number == 0 else 1.5))
             process.send_signal(signal.SIGKILL)
             await process.wait()
@@ -110,7 +115,7 @@ async def test_a_killed_ingester_loses_and_repeats_nothing(
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0
     assert rebuilt.table("id", "a") == execute(database, "SELECT id, a FROM t ORDER BY id")
-    assert len(rebuilt.positions) == len(set(rebuilt.positions)) > load.transactions
+    assert len(rebuilt.positions) == len(set(rebuilt.positions)) > load.transactions - copied
 
 
 #: Puts a row into a second table for every change of the first, in the same transaction.
@@ -137,12 +142,14 @@ async def test_a_killed_ingester_of_one_stream_loses_and_repeats_nothing(
         *("--slot", database_name(database), "--endpoint", endpoint, "--json"),
     )
     pauses = random.Random(13)
-    load = Load(database, seed=13)
+    load, copied = Load(database, seed=13), 0
     load.start()
     try:
         for number in range(ROUNDS):
             process = await start(*arguments)
             await line_with(process, b"copying" if number == 0 else b"following")
+            if number == 1:
+                copied = load.transactions  # at most: the copy may hold them
             await asyncio.sleep(pauses.uniform(0, 0.1 if number == 0 else 1.5))
             await kill(process)
     finally:
@@ -160,7 +167,7 @@ async def test_a_killed_ingester_of_one_stream_loses_and_repeats_nothing(
         assert await process.wait() == 0
     assert rebuilt.table("id", "a") == execute(database, "SELECT id, a FROM t ORDER BY id")
     assert notes.table("id", "of") == execute(database, "SELECT id, of FROM note ORDER BY id")
-    assert len(rebuilt.positions) == len(set(rebuilt.positions)) > load.transactions
+    assert len(rebuilt.positions) == len(set(rebuilt.positions)) > load.transactions - copied
 
 
 async def test_killed_parts_lose_and_repeat_nothing(tmp_path: Path) -> None:
@@ -210,3 +217,67 @@ async def test_killed_parts_lose_and_repeat_nothing(tmp_path: Path) -> None:
             await kill(server)
         assert rebuilt.table("id", "a") == execute(database, "SELECT id, a FROM t ORDER BY id")
         assert len(rebuilt.positions) == len(set(rebuilt.positions)) > load.transactions
+
+
+async def test_parts_killed_within_the_first_copy_lose_and_repeat_nothing(tmp_path: Path) -> None:
+    """Server, PostgreSQL and ingester are killed in turn, each in a copy of its own under load.
+
+    How many changes the copy holds, and how many follow it, depends on the machine. The second table
+    has a row for each change of the first, so that equal tables prove that none is missing.
+    """
+    chance, serving = random.Random(19), Serving(tmp_path)
+    endpoints = Endpoints(account=serving.endpoint, basin=serving.endpoint)
+    with temporary_postgres() as database:
+        execute(database, "CREATE TABLE t (id int PRIMARY KEY, a text)")
+        fill = (
+            f"INSERT INTO t SELECT n, repeat('x', 300) FROM generate_series(0, {COPIED - 1}) n "
+            "ON CONFLICT DO NOTHING"
+        )
+        execute(database, fill, _NOTED)
+        server = await serving.start()
+        for number in range(COPIES):
+            execute(database, fill)
+            arguments = (
+                *("ingest", "postgres", "--dsn", database, "--table", "t", "--table", "note"),
+                *("--basin", BASIN, "--slot", f"s{number}", "--prefix", f"{number}/"),
+                *("--publication", f"p{number}", "--endpoint", serving.endpoint, "--json"),
+            )
+            load = Load(database, seed=number)
+            load.start()
+            process = await start(*arguments)
+            try:
+                await line_with(process, b'public.t", "state": "copying')
+                await asyncio.sleep(chance.uniform(0, 1.0))
+                match number % 3:
+                    case 0:
+                        await kill(server)
+                        server = await serving.start()
+                    case 1:
+                        await asyncio.to_thread(restart, database, signal.SIGKILL)
+                    case _:
+                        await kill(process)
+                        process = await start(*arguments)
+                await line_with(process, b'public.t", "state": "following')
+            finally:
+                await asyncio.to_thread(load.stop)
+            execute(database, f"INSERT INTO t VALUES ({END + number}, 'end')")
+            await equals_tables(endpoints, database, f"{number}/")
+            process.send_signal(signal.SIGTERM)
+            assert await process.wait() == 0
+        await kill(server)
+
+
+async def equals_tables(endpoints: Endpoints, database: str, prefix: str) -> None:
+    """Wait until the streams have all changes, and compare what they rebuild with the tables."""
+    ((last,),) = execute(database, "SELECT max(id) FROM note")
+    async with (
+        S2("ignored", endpoints=endpoints) as s2,
+        following(stream(s2, f"{prefix}public.t"), ["id"]) as until,
+        following(stream(s2, f"{prefix}public.note"), ["id"]) as until_noted,
+    ):
+        ((end,),) = execute(database, "SELECT max(id) FROM t")
+        rebuilt = await until(lambda table: (end,) in table.rows)
+        notes = await until_noted(lambda table: (last,) in table.rows)
+    assert rebuilt.table("id", "a") == execute(database, "SELECT id, a FROM t ORDER BY id")
+    assert notes.table("id", "of") == execute(database, "SELECT id, of FROM note ORDER BY id")
+    assert len(rebuilt.positions) == len(set(rebuilt.positions))
