@@ -350,6 +350,15 @@ class Following:
 
         psycopg2 confirms all log that it received without a change, whatever it is given. So while
         such log is not noted, feedback waits for the next note, or for a change that comes after it.
+
+        One case remains. To a server that asks for an answer, at its shutdown or after half of its
+        `wal_sender_timeout` without one, psycopg2 answers within `read_message`, with the end of log
+        that it just learned of; the ingester can only note that afterwards (`_loop`). If it is killed
+        in between, the slot is beyond the notes, which `check_slot` must call lost, although no change
+        is. psycopg2 moves the position unless what it was given is before the last change that it read.
+        No parameter of `start_replication` or `send_feedback` prevents that, and to stay before the
+        last change would let a quiet table hold back all log of the others. Feedback every
+        `silence` / 4 makes the case rare.
         """
         if self._silent > silence:
             raise SourceUnavailableError(
