@@ -16,6 +16,7 @@ from psycopg2.extras import execute_values
 
 from streamfold.follow.clients.client import Appended, EncodedBatch
 from streamfold.ingest import RowTooLargeError
+from streamfold.ingest.errors import SourceUnavailableError
 from streamfold.ingest.postgres import encoded_copy
 from streamfold.ingest.postgres.catalog import find_tables
 from streamfold.ingest.postgres.connection import Database
@@ -196,6 +197,24 @@ async def test_large_rows_fill_appends_up_to_their_limit_and_not_beyond(
     execute(database, "UPDATE t SET a = repeat('x', 1 << 20) WHERE id = 7")
     with pytest.raises(RowTooLargeError, match=r'row \{"id":7\} of table public.t .* column \'a\''):
         await copied(database, client())
+
+
+async def test_a_snapshot_that_postgres_lost_between_two_tables_is_tried_again(
+    database: str,
+) -> None:
+    execute(database, "CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    source, client = Database(database), Collected()
+    target: Any = client
+    with source.query() as cursor:
+        (table,) = find_tables(cursor, ["t"])
+    async with exported_snapshot(source) as snapshot:
+        pass
+    with pytest.raises(SourceUnavailableError, match="has lost the snapshot"):
+        await copy_table(
+            source, table, TableStream(target, "x"), snapshot,
+            CopyPosition("0/1", 0, None), lambda *_: None,
+        )  # fmt: skip
+    assert len(client.records) == 1  # the declaration, and no mark of a complete copy
 
 
 async def test_a_copy_that_has_no_row_yet_can_be_stopped(database: str) -> None:

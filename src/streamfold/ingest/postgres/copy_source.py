@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from streamfold.extras import needing_extra
+from streamfold.ingest.errors import SourceUnavailableError
 from streamfold.ingest.postgres.catalog import Table, identifiers, key_values
 from streamfold.ingest.postgres.connection import Database, interruptible, named_failures
 from streamfold.ingest.postgres.pgoutput import Row
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 with needing_extra("postgres"):
     import psycopg2
+    import psycopg2.errors
     from psycopg2 import sql
 
 #: Blocks that COPY may be ahead of its reader, and their bytes: larger ones hold one long line.
@@ -160,9 +162,7 @@ class _Copying(io.RawIOBase):
         try:
             with connection.cursor() as cursor:
                 cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-                cursor.execute(
-                    sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(self._snapshot))
-                )
+                self._use_snapshot(cursor)
                 query = copy_query(cursor, self._table, self._after, self._values)
                 # psycopg2 writes line by line: the buffer spares a call of Python for each.
                 buffered = io.BufferedWriter(self, _BLOCK_BYTES)
@@ -170,6 +170,17 @@ class _Copying(io.RawIOBase):
                 buffered.detach()
         finally:
             connection.close()
+
+    def _use_snapshot(self, cursor: Any) -> None:
+        name = sql.Literal(self._snapshot)
+        try:
+            cursor.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(name))
+        except (psycopg2.errors.UndefinedObject, psycopg2.errors.InvalidParameterValue) as error:
+            # The connection that exported it is broken, and nothing else has noticed yet.
+            raise SourceUnavailableError(
+                f"{self._database.shown} has lost the snapshot of the first copy, as it does when it "
+                "restarts: the copy continues in another one"
+            ) from error
 
     def stop(self) -> None:
         """End the thread, wherever it is."""
