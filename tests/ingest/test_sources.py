@@ -23,8 +23,10 @@ from streamfold.ingest.postgres.connection import Database
 from streamfold.ingest.postgres.ingester import IngestOptions
 from streamfold.ingest.postgres.pgoutput import parse_lsn
 from streamfold.ingest.progress import IngestProgress
+from streamfold.ingest.streams import BasinStreams
 from streamfold.ingest.table_stream import Position, TableStream, change_headers
 from streamfold.model.records import Record
+from tests.ingest.conftest import BASIN
 from tests.ingest.ingesting import ingesting, stream
 from tests.ingest.postgres import (
     database_name,
@@ -210,6 +212,16 @@ async def test_a_second_ingester_fences_the_first() -> None:
     with pytest.raises(IngestFencedError, match="another ingester"):
         await first.append([Record(b"{}", change_headers("0/1", 5))])
     await second.append([Record(b"{}", change_headers("0/1", 5))])
+
+
+async def test_the_last_of_large_records_says_where_the_source_was_left(s2: S2) -> None:
+    client = await BasinStreams(s2.basin(BASIN)).ensure("large")
+    first, second = TableStream(client, "one"), TableStream(client, "two")
+    await first.take()
+    await first.append([Record(b"x" * 300_000, change_headers("0/1", n)) for n in range(12)])
+    await second.take()
+    assert second.state == Position("0/1", 11)
+    await second.append([Record(b"{}", change_headers("0/1", 12))])
 
 
 async def test_a_stream_with_records_of_others_is_refused() -> None:

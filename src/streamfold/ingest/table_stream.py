@@ -189,7 +189,7 @@ class TableStream:
         """Return the last record before `end`, commands aside."""
         while end > 0:
             start = max(0, end - _LOOK_BACK)
-            found = [r for r in await self._client.peek(start, end - start) if r.seq_num < end]
+            found = await self._records(start, end)
             for record in reversed(found):
                 if not _is_command(record):
                     return record
@@ -197,6 +197,20 @@ class TableStream:
                 break  # what is before it was trimmed
             end = start
         return None
+
+    async def _records(self, start: int, end: int) -> list[StreamRecord]:
+        """Return all records from `start` up to `end` that are not trimmed.
+
+        A peek returns 1 MiB at most, which large records exceed.
+        """
+        found: list[StreamRecord] = []
+        while start < end:
+            part = [r for r in await self._client.peek(start, end - start) if r.seq_num < end]
+            if not part:
+                break
+            found += part
+            start = part[-1].seq_num + 1
+        return found
 
 
 class SharedTableStream(TableStream):

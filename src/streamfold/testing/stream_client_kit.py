@@ -63,6 +63,14 @@ class StreamClientConformance:
         assert [record.seq_num for record in await client.peek(8, 10)] == [8, 9]
         assert list(await client.peek(10, 5)) == []
 
+    async def test_peek_returns_the_first_mebibyte_and_continues_after_it(
+        self, client: StreamClient
+    ) -> None:
+        for _ in range(5):
+            await client.append(_records(b"x" * 300_000))
+        assert [record.seq_num for record in await client.peek(0, 5)] == [0, 1, 2]
+        assert [record.seq_num for record in await client.peek(3, 2)] == [3, 4]
+
     async def test_a_read_continues_with_what_is_appended_later(self, client: StreamClient) -> None:
         await client.append(_records(b"a"))
         async with asyncio.timeout(_LIMIT), aclosing(client.read(0)) as session:

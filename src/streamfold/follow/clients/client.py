@@ -61,7 +61,8 @@ class StreamClient(Protocol):
     async def peek(self, seq_num: int, count: int) -> Sequence[StreamRecord]:
         """Up to `count` records at or after `seq_num`, without waiting; empty at the tail.
 
-        If `seq_num` is trimmed, it starts at the first record that is not.
+        It returns 1000 records and 1 MiB at most, even if `count` records would be more: peek again
+        after the last one. If `seq_num` is trimmed, it starts at the first record that is not.
         """
         ...
 

@@ -57,8 +57,7 @@ class MemoryStream:
         return StreamPosition(SeqNum(len(self._records)), Timestamp(last))
 
     async def peek(self, seq_num: int, count: int) -> Sequence[StreamRecord]:
-        start = max(seq_num, self._first)
-        return self._records[start : start + min(count, BATCH_RECORDS_MAX)]
+        return self._batch(max(seq_num, self._first), count)
 
     async def read(self, seq_num: int) -> AsyncGenerator[Sequence[StreamRecord]]:
         if seq_num > len(self._records):
@@ -98,9 +97,9 @@ class MemoryStream:
         """Forget what commands have trimmed."""
         self._first = self._trim_point
 
-    def _batch(self, start: int) -> list[SequencedRecord]:
+    def _batch(self, start: int, count: int = BATCH_RECORDS_MAX) -> list[SequencedRecord]:
         batch, size = [], 0
-        for record in self._records[start : start + BATCH_RECORDS_MAX]:
+        for record in self._records[start : start + min(count, BATCH_RECORDS_MAX)]:
             size += metered_size(record)
             if size > BATCH_BYTES_MAX:
                 break
