@@ -174,6 +174,12 @@ def test_at_names_a_position_or_a_time_and_the_earlier_options_are_still_accepte
     neither = shell(*restore, "--at", "noon")
     assert neither.status == 2
     assert "--at 'noon' is not a time, and" in neither.stderr
+    mistyped = shell(*restore, "--at", "014")
+    assert mistyped.status == 2
+    assert "--at '014' is not a time, and" in mistyped.stderr
+    beyond = shell(*restore, "--time", "9" * 20)
+    assert beyond.status == 2
+    assert "is not a time: write one of the years 1 to 9999" in beyond.stderr
 
 
 @pytest.mark.parametrize("ending", ["parquet", "csv", "arrow", "jsonl", "jsonl.gz"])

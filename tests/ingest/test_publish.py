@@ -91,6 +91,9 @@ async def test_a_table_is_published_across_kills_of_the_command_and_of_every_par
         await until(
             second, lambda shown: shown.get("state") == ("publishing" if PROVE else "following")
         )
+        for verb, given in (("serve", False), ("ingest", True)):
+            variables = (await part(second, verb)).environ()
+            assert ("STREAMFOLD_POSTGRES_DSN" in variables) is given
         busy = shell(*command)
         assert busy.error["code"] == "conflict"
         assert "is in use by another `streamfold publish`" in busy.error["message"]

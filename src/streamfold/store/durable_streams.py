@@ -102,8 +102,11 @@ class DurableStreams:
             return log.status
 
     async def forks(self, basin: str, stream: str, start_after: int, limit: int) -> ForkPage:
-        """Where the stream was forked, and a page of the streams that need its records."""
-        async with self._using(basin, stream) as (mounted, log):
+        """Where the stream was forked, and a page of the streams that need its records.
+
+        A stream that was deleted, but is kept for its forks, has them, too.
+        """
+        async with self._using(basin, stream, kept_for_forks=True) as (mounted, log):
             origin = log.row.traits.origin if log.row.traits else None
             engine = mounted.mount.engine
             found, following = await listing.list_forks(engine, log.id, start_after, limit)
@@ -276,14 +279,14 @@ class DurableStreams:
 
     @asynccontextmanager
     async def _using(
-        self, basin: str, stream: str
+        self, basin: str, stream: str, *, kept_for_forks: bool = False
     ) -> AsyncIterator[tuple[MountedStore, StreamLog]]:
-        """The log of a stream that is neither deleted nor expired."""
+        """The log of a stream that is neither deleted nor expired, or is at least kept for forks."""
         mounted = self.supervisor.current or await self.supervisor.mounted()
         with await mounted.catalog.lease(StreamRef.parse(basin, stream)) as log:
             if log.failure is not None:
                 raise log.failure
-            if log.over:
+            if log.over and not (kept_for_forks and await _creator(mounted).forked(log.id)):
                 await self._refuse(mounted, log)
             yield mounted, log
 

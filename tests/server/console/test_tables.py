@@ -172,14 +172,50 @@ async def test_a_preview_ends_where_one_page_of_a_file_decodes_to_too_much(
         assert (await get(server, "/health")).status == 200
 
 
+def block_first_base(folder: Path) -> None:
+    """Whatever opens the base of the first epoch waits until another process writes to it."""
+    manifest = json.loads((folder / "users" / "manifest.json").read_bytes())
+    [part] = manifest["artifacts"][0]["formats"]["jsonl"]["parts"]
+    file = folder / "users" / part["path"]
+    file.unlink()
+    os.mkfifo(file)
+
+
+async def test_a_check_delays_no_preview_and_gets_no_secret_of_the_server(
+    guarded: tuple[Server, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGPASSWORD", "the-password")
+    monkeypatch.setenv("STREAMFOLD_POSTGRES_DSN", "postgresql://user:the-password@host/db")
+    server, uri = guarded
+    block_first_base(tmp_path)
+    table = f"/console/tables/{quote(uri, safe='')}"
+    async with h2_client(server.port) as client:
+        client.open("GET", f"{table}/check", (("authorization", f"Bearer {ROOT}"),), end=True)
+        await until(lambda: bool(readers()))
+        assert b"the-password" not in environment(*readers())
+        assert (await get(server, f"{table}/rows")).status == 200
+
+
+async def test_callers_that_wait_for_previews_are_few(
+    guarded: tuple[Server, str], tmp_path: Path
+) -> None:
+    server, uri = guarded
+    block_first_base(tmp_path)
+    path = f"/console/tables/{quote(uri, safe='')}/rows?position=10"
+    headers = (("authorization", f"Bearer {ROOT}"),)
+    async with h2_client(server.port) as client:
+        for _ in range(32):
+            client.open("GET", path, headers, end=True)
+        answer = await client.exchange("GET", path, headers)
+        assert (answer.status, json.loads(answer.body)["code"]) == (503, "server_busy")
+    await until(lambda: not readers())
+
+
 async def test_a_check_ends_with_its_client_and_is_not_a_follower(
     guarded: tuple[Server, str], tmp_path: Path
 ) -> None:
     server, uri = guarded
-    # Whatever opens this file waits until another process writes to it.
-    file = next(path for path in (tmp_path / "users").rglob("*.jsonl*") if path.is_file())
-    file.unlink()
-    os.mkfifo(file)
+    block_first_base(tmp_path)
     path = f"/console/tables/{quote(uri, safe='')}/check"
     async with h2_client(server.port) as client:
         client.open("GET", path, (("authorization", f"Bearer {ROOT}"),), end=True)
@@ -199,6 +235,10 @@ def readers() -> list[str]:
             if int(parent) == os.getpid() and b"archive.preview.reads" in command:
                 found.append(entry.parent.name)
     return found
+
+
+def environment(process: str) -> bytes:
+    return Path(f"/proc/{process}/environ").read_bytes()
 
 
 async def test_only_tables_that_were_found_are_read(guarded: tuple[Server, str]) -> None:

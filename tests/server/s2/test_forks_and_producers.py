@@ -103,6 +103,19 @@ async def test_a_deleted_fork_disappears_unless_a_fork_of_it_needs_it(
     ]  # fmt: skip
 
 
+async def test_a_deleted_stream_that_is_kept_for_its_forks_shows_them(
+    guarded: Server, web: httpx.AsyncClient
+) -> None:
+    assert (await web.delete(f"/{BASIN}/team-source")).status_code == 204
+    forks = (await shown(web, "team-source", "forks"))["forks"]
+    assert [one["stream"] for one in forks] == ["team-first", "other-second", "team-third"]
+    for stream in ("team-third", "other-second", "team-first"):
+        assert (await web.delete(f"/{BASIN}/{stream}")).status_code == 204
+    for _ in range(3):
+        await guarded.store.upkeep()
+    assert (await web.get("/v1/streams/team-source/forks")).status_code == 404
+
+
 async def test_a_caller_sees_only_forks_and_sources_that_it_has_the_right_for(
     guarded: Server, web: httpx.AsyncClient
 ) -> None:

@@ -20,8 +20,9 @@ from streamfold.errors import InvalidError, StreamfoldError
 _MODULE: Final = "streamfold.archive.preview.reads"
 #: Bytes of one report; the reading process keeps its answers to half of this.
 _REPORT_MAX: Final = 1 << 20
-#: Not for a process that decodes what others wrote.
-_SECRETS: Final = ("STREAMFOLD_ROOT_TOKEN", "STREAMFOLD_TOKEN")
+#: Begin the names of variables that are not for a process that decodes what others wrote: tokens, keys
+#: and databases. Those of the storage (AWS_ and the like) are needed.
+_SECRETS: Final = ("STREAMFOLD_", "S2_", "PG")
 
 
 class ReadLimits(msgspec.Struct, frozen=True):
@@ -86,6 +87,8 @@ async def run_read(read: TableRead) -> AsyncGenerator[Report]:
     finally:
         with suppress(ProcessLookupError):
             process.kill()
+        while process.stdout and await process.stdout.read(_REPORT_MAX):
+            pass  # asyncio's own loop does not see the end of a pipe that it has paused
         await process.wait()
 
 
@@ -106,7 +109,12 @@ async def _next_report(process: asyncio.subprocess.Process, read: TableRead) -> 
             process.stdin.write(msgspec.json.encode(read))
             await process.stdin.drain()
         process.stdin.close()
-    line = await process.stdout.readline()
+    try:
+        line = await process.stdout.readline()
+    except ValueError:  # longer than `_REPORT_MAX`
+        raise InvalidError(
+            f"this has too many columns to be shown here: run '{read.command}'"
+        ) from None
     if line:
         report = msgspec.json.decode(line, type=Report)
         if report.error is not None:
@@ -122,5 +130,5 @@ async def _next_report(process: asyncio.subprocess.Process, read: TableRead) -> 
 
 def _environment(variables: Mapping[str, str]) -> dict[str, str]:
     # Arrow's own pool reserves memory in advance, which the limit would count.
-    kept = {name: value for name, value in variables.items() if name not in _SECRETS}
+    kept = {name: value for name, value in variables.items() if not name.startswith(_SECRETS)}
     return kept | {"ARROW_DEFAULT_MEMORY_POOL": "system"}

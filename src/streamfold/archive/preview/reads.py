@@ -6,7 +6,9 @@ It limits its own memory before it opens a file; the server limits its time. See
 from __future__ import annotations
 
 import asyncio
+import math
 import resource
+import signal
 import sys
 import threading
 from collections.abc import AsyncGenerator
@@ -33,6 +35,8 @@ _ANSWER_BYTES: Final = 512 << 10
 #: Threads for Arrow, and bytes of a thread's stack: the memory limit counts all of them.
 _THREADS: Final = 2
 _STACK: Final = 1 << 20
+#: Seconds beyond those of a read, after which the process ends although no server ended it.
+_GRACE: Final = 5
 
 
 def size_of(artifact: Artifact) -> int:
@@ -169,6 +173,8 @@ def main() -> None:
     """Read what standard input asks for."""
     read = msgspec.json.decode(sys.stdin.buffer.read(), type=TableRead)
     _limit_memory(read.limits.memory)
+    # The server ends this process in time, unless it was killed itself.
+    signal.alarm(math.ceil(read.seconds) + _GRACE)
     try:
         asyncio.run(_report(read))
     except StreamfoldError as error:

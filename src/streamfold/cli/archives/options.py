@@ -137,7 +137,12 @@ def open_destination(uri: str) -> Destination:
 
 def moment_of(moment: int | None) -> datetime | None:
     """The time that an option of type `Moment` gave."""
-    return None if moment is None else datetime.fromtimestamp(moment / 1000, UTC)
+    try:
+        return None if moment is None else datetime.fromtimestamp(moment / 1000, UTC)
+    except (OSError, OverflowError, ValueError):  # which one depends on the system
+        raise click.UsageError(
+            f"{moment} ms since 1970 is not a time: write one of the years 1 to 9999"
+        ) from None
 
 
 def table_at(archive: Archive, at: str | None, at_source: str | None) -> dict[str, Any]:
@@ -171,6 +176,8 @@ def _position_or_time(archive: Archive, at: str) -> dict[str, Any]:
         archive.order.rank(at)
     except PositionInvalidError as error:
         try:
+            if at.strip().isdigit():  # a mistyped position, more likely than milliseconds
+                raise click.BadParameter(at)
             return {"time": moment_of(Moment().convert(at, None, None))}
         except click.BadParameter:
             raise click.UsageError(f"--at {at!r} is not a time, and {error.message}") from None

@@ -60,7 +60,7 @@ class Part:
         self.name = name
         self._arguments = arguments
         self._log_file = log
-        self._environment = {**os.environ, **environment}
+        self._environment = environment
         self._on_object = on_object
         self._on_note = on_note
         self._process: Process | None = None

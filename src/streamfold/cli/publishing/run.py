@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import os
 import signal
 from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -127,11 +128,18 @@ class PublishRun:
             name,
             {"server": self._serve, "ingest": self._ingest, "snapshotter": self._snapshotter}[name],
             self._plan.log(name),
-            environment=self._environment,
+            environment=self._environment_of(name),
             on_object=on_object,
             on_note=partial(self._on_part, name),
         )
         self._parts[name] = (part, asyncio.create_task(part.run(), name=name))
+
+    def _environment_of(self, part: str) -> dict[str, str]:
+        """Return the variables of a part: the ingester alone gets those of the database."""
+        if part == "ingest":
+            return {**os.environ, **self._environment}
+        database = (*self._environment, "PG")
+        return {name: one for name, one in os.environ.items() if not name.startswith(database)}
 
     def _on_part(self, name: str, note: str) -> None:
         """Show what happened to a part, whose last status is not true any more."""

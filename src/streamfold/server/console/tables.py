@@ -14,7 +14,13 @@ from typing import Any, Final
 
 import msgspec
 
-from streamfold.errors import InvalidError, NotFoundError, StoreClosingError, StreamfoldError
+from streamfold.errors import (
+    InvalidError,
+    NotFoundError,
+    ServerBusyError,
+    StoreClosingError,
+    StreamfoldError,
+)
 from streamfold.extras import needing_extra
 from streamfold.model.access_tokens import Operation
 from streamfold.server.auth import Access
@@ -43,6 +49,8 @@ _TABLES_MAX: Final = 1_000
 _ARTIFACTS_MAX: Final = 2_000
 #: Bytes of files that a check may read: it takes a processor for a second per 100 MiB or so.
 _VERIFIED_BYTES: Final = 1 << 30
+#: Callers whose tables are being read or wait for it.
+_WAITING_MAX: Final = 32
 #: Other errors are those of the storage where the tables are.
 _STATUSES: Final = {NotFoundError: 404, InvalidError: 422}
 _EVENTS: Final = (
@@ -53,7 +61,7 @@ _EVENTS: Final = (
 
 
 class Tables:
-    """Handlers below /console/tables; files are read for one caller at a time."""
+    """Handlers below /console/tables; a preview and a check are made for one caller at a time."""
 
     def __init__(
         self,
@@ -69,7 +77,9 @@ class Tables:
         self._listed: Mapping[str, Manifest | StreamfoldError] = {}
         self._listed_at = -_LISTED_FOR
         self._listing = asyncio.Lock()
-        self._reading = asyncio.Lock()
+        #: A check takes minutes: previews do not wait for it.
+        self._previewing, self._checking = asyncio.Lock(), asyncio.Lock()
+        self._waiting = 0
 
     def add_to(self, router: Router, root: str) -> None:
         router.add("GET", root, Operation.READ, self.list)
@@ -92,14 +102,12 @@ class Tables:
     async def preview(self, request: Request, segment: str) -> None:
         await self._allow(request)
         position = parse_parameters(request.query).get("position", [""])[-1]
-        await request.reserve_answer(LIST_ROOM)
         await _answer(request, self._preview(request, segment, position or None))
 
     async def changes(self, request: Request, segment: str) -> None:
         await self._allow(request)
         given = parse_parameters(request.query)
         since, until = (given.get(name, [""])[-1] for name in ("since", "until"))
-        await request.reserve_answer(LIST_ROOM)
         await _answer(request, self._changes(request, segment, since, until or None))
 
     async def verify(self, request: Request, segment: str) -> None:
@@ -114,7 +122,10 @@ class Tables:
             command = f"streamfold archive verify {uri}"
             check_size(size, _VERIFIED_BYTES, command)
             read = TableRead("check", uri, self._limits, command=command)
-            async with self._reading_for(request), aclosing(run_read(read)) as reports:
+            async with (
+                self._turn(request, self._checking),
+                aclosing(run_read(read)) as reports,
+            ):
                 async for report in reports:
                     await stream.send(_event(report.event, report.value))
         except ClientHangupError:
@@ -143,14 +154,23 @@ class Tables:
         return await self._result(request, read)
 
     async def _result(self, request: Request, read: TableRead) -> dict[str, Any]:
-        async with self._reading_for(request), aclosing(run_read(read)) as reports:
-            return dict([report async for report in reports][-1].value)
+        async with self._turn(request, self._previewing):
+            # Only now: those who wait for their turn must not hold memory for answers of others.
+            await request.reserve_answer(LIST_ROOM)
+            async with aclosing(run_read(read)) as reports:
+                return dict([report async for report in reports][-1].value)
 
     @asynccontextmanager
-    async def _reading_for(self, request: Request) -> AsyncIterator[None]:
+    async def _turn(self, request: Request, lock: asyncio.Lock) -> AsyncIterator[None]:
         """The turn of a client; one that leaves is interrupted, and does not keep others waiting."""
-        async with WaitGuard(request, self._gate, follows=False), self._reading:
-            yield
+        if self._waiting >= _WAITING_MAX:
+            raise ServerBusyError(self._waiting, "console")
+        self._waiting += 1
+        try:
+            async with WaitGuard(request, self._gate, follows=False), lock:
+                yield
+        finally:
+            self._waiting -= 1
 
     async def _allow(self, request: Request) -> None:
         """Raise unless the caller may read every stream, without a prefix that is added to names."""
@@ -192,7 +212,7 @@ async def _answer(request: Request, work: Awaitable[dict[str, Any]]) -> None:
     """Answer with what `work` returns, or with the reason why the files cannot be read."""
     try:
         value, status = await work, 200
-    except (ClientHangupError, StoreClosingError):
+    except (ClientHangupError, ServerBusyError, StoreClosingError):
         raise
     except StreamfoldError as error:
         value = {"code": error.code, "message": error.message}
