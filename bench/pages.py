@@ -211,6 +211,20 @@ def snapshotter_weight(found: Sequence[dict[str, Any]]) -> list[Row]:
     return rows
 
 
+def postgres(found: dict[str, dict[str, float]]) -> list[Row]:
+    """Tables of PostgreSQL into streams, beside PostgreSQL's own programs on the same machine."""
+    copied, load, backlog = found["first_copy"], found["pgbench"], found["backlog"]
+    plain, alone = {"COPY": copied["copy_rows_per_s"]}, {"without ingest": load["alone_per_s"]}
+    received = {"pg_recvlogical": backlog["pg_recvlogical_s"]}
+    late = pair("ingest behind pgbench at its end", "s", load["behind_s"], {}, more=False)
+    return [
+        pair("first copy", "rows/s", copied["rows_per_s"], plain, more=True),
+        pair("pgbench beside ingest", "transactions/s", load["beside_per_s"], alone, more=True),
+        late,
+        pair("reading a backlog", "s", backlog["ingest_s"], received, more=False),
+    ]
+
+
 def growth(found: dict[str, list[tuple[int, dict[str, float]]]]) -> list[Row]:
     """Ten and a hundred times as many records, followers and snapshots, beside the first number."""
     rows = []
@@ -282,6 +296,7 @@ PAGES: dict[str, tuple[str, Callable[[Any], list[Row]]]] = {
     "freshness": ("From a change to a committed diff", freshness),
     "streams": ("Many streams", many_streams),
     "growth": ("Growth", growth),
+    "postgres": ("From PostgreSQL", postgres),
     "space": ("Space on disk", disk_space),
     "http": ("What the server adds to the store", over_http),
     "weight": ("The snapshotter's weight", snapshotter_weight),

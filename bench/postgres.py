@@ -32,6 +32,7 @@ from bench.store import BASIN
 #: Tables of pgbench that have a key.
 TABLES = ("pgbench_accounts", "pgbench_branches", "pgbench_tellers")
 ROWS_PER_SCALE = 100_000
+RESULTS = Path(__file__).parent / "results" / "postgres.json"
 #: Seconds that an ingester may take for what is measured.
 TIMEOUT = 600
 
@@ -134,7 +135,11 @@ def copy_time(uri: str) -> CopyTime:
         return CopyTime(seconds, database_seconds(uri) - spent)
 
 
-def first_copy(uri: str, served: Served, rows: int, ingester: Ingester, plain: CopyTime) -> None:
+#: What was measured, by name.
+Found = dict[str, float]
+
+
+def first_copy(uri: str, served: Served, rows: int, ingester: Ingester, plain: CopyTime) -> Found:
     """Measure the first copy, and what each process does for a row."""
 
     def spent() -> tuple[float, ...]:
@@ -147,6 +152,9 @@ def first_copy(uri: str, served: Served, rows: int, ingester: Ingester, plain: C
           f"{plain.seconds / copied:.2f} x; processor us per row: PostgreSQL {parts[0]:.2f} "
           f"(COPY alone {plain.processor_seconds / rows * 1e6:.2f}), ingester {parts[1]:.2f}, "
           f"server {parts[2]:.2f}")  # fmt: skip
+    found = {"rows_per_s": rows / copied, "copy_rows_per_s": rows / plain.seconds}
+    names = ("postgres_us", "ingester_us", "server_us")
+    return found | dict(zip(names, parts, strict=True))
 
 
 def load(uri: str, seconds: int) -> float:
@@ -170,13 +178,13 @@ def received_seconds(uri: str, slot: str, end: str) -> float:
     return time.monotonic() - began
 
 
-def run(uri: str, served: Served, scale: int, seconds: int) -> None:
+def run(uri: str, served: Served, scale: int, seconds: int) -> dict[str, Found]:
     initialize = [str(binaries() / "pgbench"), "-i", "-q", "-s", str(scale), uri]
     subprocess.run(initialize, check=True, capture_output=True)
     rows = ROWS_PER_SCALE * scale
     plain = copy_time(uri)
     with ingesting(uri, served, "bench") as ingester:
-        first_copy(uri, served, rows, ingester, plain)
+        copied = first_copy(uri, served, rows, ingester, plain)
         ingester.wait_for(mark(uri))
         beside = load(uri, seconds)
         began = time.monotonic()
@@ -185,10 +193,15 @@ def run(uri: str, served: Served, scale: int, seconds: int) -> None:
     alone = load(uri, seconds)
     print(f"pgbench: {beside:,.0f} transactions/s with ingest, {alone:,.0f} without: "
           f"{beside / alone:.2f} x; confirmed {behind:.1f} s after the end")  # fmt: skip
-    backlog(uri, served, seconds)
+    pgbench = {"beside_per_s": beside, "alone_per_s": alone, "behind_s": behind}
+    return {
+        "first_copy": copied,
+        "pgbench": pgbench,
+        "backlog": backlog(uri, served, seconds),
+    }
 
 
-def backlog(uri: str, served: Served, seconds: int) -> None:
+def backlog(uri: str, served: Served, seconds: int) -> Found:
     """Measure how quickly a backlog is read by both."""
     execute(uri, "SELECT pg_create_logical_replication_slot('received', 'pgoutput')")
     transactions = load(uri, seconds) * seconds
@@ -201,6 +214,7 @@ def backlog(uri: str, served: Served, seconds: int) -> None:
         took, spent = time.monotonic() - began, ingester.processor_seconds() - spent
     print(f"backlog of {transactions:,.0f} transactions: {took:.1f} s, pg_recvlogical "
           f"{received:.1f} s: {received / took:.2f} x; {spent:.1f} processor seconds")  # fmt: skip
+    return {"transactions": transactions, "ingest_s": took, "pg_recvlogical_s": received}
 
 
 def main() -> None:
@@ -214,7 +228,9 @@ def main() -> None:
         temporary_postgres() as uri,
         serving(given.backend, [], Path(folder)) as served,
     ):
-        run(uri, served, given.scale, given.seconds)
+        found = run(uri, served, given.scale, given.seconds)
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":
