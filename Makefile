@@ -58,6 +58,7 @@ bench: $(READY) ## Measure everything, beside something named (PEERS='--peer s2-
 	$(BIN)/python -m bench.freshness
 	$(BIN)/python -m bench.weight
 	$(BIN)/python -m bench.postgres
+	$(BIN)/python -m bench.publish
 	$(BIN)/python -m bench.console
 	$(BIN)/python -m bench.pages
 

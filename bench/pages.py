@@ -136,7 +136,7 @@ def rebase(found: dict[str, Any]) -> list[Row]:
 
 
 def freshness(found: dict[str, Any]) -> list[Row]:
-    """How long a change takes to a committed diff, beside half an interval, which nothing can beat."""
+    """How long a change of a stream takes to a committed diff, beside half an interval of waiting."""
     half = {"half an interval": found["half_an_interval_s"]}
     return [
         pair("change to committed diff, p50", "s", found["p50_s"], half, more=False),
@@ -225,6 +225,15 @@ def postgres(found: dict[str, dict[str, float]]) -> list[Row]:
     ]
 
 
+def published(found: dict[str, float]) -> list[Row]:
+    """How long a commit in PostgreSQL takes to a committed diff, beside half an interval of waiting."""
+    half = {"half an interval": found["half_an_interval_s"]}
+    return [
+        pair(f"commit to committed diff, {part}", "s", found[f"{part}_s"], half, more=False)
+        for part in ("p50", "p99")
+    ]
+
+
 def growth(found: dict[str, list[tuple[int, dict[str, float]]]]) -> list[Row]:
     """Ten and a hundred times as many records, followers and snapshots, beside the first number."""
     rows = []
@@ -297,6 +306,7 @@ PAGES: dict[str, tuple[str, Callable[[Any], list[Row]]]] = {
     "streams": ("Many streams", many_streams),
     "growth": ("Growth", growth),
     "postgres": ("From PostgreSQL", postgres),
+    "publish": ("From a commit in PostgreSQL to a committed diff", published),
     "space": ("Space on disk", disk_space),
     "http": ("What the server adds to the store", over_http),
     "weight": ("The snapshotter's weight", snapshotter_weight),
