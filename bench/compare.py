@@ -57,7 +57,7 @@ class Scale:
     repeat: int
 
 
-FULL = Scale(seconds=8.0, steady=60.0, streams=25_000, repeat=3)
+FULL = Scale(seconds=6.0, steady=45.0, streams=25_000, repeat=3)
 QUICK = Scale(seconds=1.0, steady=3.0, streams=2_000, repeat=1)
 
 
