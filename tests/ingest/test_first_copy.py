@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import psycopg2
 import pytest
 from psycopg2 import sql
@@ -16,12 +17,14 @@ from psycopg2.extras import execute_values
 
 from streamfold.follow.clients.client import Appended, EncodedBatch
 from streamfold.ingest import RowTooLargeError
-from streamfold.ingest.errors import SourceUnavailableError
-from streamfold.ingest.postgres import encoded_copy
+from streamfold.ingest.errors import CopyStaleError, SourceUnavailableError, SourceUnusableError
+from streamfold.ingest.postgres import encoded_copy, values
 from streamfold.ingest.postgres.catalog import find_tables
 from streamfold.ingest.postgres.connection import Database
 from streamfold.ingest.postgres.copy_source import copied_blocks, exported_snapshot
+from streamfold.ingest.postgres.encoded_copy import EncodedLines
 from streamfold.ingest.postgres.first_copy import copy_table
+from streamfold.ingest.postgres.rows import RowEncoder
 from streamfold.ingest.table_stream import CopyPosition, TableStream
 from streamfold.model.records import (
     BATCH_BYTES_MAX,
@@ -140,11 +143,11 @@ def hostile(database: str) -> str:
         + ", ".join(f"{name} {kind}" for name, kind in quoted.items())
         + ", PRIMARY KEY (k1, k2))",
     )
-    values = Values(seed=5)
+    made = Values(seed=5)
     casts = ", ".join(["%s::text", "%s::int", *(f"%s::{kind}" for kind in quoted.values())])
     with psycopg2.connect(database) as connection, connection.cursor() as cursor:
         cursor.execute("SET timezone = 'UTC'")
-        rows = [values.row(number) for number in range(ROWS)]
+        rows = [made.row(number) for number in range(ROWS)]
         execute_values(cursor, "INSERT INTO t VALUES %s", rows, f"({casts})", page_size=500)
     connection.close()
     return database
@@ -197,6 +200,139 @@ async def test_large_rows_fill_appends_up_to_their_limit_and_not_beyond(
     execute(database, "UPDATE t SET a = repeat('x', 1 << 20) WHERE id = 7")
     with pytest.raises(RowTooLargeError, match=r'row \{"id":7\} of table public.t .* column \'a\''):
         await copied(database, client())
+
+
+#: By type: values that PostgreSQL sends, and some that it would only send for another type.
+TYPED = {
+    values.INT4: [b"0", b"-17", b"2147483647", b"007", b"-", b"", b"1.5", b"+1", b"1e5", b"12a"],
+    values.FLOAT8: [
+        b"1", b"-0", b"1.5", b"1e-05", b"-1.5e+300", b"NaN", b"Infinity", b"-Infinity",
+        b".5", b"1.", b"1e", b"1e5", b"01", b"nan", b"Infinite", b"1.5x", b"", b"-",
+    ],
+    values.BOOL: [b"t", b"f", b"true", b"false", b"1", b""],
+    values.BYTEA: [
+        b"\\\\x", b"\\\\x00ff10", b"\\\\x0", b"\\\\x0G", b"\\\\xAB", b"hello world!", b"\xff" * 9,
+        b"\\\\x 61", b"", b"x",
+    ],
+    values.DATE: [
+        b"2026-01-31", b"0044-03-15 BC", b"10000-01-01", b"infinity", b"-infinity", b'a"b\\\\c d\x01x',
+        b"2026/01/31", b"2026-01-3x", b"2026-01-31 00:00:00", b"",
+    ],
+    values.TIMESTAMP: [
+        b"2026-01-31 12:00:00", b"2026-01-31 12:00:00.000001", b"infinity", b"0044-03-15 01:02:03 BC",
+        b"2026-01-31 12:00:00+00", b"2026-01-31 12:00:00.", b"2026-01-31T12:00:00", b"2026-01-31",
+        b'2026-"1-31 12:00:00', b"abcd-" + b" " * 20, b"",
+    ],
+    values.TIMESTAMPTZ: [
+        b"2026-01-31 12:00:00+00", b"2026-01-31 12:00:00.5+00", b"-infinity", b"+00", b"00",
+        b"10000-01-01 00:00:00+00", b"2026-01-31 12:00:00+01", b"2026-01-31 12:00:00", b"",
+    ],
+    25: [
+        b"", b"plain", b'"', b"\\\\", b"\\t\\n\\v", b"\\N", b"\\Nx", b"\\q", b"x\\", b"\r", b"\x01",
+        b"\x0b", "é😀".encode(), b"\xff\xfe", b"\xc3", b"\xed\xa0\x80", b"\x00",
+    ],
+}  # fmt: skip
+HOSTILE_LINES = 6000
+
+
+def hostile_line(rng: random.Random, types: Sequence[int]) -> bytes:
+    """A line that may have values of wrong types, bytes that are not UTF-8, or too many values."""
+    kinds = [kind if rng.random() < 0.9 else rng.choice(types) for kind in types]
+    valid = 2 if rng.random() < 0.5 else None  # the first two of each type
+    line = bytearray(b"\t".join(rng.choice(TYPED[kind][:valid]) for kind in kinds))
+    if line and rng.random() < 0.3:
+        line[rng.randrange(len(line))] = rng.choice(b'\\"\tN09-+.:xe \x00\x08\x0c\r\x7f\x80\xff')
+    return bytes(line) + b"\n"
+
+
+def gathered(types: Sequence[int], lines: bytes) -> list[EncodedBatch] | str:
+    """Return the appends of lines, or the error, by what encodes lines now."""
+    columns = [(f"c{at}", oid) for at, oid in enumerate(types)]
+    found = EncodedLines(RowEncoder("public.t", columns, ["c0"], copying=True), "0/1", 0)
+    try:
+        return [*found.add(lines), found.flush()]
+    except (SourceUnusableError, RowTooLargeError) as error:
+        return error.message
+
+
+def both_ways(
+    monkeypatch: pytest.MonkeyPatch, types: Sequence[int], blocks: Sequence[bytes]
+) -> tuple[list[Any], list[Any]]:
+    """Return the appends, or the error, of each block: by the kernel, and without it."""
+    assert encoded_copy.load_kernel()
+    quick = [gathered(types, block) for block in blocks]
+    with monkeypatch.context() as without:
+        without.setattr(encoded_copy, "_writer", None)
+        return quick, [gathered(types, block) for block in blocks]
+
+
+def test_kernel_and_encoder_agree_on_values_of_wrong_types_and_invalid_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = random.Random(11)
+    for types in (*([kind] for kind in TYPED), [25, *TYPED], [25, 25]):
+        count = HOSTILE_LINES // 10
+        blocks = [hostile_line(rng, types) for _ in range(count)]
+        blocks += [b"".join(rng.choices(blocks, k=3)) for _ in range(count // 10)]
+        blocks += [value + b"\n" for value in TYPED[types[0]]]
+        quick, plain = both_ways(monkeypatch, types, blocks)
+        for block, one, other in zip(blocks, quick, plain, strict=True):
+            assert one == other, block
+        records = [batch for found in quick if isinstance(found, list) for batch in found]
+        assert records
+        for batch in records:
+            for _, start, end in fields(batch.records, 0, len(batch.records)):
+                msgspec.json.decode(parse_record(batch.records, start, end).body)
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("client", [Collected, CollectedEncoded])
+@pytest.mark.parametrize("changed", ["bytea", "date", "boolean", "bigint"])
+async def test_a_copy_of_columns_that_changed_before_it_is_stale_and_not_complete(
+    database: str, client: type[Collected], changed: str
+) -> None:
+    execute(database, f"CREATE TABLE t (id int PRIMARY KEY, a {changed})")
+    source, found = Database(database), client()
+    target: Any = found
+    with source.query() as cursor:
+        (table,) = find_tables(cursor, ["t"])
+    execute(
+        database,
+        "ALTER TABLE t ALTER a TYPE text USING a::text",
+        "INSERT INTO t VALUES (1, 'hello \"world!')",
+    )
+    async with exported_snapshot(source) as snapshot:
+        with pytest.raises(CopyStaleError, match=r"table public\.t is copied again: its columns"):
+            await copy_table(
+                source, table, TableStream(target, "x"), snapshot,
+                CopyPosition("0/1", 0, None), lambda *_: None,
+            )  # fmt: skip
+    assert len(found.records) == 1  # the declaration, and no mark of a complete copy
+
+
+@pytest.mark.usefixtures("kernel")
+async def test_a_copy_of_a_column_whose_type_only_widened_is_stale_too(database: str) -> None:
+    execute(database, "CREATE TABLE t (id int PRIMARY KEY, a int)")
+    source, found = Database(database), CollectedEncoded()
+    target: Any = found
+    with source.query() as cursor:
+        (table,) = find_tables(cursor, ["t"])
+    execute(database, "ALTER TABLE t ALTER a TYPE bigint", "INSERT INTO t VALUES (1, 1 << 40)")
+    async with exported_snapshot(source) as snapshot:
+        with pytest.raises(CopyStaleError):
+            await copy_table(
+                source, table, TableStream(target, "x"), snapshot,
+                CopyPosition("0/1", 0, None), lambda *_: None,
+            )  # fmt: skip
+    assert not any(b'"e"' in record.body for record in found.records)
+
+
+@pytest.mark.usefixtures("kernel")
+def test_a_row_that_is_not_utf8_is_an_error_that_names_table_key_and_column() -> None:
+    message = gathered([values.INT4, 25], b"6\tgood\n7\t\xff\xfe\n")
+    assert isinstance(message, str)
+    assert "the row with key (7) of table public.t has a value in column 'c1'" in message
+    assert "correct the value" in message
 
 
 async def test_a_snapshot_that_postgres_lost_between_two_tables_is_tried_again(

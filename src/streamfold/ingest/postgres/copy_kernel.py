@@ -1,7 +1,8 @@
 """An array kernel that writes lines of COPY as records; importing this module needs numba.
 
-It understands what nearly all values look like. It leaves a line with any other value to `RowEncoder`,
-which writes the same bytes; see `streamfold.records.record_kernel` for the rules of numba.
+It checks every value, and understands what nearly all of them look like. It leaves a line with any
+other value to `RowEncoder`, which writes the same bytes or says what is wrong. Lines must be UTF-8 and
+end with a newline; see `streamfold.records.record_kernel` for the rules of numba.
 """
 
 from __future__ import annotations
@@ -56,6 +57,12 @@ def _bytes(text: bytes) -> Bytes:
 
 
 _NULL, _TRUE, _FALSE = _bytes(b"null"), _bytes(b"true"), _bytes(b"false")
+_NAN, _INFINITY, _MINUS_INFINITY = _bytes(b"NaN"), _bytes(b"Infinity"), _bytes(b"-Infinity")
+#: What follows a backslash within a text; the last is the only one that JSON lacks.
+_ESCAPED = _bytes(b"bfnrt\\v")
+#: A date and time, with zeros for digits; a date is its first part.
+_MOMENT = _bytes(b"0000-00-00 00:00:00")
+_DATE_SIZE = 10
 _POINT_ZERO, _CONTROL, _VERTICAL = _bytes(b".0"), _bytes(b"\\u00"), _bytes(b"\\u000b")
 _COPY_HEADER = _bytes(b"\x0a\x04copy\x12")
 #: By byte: 0 = as it is, 1 = ends a value, 2 = needs an escape.
@@ -73,8 +80,41 @@ def _value_end(raw: Bytes, at: int) -> int:
 
 
 @_inner
+def _equals(raw: Bytes, start: int, end: int, text: Bytes) -> bool:
+    if end - start != len(text):
+        return False
+    same = True
+    for index in range(len(text)):
+        same = same and raw[start + index] == text[index]
+    return same
+
+
+@_inner
+def _skip_digits(raw: Bytes, at: int) -> int:
+    """Return the offset after the digits; the end of a value is not one."""
+    while 48 <= raw[at] <= 57:
+        at += 1
+    return at
+
+
+@_inner
+def _whole_end(raw: Bytes, at: int) -> int:
+    """Return the offset after a whole number as JSON has it, or -1."""
+    if raw[at] == 45:  # -
+        at += 1
+    after = _skip_digits(raw, at)
+    if after == at or (raw[at] == 48 and after > at + 1):
+        return -1
+    return after
+
+
+@_inner
 def _put_text(out: Bytes, at: int, raw: Bytes, done: int) -> tuple[int, int]:
-    """Write a text; COPY escapes as JSON does, but for quotes and some control characters."""
+    """Write a text; COPY escapes as JSON does, but for quotes and some control characters.
+
+    The first offset is -1 for an escape that COPY does not have, and for a control character that it
+    would have escaped.
+    """
     out[at] = _QUOTE
     at += 1
     while True:
@@ -89,6 +129,11 @@ def _put_text(out: Bytes, at: int, raw: Bytes, done: int) -> tuple[int, int]:
             out[at] = _QUOTE
             return at + 1, done
         if byte == _BACKSLASH:
+            known = False
+            for index in range(len(_ESCAPED)):
+                known = known or raw[done + 1] == _ESCAPED[index]
+            if not known:
+                return -1, done
             if raw[done + 1] == 118:  # v
                 at = _put(out, at, _VERTICAL)
             else:
@@ -98,6 +143,8 @@ def _put_text(out: Bytes, at: int, raw: Bytes, done: int) -> tuple[int, int]:
             continue
         if byte == _QUOTE:
             out[at], out[at + 1] = _BACKSLASH, byte
+        elif byte == 8 or byte == 12 or byte == 13:
+            return -1, done
         else:
             at = _put(out, at, _CONTROL)
             out[at], out[at + 1] = _HEX[byte >> 4], _HEX[byte & 15]
@@ -107,10 +154,29 @@ def _put_text(out: Bytes, at: int, raw: Bytes, done: int) -> tuple[int, int]:
 
 @_inner
 def _put_float(out: Bytes, at: int, raw: Bytes, start: int, end: int) -> int:
+    """Write a number with a point or an exponent, or the name of one; -1 if it is neither."""
+    named = (
+        _equals(raw, start, end, _NAN)
+        or _equals(raw, start, end, _INFINITY)
+        or _equals(raw, start, end, _MINUS_INFINITY)
+    )
     pointed = False
-    for offset in range(start, end):
-        pointed = pointed or raw[offset] == 46 or raw[offset] == 101  # . and e
-    named = raw[end - 1] >= 65  # NaN, Infinity
+    if not named:
+        done = _whole_end(raw, start)
+        if done >= 0 and raw[done] == 46:  # .
+            pointed, before = True, done + 1
+            done = _skip_digits(raw, before)
+            if done == before:
+                return -1
+        if done >= 0 and raw[done] == 101:  # e
+            if raw[done + 1] != 43 and raw[done + 1] != 45:  # + and -
+                return -1
+            pointed, before = True, done + 2
+            done = _skip_digits(raw, before)
+            if done == before:
+                return -1
+        if done != end:
+            return -1
     if named:
         out[at] = _QUOTE
         at += 1
@@ -126,16 +192,27 @@ def _put_float(out: Bytes, at: int, raw: Bytes, start: int, end: int) -> int:
 def _put_moment(out: Bytes, at: int, raw: Bytes, start: int, end: int, kind: int) -> int:
     """Write a date or time of the years 1 to 9999; -1 if it is another."""
     size = end - start
-    if kind == DATE:
-        if size != 10:
-            return -1
-    elif size < 19 or raw[start + 4] != 45 or raw[end - 1] == 67:  # - and C, as in BC
-        return -1
     zone = kind == TIMESTAMPTZ
     if zone:
-        if raw[end - 3] != 43 or raw[end - 2] != 48 or raw[end - 1] != 48:  # +00
+        if size < 3 or raw[end - 3] != 43 or raw[end - 2] != 48 or raw[end - 1] != 48:  # +00
             return -1
         size -= 3
+    fixed = _DATE_SIZE if kind == DATE else len(_MOMENT)
+    if size < fixed:
+        return -1
+    for index in range(fixed):
+        byte, wanted = raw[start + index], _MOMENT[index]
+        if wanted == 48:
+            if byte < 48 or byte > 57:
+                return -1
+        elif byte != wanted:
+            return -1
+    if size > fixed:  # a point and digits
+        point = start + fixed
+        if kind == DATE or raw[point] != 46 or size == fixed + 1:
+            return -1
+        if _skip_digits(raw, point + 1) != start + size:
+            return -1
     out[at] = _QUOTE
     _copy(out, U64(at + 1), raw, U64(start), U64(size))
     if kind != DATE:
@@ -155,7 +232,15 @@ def _nibble(digit: U8) -> int:
 
 @_inner
 def _put_bytea(out: Bytes, at: int, raw: Bytes, start: int, end: int) -> int:
-    """Write bytes, given as two backslashes, an x and hexadecimal digits, in base64."""
+    """Write bytes, given as two backslashes, an x and hexadecimal digits, in base64; else -1."""
+    if end - start < 3 or (end - start) % 2 == 0:
+        return -1
+    if raw[start] != _BACKSLASH or raw[start + 1] != _BACKSLASH or raw[start + 2] != 120:  # x
+        return -1
+    for offset in range(start + 3, end):
+        digit = raw[offset]
+        if not (48 <= digit <= 57 or 97 <= digit <= 102):
+            return -1
     out[at] = _QUOTE
     at += 1
     done = start + 3
@@ -178,15 +263,19 @@ def _put_bytea(out: Bytes, at: int, raw: Bytes, start: int, end: int) -> int:
 @_inner
 def _put_value(out: Bytes, at: int, raw: Bytes, start: int, kind: int) -> tuple[int, int]:
     """Write the value at `start`; returns the offsets after it, the first of them -1 if it cannot."""
-    if raw[start] == _BACKSLASH and raw[start + 1] == 78:  # N
+    if raw[start] == _BACKSLASH and raw[start + 1] == 78 and _SPECIAL[raw[start + 2]] == 1:  # N
         return _put(out, at, _NULL), start + 2
     if kind == TEXT:
         return _put_text(out, at, raw, start)
     end = _value_end(raw, start)
     if kind == NUMBER:
+        if _whole_end(raw, start) != end:
+            return -1, end
         _copy(out, U64(at), raw, U64(start), U64(end - start))
         return at + end - start, end
     if kind == BOOL:
+        if end - start != 1 or (raw[start] != 116 and raw[start] != 102):  # t and f
+            return -1, end
         return _put(out, at, _TRUE if raw[start] == 116 else _FALSE), end  # t
     if kind == FLOAT:
         return _put_float(out, at, raw, start, end), end
@@ -205,7 +294,7 @@ def _put_body(
         start, stop = offsets[column], offsets[column + 1]
         _copy(out, U64(size), texts, U64(start), U64(stop - start))
         size, at = _put_value(out, size + stop - start, raw, at, _signed(U64(kinds[column])))
-        if size < 0:
+        if size < 0 or raw[at] != (9 if column + 1 < len(kinds) else 10):  # tab or newline
             return -1, at
         at += 1
     start, stop = offsets[len(kinds)], offsets[len(kinds) + 1]

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from streamfold.extras import needing_extra
-from streamfold.ingest.errors import SourceUnavailableError
+from streamfold.ingest.errors import SourceUnavailableError, SourceUnusableError
 from streamfold.ingest.postgres.catalog import Table, identifiers, key_values
 from streamfold.ingest.postgres.connection import Database, interruptible, named_failures
 from streamfold.ingest.postgres.pgoutput import Row
@@ -203,10 +203,16 @@ async def _whole_lines(blocks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def split_line(line: bytes) -> Row:
-    """Split a line of COPY's text form into values."""
+    """Split a line of COPY's text form into values; SourceUnusableError if it has another form."""
     if b"\\" not in line:
         return tuple(line.split(b"\t"))
-    return tuple(None if part == b"\\N" else _unescaped(part) for part in line.split(b"\t"))
+    try:
+        return tuple(None if part == b"\\N" else _unescaped(part) for part in line.split(b"\t"))
+    except (IndexError, KeyError):
+        raise SourceUnusableError(
+            "COPY sent a line with an escape that its text form does not have: check that the server "
+            "is PostgreSQL, with no program in between that changes what it sends"
+        ) from None
 
 
 def _unescaped(text: bytes) -> bytes:

@@ -98,9 +98,11 @@ class EncodedLines:
         """Yield the batches that these whole lines fill."""
         if _writer is not None and self._kernel is None:
             self._kernel = self._line_writer(_writer)
+        # The encoder names the row that is not UTF-8; the kernel does not look.
+        quick = self._kernel is not None and len(lines) <= _BLOCK_MAX and _is_utf8(lines)
         at = 0
         while at < len(lines):
-            if self._kernel is not None and len(lines) <= _BLOCK_MAX:
+            if self._kernel is not None and quick:
                 at = self._write(self._kernel, lines, at)
                 if at == len(lines):
                     break
@@ -169,6 +171,14 @@ class EncodedLines:
             parts[-1] = _encoded(record)
             metered += metered_size(Record(b"", headers[-1:])) - metered_size(Record(b""))
         return EncodedBatch(count, metered, b"".join(parts), self.rows)
+
+
+def _is_utf8(lines: bytes) -> bool:
+    try:
+        lines.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _encoded(record: Record) -> bytes:

@@ -14,7 +14,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from streamfold.ingest.postgres.catalog import Table, identifiers
+from streamfold.ingest.errors import CopyStaleError, SourceUnusableError
+from streamfold.ingest.postgres.catalog import Table, find_table, identifiers, shape
 from streamfold.ingest.postgres.connection import Database
 from streamfold.ingest.postgres.copy_source import Snapshot, copied_blocks, split_line
 from streamfold.ingest.postgres.encoded_copy import KEY_RESERVE, EncodedLines, wait_for_kernel
@@ -85,7 +86,8 @@ async def copy_table(
 ) -> None:
     """Append all rows that the stream lacks, and then the mark that the copy is complete.
 
-    `on_rows` gets the rows of the stream, and the bytes of each append.
+    `on_rows` gets the rows of the stream, and the bytes of each append. Raises CopyStaleError instead
+    of the mark if the columns are no longer those of `table`.
     """
     columns = [(column.name, column.type_oid) for column in table.columns]
     named = stream.table is not None
@@ -94,10 +96,28 @@ async def copy_table(
         await stream.append([Record(table.declaration(named=named), copy_headers(copied.lsn, 0))])
     quick = stream.takes_encoded and await asyncio.to_thread(_is_unicode, database)
     copy = _copy_encoded if quick else _copy_rows
-    await copy(_Source(database, table, snapshot.name, copied), encoder, stream, on_rows)
+    try:
+        await copy(_Source(database, table, snapshot.name, copied), encoder, stream, on_rows)
+    except SourceUnusableError:
+        await asyncio.to_thread(_check_columns, database, table)  # a change of them explains it
+        raise
+    await asyncio.to_thread(_check_columns, database, table)
     end = b'%s,"txn":"copy %s"}' % (encoder.opening(b"e"), copied.lsn.encode())
     await stream.append([Record(end, copy_end_headers(copied.lsn, snapshot.lsn))])
     stream.state = Position(copied.lsn, -1)
+
+
+def _check_columns(database: Database, table: Table) -> None:
+    """Raise CopyStaleError if COPY may have seen other types than those that its rows were read as.
+
+    A snapshot does not keep the types: COPY sees those of the moment when it locks the table.
+    """
+    with database.query() as cursor:
+        found = find_table(cursor, table.full_name)
+    now = {} if found is None else shape(found.columns)
+    # Columns that were added are not in the copy; the log declares them with their first change.
+    if not shape(table.columns).items() <= now.items():
+        raise CopyStaleError(table.full_name, "its columns changed during the copy")
 
 
 class _Source(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from streamfold.ingest.errors import RowTooLargeError
+from streamfold.ingest.errors import RowTooLargeError, SourceUnusableError
 from streamfold.ingest.postgres.pgoutput import Row, Unchanged
 from streamfold.ingest.postgres.values import ToJson, to_json
 from streamfold.model.records import BATCH_BYTES_MAX, Header, Record, metered_size
@@ -60,14 +60,36 @@ class RowEncoder:
         return any(old[at] != new[at] for at in self._key)
 
     def image(self, row: Row) -> bytes:
-        """Return the row as a JSON object, without what is unchanged."""
+        """Return the row as a JSON object, without what is unchanged.
+
+        Raises SourceUnusableError if a value is not of its column's type, or not UTF-8.
+        """
+        if len(row) != len(self._columns):
+            raise SourceUnusableError(
+                f"PostgreSQL sent a row of table {self.table} with {len(row)} values for "
+                f"{len(self._columns)} columns: start again, and the table is read as it is now"
+            )
         parts = []
-        for (name, encode), value in zip(self._columns, row, strict=True):
+        for column, (name, encode), value in zip(self._names, self._columns, row, strict=True):
             if value is None:
                 parts.append(name + b"null")
             elif not isinstance(value, Unchanged):
-                parts.append(name + encode(value))
+                try:
+                    parts.append(name + encode(value))
+                except ValueError as error:
+                    raise self._unusable(row, column, error) from error
         return b"{%s}" % b",".join(parts)
+
+    def _unusable(self, row: Row, column: str, error: ValueError) -> SourceUnusableError:
+        key = ", ".join(
+            value.decode(errors="backslashreplace")
+            for at in self._key
+            if isinstance(value := row[at], bytes)
+        )
+        return SourceUnusableError(
+            f"the row with key ({key}) of table {self.table} has a value in column {column!r} that "
+            f"cannot be written as JSON ({error}): correct the value, and start again"
+        )
 
     def key_image(self, row: Row) -> bytes:
         """Return the key as a JSON object."""

@@ -18,6 +18,7 @@ Domains have the type they are based on.
 from __future__ import annotations
 
 import base64
+import binascii
 import re
 from collections.abc import Callable
 from typing import Final, TypeAlias
@@ -35,6 +36,11 @@ _MODIFIER_HEAD: Final = 4
 _INT32_MAX, _INT64_MAX = (1 << 31) - 1, (1 << 63) - 1
 _SECOND_US: Final = 1_000_000
 _DAY_US: Final = 86_400 * _SECOND_US
+#: Of the years 1 to 9999.
+_DATE: Final = re.compile(rb"\d{4}-\d\d-\d\d")
+_MOMENT: Final = re.compile(rb"(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d(?:\.\d+)?)(\+00)?")
+_FLOAT: Final = re.compile(rb"-?(?:0|[1-9]\d*)(\.\d+)?(e[+-]\d+)?")
+_FLOAT_NAMES: Final = frozenset((b"NaN", b"Infinity", b"-Infinity"))
 _DATED: Final = re.compile(
     rb"(\d+)-(\d\d)-(\d\d)(?: (\d\d):(\d\d):(\d\d)(?:\.(\d+))?(?:\+00)?)?( BC)?"
 )
@@ -46,7 +52,10 @@ DATE, TIMESTAMP, TIMESTAMPTZ = 1082, 1114, 1184
 
 
 def to_json(type_oid: int) -> ToJson:
-    """Return the function for a type; a domain is given as the type that it is based on."""
+    """Return the function for a type; a domain is given as the type that it is based on.
+
+    The function raises ValueError, without the value, for a text that is not one of the type.
+    """
     return _FORMS.get(type_oid, _text)
 
 
@@ -66,39 +75,51 @@ def _text(raw: bytes) -> bytes:
 
 
 def _number(raw: bytes) -> bytes:
+    digits = raw[1:] if raw[:1] == b"-" else raw
+    if not digits.isdigit() or (digits[:1] == b"0" and len(digits) > 1):
+        raise ValueError("it is not a whole number")
     return raw
 
 
 def _float(raw: bytes) -> bytes:
-    if raw[-1:].isalpha():  # NaN, Infinity
+    if raw in _FLOAT_NAMES:
         return b'"%s"' % raw
+    match = _FLOAT.fullmatch(raw)
+    if match is None:
+        raise ValueError("it is not a number")
     # A point tells readers without a schema that it is not a whole number.
-    return raw if b"." in raw or b"e" in raw else raw + b".0"
+    return raw + b".0" if match[1] is None and match[2] is None else raw
 
 
 def _bool(raw: bytes) -> bytes:
+    if raw not in (b"t", b"f"):
+        raise ValueError("it is not a boolean")
     return b"true" if raw == b"t" else b"false"
 
 
 def _bytes(raw: bytes) -> bytes:
-    return b'"%s"' % base64.b64encode(bytes.fromhex(raw[2:].decode()))
+    if raw[:2] != b"\\x":
+        raise ValueError("it is not bytes in hexadecimal digits")
+    return b'"%s"' % base64.b64encode(binascii.unhexlify(raw[2:]))
 
 
 def _date(raw: bytes) -> bytes:
-    if len(raw) == 10:
+    if _DATE.fullmatch(raw):
         return b'"%s"' % raw
     return _counted(raw, 1, _INT32_MAX)
 
 
 def _timestamp(raw: bytes) -> bytes:
-    if raw[4:5] == b"-" and raw[-1:] != b"C":
-        return b'"%s"' % raw.replace(b" ", b"T")
+    match = _MOMENT.fullmatch(raw)
+    if match is not None and match[3] is None:
+        return b'"%sT%s"' % match.groups()[:2]
     return _counted(raw, _DAY_US, _INT64_MAX)
 
 
 def _timestamptz(raw: bytes) -> bytes:
-    if raw[4:5] == b"-" and raw[-3:] == b"+00":
-        return b'"%sZ"' % raw[:-3].replace(b" ", b"T")
+    match = _MOMENT.fullmatch(raw)
+    if match is not None and match[3] is not None:
+        return b'"%sT%sZ"' % match.groups()[:2]
     return _counted(raw, _DAY_US, _INT64_MAX)
 
 
@@ -110,7 +131,7 @@ def _counted(raw: bytes, per_day: int, greatest: int) -> bytes:
         return b'"%d"' % (-greatest - 1)
     match = _DATED.fullmatch(raw)
     if match is None:
-        return _text(raw)
+        raise ValueError("it is not a date or time")
     year, month, day = (int(part) for part in match.groups()[:3])
     days = _days(1 - year if match[8] else year, month, day)
     if per_day == 1:
