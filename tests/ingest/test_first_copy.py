@@ -202,6 +202,49 @@ async def test_large_rows_fill_appends_up_to_their_limit_and_not_beyond(
         await copied(database, client())
 
 
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("client", [Collected, CollectedEncoded])
+async def test_a_copy_of_keys_that_exceed_the_reserve_fills_appends_and_not_beyond(
+    database: str, client: type[Collected]
+) -> None:
+    execute(
+        database,
+        "CREATE TABLE t (k text PRIMARY KEY, a text)",
+        # An index compresses its keys, so that such long ones are possible.
+        """INSERT INTO t SELECT repeat(chr(64 + n), 100000), repeat('x', 150000)
+        FROM generate_series(1, 9) n""",
+    )
+    found = await copied(database, client())
+    assert found.batches == [1, 3, 3, 3, 1]
+    resumed = await copied(database, client(), ("C" * 100_000,))
+    assert resumed.batches == [3, 3, 1]
+    execute(database, "UPDATE t SET k = repeat('z', 200000), a = repeat('x', 800000) WHERE k < 'B'")
+    with pytest.raises(RowTooLargeError, match=r"of table public.t takes"):
+        await copied(database, client())
+
+
+def test_kernel_and_encoder_end_appends_alike_whatever_the_size_of_keys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = random.Random(12)
+    sizes = (1, 1020, 1024, 1025, 1400, 8200, 20_000, 60_000)
+    blocks = []
+    for _ in range(20):
+        lines = [
+            b"%s%06d\t%s\n" % (
+                rng.choice((b"k", b"\x01", b'"', b"\\\\")) * rng.choice(sizes), at,
+                b"v" * rng.choice((0, 30_000, 100_000)),
+            )
+            for at in range(30)
+        ]  # fmt: skip
+        blocks.append(b"".join(lines))
+    quick, plain = both_ways(monkeypatch, [25, 25], blocks)
+    assert quick == plain
+    for batches in quick:
+        assert sum(batch.record_count for batch in batches) == 30
+        assert all(batch.metered <= BATCH_BYTES_MAX for batch in batches)
+
+
 #: By type: values that PostgreSQL sends, and some that it would only send for another type.
 TYPED = {
     values.INT4: [b"0", b"-17", b"2147483647", b"007", b"-", b"", b"1.5", b"+1", b"1e5", b"12a"],

@@ -48,6 +48,9 @@ KINDS: Final = {
 GROWTH, VALUE_BYTES = 6, 8
 #: Bytes that encoding adds to a record at most, beside those that limits count: tags and lengths.
 RECORD_GROWTH = 32
+#: Bytes of a line's key at most: six times as many, as JSON has at most, and the quotes of each value
+#: are less than `encoded_copy.KEY_RESERVE`. The encoder weighs longer keys.
+KEY_BYTES_MAX = 1 << 10
 
 _BACKSLASH, _QUOTE = U8(92), U8(34)
 
@@ -286,17 +289,22 @@ def _put_value(out: Bytes, at: int, raw: Bytes, start: int, kind: int) -> tuple[
 
 @_inner
 def _put_body(
-    out: Bytes, raw: Bytes, at: int, kinds: Bytes, texts: Bytes, offsets: Offsets
+    out: Bytes, raw: Bytes, at: int, kinds: Bytes, keys: Bytes, texts: Bytes, offsets: Offsets
 ) -> tuple[int, int]:
     """Write the body for the line at `at`; returns its size, or -1, and the offset of the next line."""
-    size = 0
+    size, key = 0, 0
     for column in range(len(kinds)):
         start, stop = offsets[column], offsets[column + 1]
         _copy(out, U64(size), texts, U64(start), U64(stop - start))
+        before = at
         size, at = _put_value(out, size + stop - start, raw, at, _signed(U64(kinds[column])))
+        if keys[column]:
+            key += at - before
         if size < 0 or raw[at] != (9 if column + 1 < len(kinds) else 10):  # tab or newline
             return -1, at
         at += 1
+    if key > KEY_BYTES_MAX:
+        return -1, at
     start, stop = offsets[len(kinds)], offsets[len(kinds) + 1]
     _copy(out, U64(size), texts, U64(start), U64(stop - start))
     return size + stop - start, at
@@ -307,6 +315,7 @@ def encode_lines(
     raw: Bytes,
     at: int,
     kinds: Bytes,
+    keys: Bytes,
     texts: Bytes,
     offsets: Offsets,
     header: Bytes,
@@ -326,7 +335,7 @@ def encode_lines(
     while at < len(raw):
         if done == records:
             break
-        length, after = _put_body(body, raw, at, kinds, texts, offsets)
+        length, after = _put_body(body, raw, at, kinds, keys, texts, offsets)
         if length < 0:
             break
         value = U64(number + done)
@@ -375,14 +384,20 @@ class LineWriter:
     """Writes lines of one table; `out` has room for one batch."""
 
     def __init__(
-        self, columns: Sequence[tuple[bytes, int]], closing: bytes, header: bytes, overhead: int
+        self,
+        columns: Sequence[tuple[bytes, int, bool]],
+        closing: bytes,
+        header: bytes,
+        overhead: int,
     ) -> None:
-        """`columns` are the JSON before each value, and its type; `header` is an encoded header.
+        """`columns` are the JSON before each value, its type, and whether it is part of the key.
 
+        `header` is an encoded header.
         `overhead` is the metered size of a record beside its body and the digits of its number.
         """
-        texts = [*(text for text, _ in columns), closing]
-        self._kinds = np.array([KINDS.get(oid, TEXT) for _, oid in columns], np.uint8)
+        texts = [*(text for text, _, _ in columns), closing]
+        self._kinds = np.array([KINDS.get(oid, TEXT) for _, oid, _ in columns], np.uint8)
+        self._keys = np.array([is_key for _, _, is_key in columns], np.uint8)
         self._texts = _bytes(b"".join(texts))
         self._offsets = np.array([0, *accumulate(map(len, texts))], np.int64)
         self._header, self._overhead = _bytes(header), overhead
@@ -395,7 +410,7 @@ class LineWriter:
         if len(self._body) < need:
             self._body = np.empty(need, np.uint8)
         found = encode_lines(
-            _bytes(lines), at, self._kinds, self._texts, self._offsets, self._header, number,
-            records, room, self._overhead, self._body, self.out,
+            _bytes(lines), at, self._kinds, self._keys, self._texts, self._offsets, self._header,
+            number, records, room, self._overhead, self._body, self.out,
         )  # fmt: skip
         return Written(*found)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from streamfold.extras import needing_extra
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     # Only for types: at run time this would load the compiler.
     from streamfold.ingest.postgres.copy_kernel import LineWriter
 
-#: Bytes for the header with the key, in the last record of an append.
+#: Bytes that an append keeps for the header with the key, in its last record; longer keys are weighed.
 KEY_RESERVE: Final = 8 << 10
 _ROOM: Final = BATCH_BYTES_MAX - KEY_RESERVE
 #: Seconds that a copy waits for the kernel; one that is compiled takes longer, and comes later.
@@ -59,7 +59,7 @@ def load_kernel() -> bool:
     try:
         with needing_extra("postgres"):
             from streamfold.ingest.postgres.copy_kernel import LineWriter
-        written = LineWriter([(b'{"a":', 0)], b"}", b"-", 0).write(
+        written = LineWriter([(b'{"a":', 0, True)], b"}", b"-", 0).write(
             b"1\n", 0, number=1, records=1, room=100
         )
         if written.records != 1:
@@ -118,8 +118,8 @@ class EncodedLines:
         overhead = metered_size(Record(b"", (position, copied))) - len(copied.value)
         before = self._opening + b',"after":{'
         columns = []
-        for name, type_oid in self._encoder.columns:
-            columns.append((before + name, type_oid))
+        for at, (name, type_oid) in enumerate(self._encoder.columns):
+            columns.append((before + name, type_oid, at in self._encoder.key))
             before = b","
         return made(columns, b"}}", _header(position), overhead)
 
@@ -149,7 +149,9 @@ class EncodedLines:
         body = b'%s,"after":%s}' % (self._opening, self._encoder.image(row))
         record = self._encoder.record(body, row, copy_headers(self._lsn, self.rows + 1))
         size = metered_size(record)
-        full = self._count == BATCH_RECORDS_MAX or self._metered + size > _ROOM
+        full = self._count == BATCH_RECORDS_MAX or not has_room(
+            self._metered + size, self._encoder.key_texts(row)
+        )
         if self._count and full:
             return False
         self._parts.append(_encoded(record))
@@ -169,8 +171,19 @@ class EncodedLines:
             headers = copy_headers(self._lsn, self.rows, self._encoder.key_texts(row))
             record = self._encoder.record(body, row, headers)
             parts[-1] = _encoded(record)
-            metered += metered_size(Record(b"", headers[-1:])) - metered_size(Record(b""))
+            metered += _key_size(headers[-1])
         return EncodedBatch(count, metered, b"".join(parts), self.rows)
+
+
+def has_room(metered: int, key: Sequence[str]) -> bool:
+    """Return whether an append may have so many metered bytes if its last record has this key."""
+    # The kernel does not weigh keys: it leaves those that could exceed the reserve to the encoder.
+    key_size = _key_size(copy_headers("", 0, key)[-1])
+    return metered + max(KEY_RESERVE, key_size) <= BATCH_BYTES_MAX
+
+
+def _key_size(header: Header) -> int:
+    return metered_size(Record(b"", (header,))) - metered_size(Record(b""))
 
 
 def _is_utf8(lines: bytes) -> bool:

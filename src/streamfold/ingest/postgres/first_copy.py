@@ -18,7 +18,7 @@ from streamfold.ingest.errors import CopyStaleError, SourceUnusableError
 from streamfold.ingest.postgres.catalog import Table, find_table, identifiers, shape
 from streamfold.ingest.postgres.connection import Database
 from streamfold.ingest.postgres.copy_source import Snapshot, copied_blocks, split_line
-from streamfold.ingest.postgres.encoded_copy import KEY_RESERVE, EncodedLines, wait_for_kernel
+from streamfold.ingest.postgres.encoded_copy import EncodedLines, has_room, wait_for_kernel
 from streamfold.ingest.postgres.pgoutput import Row
 from streamfold.ingest.postgres.rows import RowEncoder
 from streamfold.ingest.table_stream import (
@@ -28,7 +28,7 @@ from streamfold.ingest.table_stream import (
     copy_end_headers,
     copy_headers,
 )
-from streamfold.model.records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, Record, metered_size
+from streamfold.model.records import BATCH_RECORDS_MAX, Record, metered_size
 
 #: Bytes of appends that are sent together; as many are gathered meanwhile. Fewer at once would cost the
 #: server more commits.
@@ -57,8 +57,10 @@ class CopyBatches:
         record = self._encoder.record(body, row, copy_headers(self._lsn, self.rows + 1))
         size = metered_size(record)
         full: list[Record] = []
-        reserve = BATCH_BYTES_MAX - KEY_RESERVE
-        if len(self._batch) == BATCH_RECORDS_MAX or (self._batch and self._size + size > reserve):
+        if self._batch and (
+            len(self._batch) == BATCH_RECORDS_MAX
+            or not has_room(self._size + size, self._encoder.key_texts(row))
+        ):
             full = self.flush()
         self.rows += 1
         self._batch.append(record)

@@ -46,7 +46,8 @@ class RowEncoder:
             for (before, _), (_, type_oid) in zip(self._columns, columns, strict=True)
         ]
         self._names = [name for name, _ in columns]
-        self._key = [self._names.index(name) for name in key]
+        #: Offsets of the columns of the key.
+        self.key = [self._names.index(name) for name in key]
 
     def opening(self, op: bytes) -> bytes:
         """Return how the body of a change begins."""
@@ -54,10 +55,10 @@ class RowEncoder:
 
     def key_texts(self, row: Row) -> list[str]:
         """Return the key in PostgreSQL's own text."""
-        return [value.decode() for at in self._key if isinstance(value := row[at], bytes)]
+        return [value.decode() for at in self.key if isinstance(value := row[at], bytes)]
 
     def key_differs(self, old: Row, new: Row) -> bool:
-        return any(old[at] != new[at] for at in self._key)
+        return any(old[at] != new[at] for at in self.key)
 
     def image(self, row: Row) -> bytes:
         """Return the row as a JSON object, without what is unchanged.
@@ -83,7 +84,7 @@ class RowEncoder:
     def _unusable(self, row: Row, column: str, error: ValueError) -> SourceUnusableError:
         key = ", ".join(
             value.decode(errors="backslashreplace")
-            for at in self._key
+            for at in self.key
             if isinstance(value := row[at], bytes)
         )
         return SourceUnusableError(
@@ -94,7 +95,7 @@ class RowEncoder:
     def key_image(self, row: Row) -> bytes:
         """Return the key as a JSON object."""
         parts = []
-        for at in self._key:
+        for at in self.key:
             (name, encode), value = self._columns[at], row[at]
             parts.append(name + (encode(value) if isinstance(value, bytes) else b"null"))
         return b"{%s}" % b",".join(parts)
