@@ -10,9 +10,11 @@ from s2_sdk import S2, Endpoints, Retry
 
 from streamfold.errors import NotFoundError, OutcomeUnknownError, RetryLaterError
 from streamfold.follow import MemoryStream, StreamClient
+from streamfold.follow.clients.client import EncodedBatch
 from streamfold.follow.clients.embedded import EmbeddedClient
 from streamfold.follow.clients.s2 import S2Client
 from streamfold.model.records import Record
+from streamfold.records.protobuf import delimited
 from streamfold.store import ReadRequest, from_seq_num, open_store
 from streamfold.testing.stream_client_kit import StreamClientConformance
 from streamfold.testing.stream_faults import FaultyStream, ScriptedStreamFaults
@@ -88,3 +90,21 @@ async def test_an_append_whose_connection_breaks_has_an_unknown_outcome() -> Non
         client = S2Client(s2.basin(BASIN).stream(STREAM))
         with pytest.raises(OutcomeUnknownError):
             await client.append([Record(b"x")])
+
+
+async def test_encoded_appends_whose_session_the_server_ends_have_an_unknown_outcome() -> None:
+    async def end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(24)  # the HTTP/2 preface
+        writer.write(bytes.fromhex("000000040000000000"))  # empty SETTINGS
+        await reader.readuntil(b"body")  # the client has sent its request by now
+        writer.write(bytes.fromhex("00000101050000000188"))  # the end of stream 1, with status 200
+        await reader.read()
+        writer.close()
+
+    listener = await asyncio.start_server(end, "127.0.0.1", 0)
+    endpoint = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    batch = EncodedBatch(1, 12, delimited(b"\x0a", delimited(b"\x1a", b"body")))
+    async with listener, S2("ignored", endpoints=Endpoints(endpoint, endpoint)) as s2:
+        client = S2Client(s2.basin(BASIN).stream(STREAM))
+        with pytest.raises(OutcomeUnknownError, match="the server ended the session"):
+            await client.append_encoded([batch], match_seq_num=0, fencing_token="")

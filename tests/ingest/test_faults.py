@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
 
@@ -10,8 +12,12 @@ import psycopg2.errors
 import pytest
 from s2_sdk import S2, Endpoints, Timeout
 
+from streamfold.errors import NotFoundError, OutcomeUnknownError
+from streamfold.follow.clients.client import EncodedBatch
+from streamfold.follow.clients.s2 import S2Client
 from streamfold.ingest import RowTooLargeError, SlotLostError
 from streamfold.ingest.postgres.ingester import IngestOptions
+from tests.ingest.conftest import BASIN
 from tests.ingest.ingesting import ingesting, stream
 from tests.ingest.network import proxy_to_postgres, proxy_to_server
 from tests.ingest.postgres import database_name, execute, following
@@ -104,6 +110,32 @@ async def test_a_connection_on_which_the_server_falls_silent_is_replaced(
             assert running.ingest.progress.failures <= 3
     assert len(rebuilt.positions) == len(set(rebuilt.positions))
     assert rebuilt.table("id", "a") == execute(database, "SELECT id, a FROM t ORDER BY id")
+
+
+async def test_an_append_session_that_the_sdk_does_not_end_is_given_up_with_its_connection(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @asynccontextmanager
+    async def waiting(*_: object, **__: object) -> AsyncIterator[None]:
+        await asyncio.Event().wait()  # as the SDK does for room in a full socket
+        yield
+
+    with proxy_to_server(endpoint) as (proxy, address):
+        endpoints, soon = Endpoints(account=address, basin=address), timedelta(seconds=1)
+        async with S2("ignored", endpoints=endpoints, timeout=Timeout(request=soon)) as through:
+            used = through.basin(BASIN).stream("any")
+            client = S2Client(used)
+            with pytest.raises(NotFoundError):
+                await client.check_tail()
+            monkeypatch.setattr(type(used._client), "streaming_request", waiting)
+            with pytest.raises(OutcomeUnknownError, match="no acknowledgement in time"):
+                await client.append_encoded(
+                    [EncodedBatch(1, 8, b"")], match_seq_num=0, fencing_token=""
+                )
+            before = proxy.connections
+            with pytest.raises(NotFoundError):
+                await client.check_tail()
+            assert proxy.connections == before + 1
 
 
 async def test_a_connection_on_which_postgres_falls_silent_is_replaced(

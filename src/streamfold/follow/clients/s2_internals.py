@@ -86,9 +86,16 @@ async def append_inputs(stream: S2Stream, inputs: Sequence[bytes]) -> None:
                 async with asyncio.timeout(client._request_timeout):
                     await anext(acks)
                 unanswered.reschedule(clock() + longest)
-    except TimeoutError as error:
-        raise normalize_exception(ReadTimeoutError("no acknowledgement in time")) from error
-    except StopAsyncIteration as error:
-        raise normalize_exception(TransportError("the server ended the session")) from error
     except Exception as error:
-        raise normalize_exception(error) from error
+        failure = normalize_exception(_as_transport_error(error))
+        # Its cause says how the request ended: callers decide by it.
+        raise failure from failure.__cause__
+
+
+def _as_transport_error(error: Exception) -> Exception:
+    """Return the SDK's error for a session that ended without an answer; other errors as they are."""
+    if isinstance(error, TimeoutError):
+        return ReadTimeoutError("no acknowledgement in time")
+    if isinstance(error, StopAsyncIteration):
+        return TransportError("the server ended the session")
+    return error
