@@ -7,6 +7,7 @@ The ingester keeps the last record of a stream, too, from which it resumes itsel
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -23,6 +24,8 @@ from streamfold.cli.publishing.plan import Plan
 from streamfold.errors import ConflictError
 from streamfold.follow.clients.s2 import S2Client
 from streamfold.snapshotter.status import TableStatus
+
+logger = logging.getLogger(__name__)
 
 #: Records of a stream that are worth a trim, which is a record itself.
 _RECORDS: Final = 1000
@@ -42,7 +45,8 @@ class TrimFile:
         self._layout = layout
         self._clock = clock
         self._points: dict[str, int] = {}
-        self._written_at = clock()
+        self._tried_at = clock()
+        self._failed = False
 
     def update(self, statuses: Iterable[TableStatus]) -> None:
         """Write the file if archives have got far enough since the last time."""
@@ -52,11 +56,23 @@ class TrimFile:
             if status.manifest_head is not None
         }
         gained = max((at - self._points.get(name, 0) for name, at in points.items()), default=0)
-        waited = self._clock() - self._written_at
-        if gained >= _RECORDS or (gained > 0 and waited >= _SECONDS):
-            self._points = {**self._points, **points}
-            self._written_at = self._clock()
-            self._write(msgspec.json.encode(self._points))
+        waited = self._clock() - self._tried_at >= _SECONDS
+        if gained > 0 and (waited or (gained >= _RECORDS and not self._failed)):
+            self._replace({**self._points, **points})
+
+    def _replace(self, points: dict[str, int]) -> None:
+        self._tried_at = self._clock()
+        try:
+            self._write(msgspec.json.encode(points))
+        except OSError as error:
+            # Streams grow meanwhile, which harms less than an end of the ingest.
+            self._failed = True
+            logger.warning(
+                "streams are not trimmed, %s cannot be written and is tried again in %.0f s: %s",
+                self._file, _SECONDS, error,
+            )  # fmt: skip
+            return
+        self._points, self._failed = points, False
 
     def _write(self, data: bytes) -> None:
         draft = self._file.with_suffix(".draft")

@@ -19,7 +19,6 @@ from streamfold.cli.exit_status import VerbFailedError
 from streamfold.cli.menu import VerbGroup
 from streamfold.cli.output import confirm, yes_option
 from streamfold.cli.target import FILE, Target, find_target
-from streamfold.errors import InvalidError
 from streamfold.extras import needing_extra
 
 with needing_extra("postgres"):
@@ -31,6 +30,8 @@ with needing_extra("postgres"):
     from streamfold.ingest.postgres.slot import drop_slot, find_slot, flush_lag, has_slots
     from streamfold.ingest.progress import IngestProgress, TableProgress, serve_metrics
     from streamfold.ingest.streams import BasinStreams
+
+logger = logging.getLogger(__name__)
 
 #: Seconds between two lines about a copy.
 _COPY_NOTE = 5.0
@@ -276,7 +277,7 @@ async def _run(
             options,
             progress=progress,
             on_progress=report,
-            trim_points=partial(_trim_points, trim_file),
+            trim_points=partial(trim_points, trim_file),
         )
         ingesting = asyncio.create_task(ingest.run())
         loop = asyncio.get_running_loop()
@@ -289,13 +290,18 @@ async def _run(
                 raise
 
 
-def _trim_points(file: Path | None) -> dict[str, int]:
-    """Return the first record to keep, by stream; nothing while there is no file."""
-    if file is None or not file.exists():
+def trim_points(file: Path | None) -> dict[str, int]:
+    """Return the first record to keep, by stream; nothing without a readable file."""
+    if file is None:
         return {}
     try:
         return msgspec.json.decode(file.read_bytes(), type=dict[str, int])
-    except msgspec.DecodeError as error:
-        raise InvalidError(
-            f'--trim-file {file} is not an object like {{"public.orders": 1000}}: {error}'
-        ) from error
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.DecodeError) as error:
+        # It may be half written: the next heartbeat reads it again.
+        logger.warning(
+            'nothing is trimmed, --trim-file %s is not readable as {"public.orders": 1000}: %s',
+            file, error,
+        )  # fmt: skip
+        return {}
