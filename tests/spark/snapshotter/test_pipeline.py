@@ -278,16 +278,25 @@ def test_a_stream_that_ends_before_the_archive_does_is_reported_as_data_loss(
     other = fresh()  # as if the stream had been deleted and created again
     feed(server, other, Feed(3).changes(5))
     replaced = replace(job, stream=other)
+    progress = progress_of(replaced)
     with pytest.raises(DataLossError, match="records 5 to 19"):
-        open_updates(spark, loop, replaced).advance()
+        open_updates(spark, loop, replaced, progress)
+    # The new stream is not trimmed to the head of the old one.
+    assert progress.status({}).manifest_head is None
 
 
-def open_updates(spark: SparkSession, loop: DriverLoop, job: TableJob) -> ArchiveUpdates:
+def progress_of(job: TableJob) -> TableProgress:
+    return TableProgress(job.table, job.stream, job.destinations, lambda: datetime.now(UTC))
+
+
+def open_updates(
+    spark: SparkSession, loop: DriverLoop, job: TableJob, progress: TableProgress | None = None
+) -> ArchiveUpdates:
     """A table whose driver takes in a few records alone."""
     published = TableArchive(job, loop)
     stream = TableStream(spark, job)
     pipeline = TablePipeline(spark, job, published, stream=stream)
-    progress = TableProgress(job.table, job.stream, job.destinations, lambda: datetime.now(UTC))
+    progress = progress or progress_of(job)
     events = TableEvents(job, loop)
     updates = ArchiveUpdates(stream, pipeline, published, events, progress, lambda: None)
     updates.open()

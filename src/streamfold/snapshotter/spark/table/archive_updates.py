@@ -60,7 +60,11 @@ class ArchiveUpdates:
     def open(self) -> int:
         """Open the archive, and return where the query has to start."""
         with self._turn:
-            self._settle()
+            self._reopen()
+            if self._published.head is not None:
+                # Before the status shows its head, up to which publish has streams trimmed.
+                self._check_not_replaced(self._stream.tail())
+            self._resume()
             self._begin_empty()
             self._adopt()
             self._publish_delta()  # the process may have ended before it wrote the last version
@@ -100,7 +104,8 @@ class ArchiveUpdates:
         """Take in what the stream holds now, on the driver; False if that is too much for it."""
         with self._turn:
             tail = self._stream.tail() if self._open else 0
-            self._check_not_replaced(tail)
+            if self._open:
+                self._check_not_replaced(tail)
             while self._open and (start := self._next()) < tail:
                 end = min(tail, start + self._stream.job.max_records)
                 few = self._stream.few(start, end, self._pipeline.intake.held_from)
@@ -121,7 +126,7 @@ class ArchiveUpdates:
 
     def _check_not_replaced(self, tail: int) -> None:
         """Raise if the stream ends before the next record: it was created anew."""
-        if self._open and tail < (position := self._next()):
+        if tail < (position := self._next()):
             raise DataLossError(self._stream.job.stream, tail, position, 0)
 
     def rebase_if_due(self) -> None:
@@ -148,15 +153,19 @@ class ArchiveUpdates:
         """Take in everything that the stream holds now, up to the last complete transaction."""
         with self._turn:
             if not self._settled:
-                self._settle()
+                self._reopen()
+                self._resume()
             self._drain(None)
 
-    def _settle(self) -> None:
-        """Open the archive, and commit what an earlier attempt has written."""
+    def _reopen(self) -> None:
+        """Open the archive as it is stored, and forget what was read after it."""
         self._settled = False
         self._published.open()
         self._pipeline.intake.restart()
         self.failure, self.progressed = None, False
+
+    def _resume(self) -> None:
+        """Commit what an earlier attempt has written."""
         self._count(self._pipeline.resume)
         self._settled = True
 
