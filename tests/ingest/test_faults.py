@@ -15,7 +15,10 @@ from s2_sdk import S2, Endpoints, Timeout
 from streamfold.errors import NotFoundError, OutcomeUnknownError
 from streamfold.follow.clients.client import EncodedBatch
 from streamfold.follow.clients.s2 import S2Client
-from streamfold.ingest import RowTooLargeError, SlotLostError
+from streamfold.ingest import RowTooLargeError, SlotLostError, SourceUnusableError
+from streamfold.ingest.postgres import ingester
+from streamfold.ingest.postgres.connection import Database
+from streamfold.ingest.postgres.copy_source import Snapshot, exported_snapshot
 from streamfold.ingest.postgres.ingester import IngestOptions
 from tests.ingest.conftest import BASIN
 from tests.ingest.ingesting import ingesting, stream
@@ -295,3 +298,21 @@ async def test_a_value_of_many_megabytes_in_the_first_copy_is_named(database: st
     execute(database, "UPDATE t SET a = 'short'")
     async with ingesting(database, s2, options(database, "t")) as running:
         await running.followed()
+
+
+async def test_a_copy_that_never_finds_its_snapshot_ends_with_advice(
+    database: str, s2: S2, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @asynccontextmanager
+    async def ended(source: Database) -> AsyncIterator[Snapshot]:
+        async with exported_snapshot(source) as snapshot:
+            pass
+        yield snapshot  # PostgreSQL knows it no more than another server would
+
+    monkeypatch.setattr(ingester, "exported_snapshot", ended)
+    execute(database, "CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    async with ingesting(database, s2, options(database, "t")) as running:
+        failure = await running.failure()
+    assert isinstance(failure, SourceUnusableError)
+    assert "name one host" in failure.message
+    assert running.ingest.progress.sessions == 5

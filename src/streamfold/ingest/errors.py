@@ -9,6 +9,7 @@ ConflictError
 └── IngestFencedError           another ingester has taken over: stop
 RetryLaterError
 ├── SourceUnavailableError      the database does not answer, or the slot is in use
+│   └── SnapshotLostError       the first copy needs another snapshot
 └── CopyStaleError              a table has to be copied again, which the next session does
 """
 
@@ -69,6 +70,16 @@ class IngestFencedError(ConflictError):
 
 class SourceUnavailableError(RetryLaterError):
     code = "source_unavailable"
+
+
+class SnapshotLostError(SourceUnavailableError):
+    """The connection of a copy does not find the snapshot that another connection exported."""
+
+    def __init__(self, database: str) -> None:
+        super().__init__(
+            f"{database} has lost the snapshot of the first copy, as it does when it restarts: the "
+            "copy continues in another one"
+        )
 
 
 class CopyStaleError(RetryLaterError):

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from streamfold.extras import needing_extra
-from streamfold.ingest.errors import SourceUnavailableError, SourceUnusableError
+from streamfold.ingest.errors import SnapshotLostError, SourceUnusableError
 from streamfold.ingest.postgres.catalog import Table, identifiers, key_values
 from streamfold.ingest.postgres.connection import Database, interruptible, named_failures
 from streamfold.ingest.postgres.pgoutput import Row
@@ -177,10 +177,7 @@ class _Copying(io.RawIOBase):
             cursor.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(name))
         except (psycopg2.errors.UndefinedObject, psycopg2.errors.InvalidParameterValue) as error:
             # The connection that exported it is broken, and nothing else has noticed yet.
-            raise SourceUnavailableError(
-                f"{self._database.shown} has lost the snapshot of the first copy, as it does when it "
-                "restarts: the copy continues in another one"
-            ) from error
+            raise SnapshotLostError(self._database.shown) from error
 
     def stop(self) -> None:
         """End the thread, wherever it is."""

@@ -24,6 +24,7 @@ from streamfold.backoff import Backoff
 from streamfold.errors import OutcomeUnknownError, RetryLaterError, SeqNumMismatchError
 from streamfold.ingest.errors import (
     CopyStaleError,
+    SnapshotLostError,
     SourceUnavailableError,
     SourceUnusableError,
 )
@@ -69,6 +70,9 @@ _SLOT_WAIT: Final = 10.0
 _SLOT_LOOK: Final = 0.2
 #: Seconds after which a session that fails counts as one that had succeeded: the pauses start anew.
 _STEADY: Final = 10.0
+#: Snapshots that may be lost in a row: a restart of PostgreSQL loses one, a copy that always reaches
+#: another server loses all of them.
+_SNAPSHOTS_LOST_MAX: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +140,7 @@ class PostgresIngest:
 
     async def run(self) -> None:
         """Ingest until cancelled; raises what no retry would make good."""
-        failures, pause = 0, 0.0
+        failures, lost, pause = 0, 0, 0.0
         rng = random.Random()  # noqa: S311 - only for pauses
         while True:
             began = time.monotonic()
@@ -148,6 +152,12 @@ class PostgresIngest:
             except (RetryLaterError, OutcomeUnknownError, SeqNumMismatchError) as error:
                 lasted = time.monotonic() - began
                 failures = 1 if lasted > max(pause, _STEADY) else failures + 1
+                lost = lost * (failures > 1) + 1 if isinstance(error, SnapshotLostError) else 0
+                if lost == _SNAPSHOTS_LOST_MAX:
+                    raise SourceUnusableError(
+                        f"{self._database.shown} lost the snapshot of the first copy {lost} times in a "
+                        "row: connections seem to reach different servers; name one host, and no pooler"
+                    ) from error
                 pause = self._backoff.pause(failures, rng)
                 self.progress.failures += 1
                 self.progress.last_error = error.message
