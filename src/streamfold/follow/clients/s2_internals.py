@@ -94,8 +94,9 @@ async def append_inputs(stream: S2Stream, inputs: Sequence[bytes]) -> None:
 
 def _as_transport_error(error: Exception) -> Exception:
     """Return the SDK's error for a session that ended without an answer; other errors as they are."""
+    found = error
     if isinstance(error, TimeoutError):
-        return ReadTimeoutError("no acknowledgement in time")
-    if isinstance(error, StopAsyncIteration):
-        return TransportError("the server ended the session")
-    return error
+        found = ReadTimeoutError("no acknowledgement in time")
+    elif isinstance(error, StopAsyncIteration):
+        found = TransportError("the server ended the session")
+    return found
