@@ -9,6 +9,7 @@ import psycopg2
 import pytest
 from s2_sdk import S2
 
+from streamfold.ingest.postgres import connection
 from streamfold.ingest.postgres.ingester import IngestOptions
 from tests.ingest.ingesting import ingesting, stream
 from tests.ingest.postgres import Rebuilt, database_name, execute, following
@@ -99,6 +100,38 @@ async def test_a_query_that_waits_in_postgres_does_not_hold_the_event_loop(
         changing.commit()  # the lock comes before the query for the large value
         await locks
         await counted(database, _WAITING.format("application_name = 'streamfold ingest'"))
+        locking.rollback()
+        async with following(stream(s2, "public.t"), ["id"]) as until:
+            rebuilt = await until(lambda table: (2,) in table.rows)
+    changing.close()
+    locking.close()
+    assert rebuilt.table("id", "a") == execute(database, "SELECT id, a FROM t")
+
+
+async def test_a_query_that_waits_long_for_a_lock_starts_the_session_again(
+    database: str, s2: S2, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_LOCK_WAIT", 200)
+    execute(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY, a text)",
+        f"INSERT INTO t VALUES (1, {LARGE})",
+    )
+    changing, locking = psycopg2.connect(database), psycopg2.connect(database)
+    options = IngestOptions(("t",), slot=database_name(database))
+    async with ingesting(database, s2, options) as running:
+        await running.followed()
+        changing.cursor().execute("UPDATE t SET id = 2")
+        # Without a limit the query waits for this, and the test fails instead of waiting for it.
+        locking.cursor().execute("SET idle_in_transaction_session_timeout = '20s'")
+        locks = asyncio.ensure_future(
+            asyncio.to_thread(locking.cursor().execute, "LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
+        )
+        await counted(database, _WAITING.format("query LIKE 'LOCK%'"))
+        changing.commit()  # the lock comes before the query for the large value
+        await locks
+        failed = await running.until(lambda progress: progress.failures > 1)
+        assert "lock timeout" in (failed.last_error or "")
         locking.rollback()
         async with following(stream(s2, "public.t"), ["id"]) as until:
             rebuilt = await until(lambda table: (2,) in table.rows)

@@ -33,6 +33,9 @@ _SETTINGS: Final = {
 }
 #: Seconds between two requests to end a statement.
 _CANCEL_AGAIN: Final = 0.2
+#: Milliseconds that a query waits for a lock. Meanwhile a session that follows changes sends no
+#: answers, and PostgreSQL ends it after `wal_sender_timeout`, 60 s by default.
+_LOCK_WAIT: Final = 20_000
 #: Seconds to connect.
 _CONNECT_TIMEOUT: Final = 10
 #: Seconds of silence after which the kernel probes a connection, and of probing until it is closed;
@@ -82,10 +85,14 @@ class Database:
 
     @contextmanager
     def query(self) -> Iterator[Any]:
-        """Yield a cursor of a connection of its own."""
+        """Yield a cursor of a connection of its own, for queries that do not wait for locks for long.
+
+        One that does raises SourceUnavailableError.
+        """
         connection = self.connect()
         try:
             with named_failures(self.shown), connection.cursor() as cursor:
+                cursor.execute("SET lock_timeout = %s", (_LOCK_WAIT,))
                 yield cursor
         finally:
             connection.close()
