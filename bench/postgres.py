@@ -27,7 +27,8 @@ import psycopg2
 from tests.ingest.postgres import binaries, execute, temporary_postgres
 
 from bench.serving import Served, serving
-from bench.store import BASIN
+from bench.store import BASIN, PathNotTakenError
+from streamfold.ingest.postgres.encoded_copy import load_kernel
 
 #: Tables of pgbench that have a key.
 TABLES = ("pgbench_accounts", "pgbench_branches", "pgbench_tellers")
@@ -223,6 +224,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=30, help="of each load")
     parser.add_argument("--backend", default="file", help="memory or file")
     given = parser.parse_args()
+    if not load_kernel():  # and cache it: the first use compiles it
+        raise PathNotTakenError("the kernel of the first copy is off: install the extra `postgres`")
     with (
         tempfile.TemporaryDirectory() as folder,
         temporary_postgres() as uri,
