@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -305,6 +305,7 @@ def main() -> None:
     parser.add_argument("--peer", type=named, action="append", default=[], metavar="NAME=URL")
     parser.add_argument("--peer-pid", type=named, action="append", default=[], metavar="NAME=PID")
     parser.add_argument("--only", default="", help="workloads whose name has this in it")
+    parser.add_argument("--repeat", type=int, help="times that each is measured")
     parser.add_argument("--quick", action="store_true", help="less of everything; nothing is kept")
     parser.add_argument("--noisy", action="store_true", help="measure although others are at work")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
@@ -315,7 +316,8 @@ def main() -> None:
     pids = {name: int(pid) for name, pid in options.peer_pid}
     peers = [Target(name, url.rstrip("/"), pids.get(name)) for name, url in options.peer]
     folder = Path(tempfile.mkdtemp(prefix="streamfold-bench-", dir=options.folder))
-    run = Run(QUICK if options.quick else FULL, folder)
+    scale = QUICK if options.quick else FULL
+    run = Run(replace(scale, repeat=options.repeat or scale.repeat), folder)
     try:
         under = conditions(folder, busy, ["Streamfold syncs every ack to disk (fsync)"])
         with targets(peers, folder) as everyone:
