@@ -115,7 +115,7 @@ async def test_uploads_at_the_same_time_leave_the_reserve_free(
     assert disk.free >= RESERVE
     assert files(disk) == sum(stored)
     if declared:
-        assert stored == [True, True, False, False]
+        assert sum(stored) == 2  # whichever came first
     assert store.space.claimed == 0
     await store.append(BASIN, "a", bodies("there is room for records"))
 
