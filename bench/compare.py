@@ -106,7 +106,7 @@ class Run:
 
     def keep(self, target: Target, found: Found) -> None:
         for measure, value in found.items():
-            self.found.setdefault(measure, {}).setdefault(target.name, []).append(value)
+            self.found.setdefault(measure, {}).setdefault(target.name, []).append(float(value))
             print(f"  {target.name:14} {measure:64} {value:12,.2f}", flush=True)
 
 
@@ -237,10 +237,9 @@ def refuse_failures(target: Target, load: h2load.Load) -> None:
         raise RuntimeError(f"{target.name} did not acknowledge {load.failures} appends")
 
 
-def rest(target: Target) -> None:
-    """Wait until the target has done what it does in the background."""
-    if target.pid is not None:
-        asyncio.run(settle(target.pid))
+def rest(*targets: Target) -> None:
+    """Wait until these have done what they do in the background."""
+    asyncio.run(settle(*(one.pid for one in targets if one.pid is not None)))
 
 
 @contextmanager
@@ -275,6 +274,7 @@ def run_all(run: Run, everyone: Sequence[Target], only: str) -> None:
             run.number = number
             for target in everyone:
                 if target.name != NULL or name in NULL_WORKLOADS:
+                    rest(*everyone)  # or one would be measured while another tidies up
                     run.keep(target, workload(run, target))
 
 
@@ -284,7 +284,7 @@ def rows_of(run: Run) -> list[Row]:
     for measure, found in run.found.items():
         name, _, unit = measure.rpartition(", ")
         samples = [Sample(subject, values) for subject, values in found.items()]
-        if unit.startswith(("p50", "p99", "ack", "processor", "refused")):
+        if unit.startswith(("p50 ", "ack ", "processor ", "refused ")):
             kind, _, unit = unit.rpartition(" ")
             name = f"{name}, {kind}"
         rows.append(Row(name, unit, samples, more=unit.endswith("/s")))

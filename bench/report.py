@@ -39,6 +39,8 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
         """How many times better than `other`: more of what is wanted, or less of what is not."""
         ours, theirs = self.samples[0].median, other.median
         better, worse = (ours, theirs) if self.more else (theirs, ours)
+        if better == worse:
+            return 1.0
         return better / worse if worse else float("inf")
 
 
