@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import psycopg2
@@ -11,7 +13,7 @@ from s2_sdk import S2
 
 from streamfold.ingest.postgres import connection
 from streamfold.ingest.postgres.ingester import IngestOptions
-from tests.ingest.ingesting import ingesting, stream
+from tests.ingest.ingesting import Ingesting, ingesting, stream
 from tests.ingest.postgres import Rebuilt, database_name, execute, following
 
 LARGE = "(SELECT string_agg(md5(n::text), '') FROM generate_series(1, 400) n)"  # beyond 2 kB: TOAST
@@ -78,9 +80,11 @@ _WAITING = (
 )
 
 
-async def test_a_query_that_waits_in_postgres_does_not_hold_the_event_loop(
+@asynccontextmanager
+async def locked_before_its_value_is_read(
     database: str, s2: S2
-) -> None:
+) -> AsyncIterator[tuple[Ingesting, Callable[[], None]]]:
+    """An ingester that must ask for a large value of a table that is locked; and what unlocks it."""
     execute(
         database,
         "CREATE TABLE t (id int PRIMARY KEY, a text)",
@@ -91,7 +95,7 @@ async def test_a_query_that_waits_in_postgres_does_not_hold_the_event_loop(
     async with ingesting(database, s2, options) as running:
         await running.followed()
         changing.cursor().execute("UPDATE t SET id = 2")
-        # Without the lock the test fails instead of waiting for a loop that is held.
+        # So that a test whose query waits for the lock without a limit fails, and does not hang.
         locking.cursor().execute("SET idle_in_transaction_session_timeout = '20s'")
         locks = asyncio.ensure_future(
             asyncio.to_thread(locking.cursor().execute, "LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
@@ -99,45 +103,30 @@ async def test_a_query_that_waits_in_postgres_does_not_hold_the_event_loop(
         await counted(database, _WAITING.format("query LIKE 'LOCK%'"))
         changing.commit()  # the lock comes before the query for the large value
         await locks
-        await counted(database, _WAITING.format("application_name = 'streamfold ingest'"))
-        locking.rollback()
+        yield running, locking.rollback
         async with following(stream(s2, "public.t"), ["id"]) as until:
             rebuilt = await until(lambda table: (2,) in table.rows)
     changing.close()
     locking.close()
     assert rebuilt.table("id", "a") == execute(database, "SELECT id, a FROM t")
+
+
+async def test_a_query_that_waits_in_postgres_does_not_hold_the_event_loop(
+    database: str, s2: S2
+) -> None:
+    async with locked_before_its_value_is_read(database, s2) as (_, unlock):
+        await counted(database, _WAITING.format("application_name = 'streamfold ingest'"))
+        unlock()
 
 
 async def test_a_query_that_waits_long_for_a_lock_starts_the_session_again(
     database: str, s2: S2, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "_LOCK_WAIT", 200)
-    execute(
-        database,
-        "CREATE TABLE t (id int PRIMARY KEY, a text)",
-        f"INSERT INTO t VALUES (1, {LARGE})",
-    )
-    changing, locking = psycopg2.connect(database), psycopg2.connect(database)
-    options = IngestOptions(("t",), slot=database_name(database))
-    async with ingesting(database, s2, options) as running:
-        await running.followed()
-        changing.cursor().execute("UPDATE t SET id = 2")
-        # Without a limit the query waits for this, and the test fails instead of waiting for it.
-        locking.cursor().execute("SET idle_in_transaction_session_timeout = '20s'")
-        locks = asyncio.ensure_future(
-            asyncio.to_thread(locking.cursor().execute, "LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
-        )
-        await counted(database, _WAITING.format("query LIKE 'LOCK%'"))
-        changing.commit()  # the lock comes before the query for the large value
-        await locks
+    async with locked_before_its_value_is_read(database, s2) as (running, unlock):
         failed = await running.until(lambda progress: progress.failures > 1)
         assert "lock timeout" in (failed.last_error or "")
-        locking.rollback()
-        async with following(stream(s2, "public.t"), ["id"]) as until:
-            rebuilt = await until(lambda table: (2,) in table.rows)
-    changing.close()
-    locking.close()
-    assert rebuilt.table("id", "a") == execute(database, "SELECT id, a FROM t")
+        unlock()
 
 
 async def counted(database: str, query: str) -> None:

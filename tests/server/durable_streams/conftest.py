@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import httpx
 import pytest
@@ -35,10 +36,10 @@ def producer(name: str, epoch: int, seq: int) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def browsing(server: Server, **options: object) -> AsyncIterator[httpx.AsyncClient]:
+async def browsing(server: Server, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
     """A plain HTTP client of the server, without timeouts: long-polls of tests may last a minute."""
     url = f"http://127.0.0.1:{server.port}"
-    async with httpx.AsyncClient(base_url=url, timeout=None, **options) as client:  # type: ignore[arg-type]
+    async with httpx.AsyncClient(base_url=url, timeout=None, **options) as client:
         yield client
 
 

@@ -1,8 +1,8 @@
 """Lines of COPY as encoded appends: the same records as those that are encoded one by one.
 
-A kernel writes them without an object for each row, thirty times as fast as `RowEncoder`, which encodes
-them without it. To load it takes as long as 40,000 rows, to compile it the first time several seconds:
-a copy loads it after its first block.
+A kernel writes them without an object for each row, many times as fast as `RowEncoder`, which encodes
+them without it. To load it takes most of a second, to compile it the first time several: a copy loads
+it after its first block.
 """
 
 from __future__ import annotations
