@@ -22,6 +22,7 @@ from streamfold.model.configs import StreamConfigLayer
 from streamfold.model.records import Record
 from streamfold.model.resources import Provision
 from streamfold.store import StoreSettings, StreamStore, keys, open_store, rows
+from streamfold.store.engine.engine import commit_rows
 from streamfold.store.engine.local_disk import LocalDisk
 from streamfold.store.engine.location import open_location
 from streamfold.store.engine.slatedb import SlateEngine
@@ -146,7 +147,7 @@ async def test_creations_are_still_known_by_their_tokens(golden: Path) -> None:
 
 async def test_a_newer_format_is_refused(golden: Path) -> None:
     engine = await open_engine(golden, BOOT)
-    await engine.commit([(keys.FORMAT, rows.encode(FormatRow(99)))])
+    await commit_rows(engine, [(keys.FORMAT, rows.encode(FormatRow(99)))])
     await engine.close()
     with pytest.raises(FormatUnsupportedError, match="99"):
         async with opened(golden):

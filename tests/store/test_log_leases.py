@@ -15,6 +15,7 @@ from streamfold.model.configs import (
 )
 from streamfold.model.names import StreamRef
 from streamfold.store import keys
+from streamfold.store.engine.engine import commit_rows
 from streamfold.store.mount import Mount
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore
@@ -50,7 +51,7 @@ async def hold_load(store: StreamStore, bench: Bench, stream: str, *, resumed: b
     await mount_of(store).idle.written([ref])
     if resumed:
         return bench.engine.hold_read(keys.resume(*ref))
-    await bench.engine.commit([(keys.resume(*ref), None)])
+    await commit_rows(bench.engine, [(keys.resume(*ref), None)])
     row = await mount_of(store).stream(ref)
     assert row is not None
     return bench.engine.hold_read(keys.state(row.id))

@@ -11,6 +11,7 @@ import pytest
 
 from streamfold.model.records import Record
 from streamfold.store import ReadRequest, StreamStore, from_seq_num, open_store
+from streamfold.store.engine.engine import commit_rows
 from streamfold.store.engine.location import open_location
 from streamfold.store.engine.slatedb import SlateEngine
 from streamfold.store.settings import StoreSettings
@@ -70,9 +71,9 @@ async def test_a_page_of_a_scan_is_small_although_large_rows_follow_small_ones(
 ) -> None:
     engine = await SlateEngine.open(open_location(tmp_path.as_uri()))
     for number in range(600):
-        await engine.commit([(b"%04d" % number, b"small")])
+        await commit_rows(engine, [(b"%04d" % number, b"small")])
     for number in range(600, 664):
-        await engine.commit([(b"%04d" % number, bytes(MIB))])
+        await commit_rows(engine, [(b"%04d" % number, bytes(MIB))])
     sizes, keys = [], []
     async with aclosing(engine.scan(b"0", b"9")) as pages:
         async for page in pages:

@@ -11,6 +11,7 @@ import pytest
 
 from streamfold.model.records import Record, trim_record
 from streamfold.store.engine import slatedb_tables
+from streamfold.store.engine.engine import commit_rows
 from streamfold.store.engine.location import Location, open_location
 from streamfold.store.engine.slatedb import SlateEngine
 from streamfold.store.settings import StoreSettings
@@ -226,7 +227,7 @@ async def test_a_merge_that_slatedb_refused_does_not_count_as_done(
 
     async def write_tables(count: int) -> None:
         for number in range(count):
-            await engine.commit([(b"%04d" % number, bytes(1000))])
+            await commit_rows(engine, [(b"%04d" % number, bytes(1000))])
             await engine.flush()
 
     while len((await engine.tables()).runs) < 2:

@@ -18,6 +18,7 @@ from streamfold.store.catalog.snapshots import Publication, Snapshot
 from streamfold.store.engine.disk_space import DiskUsage
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore, open_store
+from tests.folder_size import stored_bytes
 from tests.store.conftest import BASIN, Bench, bodies
 from tests.store.durable_streams import create
 
@@ -40,8 +41,7 @@ class SmallDisk:
 
     @property
     def free(self) -> int:
-        used = sum(path.stat().st_size for path in self.snapshots.rglob("*") if path.is_file())
-        return RESERVE + ROOM - used
+        return RESERVE + ROOM - stored_bytes(self.snapshots)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from streamfold.errors import (
 from streamfold.model.names import StreamRef
 from streamfold.model.positions import STREAM_START, StreamPosition
 from streamfold.store import keys, rows
-from streamfold.store.engine.engine import Engine, Op, first_row
+from streamfold.store.engine.engine import Engine, Op, commit_rows, first_row
 from streamfold.store.log import chunks
 from streamfold.store.log.admission import Admission
 from streamfold.store.log.committer import Committer
@@ -146,7 +146,7 @@ class Mount:
         if writer and (known := rows.decode(writer, WriterRow)).epoch == engine.epoch - 1:
             resumes_from = known.resumes_from
         row = WriterRow(engine.epoch, resumes_from)
-        await engine.commit([(keys.WRITER, rows.encode(row))])
+        await commit_rows(engine, [(keys.WRITER, rows.encode(row))])
         return cls(engine, settings, admission, now, following, live, resumes_from)
 
     def new_stream_id(self) -> int:

@@ -25,7 +25,7 @@ from streamfold.model.positions import StreamPosition
 from streamfold.store import keys
 from streamfold.store.catalog import listing
 from streamfold.store.catalog.catalog import Catalog, NamedLocks
-from streamfold.store.engine.engine import Op, first_row
+from streamfold.store.engine.engine import Batch, Op, first_row
 from streamfold.store.engine.location import DATABASE, MANIFESTS, Location, open_location
 from streamfold.store.engine.slatedb import READ, SlateEngine, open_admin, translated
 from streamfold.store.engine.slatedb_binding import read_manifest
@@ -107,8 +107,11 @@ class ReaderEngine(SlateEngine):
         except (binding.Error, OSError) as error:
             raise translated(error) from error
 
-    async def commit(self, ops: Sequence[Op]) -> NoReturn:
+    def prepare(self, ops: Sequence[Op]) -> NoReturn:
         raise InvalidError("a store that is opened to be read takes no changes: use its server")
+
+    async def commit(self, batch: Batch) -> NoReturn:
+        self.prepare(batch.ops)
 
     async def close(self, *, flush: bool = True) -> None:
         try:

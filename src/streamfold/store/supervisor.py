@@ -27,7 +27,7 @@ from streamfold.store.catalog.access_tokens import AccessTokens
 from streamfold.store.catalog.catalog import Catalog, NamedLocks
 from streamfold.store.catalog.snapshots import SnapshotBlobs, StreamSnapshots
 from streamfold.store.engine.disk_space import DiskSpace
-from streamfold.store.engine.engine import Engine, EngineOpener
+from streamfold.store.engine.engine import Engine, EngineOpener, commit_rows
 from streamfold.store.log.admission import Admission
 from streamfold.store.log.committer import CommitReport
 from streamfold.store.log.shares import Share
@@ -294,7 +294,7 @@ async def _watch_for_takeover(engine: Engine) -> NoReturn:
 async def _check_format(engine: Engine) -> None:
     value = await engine.get(keys.FORMAT)
     if value is None:
-        await engine.commit([(keys.FORMAT, rows.encode(FormatRow(FORMAT_VERSION)))])
+        await commit_rows(engine, [(keys.FORMAT, rows.encode(FormatRow(FORMAT_VERSION)))])
         return
     version = rows.decode(value, FormatRow).version
     if version > FORMAT_VERSION:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 
 from streamfold.errors import StorageError, StorageFullError
 from streamfold.store import keys
-from streamfold.store.engine.engine import DiskUse, Engine, Op, Row, Tables
+from streamfold.store.engine.engine import Batch, DiskUse, Engine, Op, Row, Tables
 
 
 class CommitFault(enum.Enum):
@@ -73,18 +73,21 @@ class FaultyEngine:
         """Hold back the answer to the next read of `key`."""
         return self._held_reads.setdefault(key, HeldRead())
 
-    async def commit(self, ops: Sequence[Op]) -> None:
+    def prepare(self, ops: list[Op]) -> Batch:
+        return self.inner.prepare(ops)
+
+    async def commit(self, batch: Batch) -> None:
         async with self._order:  # later commits do not overtake a held or failing one
             await self._open.wait()
-            fault = self._take_fault(ops)
+            fault = self._take_fault(batch.ops)
             if fault is CommitFault.BEFORE:
                 raise StorageError("injected: failed before the write")
             if fault is CommitFault.FULL:
                 raise StorageFullError("injected: the disk is full")
             if fault is CommitFault.SILENCE:
                 await asyncio.Event().wait()
-            await self.inner.commit(ops)
-            self.commits.append(list(ops))
+            await self.inner.commit(batch)
+            self.commits.append(list(batch.ops))
             if fault is CommitFault.AFTER:
                 raise StorageError("injected: failed after the write")
 

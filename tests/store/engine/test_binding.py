@@ -18,7 +18,7 @@ from slatedb.uniffi._slatedb_uniffi.slatedb import Error
 
 from streamfold.errors import StorageError
 from streamfold.store.engine import slatedb, slatedb_binding, slatedb_reads, write_kernel
-from streamfold.store.engine.engine import Op, Row
+from streamfold.store.engine.engine import Op, Row, commit_rows
 from streamfold.store.engine.location import open_location
 from streamfold.store.engine.slatedb import SlateEngine
 
@@ -51,8 +51,8 @@ def test_compiled_code_writes_the_rows_that_ctypes_writes(ops: list[Op]) -> None
         slatedb_binding._fill_compiled = fill
         engine = await SlateEngine.open(open_location("memory:"))
         try:
-            await engine.commit([(b"\x00%d" % number, b"before") for number in range(9)])
-            await engine.commit(ops)
+            await commit_rows(engine, [(b"\x00%d" % number, b"before") for number in range(9)])
+            await commit_rows(engine, ops)
             return [row async for page in engine.scan(b"\x00", b"\xff" * 50) for row in page]
         finally:
             await engine.close()
@@ -84,9 +84,9 @@ async def test_reads_without_the_bindings_copies_find_what_the_binding_finds() -
     engine = await SlateEngine.open(open_location("memory:"))
     try:
         rows = list(stored.items())
-        await engine.commit(rows[:100])
+        await commit_rows(engine, rows[:100])
         await engine.flush()
-        await engine.commit(rows[100:])
+        await commit_rows(engine, rows[100:])
         keys = [*stored, *absent]
         db, options = engine._db, slatedb.READ
         expected = [await db.get_with_options(key, options) for key in keys]
@@ -111,9 +111,9 @@ async def test_an_eager_scan_which_reads_pages_in_threads_finds_the_same_rows(
     ]
     engine = await SlateEngine.open(open_location((tmp_path / "store").as_uri()))
     try:
-        await engine.commit(stored[:90])
+        await commit_rows(engine, stored[:90])
         await engine.flush()
-        await engine.commit(stored[90:])
+        await commit_rows(engine, stored[90:])
         for eager in (False, True):
             pages = engine.scan(b"\x00", b"\xff", eager=eager)
             assert [row async for page in pages for row in page] == stored
@@ -127,7 +127,7 @@ async def test_an_eager_scan_that_is_left_or_cancelled_ends_its_read_in_the_thre
     engine = await SlateEngine.open(open_location((tmp_path / "store").as_uri()))
     stored = [(number.to_bytes(4, "big"), b"x" * 200_000) for number in range(60)]
     try:
-        await engine.commit(stored)
+        await commit_rows(engine, stored)
         await engine.flush()
 
         async def read(pages: int | None) -> int:
@@ -163,7 +163,7 @@ async def test_reads_that_are_cancelled_leave_nothing_behind_and_later_ones_answ
     engine = await SlateEngine.open(open_location((tmp_path / "store").as_uri()))
     try:
         stored = {number.to_bytes(4, "big"): b"x" * 5000 for number in range(300)}
-        await engine.commit(list(stored.items()))
+        await commit_rows(engine, list(stored.items()))
         await engine.flush()
         for _ in range(20):
             reads = [asyncio.create_task(engine.get_many(list(stored))) for _ in range(3)]

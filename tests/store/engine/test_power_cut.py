@@ -19,7 +19,7 @@ from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 
 from streamfold.errors import DataCorruptError
 from streamfold.model.records import Record
-from streamfold.store.engine.engine import EngineOpener
+from streamfold.store.engine.engine import EngineOpener, commit_rows
 from streamfold.store.engine.local_disk import LocalDisk, sync_path
 from streamfold.store.engine.location import open_location
 from streamfold.store.engine.slatedb import SlateEngine
@@ -327,12 +327,12 @@ async def test_a_restore_point_leaves_alone_what_is_not_synced_yet(tmp_path: Pat
         sync_path(path)
 
     engine = await SlateEngine.open(location, LocalDisk(location.folder, sync=sync))
-    await engine.commit([(b"0", b"value")])
+    await commit_rows(engine, [(b"0", b"value")])
     first = max(int(path.stem) for path in (location.folder / "wal").iterdir())
     slow.set()
     async with asyncio.TaskGroup() as group:
         for number in range(1, 4):
-            group.create_task(engine.commit([(b"%d" % number, b"value")]))
+            group.create_task(commit_rows(engine, [(b"%d" % number, b"value")]))
             log_file = location.folder / "wal" / f"{first + number:020d}.sst"
             await asyncio.to_thread(wait_for, log_file)
         options = binding.FlushOptions(flush_type=binding.FlushType.MEM_TABLE)
@@ -358,7 +358,7 @@ async def test_a_restore_point_that_is_cancelled_is_noted_before_the_next_one(
         sync_path(path)
 
     engine = await SlateEngine.open(location, LocalDisk(location.folder, sync=sync))
-    await engine.commit([(b"0", b"value")])
+    await commit_rows(engine, [(b"0", b"value")])
     slow.set()
     first = asyncio.create_task(engine.collect())
     await asyncio.to_thread(reached.wait)

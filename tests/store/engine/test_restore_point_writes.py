@@ -12,6 +12,7 @@ import pytest
 
 from streamfold.errors import DeviceFailedError
 from streamfold.store.engine import local_disk
+from streamfold.store.engine.engine import commit_rows
 from streamfold.store.engine.local_disk import LocalDisk, sync_path
 from streamfold.store.engine.location import open_location
 from streamfold.store.engine.slatedb import SlateEngine
@@ -59,7 +60,7 @@ async def engine(tmp_path: Path, device: Device) -> AsyncIterator[SlateEngine]:
     location = open_location(tmp_path.as_uri())
     assert location.folder is not None
     engine = await SlateEngine.open(location, LocalDisk(location.folder, sync=device.sync))
-    await engine.commit(TABLE_ROWS)
+    await commit_rows(engine, TABLE_ROWS)
     await engine.flush()
     yield engine
     await engine.close()

@@ -14,6 +14,7 @@ from streamfold.model.configs import BasinConfig, StreamReconfiguration, Timesta
 from streamfold.model.names import StreamRef
 from streamfold.model.records import Record, fence_record
 from streamfold.store import ReadRequest, StoreSettings, StreamStore, from_seq_num, keys, rows
+from streamfold.store.engine.engine import commit_rows
 from streamfold.store.engine.slatedb import SlateEngine
 from streamfold.store.log import chunks
 from streamfold.store.log.chunks import Chunk
@@ -72,7 +73,9 @@ async def test_a_stream_that_is_not_in_use_is_opened_by_one_read_of_one_row(benc
         # Whatever else storage has of the stream is not read.
         row = await mount_of(store).stream(A)
         assert row is not None
-        await bench.engine.inner.commit([(keys.chunk(row.id, 1), b"?"), (keys.state(row.id), b"?")])
+        await commit_rows(
+            bench.engine.inner, [(keys.chunk(row.id, 1), b"?"), (keys.state(row.id), b"?")]
+        )
         held.release.set()
         assert (await tail).seq_num == 2
 
@@ -162,7 +165,7 @@ async def test_an_earlier_version_may_append_between_two_openings_of_this_one(
     record = chunks.decode(await engine.get(keys.chunk(row.id, 0)) or b"")
     at = clock.now + 5
     late = Chunk(1, 1, record.metered, at, at, at, bytes(record.payload))
-    await engine.commit([(keys.chunk(row.id, 1), chunks.encode(late))])
+    await commit_rows(engine, [(keys.chunk(row.id, 1), chunks.encode(late))])
     await engine.close()
     for expected in (2, 3):
         async with bench.store(NONE_IDLE) as store:
@@ -181,7 +184,7 @@ async def test_a_name_that_is_used_again_by_an_earlier_version_is_the_new_stream
     assert row is not None
     engine = await SlateEngine.open(bench.location)
     new = StreamRow(row.id + 1000, clock.now, row.config)
-    await engine.commit([(keys.stream(*A), rows.encode(new))])
+    await commit_rows(engine, [(keys.stream(*A), rows.encode(new))])
     await engine.close()
     async with bench.store(NONE_IDLE) as store:
         assert (await store.append(BASIN, "a", bodies("new"))).start.seq_num == 0
@@ -206,7 +209,7 @@ async def test_a_row_that_cannot_be_read_does_not_hide_its_stream(bench: Bench) 
         await store.create_basin(BASIN, CREATING)
         await store.append(BASIN, "a", bodies("x"))
         await put_away(store, "a")
-        await bench.engine.commit([(keys.resume(*A), LATER_FORMAT)])
+        await commit_rows(bench.engine, [(keys.resume(*A), LATER_FORMAT)])
         assert (await store.append(BASIN, "a", bodies("y"))).start.seq_num == 1
 
 
@@ -219,7 +222,7 @@ async def test_a_row_that_is_not_used_goes_in_the_commit_that_changes_the_stream
         await store.append(BASIN, "a", bodies("x"))
     for unused in (LATER_FORMAT, await outdated_row(bench)):
         async with bench.store(kept) as store:
-            await bench.engine.commit([(keys.resume(*A), unused)])
+            await commit_rows(bench.engine, [(keys.resume(*A), unused)])
             await store.check_tail(BASIN, "a")
             mount_of(store).idle.may_write = lambda: False
             await put_away(store, "a")
@@ -237,7 +240,7 @@ async def test_a_row_that_is_not_used_is_replaced_when_its_stream_leaves_memory(
         await store.append(BASIN, "a", bodies("x"))
     for unused in (LATER_FORMAT, await outdated_row(bench)):
         async with bench.store(NONE_IDLE) as store:
-            await bench.engine.commit([(keys.resume(*A), unused)])
+            await commit_rows(bench.engine, [(keys.resume(*A), unused)])
             await put_away(store, "a")
             value = await bench.engine.get(keys.resume(*A))
             assert value is not None

@@ -16,7 +16,7 @@ from streamfold.model.records import Record, trim_record
 from streamfold.store import keys, rows
 from streamfold.store.engine import slatedb_tables
 from streamfold.store.engine.disk_space import RESERVE_BYTES, DiskUsage
-from streamfold.store.engine.engine import Run, first_row
+from streamfold.store.engine.engine import Run, commit_rows, first_row
 from streamfold.store.engine.location import open_location
 from streamfold.store.engine.slatedb import SlateEngine
 from streamfold.store.engine.slatedb_binding import read_manifest
@@ -30,6 +30,7 @@ from streamfold.store.upkeep.reclaim import (
     similar_runs,
     wait_for,
 )
+from tests.folder_size import stored_bytes
 from tests.s3 import S3Server, run_s3_server, s3_client
 from tests.store.conftest import STREAM, Clock
 from tests.store.crash.verify import BASIN, read_all
@@ -60,11 +61,7 @@ def s3_server() -> Iterator[S3Server]:
 
 def local_bytes(folder: Path) -> int:
     """Bytes of tables and log."""
-    return sum(
-        path.stat().st_size
-        for name in ("compacted", "wal")
-        for path in (folder / "db" / name).glob("*.sst")
-    )
+    return stored_bytes(folder / "db" / "compacted", folder / "db" / "wal")
 
 
 def s3_bytes(server: S3Server, prefix: str) -> int:
@@ -245,7 +242,7 @@ async def test_what_was_deleted_before_a_restart_leaves_the_disk_after_it(
         assert local_bytes(tmp_path) >= 4 * MIB
     if row != b"":
         engine = await SlateEngine.open(open_location(tmp_path.as_uri()))
-        await engine.commit([(keys.SPACE, row)])
+        await commit_rows(engine, [(keys.SPACE, row)])
         await engine.close()
     async with open_store(tmp_path.as_uri(), QUICK) as store:
         await falls_below(1.2 * 2 * MIB, lambda: local_bytes(tmp_path))
@@ -259,7 +256,7 @@ async def test_a_scan_outlives_the_tables_that_it_began_with(
     engine = await SlateEngine.open(open_location(tmp_path.as_uri()))
     written = [(b"%04d" % number, bytes(BODY_BYTES)) for number in range(400)]
     for first in range(0, 400, 20):
-        await engine.commit(written[first : first + 20])
+        await commit_rows(engine, written[first : first + 20])
     await engine.flush()
     before = {path.name for path in (tmp_path / "db" / "compacted").iterdir()}
     found = []
@@ -275,7 +272,7 @@ async def test_a_scan_outlives_the_tables_that_it_began_with(
 async def test_a_large_manifest_is_read_as_it_is(tmp_path: Path) -> None:
     engine = await SlateEngine.open(open_location(tmp_path.as_uri()))
     for number in range(10):
-        await engine.commit([(b"%04d" % number, bytes(BODY_BYTES))])
+        await commit_rows(engine, [(b"%04d" % number, bytes(BODY_BYTES))])
         await engine.flush()
     newest = await read_manifest(engine._admin)
     assert newest.l0
@@ -291,7 +288,7 @@ async def test_manifests_are_deleted_again_and_again(
     engine = await SlateEngine.open(open_location(tmp_path.as_uri()))
     for _ in range(3):
         for number in range(10):
-            await engine.commit([(b"%04d" % number, bytes(1000))])
+            await commit_rows(engine, [(b"%04d" % number, bytes(1000))])
             await engine.flush()
         await engine.collect()
         # The newest, what checkpoints name, and what was written meanwhile.
@@ -313,7 +310,7 @@ async def replace_tables(engine: SlateEngine, folder: Path, names: set[str]) -> 
 
 async def test_a_row_that_cannot_be_read_ends_a_scan(tmp_path: Path) -> None:
     engine = await SlateEngine.open(open_location(tmp_path.as_uri()))
-    await engine.commit([(b"%04d" % number, bytes(BODY_BYTES)) for number in range(100)])
+    await commit_rows(engine, [(b"%04d" % number, bytes(BODY_BYTES)) for number in range(100)])
     await engine.close()
     for path in (tmp_path / "db" / "compacted").iterdir():
         path.unlink()

@@ -10,6 +10,7 @@ from streamfold.model.configs import StorageClass, StreamConfigLayer
 from streamfold.model.metrics import Accumulation, Gauge, Interval, Label, Metric, Point, Unit
 from streamfold.model.records import metered_size, trim_record
 from streamfold.store import keys
+from streamfold.store.engine.engine import commit_rows
 from streamfold.store.read.requests import ReadRequest, from_seq_num
 from streamfold.store.store import StreamStore
 from streamfold.store.usage import recorder
@@ -187,7 +188,7 @@ async def test_counts_whose_write_failed_are_neither_lost_nor_doubled(
 async def test_an_hour_that_cannot_be_read_does_not_stop_the_counting(
     store: StreamStore, bench: Bench
 ) -> None:
-    await bench.engine.commit([(keys.usage(BASIN, NOW // 3600), b"\xc1")])
+    await commit_rows(bench.engine, [(keys.usage(BASIN, NOW // 3600), b"\xc1")])
     store.usage.record_read(BASIN, 1)
     assert await of_basin(store, "read-throughput", 60) == {"read-throughput": [(NOW, 1)]}
     await store.upkeep()

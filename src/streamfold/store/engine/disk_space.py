@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -218,10 +219,17 @@ def memory_space(reserve: int | None) -> DiskSpace:
 
 def read_memory_usage(process: Path) -> DiskUsage:
     """The memory that the machine, or the container, lets a process have, and what is left of it."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    total = page * os.sysconf("SC_PHYS_PAGES")
+    total = memory_total()
+    resident = os.sysconf("SC_PAGE_SIZE") * int((process / "statm").read_text().split()[1])
+    return DiskUsage(total, max(0, total - resident))
+
+
+def memory_total() -> int:
+    """The memory that the machine, or the container, lets a process have; unlimited if unknown."""
+    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
+        return sys.maxsize
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for limit in _LIMITS:
         with suppress(OSError, ValueError):  # not this version, or "max"
             total = min(total, int(limit.read_text()))
-    resident = page * int((process / "statm").read_text().split()[1])
-    return DiskUsage(total, max(0, total - resident))
+    return total

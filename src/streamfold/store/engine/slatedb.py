@@ -15,18 +15,11 @@ from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 from streamfold.errors import StorageError, StorageFullError, WriterFencedError
 from streamfold.store.engine import slatedb_binding, slatedb_reads
 from streamfold.store.engine.disk_space import is_disk_full
-from streamfold.store.engine.engine import DiskUse, Op, Row, Tables
+from streamfold.store.engine.engine import Batch, DiskUse, Op, Row, Tables, size_of
 from streamfold.store.engine.local_disk import LocalDisk, forget_restore_point
 from streamfold.store.engine.location import Location
 from streamfold.store.engine.slatedb_clock import SlateClock, newest_time, system_time
 from streamfold.store.engine.slatedb_tables import REPLACED_SECONDS, SlateTables, sizes_of
-
-#: Bytes of one value from which its copy into SlateDB, 3 ms per MiB without the interpreter's lock, is
-#: worth a thread, which costs 0.2 ms, and 2 ms on a busy machine. Some small values are not, because
-#: their cost, 12 us each, is Python; very many are, to keep the event loop free.
-_THREAD_FROM_BYTES = 192 << 10
-_THREAD_FROM_TOTAL = 1 << 20
-_THREAD_FROM_OPS = 600
 
 #: Bytes of memory that SlateDB may use for rows not yet in a sorted table, and the size of a table.
 _TABLE_BYTES = 32 << 20
@@ -147,14 +140,20 @@ class SlateEngine:
         except (binding.Error, OSError) as error:
             raise translated(error) from error
 
-    async def commit(self, ops: Sequence[Op]) -> None:
-        if not ops:
+    def prepare(self, ops: list[Op]) -> Batch:
+        try:
+            return Batch(ops, size_of(ops), slatedb_binding.write_batch(ops))
+        except binding.Error as error:
+            raise translated(error) from error
+
+    async def commit(self, batch: Batch) -> None:
+        if not batch.ops:
             return  # SlateDB refuses an empty batch
         try:
             # The lock is first come, first served: rows enter SlateDB in the order of the calls.
             async with self._order:
-                written = await self._db.write(await _batch_of(list(ops)))
-                self._tables.committed(written.seqnum(), _size_of(ops))
+                written = await self._db.write(batch.native)
+                self._tables.committed(written.seqnum(), batch.size)
                 self._committed = True
             await self._db.flush_with_options(_WAL)
             if self._db.status().durable_seq < written.seqnum():
@@ -352,18 +351,6 @@ def _page_rows(page: list[Row]) -> int:
     """
     largest = max(len(value) for _, value in page) + 1
     return max(1, min(2 * len(page), _PAGE_ROWS, _PAGE_BYTES // largest))
-
-
-def _size_of(ops: Sequence[Op]) -> int:
-    return sum(len(key) + len(value or b"") for key, value in ops)
-
-
-async def _batch_of(ops: list[Op]) -> Any:
-    largest = max((len(value) for _, value in ops if value is not None), default=0)
-    many = len(ops) >= _THREAD_FROM_OPS or _size_of(ops) >= _THREAD_FROM_TOTAL
-    if many or largest >= _THREAD_FROM_BYTES:
-        return await asyncio.to_thread(slatedb_binding.write_batch, ops)
-    return slatedb_binding.write_batch(ops)
 
 
 async def _build(location: Location, wal: Any, now: Callable[[], int]) -> tuple[Any, Any]:

@@ -196,22 +196,21 @@ class Committer:
         start, before = perf_counter(), self._last_start  # the event loop's clock may be coarse
         # The lock is first come, first served: a commit does not overtake one that takes long to build.
         async with self._building:
-            ops = await build(commit.all_shares)
-        # Records first: rows may depend on records accepted before them.
-        ops += [op for row in commit.rows for op in row.ops]
-        if ops:
+            # Records first: rows may depend on records accepted before them.
+            rows = [op for row in commit.rows for op in row.ops]
+            batch = await build(commit.all_shares, rows, self._engine.prepare)
+        if batch.ops:
             self._last_start = start
         try:
             async with asyncio.timeout(self._settings.commit_timeout):
-                await self._engine.commit(ops)
+                await self._engine.commit(batch)
         except TimeoutError:
             raise OutcomeUnknownError(
                 f"storage did not answer within {self._settings.commit_timeout} s"
             ) from None
-        if ops:
+        if batch.ops:
             interval = None if before is None else start - before
-            size = sum(len(key) + len(value or b"") for key, value in ops)
-            self.on_commit(CommitReport(perf_counter() - start, interval, size))
+            self.on_commit(CommitReport(perf_counter() - start, interval, batch.size))
 
     async def _settle_commits(self) -> None:
         while True:
