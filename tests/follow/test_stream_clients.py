@@ -92,7 +92,13 @@ async def test_an_append_whose_connection_breaks_has_an_unknown_outcome() -> Non
             await client.append([Record(b"x")])
 
 
-async def test_encoded_appends_whose_session_the_server_ends_have_an_unknown_outcome() -> None:
+@pytest.mark.parametrize(
+    ("count", "message"),
+    [(1, "acknowledged an append up to 0"), (2, "the server ended the session")],
+)
+async def test_encoded_appends_without_an_acknowledgement_have_an_unknown_outcome(
+    count: int, message: str
+) -> None:
     async def end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(24)  # the HTTP/2 preface
         writer.write(bytes.fromhex("000000040000000000"))  # empty SETTINGS
@@ -106,5 +112,5 @@ async def test_encoded_appends_whose_session_the_server_ends_have_an_unknown_out
     batch = EncodedBatch(1, 12, delimited(b"\x0a", delimited(b"\x1a", b"body")))
     async with listener, S2("ignored", endpoints=Endpoints(endpoint, endpoint)) as s2:
         client = S2Client(s2.basin(BASIN).stream(STREAM))
-        with pytest.raises(OutcomeUnknownError, match="the server ended the session"):
-            await client.append_encoded([batch], match_seq_num=0, fencing_token="")
+        with pytest.raises(OutcomeUnknownError, match=message):
+            await client.append_encoded([batch] * count, match_seq_num=0, fencing_token="")

@@ -10,6 +10,7 @@ from s2_sdk import S2
 
 from streamfold.backoff import Backoff
 from streamfold.errors import StreamfoldError
+from streamfold.follow.clients.client import StreamClient, StreamRecord
 from streamfold.follow.clients.s2 import S2Client
 from streamfold.ingest.postgres.connection import Database
 from streamfold.ingest.postgres.ingester import IngestOptions, PostgresIngest
@@ -20,6 +21,16 @@ from tests.ingest.conftest import BASIN
 
 def stream(s2: S2, name: str) -> S2Client:
     return S2Client(s2.basin(BASIN).stream(name))
+
+
+async def wait_for_first(client: StreamClient, condition: Callable[[StreamRecord], bool]) -> None:
+    """Wait until the first record of a stream meets the condition."""
+    async with asyncio.timeout(60):
+        while True:
+            (first,) = await client.peek(0, 1)
+            if condition(first):
+                return
+            await asyncio.sleep(0.05)
 
 
 class Ingesting:

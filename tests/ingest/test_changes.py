@@ -11,6 +11,7 @@ import psycopg2
 import pytest
 from s2_sdk import S2
 
+from streamfold.ingest import SourceUnusableError
 from streamfold.ingest.postgres import connection
 from streamfold.ingest.postgres.ingester import IngestOptions
 from tests.ingest.ingesting import Ingesting, ingesting, stream
@@ -72,6 +73,47 @@ async def test_a_changed_key_takes_large_values_along(database: str, s2: S2) -> 
     assert [body["key"] for body in moves] == [{"id": 1}, {"id": 2}]
     assert not any("unchanged" in body for body in moves)
     assert rebuilt.table("id", "a") == execute(database, "SELECT id, a FROM t")
+
+
+async def test_a_changed_key_takes_large_values_along_as_the_log_has_them(
+    database: str, s2: S2
+) -> None:
+    """A cast to text strips the spaces of char(n)."""
+    columns = "a char(20000), b text, c text, d bytea"
+    values = f"{LARGE}, E'\\t\\n\\\\N \"' || {LARGE}, NULL, {LARGE}::bytea"
+    rebuilt = await ingested(
+        database,
+        s2,
+        [f"CREATE TABLE t (id int PRIMARY KEY, {columns})", f"INSERT INTO t VALUES (1, {values})"],
+        ["UPDATE t SET id = 2"],
+    )
+    (copied,) = [body["after"] for body in rebuilt.bodies if body["op"] == "r"]
+    assert copied["a"].endswith(" ")
+    assert rebuilt.rows == {(2,): copied | {"id": 2}}
+
+
+async def test_a_large_value_of_a_key_stays_in_its_rows(database: str, s2: S2) -> None:
+    # PostgreSQL sends the old key with every update, and leaves the same value out of the new row.
+    large = [f"ALTER TABLE t ALTER {column} SET STORAGE EXTERNAL" for column in ("part", "a")]
+    execute(
+        database,
+        "CREATE TABLE t (id int, part text, a text, n int, PRIMARY KEY (id, part))",
+        *large,
+        "INSERT INTO t VALUES (1, repeat('p', 2500), repeat('a', 9000), 0)",
+    )
+    options = IngestOptions(("t",), slot=database_name(database))
+    async with ingesting(database, s2, options) as running:
+        await running.followed()
+        execute(database, "UPDATE t SET n = 1", "UPDATE t SET id = 2, n = 2")
+        await running.until(lambda progress: progress.tables["public.t"].changes == 2)
+        async with following(stream(s2, "public.t"), ["id", "part"]) as until:
+            rebuilt = await until(lambda table: table.bodies[-1:] and table.bodies[-1]["op"] == "u")
+            rebuilt = await until(lambda table: table.bodies[-1]["after"]["n"] == 2)
+    columns = ("id", "part", "a", "n")
+    assert rebuilt.table(*columns) == execute(database, f"SELECT {', '.join(columns)} FROM t")
+    first, second = [body for body in rebuilt.bodies if body["op"] == "u"]
+    assert first["unchanged"] == ["a"]
+    assert "unchanged" not in second
 
 
 _WAITING = (
@@ -212,6 +254,7 @@ async def test_an_added_column_needs_no_new_copy(database: str, s2: S2) -> None:
         "ALTER TABLE t DROP COLUMN a",
         "ALTER TABLE t ALTER COLUMN a TYPE int USING length(a)",
         "ALTER TABLE t ADD COLUMN b int DEFAULT 7",
+        "ALTER TABLE t DROP COLUMN a, ADD COLUMN a text",
     ],
 )
 async def test_a_table_whose_old_rows_look_different_is_copied_again(
@@ -233,3 +276,50 @@ async def test_a_table_whose_old_rows_look_different_is_copied_again(
             rebuilt = await until(lambda table: table.bodies[-1:] and table.bodies[-1]["op"] == "d")
     rows = execute(database, "SELECT row_to_json(t) FROM t ORDER BY id")
     assert [row for _, row in sorted(rebuilt.rows.items())] == [row for (row,) in rows]
+
+
+async def test_a_changed_replica_identity_is_noticed_before_a_change_without_the_key(
+    database: str, s2: S2
+) -> None:
+    execute(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY, n int NOT NULL UNIQUE)",
+        "INSERT INTO t SELECT n, n FROM generate_series(1, 3) n",
+    )
+    options = IngestOptions(("t",), slot=database_name(database))
+    async with ingesting(database, s2, options) as running:
+        await running.followed()
+        execute(
+            database,
+            "ALTER TABLE t REPLICA IDENTITY USING INDEX t_n_key",
+            "DELETE FROM t WHERE id = 1",
+        )
+        failure = await running.failure()
+    assert isinstance(failure, SourceUnusableError)
+    assert "was (id) and is now (n)" in failure.message
+    execute(database, "ALTER TABLE t REPLICA IDENTITY DEFAULT", "DELETE FROM t WHERE id = 2")
+    async with ingesting(database, s2, options) as running:
+        await running.followed()
+        async with following(stream(s2, "public.t"), ["id"]) as until:
+            rebuilt = await until(lambda table: [b["op"] for b in table.bodies].count("e") == 2)
+    assert rebuilt.table("id", "n") == [(3, 3)]
+
+
+async def test_a_large_value_of_a_column_that_was_renamed_is_copied_again(
+    database: str, s2: S2
+) -> None:
+    execute(
+        database,
+        "CREATE TABLE t (id int PRIMARY KEY, a text)",
+        f"INSERT INTO t VALUES (1, {LARGE})",
+    )
+    options = IngestOptions(("t",), slot=database_name(database))
+    async with ingesting(database, s2, options) as running:
+        await running.followed()
+        # In one statement, so that the column has its new name when the value is looked up.
+        execute(database, "UPDATE t SET id = 2; ALTER TABLE t RENAME COLUMN a TO b")
+        await running.until(lambda progress: progress.sessions == 2)
+        await running.followed()
+        async with following(stream(s2, "public.t"), ["id"]) as until:
+            rebuilt = await until(lambda table: any("b" in row for row in table.rows.values()))
+    assert rebuilt.table("id", "b") == execute(database, "SELECT id, b FROM t")

@@ -13,13 +13,14 @@ import pytest
 from s2_sdk import S2, Endpoints, Timeout
 
 from streamfold.errors import NotFoundError, OutcomeUnknownError
-from streamfold.follow.clients.client import EncodedBatch
 from streamfold.follow.clients.s2 import S2Client
 from streamfold.ingest import RowTooLargeError, SlotLostError, SourceUnusableError
 from streamfold.ingest.postgres import ingester
 from streamfold.ingest.postgres.connection import Database
 from streamfold.ingest.postgres.copy_source import Snapshot, exported_snapshot
 from streamfold.ingest.postgres.ingester import IngestOptions
+from streamfold.ingest.table_stream import TableStream
+from streamfold.model.records import Record
 from tests.ingest.conftest import BASIN
 from tests.ingest.ingesting import ingesting, stream
 from tests.ingest.network import proxy_to_postgres, proxy_to_server
@@ -131,10 +132,9 @@ async def test_an_append_session_that_the_sdk_does_not_end_is_given_up_with_its_
             with pytest.raises(NotFoundError):
                 await client.check_tail()
             monkeypatch.setattr(type(used._client), "streaming_request", waiting)
+            appending = TableStream(client, "").append_each([[Record(b"x")]] * 2)
             with pytest.raises(OutcomeUnknownError, match="no acknowledgement in time"):
-                await client.append_encoded(
-                    [EncodedBatch(1, 8, b"")], match_seq_num=0, fencing_token=""
-                )
+                await asyncio.wait_for(appending, 30)
             before = proxy.connections
             with pytest.raises(NotFoundError):
                 await client.check_tail()

@@ -18,13 +18,13 @@ from psycopg2.extras import execute_values
 from streamfold.follow.clients.client import Appended, EncodedBatch
 from streamfold.ingest import RowTooLargeError
 from streamfold.ingest.errors import CopyStaleError, SourceUnavailableError, SourceUnusableError
-from streamfold.ingest.postgres import encoded_copy, values
 from streamfold.ingest.postgres.catalog import find_tables
 from streamfold.ingest.postgres.connection import Database
 from streamfold.ingest.postgres.copy_source import copied_blocks, exported_snapshot
-from streamfold.ingest.postgres.encoded_copy import EncodedLines
+from streamfold.ingest.postgres.encoding import encoded_copy, values
+from streamfold.ingest.postgres.encoding.encoded_copy import EncodedLines
+from streamfold.ingest.postgres.encoding.rows import RowEncoder
 from streamfold.ingest.postgres.first_copy import copy_table
-from streamfold.ingest.postgres.rows import RowEncoder
 from streamfold.ingest.table_stream import CopyPosition, TableStream
 from streamfold.model.records import (
     BATCH_BYTES_MAX,

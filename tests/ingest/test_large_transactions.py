@@ -8,10 +8,13 @@ import signal
 from pathlib import Path
 
 import psutil
+import pytest
 from s2_sdk import S2, Endpoints
 
+from streamfold.ingest.postgres import following
+from streamfold.ingest.postgres.ingester import IngestOptions
 from tests.ingest.conftest import BASIN
-from tests.ingest.ingesting import stream
+from tests.ingest.ingesting import ingesting, stream
 from tests.ingest.postgres import database_name, execute
 from tests.ingest.processes import Serving, kill, line_with, start
 
@@ -56,3 +59,16 @@ async def test_a_large_transaction_is_not_held_in_memory(database: str, tmp_path
     assert 0 < grown < GROWTH_MAX
     assert (b"index", b"%d" % (rows - 1)) in [tuple(header) for header in last.headers]
     assert last.body.endswith(b',"last":true}}')
+
+
+async def test_a_transaction_of_large_rows_does_not_wait_for_each_filling_of_a_socket(
+    database: str, s2: S2, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "_GATHER", 3.0)  # a socket holds a fraction of a MiB
+    execute(database, "CREATE TABLE t (id int PRIMARY KEY, a text)")
+    options = IngestOptions(("t",), slot=database_name(database))
+    async with ingesting(database, s2, options) as running:
+        await running.followed()
+        rows = "SELECT n, repeat('x', 1900) FROM generate_series(1, 4000) n"
+        await asyncio.to_thread(execute, database, f"INSERT INTO t {rows}")
+        await running.until(lambda progress: progress.tables["public.t"].changes == 4000)

@@ -14,7 +14,7 @@ from streamfold.ingest import SourceUnusableError
 from streamfold.ingest.postgres.ingester import IngestOptions
 from streamfold.ingest.postgres.pgoutput import parse_lsn
 from streamfold.ingest.progress import IngestProgress
-from tests.ingest.ingesting import ingesting, stream
+from tests.ingest.ingesting import ingesting, stream, wait_for_first
 from tests.ingest.postgres import Rebuilt, database_name, execute, following
 
 STREAM = "shop"
@@ -184,6 +184,26 @@ async def test_tables_are_copied_again_into_one_stream_after_the_slot_was_lost(
         execute(database, f"INSERT INTO items VALUES ({END})")
         found = await rebuilt_at(s2, "public.items", END)
     assert found.table("id") == [(5,), (END,)]
+
+
+async def test_one_stream_is_trimmed_as_its_readers_allow_and_continues_after_a_restart(
+    database: str, s2: S2
+) -> None:
+    execute(database, *TABLES, "INSERT INTO items SELECT n, 'x' FROM generate_series(1, 50) n")
+    chosen = replace(options(database, "orders", "items"), heartbeat=0.1)
+    points = {STREAM: 40}
+    async with ingesting(database, s2, chosen, trim_points=points) as running:
+        await running.followed()
+        await wait_for_first(stream(s2, STREAM), lambda first: first.seq_num == 40)
+        points[STREAM] = 1 << 40
+        execute(database, "INSERT INTO orders VALUES (1, 'a')")
+        await wait_for_first(stream(s2, STREAM), lambda first: b'"op":"c"' in first.body)
+    execute(database, "INSERT INTO items VALUES (60, 'y')", "INSERT INTO orders VALUES (2, 'b')")
+    async with ingesting(database, s2, chosen):
+        found = await rebuilt_at(s2, "public.orders", 2)
+    # Neither table is copied again, and no change is there twice.
+    assert [body["op"] for body in found.bodies] == ["c", "c", "c"]
+    assert len(set(found.positions)) == 3
 
 
 async def test_a_slot_keeps_to_the_streams_that_it_fills(database: str, s2: S2) -> None:

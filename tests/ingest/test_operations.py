@@ -7,6 +7,7 @@ import logging
 import re
 import ssl
 import subprocess
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -225,6 +226,29 @@ async def test_the_metrics_say_how_far_each_table_is(database: str, s2: S2) -> N
     assert found["streamfold_ingest_retained_bytes", ""] > 0
     assert found["streamfold_ingest_lag_bytes", ""] >= 0
     assert 0 <= found["streamfold_ingest_lag_seconds", ""] < 60
+
+
+async def test_a_steady_load_that_is_appended_is_no_lag(database: str, s2: S2) -> None:
+    execute(database, "CREATE TABLE t (id serial PRIMARY KEY)")
+    stop = threading.Event()
+
+    def load() -> None:
+        with closing(psycopg2.connect(database)) as connection, connection.cursor() as cursor:
+            while not stop.wait(0.005):
+                cursor.execute("INSERT INTO t DEFAULT VALUES")
+                connection.commit()
+
+    async with ingesting(database, s2, options(database, "t")) as running:
+        await running.followed()
+        loading = asyncio.create_task(asyncio.to_thread(load))
+        try:
+            await running.until(lambda progress: progress.tables["public.t"].changes > 50)
+            now = time.time()
+            await running.until(lambda progress: progress.tables["public.t"].changes > 300)
+            assert running.ingest.progress.caught_up_at > now
+        finally:
+            stop.set()
+            await loading
 
 
 def metrics(port: int) -> dict[tuple[str, str], float]:

@@ -21,11 +21,14 @@ import pytest
 import streamfold.archive
 from streamfold.follow.clients.s2 import S2Client
 from tests.cli.commands import Shell, ending_of, line_of
+from tests.cli.documented_json import documented
 from tests.ingest.postgres import database_name, execute
 from tests.sdk import sdk_client
 
 #: Enough for a trim of the stream.
 ROWS = 1500
+#: The objects that the reference has for the verb.
+DOCUMENTED = documented("publish")
 PROVE = bool(os.environ.get("STREAMFOLD_PROVE"))
 
 
@@ -64,11 +67,14 @@ async def part(command: Process, verb: str) -> psutil.Process:
 
 
 async def until(command: Process, condition: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-    """Read status lines until one meets the condition."""
+    """Read status lines, which have the documented members, until one meets the condition."""
     while True:
         line = await line_of(command)
         assert line, await ending_of(command)
         shown: dict[str, Any] = json.loads(line)
+        artifacts = [shown.get(name) for name in ("last_diff", "last_base")]
+        for each in (shown, *filter(None, artifacts)):
+            assert any(shape.fits(each) for shape in DOCUMENTED), each
         if condition(shown):
             return shown
 
@@ -227,6 +233,7 @@ def test_the_configuration_is_written_for_the_three_parts_without_the_password(
     (written,) = shell.ok(*command).objects
     names = ["server.sh", "ingest.sh", "snapshotter.sh"]
     assert written == {"scripts": [str(folder / name) for name in names]}
+    assert any(shape.fits(written) for shape in DOCUMENTED)
     texts = [file.read_text() for file in folder.iterdir()]
     assert not any("s3cret" in text for text in texts)
     for name in names:

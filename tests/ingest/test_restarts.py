@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 
+import psycopg2
 import pytest
 from s2_sdk import S2
 
 from streamfold.errors import RetryLaterError
-from streamfold.follow.clients.client import Appended, StreamClient, StreamRecord
+from streamfold.follow.clients.client import Appended, EncodedBatch, StreamClient
 from streamfold.follow.clients.s2 import S2Client
 from streamfold.ingest.postgres.ingester import IngestOptions
 from streamfold.ingest.postgres.pgoutput import parse_lsn
 from streamfold.ingest.streams import BasinStreams
 from streamfold.model.records import Record
 from tests.ingest.conftest import BASIN
-from tests.ingest.ingesting import ingesting, stream
+from tests.ingest.ingesting import ingesting, stream, wait_for_first
 from tests.ingest.postgres import (
     database_name,
     execute,
@@ -82,12 +84,24 @@ class FailingClient(S2Client):
         match_seq_num: int | None = None,
         fencing_token: str | None = None,
     ) -> Appended:
-        if self.failing and match_seq_num is not None:
-            self.failing = False
-            raise RetryLaterError("the test refuses this append: append again")
+        if match_seq_num is not None:
+            self._refuse()
         return await super().append(
             records, match_seq_num=match_seq_num, fencing_token=fencing_token
         )
+
+    async def append_encoded(
+        self, batches: Sequence[EncodedBatch], *, match_seq_num: int, fencing_token: str
+    ) -> int:
+        self._refuse()
+        return await super().append_encoded(
+            batches, match_seq_num=match_seq_num, fencing_token=fencing_token
+        )
+
+    def _refuse(self) -> None:
+        if self.failing:
+            self.failing = False
+            raise RetryLaterError("the test refuses this append: append again")
 
 
 class FailingStreams(BasinStreams):
@@ -102,6 +116,88 @@ class FailingStreams(BasinStreams):
         await super().ensure(name)
         self.clients[name] = FailingClient(self._s2.basin(BASIN).stream(name))
         return self.clients[name]
+
+
+class HeldClient(S2Client):
+    """Holds appends with changes when a test asks for it, until the test sets their event."""
+
+    held: asyncio.Queue[asyncio.Event] | None = None
+
+    async def append_encoded(
+        self, batches: Sequence[EncodedBatch], *, match_seq_num: int, fencing_token: str
+    ) -> int:
+        if self.held is not None:
+            release = asyncio.Event()
+            self.held.put_nowait(release)
+            await release.wait()
+        return await super().append_encoded(
+            batches, match_seq_num=match_seq_num, fencing_token=fencing_token
+        )
+
+
+class HeldStreams(BasinStreams):
+    """Streams of a basin that can hold appends."""
+
+    def __init__(self, s2: S2) -> None:
+        super().__init__(s2.basin(BASIN))
+        self._s2 = s2
+        self.clients: dict[str, HeldClient] = {}
+
+    async def ensure(self, name: str) -> StreamClient:
+        await super().ensure(name)
+        self.clients[name] = HeldClient(self._s2.basin(BASIN).stream(name))
+        return self.clients[name]
+
+
+def wait_for_silence(database: str, seconds: float) -> None:
+    """Wait until PostgreSQL had no answer for so long, and therefore asks for one."""
+    query = f"SELECT 1 FROM pg_stat_replication WHERE reply_time < now() - interval '{seconds} s'"
+    while not execute(database, query):
+        time.sleep(0.02)
+
+
+def moves_within(database: str, slot: str, position: int, seconds: float) -> bool:
+    """Return whether the slot is confirmed up to a position within the time."""
+    query = f"SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = '{slot}'"
+    deadline, found = time.monotonic() + seconds, False
+    while not found and time.monotonic() < deadline:
+        ((confirmed,),) = execute(database, query)
+        found = parse_lsn(confirmed) >= position
+    return found
+
+
+async def test_an_answer_within_an_older_transaction_confirms_no_commit_that_is_not_appended(
+    database: str, s2: S2
+) -> None:
+    execute(database, TABLES[0], "CREATE TABLE large (id int PRIMARY KEY, a text)")
+    chosen, streams = options(database, "t", "large"), HeldStreams(s2)
+    hasty = f"{database}&options=-c%20wal_sender_timeout%3D4s"  # PostgreSQL asks after half of it
+    end = "SELECT pg_current_wal_lsn()::text"
+    with closing(psycopg2.connect(database)) as older:
+        async with ingesting(hasty, s2, chosen, streams=streams) as running:
+            await running.followed()
+            # Its changes are in the log before all commits, and more than what is read ahead.
+            rows = "SELECT n, repeat('x', 1000) FROM generate_series(1, 9000) n"
+            older.cursor().execute(f"INSERT INTO large {rows}")
+            ((first,),) = execute(database, "INSERT INTO t VALUES (1)", end)
+            await asyncio.to_thread(wait_for_slot, database, chosen.slot, parse_lsn(first))
+            held = streams.clients["public.t"].held = asyncio.Queue()
+            execute(database, "INSERT INTO t VALUES (2)")
+            append = await held.get()
+            ((third,),) = execute(database, "INSERT INTO t VALUES (3)", end)
+            older.commit()
+            await asyncio.to_thread(wait_for_silence, database, 2.5)
+            append.set()
+            await held.get()  # the append with row 3, which never ends
+            moved = await asyncio.to_thread(
+                moves_within, database, chosen.slot, parse_lsn(third), 1.0
+            )
+    assert not moved
+    async with ingesting(database, s2, chosen) as running:
+        await running.followed()
+        async with following(stream(s2, "public.t"), ["id"]) as until:
+            rebuilt = await until(lambda table: (3,) in table.rows)
+    assert rebuilt.table("id") == [(1,), (2,), (3,)]
 
 
 async def test_log_of_other_tables_is_noted_before_it_is_confirmed(database: str, s2: S2) -> None:
@@ -143,21 +239,11 @@ async def test_streams_are_trimmed_as_their_readers_allow_and_never_to_the_last_
     points = {"public.t": 20}
     async with ingesting(database, s2, chosen, trim_points=points) as running:
         await running.followed()
-        await wait_for_first(s2, lambda first: first.seq_num == 20)
+        await wait_for_first(stream(s2, "public.t"), lambda first: first.seq_num == 20)
         points["public.t"] = 1 << 40
         execute(database, "INSERT INTO t VALUES (51)")
-        await wait_for_first(s2, lambda first: b'"id":51' in first.body)
+        await wait_for_first(stream(s2, "public.t"), lambda first: b'"id":51' in first.body)
     await check_follows(database, s2, chosen, 52)
-
-
-async def wait_for_first(s2: S2, condition: Callable[[StreamRecord], bool]) -> None:
-    """Wait until the first record of the stream meets the condition."""
-    async with asyncio.timeout(60):
-        while True:
-            (first,) = await stream(s2, "public.t").peek(0, 1)
-            if condition(first):
-                return
-            await asyncio.sleep(0.05)
 
 
 async def test_a_failed_append_after_log_of_other_tables_is_repeated(database: str, s2: S2) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import count
+
+import pytest
 from s2_sdk import S2
 
+from streamfold.ingest import SourceUnusableError
 from streamfold.ingest.postgres.ingester import IngestOptions
 from streamfold.snapshotter.decoding import EnvelopeDecoder, parse_ddl
 from streamfold.testing.change_decoder_kit import records
@@ -113,3 +117,46 @@ async def test_every_type_is_exact_in_copy_and_changes_and_for_the_snapshotter(
         "twice": "INT",
         "number": "INT",
     }
+
+
+def encoded_database(uri: str, encoding: str) -> str:
+    """A database whose texts have another encoding, with table t."""
+    name = f"{encoding.lower()}_{next(NUMBERS)}"
+    encoded = f"ENCODING '{encoding}' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'"
+    execute(uri, f"CREATE DATABASE {name} {encoded}")
+    made = uri.replace("/postgres?", f"/{name}?")
+    execute(made, "CREATE TABLE t (id int PRIMARY KEY, a text)")
+    return made
+
+
+NUMBERS = count()
+E_ACUTE = "convert_from('\\xe9', '{}')"
+
+
+async def test_texts_of_a_latin1_database_are_unicode(postgres: str, s2: S2) -> None:
+    database = encoded_database(postgres, "LATIN1")
+    execute(database, f"INSERT INTO t VALUES (1, {E_ACUTE.format('LATIN1')})")
+    async with ingesting(database, s2, IngestOptions(("t",), slot="latin1")) as running:
+        await running.followed()
+        execute(database, "INSERT INTO t SELECT 2, a || a FROM t")
+        async with following(stream(s2, "public.t"), ["id"]) as until:
+            rebuilt = await until(lambda table: (2,) in table.rows)
+    assert rebuilt.table("id", "a") == [(1, "é"), (2, "éé")]
+
+
+@pytest.mark.parametrize("copied", [True, False], ids=["in the copy", "in a change"])
+async def test_bytes_that_are_not_unicode_in_an_sql_ascii_database_are_a_clear_error(
+    postgres: str, s2: S2, copied: bool
+) -> None:
+    database = encoded_database(postgres, "SQL_ASCII")
+    slot, wrong = f"sql_ascii_{copied}".lower(), E_ACUTE.format("SQL_ASCII")
+    insert = f"INSERT INTO t VALUES (1, {wrong})"
+    execute(database, insert if copied else "INSERT INTO t VALUES (1, 'plain')")
+    async with ingesting(database, s2, IngestOptions(("t",), slot=slot)) as running:
+        if not copied:
+            await running.followed()
+            execute(database, insert.replace("(1", "(2"))
+        failure = await running.failure()
+    assert isinstance(failure, SourceUnusableError)
+    assert "0xe9" in failure.message
+    assert "correct the text" in failure.message

@@ -23,7 +23,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, runtime_checkable
+from typing import Final
 
 import msgspec
 
@@ -79,17 +79,6 @@ def fencing_token() -> str:
     return f"ingest-{secrets.token_hex(8)}"
 
 
-@runtime_checkable
-class Pipelined(Protocol):
-    """A client that need not wait for one append before it sends the next."""
-
-    async def append_each(
-        self, batches: Sequence[Sequence[Record]], *, match_seq_num: int, fencing_token: str
-    ) -> int:
-        """Append the batches in order; returns the tail. The first that fails ends it."""
-        ...
-
-
 class TableStream:
     """Appends to one stream, as its only writer."""
 
@@ -136,11 +125,8 @@ class TableStream:
     async def append_each(self, parts: Sequence[Sequence[Record]]) -> None:
         """Append parts that one append each can take, as `append` does."""
         try:
-            if len(parts) > 1 and isinstance(self._client, Pipelined):
-                self._next = await self._client.append_each(
-                    parts, match_seq_num=self._next, fencing_token=self._token
-                )
-                self._last = self._next - 1
+            if len(parts) > 1 and self.takes_encoded:
+                await self.append_encoded([EncodedBatch.of(part) for part in parts])
                 return
             for part in parts:
                 done = await self._client.append(

@@ -2,7 +2,8 @@
 
 StreamfoldError
 ├── DataLossError                 records that the query has not seen are gone
-│   └── StreamGoneError           and so is their stream
+│   ├── StreamGoneError           and so is their stream
+│   └── StreamReplacedError       another stream has its name: begin a new archive
 ├── JavaMissingError              no Java that Spark can use
 └── JavaEndedError                Spark's Java process has ended: start again
 InvalidError
@@ -60,6 +61,21 @@ class StreamGoneError(DataLossError):
             "exists: set the option failOnDataLoss to false to continue without it",
         )
         self.first = position
+
+
+class StreamReplacedError(DataLossError):
+    """Another stream has the name of the one that an archive was made from."""
+
+    code = "stream_replaced"
+
+    def __init__(self, stream: str, seq_num: int, timestamp: int, found: int) -> None:
+        StreamfoldError.__init__(
+            self,
+            f"record {seq_num} of stream {stream!r}, up to which the archive has its changes, had the "
+            f"timestamp {timestamp} and has {found}: the stream was created anew. Begin a new archive, "
+            "with another key_prefix",
+        )
+        self.first = 0
 
 
 class EndpointUnavailableError(RetryLaterError):

@@ -211,6 +211,28 @@ def test_a_server_that_is_down_is_waited_for_and_lost_records_stop_their_table_a
     assert check_every_boundary(tmp_path / "o", bodies)
 
 
+def test_a_stream_that_was_created_anew_is_refused_although_it_is_longer(
+    spark: SparkSession, server: Server, fresh: Callable[[], str], tmp_path: Path
+) -> None:
+    stream, folder = fresh(), tmp_path / "archive"
+    bodies = list(Feed(9).changes(60))
+    feed(server, stream, bodies[:20])
+    job = table_job(server, stream, folder)
+    for start in range(2):  # the second start finds the record that it knows
+        with running(spark, tmp_path / f"run{start}", job) as live:
+            live.wait_for_head(job.table, 19 + 10 * start)
+            feed(server, stream, bodies[20 + 10 * start : 30 + 10 * start])
+            live.wait_for_head(job.table, 29 + 10 * start)
+    server.recreate(stream)
+    feed(server, stream, bodies)
+    with running(spark, tmp_path / "anew", job) as live:
+        stopped = live.wait_for_state(job.table, State.STOPPED)
+    assert stopped.last_error is not None
+    assert stopped.last_error.code == "stream_replaced"
+    assert "record 39" in stopped.last_error.message
+    assert manifest_of(folder).head_position == "39"
+
+
 def test_e26_status_says_all_a_snapshot_needs_no_table_and_a_stop_writes_the_last_diff(
     spark: SparkSession,
     server: Server,

@@ -18,7 +18,16 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from streamfold.model.positions import StreamPosition
-from streamfold.model.records import Record
+from streamfold.model.records import Header, Record, metered_size
+from streamfold.records.plain import (
+    APPEND_BODY,
+    APPEND_HEADERS,
+    APPEND_TIMESTAMP,
+    HEADER_NAME,
+    HEADER_VALUE,
+    RECORDS,
+)
+from streamfold.records.protobuf import varint
 
 
 class StreamRecord(Protocol):
@@ -94,6 +103,29 @@ class EncodedBatch(NamedTuple):
     records: bytes
     #: Rows of the source up to the last one of this batch.
     rows: int = 0
+
+    @classmethod
+    def of(cls, records: Sequence[Record]) -> EncodedBatch:
+        """Return records as one append can take them."""
+        encoded = b"".join(map(encoded_record, records))
+        return cls(len(records), sum(map(metered_size, records)), encoded)
+
+
+def encoded_record(record: Record) -> bytes:
+    """Return the record as a field of AppendInput."""
+    stamp, headers = record.timestamp, b"".join(map(encoded_header, record.headers))
+    stamped = b"" if stamp is None else b"%c%b" % (APPEND_TIMESTAMP, varint(stamp))
+    return _field(RECORDS, stamped + headers + _field(APPEND_BODY, record.body))
+
+
+def encoded_header(header: Header) -> bytes:
+    """Return the header as a field of AppendRecord."""
+    pair = _field(HEADER_NAME, header.name) + _field(HEADER_VALUE, header.value)
+    return _field(APPEND_HEADERS, pair)
+
+
+def _field(tag: int, content: bytes) -> bytes:
+    return b"%c%b%b" % (tag, varint(len(content)), content)
 
 
 @runtime_checkable

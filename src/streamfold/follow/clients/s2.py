@@ -12,6 +12,7 @@ from streamfold.errors import StreamfoldError
 from streamfold.extras import needing_extra
 from streamfold.follow.clients.client import Appended, EncodedBatch, StreamRecord
 from streamfold.follow.clients.feed import cancel_until_done
+from streamfold.model.names import endpoint_url
 from streamfold.model.positions import SeqNum, StreamPosition, Timestamp
 from streamfold.model.records import Record
 from streamfold.records.protobuf import delimited, varint
@@ -22,6 +23,7 @@ with needing_extra("client"):
     from streamfold.follow.clients.s2_internals import (
         AppendIndefiniteFailureError,
         TransportError,
+        append_input,
         append_inputs,
         has_no_side_effects,
         retire_silent_connections,
@@ -42,7 +44,7 @@ _NO_TOKEN = "none"  # noqa: S105
 
 
 def connect(endpoint: str | None = None, *, token: str | None = None) -> s2_sdk.S2:
-    """A client of the server at `endpoint`; nothing is sent yet.
+    """A client of the server at `endpoint`, a URL or `host:port`; nothing is sent yet.
 
     Without `endpoint`, S2_ACCOUNT_ENDPOINT and S2_BASIN_ENDPOINT name the server; without `token`,
     S2_ACCESS_TOKEN has it. Close the client after use, or use it as a context manager:
@@ -50,10 +52,14 @@ def connect(endpoint: str | None = None, *, token: str | None = None) -> s2_sdk.
         async with streamfold.connect("http://localhost:8080") as s2:
             stream = s2.basin("my-basin").stream("orders")
     """
-    if endpoint is not None:
-        endpoints = s2_sdk.Endpoints(account=endpoint, basin=endpoint)
-    else:
-        endpoints = s2_sdk.Endpoints.from_env()
+    names = ("S2_ACCOUNT_ENDPOINT", "S2_BASIN_ENDPOINT")
+    account, basin = (endpoint_url(endpoint or os.environ.get(name, "")) for name in names)
+    if not (account and basin):
+        raise errors.InvalidError(
+            'no server is named: call connect("http://localhost:8080"), or set S2_ACCOUNT_ENDPOINT and '
+            "S2_BASIN_ENDPOINT, which `streamfold serve` prints"
+        )
+    endpoints = s2_sdk.Endpoints(account=account, basin=basin)
     return s2_sdk.S2(token or os.environ.get("S2_ACCESS_TOKEN") or _NO_TOKEN, endpoints=endpoints)
 
 
@@ -123,46 +129,26 @@ class S2Client:
             raise self._translate(error, appending=True) from error
         return Appended(ack.start.seq_num, ack.end.seq_num)
 
-    async def append_each(
-        self, batches: Sequence[Sequence[Record]], *, match_seq_num: int, fencing_token: str
-    ) -> int:
-        """Append batches one after another without waiting in between; returns the tail.
-
-        The first that fails ends it, and none after it is appended.
-        """
-        start, tickets = match_seq_num, []
-        try:
-            async with self._stream.append_session() as session:
-                for batch in batches:
-                    records = [_record(record) for record in batch]
-                    wanted = s2_sdk.AppendInput(
-                        records, match_seq_num=start, fencing_token=fencing_token
-                    )
-                    tickets.append(await session.submit(wanted))
-                    start += len(records)
-                for ticket in tickets:
-                    await ticket
-        except s2_sdk.SeqNumMismatchError as error:
-            raise errors.SeqNumMismatchError(start, error.expected_seq_num) from error
-        except s2_sdk.FencingTokenMismatchError as error:
-            raise errors.FencingTokenMismatchError(
-                fencing_token, error.expected_fencing_token
-            ) from error
-        except s2_sdk.S2Error as error:
-            raise self._translate(error, appending=True) from error
-        return start
-
     async def append_encoded(
         self, batches: Sequence[EncodedBatch], *, match_seq_num: int, fencing_token: str
     ) -> int:
-        """Append encoded batches, as `append_each` does, without a Python object for each record."""
+        """Append encoded batches one after another without waiting in between; returns the tail.
+
+        The first that fails ends it, and none after it is appended. The SDK's own append session is
+        not used: it may wait without an end for a server that has gone away.
+        """
         start, inputs = match_seq_num, []
         token = delimited(b"\x1a", fencing_token.encode())
         for batch in batches:
             inputs.append(b"%b\x10%b%b" % (batch.records, varint(start), token))
             start += batch.record_count
         try:
-            await append_inputs(self._stream, inputs)
+            if len(inputs) != 1:
+                await append_inputs(self._stream, inputs)
+            elif (end := await append_input(self._stream, inputs[0])) != start:
+                raise errors.OutcomeUnknownError(
+                    f"the server acknowledged an append up to {end}, which ends at {start}"
+                )
         except s2_sdk.SeqNumMismatchError as error:
             raise errors.SeqNumMismatchError(match_seq_num, error.expected_seq_num) from error
         except s2_sdk.FencingTokenMismatchError as error:

@@ -1,8 +1,8 @@
 """The parts of the S2 SDK that it does not promise to keep, and that its public names do not offer.
 
 Only this module imports them: how a request ended, as far as the SDK knows (upstream defect 17), the
-wrapper that makes all failures errors of the SDK, an append session whose input is encoded already (the
-SDK spends 8 us on each record), and the pool of connections, which keeps one that has fallen silent.
+wrapper that makes all failures errors of the SDK, appends whose input is encoded already (the SDK
+spends 8 us on each record), and the pool of connections, which keeps one that has fallen silent.
 `pyproject.toml` bounds the version of the SDK for their sake.
 """
 
@@ -23,6 +23,7 @@ with needing_extra("client"):
         fallible,
         normalize_exception,
     )
+    from s2_sdk._generated.s2.v1.s2_pb2 import AppendAck
     from s2_sdk._retrier import has_no_side_effects
     from s2_sdk._s2s import _stream_records_path
     from s2_sdk._s2s._protocol import (
@@ -40,6 +41,7 @@ __all__ = [
     "AppendIndefiniteFailureError",
     "ConnectError",
     "TransportError",
+    "append_input",
     "append_inputs",
     "fallible",
     "has_no_side_effects",
@@ -56,6 +58,20 @@ def retire_silent_connections(used: S2Basin | S2Stream, error: BaseException) ->
         client = used._client
         for connection in client._pool._hosts.get(client._base_url, ()):
             connection.retire()
+
+
+async def append_input(stream: S2Stream, body: bytes) -> int:
+    """Append one encoded AppendInput as `S2Stream.append` does, with its retries.
+
+    Returns the end of the acknowledged range.
+    """
+    kind = {"content-type": "application/x-protobuf", "accept": "application/x-protobuf"}
+    path, headers = _stream_records_path(stream.name), stream._request_headers(kind)
+    send = fallible(stream._append_retrier.__call__)
+    response = await send(stream._client.unary_request, "POST", path, content=body, headers=headers)
+    ack = AppendAck()
+    ack.ParseFromString(response.content)
+    return int(ack.end.seq_num)
 
 
 async def append_inputs(stream: S2Stream, inputs: Sequence[bytes]) -> None:

@@ -148,7 +148,8 @@ class RestorePlan:
             )
         else:
             lines.append("  load    nothing: fold from the start")
-        lines.append(f"  replay  {self.records:,} records from {self.read_from}")
+        records = "1 record" if self.records == 1 else f"{self.records:,} records"
+        lines.append(f"  replay  {records} from {self.read_from}")
         lines.append(f"  read    about {approximate_size(self.estimated_bytes)}")
         lines += [f"  skipped {skipped.error}" for skipped in self.skipped]
         return "\n".join(lines)

@@ -11,7 +11,7 @@ import msgspec
 
 from streamfold.extras import needing_extra
 from streamfold.ingest.errors import SourceUnusableError
-from streamfold.ingest.postgres.values import column_type
+from streamfold.ingest.postgres.encoding.values import column_type
 
 with needing_extra("postgres"):
     from psycopg2 import sql
@@ -34,6 +34,8 @@ class Column(msgspec.Struct, frozen=True):
     source_type: str
     #: Whether rows from before the column was added have another value than null.
     filled: bool = False
+    #: Within the table, and never used again; 0 in notes of older versions.
+    number: int = 0
 
     @property
     def type(self) -> str:
@@ -84,6 +86,17 @@ def is_extension(old: Mapping[str, object], new: Mapping[str, object], table: Ta
     return added <= null and all(new.get(name) == kind for name, kind in old.items())
 
 
+def is_replaced(noted: Iterable[Column], numbers: Mapping[str, int]) -> bool:
+    """Return whether another column has the name of one that was dropped or renamed."""
+    return any(c.number and numbers.get(c.name, c.number) != c.number for c in noted)
+
+
+def column_numbers(cursor: Any, table: str) -> dict[str, int]:
+    """Return the numbers of columns by name; waits for no lock of the table."""
+    cursor.execute(_NUMBERS, (table,))
+    return dict(cursor.fetchall())
+
+
 def check_server(cursor: Any) -> None:
     """Raise SourceUnusableError unless the server can send changes."""
     version = cursor.connection.server_version
@@ -116,10 +129,12 @@ def identifiers(names: Iterable[str]) -> sql.Composable:
 
 
 def row_query(cursor: Any, table: Table, columns: Sequence[str], key: Sequence[str]) -> str:
-    """Return a query for columns, as text, of the row with a key."""
-    texts = (sql.SQL("{}::text").format(sql.Identifier(name)) for name in columns)
-    query = sql.SQL("SELECT {} FROM {} WHERE ({}) = {}").format(
-        sql.SQL(", ").join(texts), table.identifier, identifiers(table.key), key_values(table, key)
+    """Return the COPY of columns of the row with a key.
+
+    Its texts are those of the log; a cast to text makes others of some types, such as char(n).
+    """
+    query = sql.SQL("COPY (SELECT {} FROM {} WHERE ({}) = {}) TO STDOUT").format(
+        identifiers(columns), table.identifier, identifiers(table.key), key_values(table, key)
     )
     return str(query.as_string(cursor))
 
@@ -144,8 +159,13 @@ WITH RECURSIVE base AS (
            t.oid, t.typtype, t.typbasetype, t.typtypmod
     FROM base b JOIN pg_type t ON t.oid = b.typbasetype WHERE b.typtype = 'd'
 )
-SELECT attname, oid, typmod, NOT attnotnull, shown, filled, attgenerated
+SELECT attname, oid, typmod, NOT attnotnull, shown, filled, attnum, attgenerated
 FROM base WHERE typtype <> 'd' ORDER BY attnum
+"""
+_NUMBERS = """
+SELECT a.attname, a.attnum FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
+JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname || '.' || c.relname = %s AND a.attnum > 0 AND NOT a.attisdropped
 """
 _KEY = """
 SELECT a.attname FROM pg_index i

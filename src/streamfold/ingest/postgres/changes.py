@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from streamfold.errors import MalformedError
+from streamfold.ingest.postgres.encoding.rows import RowEncoder
 from streamfold.ingest.postgres.pgoutput import (
     LSN_ZERO,
     UNCHANGED,
@@ -29,14 +30,15 @@ from streamfold.ingest.postgres.pgoutput import (
     Truncate,
     Unchanged,
     Update,
+    Value,
     lsn_text,
 )
-from streamfold.ingest.postgres.rows import RowEncoder
 from streamfold.ingest.table_stream import change_headers
 from streamfold.model.records import Record
 
+RowEvent: TypeAlias = Insert | Update | Delete | Truncate
 #: Table, columns, key.
-LookUp: TypeAlias = Callable[[str, Sequence[str], Sequence[str]], Sequence[bytes | None] | None]
+LookUp: TypeAlias = Callable[[str, Sequence[str], Sequence[str]], Sequence[Value] | None]
 
 
 class TableRecord(NamedTuple):
@@ -47,30 +49,32 @@ class TableRecord(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class HeldChange:
     """A change that waits until it is known whether it is the last of its transaction."""
 
-    table: _Table
+    table: FollowedTable
     encoder: RowEncoder
     body: bytes
     row: Row
     index: int
 
 
-@dataclass(slots=True)
-class _Stream:
+@dataclass(slots=True, eq=False)
+class OpenStream:
     """What the open transaction has for one stream."""
 
     #: Of the next change.
     index: int = 0
-    held: _Held | None = None
+    held: HeldChange | None = None
 
 
-@dataclass(slots=True)
-class _Table:
+@dataclass(slots=True, eq=False)
+class FollowedTable:
+    """A table, and what its stream already has."""
+
     name: str
     key: tuple[str, ...]
-    stream: _Stream
+    stream: OpenStream
     #: LSN and index of the last change in the stream.
     position: tuple[int, int]
     relation: Relation | None = None
@@ -96,14 +100,17 @@ class ChangeRecords:
     on_columns: Callable[[str, Relation], bytes | None]
     #: Whether all tables have one stream.
     one_stream: bool = False
-    _tables: dict[str, _Table] = field(default_factory=dict)
-    _relations: dict[int, _Table | None] = field(default_factory=dict)
-    #: The stream of all tables, if there is one.
-    _shared: _Stream = field(default_factory=_Stream)
-    #: Streams of tables with changes in the open transaction.
-    _touched: list[_Stream] = field(default_factory=list)
-    _begin: Begin | None = None
-    _lsn: str = ""
+    #: All that are followed, by name.
+    tables: dict[str, FollowedTable] = field(default_factory=dict)
+    #: By the number that PostgreSQL gave it; None for a table that is not followed.
+    relations: dict[int, FollowedTable | None] = field(default_factory=dict)
+    #: How often `tables`, `relations`, or how their rows are encoded, changed.
+    described: int = 0
+    #: The stream of all tables, if there is one; also counts changes of tables that are not followed.
+    shared: OpenStream = field(default_factory=OpenStream)
+    #: Streams with changes in the open transaction.
+    touched: list[OpenStream] = field(default_factory=list)
+    begin: Begin | None = None
     #: LSN of the last transaction whose end was fed.
     committed: Lsn = LSN_ZERO
     #: Microseconds since 1970: when that transaction was committed.
@@ -111,12 +118,13 @@ class ChangeRecords:
 
     def follow(self, table: str, key: Iterable[str], lsn: int, index: int) -> None:
         """Follow a table, whose stream has everything up to this position."""
-        stream = self._shared if self.one_stream else _Stream()
-        self._tables[table] = _Table(table, tuple(key), stream, (lsn, index))
+        stream = self.shared if self.one_stream else OpenStream()
+        self.tables[table] = FollowedTable(table, tuple(key), stream, (lsn, index))
+        self.described += 1
 
     @property
     def in_transaction(self) -> bool:
-        return self._begin is not None
+        return self.begin is not None
 
     def may_query(self, event: Event) -> bool:
         """Return whether `feed` may call `look_up` or `on_columns`, which ask the database."""
@@ -127,7 +135,7 @@ class ChangeRecords:
                 relations = list(event.relations)
             case _:
                 return False
-        tables = (self._relations.get(relation) for relation in relations)
+        tables = (self.relations.get(relation) for relation in relations)
         if any(table is not None and table.encoder is None for table in tables):
             return True
         return isinstance(event, Update) and event.key is not None and UNCHANGED in event.new
@@ -136,114 +144,125 @@ class ChangeRecords:
         """Yield the records that this event completes."""
         match event:
             case Begin():
-                self._begin, self._lsn = event, lsn_text(event.commit_lsn)
+                self.begin = event
             case Commit():
                 yield from self._commit(event)
             case Relation():
                 self._relation(event)
-            case Insert():
-                yield from self._row(event.relation, event.new, _insert)
-            case Update():
-                yield from self._update(event)
-            case Delete():
-                old = event.old or event.key or ()
-                yield from self._row(event.relation, old, _delete)
+            case Insert() | Update() | Delete():
+                yield from self._row(event.relation, event)
             case Truncate():
                 for relation in event.relations:
-                    yield from self._row(relation, (), _truncate)
+                    yield from self._row(relation, event)
 
     def _relation(self, event: Relation) -> None:
-        table = self._tables.get(f"{event.schema}.{event.name}")
-        self._relations[event.id] = table
+        table = self.tables.get(f"{event.schema}.{event.name}")
+        self.relations[event.id] = table
         if table is not None:
             table.relation, table.encoder = event, None
+        self.described += 1
 
-    def _describe(self, table: _Table, relation: Relation) -> tuple[RowEncoder, bytes | None]:
+    def _describe(
+        self, table: FollowedTable, relation: Relation
+    ) -> tuple[RowEncoder, bytes | None]:
         """Return how to encode rows, and the declaration of new columns."""
         declaration = self.on_columns(table.name, relation)
         columns = [(c.name, self.base_type(c.type_oid)) for c in relation.columns]
         encoder = RowEncoder(table.name, columns, table.key, named=self.one_stream)
         return encoder, declaration
 
-    def _update(self, event: Update) -> Iterator[TableRecord]:
-        new, old = event.new, event.old
+    def hold(
+        self, table: FollowedTable, encoder: RowEncoder, event: RowEvent, index: int
+    ) -> HeldChange:
+        """Encode a change, which is complete but for its transaction."""
+        row: Row = ()
+        match event:
+            case Insert():
+                row = event.new
+                body = b'%s,"after":%s' % (encoder.opening(b"c"), encoder.image(row))
+            case Update():
+                body, row = self._update(encoder, event)
+            case Delete():
+                row = event.old or event.key or ()
+                body = b'%s,"key":%s' % (encoder.opening(b"d"), encoder.key_image(row))
+            case Truncate():
+                body = encoder.opening(b"t")
+        return HeldChange(table, encoder, body, row, index)
+
+    def _update(self, encoder: RowEncoder, event: Update) -> tuple[bytes, Row]:
+        row, old = event.new, event.old
         if old is not None:
-            pairs = zip(new, old, strict=True)
-            new = tuple(was if isinstance(value, Unchanged) else value for value, was in pairs)
+            encoder.check_length(row)
+            encoder.check_length(old)
+            pairs = zip(row, old, strict=True)
+            row = tuple(was if isinstance(value, Unchanged) else value for value, was in pairs)
+        if event.key is not None and UNCHANGED in row:
+            row = self._filled(encoder, event.key, row)
+        key = encoder.key_image(event.key or old or row)
+        body = b'%s,"key":%s,"after":%s' % (encoder.opening(b"u"), key, encoder.image(row))
+        if old is not None:
+            body += b',"before":%s' % encoder.image(old)
+        unchanged = encoder.unchanged(row)
+        if unchanged:
+            body += b',"unchanged":%s' % msgspec.json.encode(unchanged)
+        return body, row
 
-        def body(encoder: RowEncoder, row: Row) -> bytes:
-            if event.key is not None and UNCHANGED in row:
-                row = self._filled(encoder, row)
-            key = encoder.key_image(event.key or old or row)
-            parts = b'%s,"key":%s,"after":%s' % (encoder.opening(b"u"), key, encoder.image(row))
-            if old is not None:
-                parts += b',"before":%s' % encoder.image(old)
-            unchanged = encoder.unchanged(row)
-            if unchanged:
-                parts += b',"unchanged":%s' % msgspec.json.encode(unchanged)
-            return parts
+    def _filled(self, encoder: RowEncoder, key: Row, row: Row) -> Row:
+        """Return the row with the values that PostgreSQL did not send and that readers do not know.
 
-        yield from self._row(event.relation, new, body)
-
-    def _filled(self, encoder: RowEncoder, row: Row) -> Row:
-        """Return the row with the values that PostgreSQL did not send."""
+        PostgreSQL also sends the old key if a large value is part of it, and did not change.
+        """
+        row = encoder.with_key(row, key)
         missing = encoder.unchanged(row)
+        if not missing or not encoder.key_differs(key, row):
+            return row
         found = self.look_up(encoder.table, missing, encoder.key_texts(row))
-        values = iter(found or [None] * len(missing))
+        values: Iterator[Value] = iter(found or [None] * len(missing))
         return tuple(next(values) if isinstance(v, Unchanged) else v for v in row)
 
-    def _row(
-        self, relation: int, row: Row, body: Callable[[RowEncoder, Row], bytes]
-    ) -> Iterator[TableRecord]:
-        if relation not in self._relations or self._begin is None:
+    def _row(self, relation: int, event: RowEvent) -> Iterator[TableRecord]:
+        if relation not in self.relations or self.begin is None:
             raise MalformedError(f"a change of table {relation} came before its description")
-        table = self._relations[relation]
-        stream = self._shared if table is None else table.stream
+        table = self.relations[relation]
+        stream = self.shared if table is None else table.stream
         index = stream.index
         if index == 0:
-            self._touched.append(stream)
+            self.touched.append(stream)
         stream.index += 1  # also for other tables: which ones are followed may change
         if table is None or table.relation is None:
             return
-        if (self._begin.commit_lsn, index) <= table.position:
+        if (self.begin.commit_lsn, index) <= table.position:
             return
         if stream.held is not None:
-            yield self._record(stream.held, last=False)
+            yield self._record(self.begin, stream.held, last=False)
             stream.held = None
         if table.encoder is None:
             table.encoder, declaration = self._describe(table, table.relation)
+            self.described += 1
             if declaration is not None:
-                headers = change_headers(self._lsn, index - 1)
+                headers = change_headers(lsn_text(self.begin.commit_lsn), index - 1)
                 yield TableRecord(table.name, Record(declaration, headers))
-        stream.held = _Held(table, table.encoder, body(table.encoder, row), row, index)
+        stream.held = self.hold(table, table.encoder, event, index)
 
     def _commit(self, event: Commit) -> Iterator[TableRecord]:
-        for stream in self._touched:
-            if stream.held is not None:
-                yield self._record(stream.held, last=True)
+        for stream in self.touched:
+            if stream.held is not None and self.begin is not None:
+                yield self._record(self.begin, stream.held, last=True)
             stream.held, stream.index = None, 0
-        self._touched.clear()
-        self._begin = None
+        self.touched.clear()
+        self.end(event)
+
+    def end(self, event: Commit) -> None:
+        """Keep that the open transaction ended, whose records were yielded."""
+        self.begin = None
         self.committed, self.committed_at = event.commit_lsn, event.commit_time
 
-    def _record(self, held: _Held, *, last: bool) -> TableRecord:
-        assert self._begin is not None  # noqa: S101 - callers check it
-        lsn = self._lsn.encode()
+    @staticmethod
+    def _record(begin: Begin, held: HeldChange, *, last: bool) -> TableRecord:
+        lsn = lsn_text(begin.commit_lsn)
         end = b',"last":true' if last else b""
-        body = b'%s,"txn":{"id":"%s"%s}}' % (held.body, lsn, end)
-        headers = change_headers(self._lsn, held.index)
-        held.table.position = (self._begin.commit_lsn, held.index)
-        made = held.encoder.record(body, held.row, headers, self._begin.commit_time // 1000)
+        body = b'%s,"txn":{"id":"%s"%s}}' % (held.body, lsn.encode(), end)
+        held.table.position = (begin.commit_lsn, held.index)
+        headers = change_headers(lsn, held.index)
+        made = held.encoder.record(body, held.row, headers, begin.milliseconds)
         return TableRecord(held.table.name, made)
-
-
-def _insert(encoder: RowEncoder, row: Row) -> bytes:
-    return b'%s,"after":%s' % (encoder.opening(b"c"), encoder.image(row))
-
-
-def _delete(encoder: RowEncoder, row: Row) -> bytes:
-    return b'%s,"key":%s' % (encoder.opening(b"d"), encoder.key_image(row))
-
-
-def _truncate(encoder: RowEncoder, row: Row) -> bytes:
-    return encoder.opening(b"t")

@@ -125,6 +125,15 @@ def named_failures(database: str) -> Iterator[None]:
         raise SourceUnusableError(
             f"{database}: {_line(error)}; see the grants in docs/guides/postgres.md"
         ) from error
+    except (
+        psycopg2.errors.CharacterNotInRepertoire,
+        psycopg2.errors.UntranslatableCharacter,
+    ) as error:
+        raise SourceUnusableError(
+            f"{database}: {_line(error)}; a text has bytes that are not of the database's encoding, "
+            "which SQL_ASCII allows: correct the text, and start again, once with --recopy if it came "
+            "after the first copy"
+        ) from error
     except psycopg2.Error as error:
         line = _line(error)
         # Without a code, it is libpq that reports a connection.

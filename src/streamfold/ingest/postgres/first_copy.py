@@ -18,9 +18,9 @@ from streamfold.ingest.errors import CopyStaleError, SourceUnusableError
 from streamfold.ingest.postgres.catalog import Table, find_table, identifiers, shape
 from streamfold.ingest.postgres.connection import Database
 from streamfold.ingest.postgres.copy_source import Snapshot, copied_blocks, split_line
-from streamfold.ingest.postgres.encoded_copy import EncodedLines, has_room, wait_for_kernel
+from streamfold.ingest.postgres.encoding.encoded_copy import EncodedLines, has_room, wait_for_kernel
+from streamfold.ingest.postgres.encoding.rows import RowEncoder
 from streamfold.ingest.postgres.pgoutput import Row
-from streamfold.ingest.postgres.rows import RowEncoder
 from streamfold.ingest.table_stream import (
     CopyPosition,
     Position,

@@ -7,13 +7,12 @@ bounded whatever the size of a transaction, and PostgreSQL keeps what is not rea
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import time
-from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from streamfold.errors import RetryLaterError, StreamfoldError
 from streamfold.extras import needing_extra
@@ -23,16 +22,25 @@ from streamfold.ingest.errors import (
     SourceUnavailableError,
     SourceUnusableError,
 )
-from streamfold.ingest.postgres.catalog import Table, is_extension, row_query, shape
+from streamfold.ingest.postgres.catalog import (
+    Table,
+    column_numbers,
+    is_extension,
+    is_replaced,
+    row_query,
+    shape,
+)
+from streamfold.ingest.postgres.change_batches import ChangeBatch, ChangeBatches, joined
 from streamfold.ingest.postgres.changes import ChangeRecords, TableRecord
 from streamfold.ingest.postgres.connection import Database, named_failures
 from streamfold.ingest.postgres.control import Control, TableNote
+from streamfold.ingest.postgres.copy_source import split_line
 from streamfold.ingest.postgres.pgoutput import (
-    LSN_ZERO,
     Begin,
     Event,
     Lsn,
     Relation,
+    Row,
     decode_message,
     lsn_text,
 )
@@ -40,17 +48,33 @@ from streamfold.ingest.postgres.publication import find_published, is_same_mark,
 from streamfold.ingest.postgres.slot import find_slot
 from streamfold.ingest.progress import IngestProgress
 from streamfold.ingest.table_stream import TableStream
-from streamfold.model.records import Record
+
+if TYPE_CHECKING:
+    # Only for types: at run time this would load the compiler.
+    from streamfold.ingest.postgres.encoding.change_writer import Run
 
 with needing_extra("postgres"):
     import psycopg2.errors
 
 logger = logging.getLogger(__name__)
 
+#: What a query of a table fails with that was changed after it was described.
+_UNDEFINED: Final = (psycopg2.errors.UndefinedColumn, psycopg2.errors.UndefinedTable)
+
 #: Bytes of records in a batch for all streams: a few appends of the largest size.
 _BATCH_BYTES: Final = 4 << 20
-#: Messages after which other tasks get their turn.
+#: Seconds from one append to the next unless a batch has so many bytes, and from one look at the server
+#: to the next after few messages: for each of them alone, ingester and server would work many times as
+#: long. A change after a pause does not wait.
+_GATHER: Final = 0.05
+_APPEND_BYTES: Final = 1 << 20
+_FEW_MESSAGES: Final = 200
+#: Seconds to that look within a transaction, of which the server has more: it waits for room in a
+#: socket, which few large messages fill.
+_GATHER_WITHIN: Final = 0.002
+#: Messages, and their bytes, that are read before other tasks get their turn.
 _MESSAGES: Final = 2000
+_MESSAGES_BYTES: Final = 1 << 20
 #: Seconds between two confirmations at least; PostgreSQL frees its log by them.
 _CONFIRM: Final = 1.0
 #: Seconds that the last note of a session may take: the ingester is being stopped.
@@ -63,23 +87,6 @@ WITH RECURSIVE d AS (
 )
 SELECT d.oid, d.typbasetype FROM d JOIN pg_type t ON t.oid = d.typbasetype WHERE t.typtype <> 'd'
 """
-
-
-@dataclass(slots=True)
-class _Batch:
-    """Records for several streams, and what may be confirmed when they are appended."""
-
-    #: By stream.
-    records: defaultdict[str, list[Record]] = field(default_factory=lambda: defaultdict(list))
-    #: By table.
-    changes: Counter[str] = field(default_factory=Counter)
-    size: int = 0
-    commits: int = 0
-    #: Of the last commit that has a record in the batch.
-    lsn: Lsn = LSN_ZERO
-    committed_at: int = 0
-    #: By table: the columns that records of the batch declare.
-    declared: dict[str, TableNote] = field(default_factory=dict)
 
 
 class Following:
@@ -123,8 +130,14 @@ class Following:
         #: When psycopg2 last sent feedback, which it also does when PostgreSQL asks for an answer.
         self._answered_at: datetime | None = None
         self._noting = asyncio.Lock()
-        self._batch = _Batch()
+        self._gathered = ChangeBatches(self.changes, streams)
         self._appending: asyncio.Task[None] | None = None
+        #: Whether the batch under way has the end of a transaction.
+        self._appending_commits = False
+        self._appended_at = 0.0
+        #: Where the log has the last message that was read: before earlier ones if its transaction was
+        #: open while others were committed.
+        self._read_at = Lsn(0)
         #: Seconds spent waiting for the server since it last sent anything.
         self._silent = 0.0
 
@@ -155,13 +168,15 @@ class Following:
         confirmed_at = noted_at = time.monotonic()
         self._answered_at = cursor.feedback_timestamp
         while True:
-            drained = await self._read(cursor)
-            await self._append(wait=not drained)
+            await self._settle()
+            received, drained = await self._read(cursor)
+            if drained and not self.changes.in_transaction:
+                self._gathered.batch.drained_at = time.time()
+            await self._append(wait=self._gathered.batch.size >= _BATCH_BYTES)
             now = time.monotonic()
             if self._is_idle():
                 self._reached = max(self._reached, Lsn(cursor.wal_end))
-                if drained:
-                    self._progress.caught_up_at = time.time()
+                self._caught_up(self._gathered.batch.drained_at)
             if now - noted_at >= heartbeat:
                 noted_at = now
                 await self._note_reached()
@@ -174,11 +189,18 @@ class Following:
             if now - confirmed_at >= _CONFIRM:
                 confirmed_at = now
                 await self._confirm(cursor, silence)
-            if drained:
+            if not drained or received >= _FEW_MESSAGES:
+                await asyncio.sleep(0)
+            elif received:
+                within = self.changes.in_transaction
+                await asyncio.sleep(_GATHER_WITHIN if within else _GATHER)
+            else:
                 await self._wait(cursor.connection, min(_CONFIRM, heartbeat))
 
     async def _wait(self, connection: Any, longest: float) -> None:
-        """Wait for the server, or for the append that is under way."""
+        """Wait for the server, for the append that is under way, or until the next one is due."""
+        if self._appending is None and self._gathered.batch:
+            longest = min(longest, _GATHER)
         loop, readable = asyncio.get_running_loop(), asyncio.Event()
         waiting = asyncio.ensure_future(readable.wait())
         ours = {self._appending} if self._appending is not None else set()
@@ -194,43 +216,83 @@ class Following:
             waiting.cancel()
         self._silent = 0.0 if readable.is_set() else self._silent + time.monotonic() - began
 
-    async def _read(self, cursor: Any) -> bool:
-        """Read messages into the batch; returns whether the server has no more for now."""
-        for _ in range(_MESSAGES):
-            message = cursor.read_message()
-            if message is None:
-                return True
-            event = decode_message(message.payload)
-            if isinstance(event, Relation):
-                await asyncio.to_thread(self._load_domains)
-            elif isinstance(event, Begin) and self._is_idle():
-                self._reached = max(self._reached, event.commit_lsn)
-            if self.changes.may_query(event):
-                found = await asyncio.to_thread(self._feed, event)
-            else:
-                found = self._feed(event)
-            for table, record in found:
-                self._batch.records[self._streams[table].name].append(record)
-                self._batch.changes[table] += 1
-                self._batch.size += len(record.body)
-            # A commit without a record is in no stream: it counts when `_note_reached` has noted it.
-            if found and not self.changes.in_transaction:
-                self._batch.commits += 1
-                self._batch.lsn = self.changes.committed
-                self._batch.committed_at = self.changes.committed_at
-            if self._batch.size >= _BATCH_BYTES:
-                return False
-        return False
+    async def _settle(self) -> None:
+        """Wait until commits are appended that psycopg2 might confirm with the next message.
 
-    def _feed(self, event: Event) -> list[TableRecord]:
+        If what was confirmed is after the last message, psycopg2 takes all before it for done, and
+        confirms the end of log that a server names which asks for an answer (see `_confirm`). But in a
+        transaction that was open while others were committed, messages are older than those commits.
+        """
+        commits = self._gathered.batch.lsn or (self._appending and self._appending_commits)
+        if commits and self._read_at <= self._sent:
+            await self._append(wait=True)
+            await self._append(wait=True)
+
+    async def _read(self, cursor: Any) -> tuple[int, bool]:
+        """Read messages into the batch; returns how many, and whether those were all for now."""
+        messages: list[bytes] = []
+        size, drained, read = 0, False, cursor.read_message
+        for _ in range(_MESSAGES):
+            message = read()
+            if message is None:
+                drained = True
+                break
+            payload = message.payload
+            messages.append(payload)
+            size += len(payload)
+            self._read_at = Lsn(message.data_start)
+            if size >= _MESSAGES_BYTES or (self._read_at <= self._sent and payload[:1] == b"B"):
+                break
+        if messages:
+            self._silent = 0.0
+        run, at = self._gathered.run(messages), 0
+        while at < len(messages):
+            if run is not None:
+                at = self._write(run, at)
+            if at < len(messages):
+                await self._feed(messages[at])
+                at += 1
+        return len(messages), drained
+
+    def _write(self, run: Run, at: int) -> int:
+        """Add messages from `at` on by the kernel; returns the first that it leaves to `_feed`."""
+        while at < len(run.messages):
+            idle = self._is_idle()
+            written = self._gathered.write(run, at)
+            if idle:
+                self._reached = max(self._reached, written.quiet)
+            if written.next == at and not written.batches:
+                break
+            at = written.next
+        return at
+
+    async def _feed(self, message: bytes) -> None:
+        event = decode_message(message)
+        if isinstance(event, Relation):
+            await asyncio.to_thread(self._load_domains)
+        elif isinstance(event, Begin) and self._is_idle():
+            self._reached = max(self._reached, event.commit_lsn)
+        if self.changes.may_query(event):
+            found = await asyncio.to_thread(self._records, event)
+        else:
+            found = self._records(event)
+        self._gathered.add(found)
+
+    def _records(self, event: Event) -> list[TableRecord]:
         return list(self.changes.feed(event))
 
     def _base_type(self, oid: int) -> int:
         return self._domains.get(oid, oid)
 
     def _on_columns(self, name: str, relation: Relation) -> bytes | None:
-        """Return the declaration of added columns; CopyStaleError if more than that changed."""
+        """Return the declaration of added columns; CopyStaleError if more than that changed.
+
+        Also if updates and deletes do not send the key any more: they would name no row.
+        """
         noted = self._declared[name]
+        keyed = {column.name for column in relation.columns if column.is_key}
+        if keyed and not keyed.issuperset(noted.key):  # without any, nothing but inserts can come
+            raise CopyStaleError(name, "its replica identity changed")
         old = shape(noted.columns)
         new = {}
         for column in relation.columns:
@@ -238,6 +300,10 @@ class Following:
             # PostgreSQL does not send the modifier of a domain.
             kept = old.get(column.name, (0, -1))[1] if base != column.type_oid else column.modifier
             new[column.name] = (base, kept)
+        with self._database.query() as cursor:
+            replaced = is_replaced(noted.columns, column_numbers(cursor, name))
+        if replaced:
+            raise CopyStaleError(name, "its columns changed")
         if new == old:
             return None
         with self._database.query() as cursor:
@@ -249,7 +315,8 @@ class Following:
         if not is_extension(old, new, table):
             raise CopyStaleError(name, "its columns changed")
         self._tables[name] = table
-        self._declared[name] = self._batch.declared[name] = TableNote.of(table, noted.copied)
+        note = TableNote.of(table, noted.copied)
+        self._declared[name] = self._gathered.batch.declared[name] = note
         return table.declaration(named=self._one_stream)
 
     def _load_domains(self) -> None:
@@ -257,25 +324,34 @@ class Following:
             cursor.execute(_DOMAINS)
             self._domains = dict(cursor.fetchall())
 
-    def _look_up(
-        self, table: str, columns: Sequence[str], key: Sequence[str]
-    ) -> Sequence[bytes | None] | None:
-        with self._database.query() as cursor:
-            cursor.execute(row_query(cursor, self._tables[table], columns, key))
-            row = cursor.fetchone()
-        return None if row is None else [v if v is None else v.encode() for v in row]
+    def _look_up(self, table: str, columns: Sequence[str], key: Sequence[str]) -> Row | None:
+        found = io.BytesIO()
+        try:
+            with self._database.query() as cursor:
+                cursor.copy_expert(row_query(cursor, self._tables[table], columns, key), found)
+        except SourceUnusableError as error:
+            if isinstance(error.__cause__, _UNDEFINED):
+                raise CopyStaleError(table, "its columns changed") from error
+            raise
+        line, end, _ = found.getvalue().partition(b"\n")
+        return split_line(line) if end else None
 
     async def _append(self, *, wait: bool) -> None:
-        """Start to append the batch if the one before is done; with `wait`, wait for that."""
+        """Start to append the batch if it is due and none is under way; `wait` for that one."""
         if self._appending is not None and (wait or self._appending.done()):
             await self._appending
             self._appending = None
-        if self._appending is None and self._batch.records:
-            batch, self._batch = self._batch, _Batch()
-            self._appending = asyncio.create_task(self._append_batch(batch))
+        size, since = self._gathered.batch.size, time.monotonic() - self._appended_at
+        due = wait or size >= _APPEND_BYTES or since >= _GATHER
+        if self._appending is None and self._gathered.batch and due:
+            self._appended_at = time.monotonic()
+            self._appending_commits = bool(self._gathered.batch.lsn)
+            self._appending = asyncio.create_task(self._append_batch(self._gathered.take()))
 
-    async def _append_batch(self, batch: _Batch) -> None:
-        appends = (self._by_name[name].append(found) for name, found in batch.records.items())
+    async def _append_batch(self, batch: ChangeBatch) -> None:
+        appends = [self._by_name[name].append(found) for name, found in batch.records.items()]
+        for name, encoded in batch.encoded.items():
+            appends.append(self._by_name[name].append_encoded(joined(encoded)))
         outcomes = await asyncio.gather(*appends, return_exceptions=True)
         failed = [found for found in outcomes if found is not None]
         if failed:
@@ -287,10 +363,15 @@ class Following:
             await self._note(self._control.lsn)
         for table, count in batch.changes.items():
             self._progress.tables[table].changes += count
-        if batch.commits:
+        if batch.lsn:
             self._confirmed = max(self._confirmed, batch.lsn)
             self._progress.committed_at = batch.committed_at / 1e6
+        self._caught_up(batch.drained_at)
         self._on_progress()
+
+    def _caught_up(self, moment: float) -> None:
+        """Report that the streams have everything that the server had sent at a moment."""
+        self._progress.caught_up_at = max(self._progress.caught_up_at, moment)
 
     async def _trim(self) -> None:
         """Trim what readers of the streams no longer need."""
@@ -305,7 +386,7 @@ class Following:
             await stream.trim(points[stream.name])
 
     def _is_idle(self) -> bool:
-        busy = self._appending is not None or self._batch.records
+        busy = self._appending is not None or self._gathered.batch
         return not busy and not self.changes.in_transaction
 
     async def _note_reached(self) -> None:

@@ -33,16 +33,17 @@ from streamfold.ingest.postgres.catalog import (
     check_server,
     find_tables,
     is_extension,
+    is_replaced,
     shape,
 )
 from streamfold.ingest.postgres.connection import Database, interruptible, named_failures
 from streamfold.ingest.postgres.control import Control, TableNote
 from streamfold.ingest.postgres.copy_source import exported_snapshot
+from streamfold.ingest.postgres.encoding.rows import opening
 from streamfold.ingest.postgres.first_copy import copy_table
 from streamfold.ingest.postgres.following import Following
 from streamfold.ingest.postgres.pgoutput import Lsn, parse_lsn
 from streamfold.ingest.postgres.publication import ensure_publication, is_same_mark
-from streamfold.ingest.postgres.rows import opening
 from streamfold.ingest.postgres.slot import (
     Slot,
     create_slot,
@@ -368,4 +369,5 @@ def _is_stale(stream: TableStream, noted: TableNote, table: Table) -> bool:
     old, new = shape(noted.columns), shape(table.columns)
     cut = isinstance(stream.state, CopyPosition) and old != new
     published = is_same_mark(noted.published, table.published)
-    return cut or not published or not is_extension(old, new, table)
+    replaced = is_replaced(noted.columns, {c.name: c.number for c in table.columns})
+    return cut or replaced or not published or not is_extension(old, new, table)

@@ -59,6 +59,11 @@ class Begin:
     commit_time: int
     xid: int
 
+    @property
+    def milliseconds(self) -> int:
+        """Its time for records, which have none before 1970: of a clock that is wrong, it is 1970."""
+        return max(0, self.commit_time // 1000)
+
 
 @dataclass(frozen=True, slots=True)
 class Commit:

@@ -276,6 +276,15 @@ class Streams:
         """Return the first record that is not older; the tail if all are."""
         return self._first(stream, timestamp=timestamp)
 
+    def timestamp(self, stream: str, at: int) -> int | None:
+        """Return the timestamp of a record in milliseconds; None if it does not exist any more."""
+        answer = self._read(stream, seq_num=at, count=1)
+        if answer.status == _UNWRITTEN:
+            return None
+        found = read_columns(answer.body, headers=False, bodies=False)
+        exists = len(found.seq_nums) and int(found.seq_nums[0]) == at
+        return int(found.timestamps[0]) if exists else None
+
     def page_bytes(self, stream: str, at: int, count: int = BATCH_RECORDS_MAX) -> bytes | None:
         """Return a ReadBatch from `at` on, as much as one answer holds; None at and beyond the tail."""
         wanted = min(count, BATCH_RECORDS_MAX)

@@ -7,7 +7,8 @@ must not take the table back on its own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 from uuid import uuid4
@@ -32,6 +33,8 @@ from streamfold.archive.write.writer import ArchiveWriter
 from streamfold.errors import StreamfoldError
 from streamfold.snapshotter.spark.driver_loop import DriverLoop
 from streamfold.snapshotter.spark.jobs import TableJob
+
+logger = logging.getLogger(__name__)
 
 
 class Written(NamedTuple):
@@ -61,6 +64,8 @@ class TableArchive:
         self._loop = loop
         self._opened: list[Destination] = []
         self._writer: ArchiveWriter | None = None
+        #: Returns the timestamp of a record of the stream, if it is known.
+        self.timestamp_of: Callable[[int], int | None] | None = None
 
     @property
     def _destinations(self) -> list[Destination]:
@@ -235,8 +240,19 @@ class TableArchive:
 
     def _source(self, position: str) -> Source:
         name = f"{self._job.source.get('basin', '')}/{self._job.stream}"
-        following = self._job.layout.seq_num(position) + 1
-        return Source(name=name, offsets={self._job.stream: str(following)})
+        last = self._job.layout.seq_num(position)
+        offsets = {self._job.stream: str(last + 1)}
+        return Source(name=name, offsets=offsets, timestamp=self._timestamp(last))
+
+    def _timestamp(self, seq_num: int) -> int | None:
+        if self.timestamp_of is None or seq_num < 0:
+            return None
+        try:
+            return self.timestamp_of(seq_num)
+        except StreamfoldError as error:
+            # The commit is complete without it; only a stream that is created anew is noticed later.
+            logger.debug("table %s: %s", self._job.table, error.message)
+            return None
 
 
 def _fits(base: Artifact, form: str, compression: str) -> bool:

@@ -21,7 +21,7 @@ from streamfold.snapshotter.spark.table.arrivals import Arrivals
 from streamfold.snapshotter.spark.table.intake import Batch, TableStream
 from streamfold.snapshotter.spark.table.pipeline import FIRST, TablePipeline
 from streamfold.snapshotter.spark.table.progress import CommitLog, TableProgress
-from streamfold.spark.errors import DataLossError
+from streamfold.spark.errors import DataLossError, StreamReplacedError
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ class ArchiveUpdates:
         self._stream = stream
         self._pipeline = pipeline
         self._published = published
+        published.timestamp_of = stream.timestamp
         self._events = events
         self._watch = progress
         self._on_failure = on_failure
@@ -64,6 +65,7 @@ class ArchiveUpdates:
             if self._published.head is not None:
                 # Before the status shows its head, up to which publish has streams trimmed.
                 self._check_not_replaced(self._stream.tail())
+                self._check_last_record()
             self._resume()
             self._begin_empty()
             self._adopt()
@@ -128,6 +130,20 @@ class ArchiveUpdates:
         """Raise if the stream ends before the next record: it was created anew."""
         if tail < (position := self._next()):
             raise DataLossError(self._stream.job.stream, tail, position, 0)
+
+    def _check_last_record(self) -> None:
+        """Raise if the last record of the archive is another one now: its stream was created anew.
+
+        It is not found if it was trimmed; then only the length tells.
+        """
+        manifest, head = self._published.manifest, self._published.head
+        source, stream = manifest.source if manifest else None, self._stream.job.stream
+        if source is None or source.timestamp is None or head is None:
+            return
+        if source.offsets.get(stream) == str(head + 1):
+            found = self._stream.timestamp(head)
+            if found not in (None, source.timestamp):
+                raise StreamReplacedError(stream, head, source.timestamp, found)
 
     def rebase_if_due(self) -> None:
         """Write a base that is due by time, even without changes."""

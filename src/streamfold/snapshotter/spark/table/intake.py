@@ -70,6 +70,11 @@ class StreamEdges:
                     self._start = int(self.job.start)
         return self._start
 
+    def timestamp(self, seq_num: int) -> int | None:
+        """Return the timestamp of a record in milliseconds; None if it does not exist any more."""
+        with self._streams() as streams:
+            return streams.timestamp(self.job.stream, seq_num)
+
     @contextmanager
     def _streams(self) -> Iterator[Streams]:
         """Connect to the server, which has to answer soon: the caller reports failures and retries."""

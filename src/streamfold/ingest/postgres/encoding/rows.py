@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import msgspec
 
 from streamfold.ingest.errors import RowTooLargeError, SourceUnusableError
+from streamfold.ingest.postgres.encoding.values import ToJson, to_json
 from streamfold.ingest.postgres.pgoutput import Row, Unchanged
-from streamfold.ingest.postgres.values import ToJson, to_json
 from streamfold.model.records import BATCH_BYTES_MAX, Header, Record, metered_size
 
 
@@ -54,8 +54,29 @@ class RowEncoder:
         return opening(op, self._name)
 
     def key_texts(self, row: Row) -> list[str]:
-        """Return the key in PostgreSQL's own text."""
-        return [value.decode() for at in self.key if isinstance(value := row[at], bytes)]
+        """Return the key in PostgreSQL's own text; raises as `image` does."""
+        self.check_length(row)
+        found = []
+        for at in self.key:
+            if isinstance(value := row[at], bytes):
+                try:
+                    found.append(value.decode())
+                except ValueError as error:
+                    raise self._unusable(row, self._names[at], error) from error
+        return found
+
+    def with_key(self, row: Row, key: Row) -> Row:
+        """Return the row with values of the key that an update did not touch.
+
+        Raises SourceUnusableError unless both have a value for each column.
+        """
+        self.check_length(row)
+        self.check_length(key)
+        found = list(row)
+        for at in self.key:
+            if isinstance(found[at], Unchanged):
+                found[at] = key[at]
+        return tuple(found)
 
     def key_differs(self, old: Row, new: Row) -> bool:
         return any(old[at] != new[at] for at in self.key)
@@ -65,11 +86,7 @@ class RowEncoder:
 
         Raises SourceUnusableError if a value is not of its column's type, or not UTF-8.
         """
-        if len(row) != len(self._columns):
-            raise SourceUnusableError(
-                f"PostgreSQL sent a row of table {self.table} with {len(row)} values for "
-                f"{len(self._columns)} columns: start again, and the table is read as it is now"
-            )
+        self.check_length(row)
         parts = []
         for column, (name, encode), value in zip(self._names, self._columns, row, strict=True):
             if value is None:
@@ -80,6 +97,14 @@ class RowEncoder:
                 except ValueError as error:
                     raise self._unusable(row, column, error) from error
         return b"{%s}" % b",".join(parts)
+
+    def check_length(self, row: Row) -> None:
+        """Raise SourceUnusableError unless the row has a value for each column."""
+        if len(row) != len(self._columns):
+            raise SourceUnusableError(
+                f"PostgreSQL sent a row of table {self.table} with {len(row)} values for "
+                f"{len(self._columns)} columns: start again, and the table is read as it is now"
+            )
 
     def _unusable(self, row: Row, column: str, error: ValueError) -> SourceUnusableError:
         key = ", ".join(
@@ -93,11 +118,15 @@ class RowEncoder:
         )
 
     def key_image(self, row: Row) -> bytes:
-        """Return the key as a JSON object."""
+        """Return the key as a JSON object; raises as `image` does."""
+        self.check_length(row)
         parts = []
         for at in self.key:
             (name, encode), value = self._columns[at], row[at]
-            parts.append(name + (encode(value) if isinstance(value, bytes) else b"null"))
+            try:
+                parts.append(name + (encode(value) if isinstance(value, bytes) else b"null"))
+            except ValueError as error:
+                raise self._unusable(row, self._names[at], error) from error
         return b"{%s}" % b",".join(parts)
 
     def unchanged(self, row: Row) -> list[str]:

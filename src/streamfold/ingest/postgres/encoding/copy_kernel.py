@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from streamfold.ingest.postgres import values
+from streamfold.ingest.postgres.encoding import values
 from streamfold.model.records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
 from streamfold.records.json_kernel import _BASE64, _HEX, _put, _put_decimal
 from streamfold.records.record_kernel import (
@@ -235,18 +235,18 @@ def _nibble(digit: U8) -> int:
 
 @_inner
 def _put_bytea(out: Bytes, at: int, raw: Bytes, start: int, end: int) -> int:
-    """Write bytes, given as two backslashes, an x and hexadecimal digits, in base64; else -1."""
-    if end - start < 3 or (end - start) % 2 == 0:
+    """Write bytes, given as a backslash, an x and hexadecimal digits, in base64; else -1."""
+    if end - start < 2 or (end - start) % 2 == 1:
         return -1
-    if raw[start] != _BACKSLASH or raw[start + 1] != _BACKSLASH or raw[start + 2] != 120:  # x
+    if raw[start] != _BACKSLASH or raw[start + 1] != 120:  # x
         return -1
-    for offset in range(start + 3, end):
+    for offset in range(start + 2, end):
         digit = raw[offset]
         if not (48 <= digit <= 57 or 97 <= digit <= 102):
             return -1
     out[at] = _QUOTE
     at += 1
-    done = start + 3
+    done = start + 2
     while done < end:
         left = (end - done) // 2
         word = np.int64(0)
@@ -264,6 +264,25 @@ def _put_bytea(out: Bytes, at: int, raw: Bytes, start: int, end: int) -> int:
 
 
 @_inner
+def _put_typed(out: Bytes, at: int, raw: Bytes, start: int, end: int, kind: int) -> int:
+    """Write a value that is neither a text nor null; -1 if it cannot. A byte must follow `end`."""
+    if kind == NUMBER:
+        if _whole_end(raw, start) != end:
+            return -1
+        _copy(out, U64(at), raw, U64(start), U64(end - start))
+        return at + end - start
+    if kind == BOOL:
+        if end - start != 1 or (raw[start] != 116 and raw[start] != 102):  # t and f
+            return -1
+        return _put(out, at, _TRUE if raw[start] == 116 else _FALSE)  # t
+    if kind == FLOAT:
+        return _put_float(out, at, raw, start, end)
+    if kind == BYTEA:
+        return _put_bytea(out, at, raw, start, end)
+    return _put_moment(out, at, raw, start, end, kind)
+
+
+@_inner
 def _put_value(out: Bytes, at: int, raw: Bytes, start: int, kind: int) -> tuple[int, int]:
     """Write the value at `start`; returns the offsets after it, the first of them -1 if it cannot."""
     if raw[start] == _BACKSLASH and raw[start + 1] == 78 and _SPECIAL[raw[start + 2]] == 1:  # N
@@ -271,20 +290,11 @@ def _put_value(out: Bytes, at: int, raw: Bytes, start: int, kind: int) -> tuple[
     if kind == TEXT:
         return _put_text(out, at, raw, start)
     end = _value_end(raw, start)
-    if kind == NUMBER:
-        if _whole_end(raw, start) != end:
-            return -1, end
-        _copy(out, U64(at), raw, U64(start), U64(end - start))
-        return at + end - start, end
-    if kind == BOOL:
-        if end - start != 1 or (raw[start] != 116 and raw[start] != 102):  # t and f
-            return -1, end
-        return _put(out, at, _TRUE if raw[start] == 116 else _FALSE), end  # t
-    if kind == FLOAT:
-        return _put_float(out, at, raw, start, end), end
     if kind == BYTEA:
-        return _put_bytea(out, at, raw, start, end), end
-    return _put_moment(out, at, raw, start, end, kind), end
+        if raw[start] != _BACKSLASH:
+            return -1, end
+        start += 1  # COPY escapes the backslash
+    return _put_typed(out, at, raw, start, end, kind), end
 
 
 @_inner

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from streamfold.extras import needing_extra
-from streamfold.follow.clients.client import EncodedBatch
+from streamfold.follow.clients.client import EncodedBatch, encoded_header, encoded_record
 from streamfold.ingest.postgres.copy_source import split_line
-from streamfold.ingest.postgres.rows import RowEncoder
+from streamfold.ingest.postgres.encoding.rows import RowEncoder
 from streamfold.ingest.table_stream import copy_headers
 from streamfold.model.records import (
     BATCH_BYTES_MAX,
@@ -24,19 +24,12 @@ from streamfold.model.records import (
     Record,
     metered_size,
 )
-from streamfold.records.plain import (
-    APPEND_BODY,
-    APPEND_HEADERS,
-    HEADER_NAME,
-    HEADER_VALUE,
-    RECORDS,
-    parse_record,
-)
-from streamfold.records.protobuf import fields, varint
+from streamfold.records.plain import parse_record
+from streamfold.records.protobuf import fields
 
 if TYPE_CHECKING:
     # Only for types: at run time this would load the compiler.
-    from streamfold.ingest.postgres.copy_kernel import LineWriter
+    from streamfold.ingest.postgres.encoding.copy_kernel import LineWriter
 
 #: Bytes that an append keeps for the header with the key, in its last record; longer keys are weighed.
 KEY_RESERVE: Final = 8 << 10
@@ -58,7 +51,7 @@ def load_kernel() -> bool:
         return True
     try:
         with needing_extra("postgres"):
-            from streamfold.ingest.postgres.copy_kernel import LineWriter
+            from streamfold.ingest.postgres.encoding.copy_kernel import LineWriter
         written = LineWriter([(b'{"a":', 0, True)], b"}", b"-", 0).write(
             b"1\n", 0, number=1, records=1, room=100
         )
@@ -121,7 +114,7 @@ class EncodedLines:
         for at, (name, type_oid) in enumerate(self._encoder.columns):
             columns.append((before + name, type_oid, at in self._encoder.key))
             before = b","
-        return made(columns, b"}}", _header(position), overhead)
+        return made(columns, b"}}", encoded_header(position), overhead)
 
     def _write(self, kernel: LineWriter, lines: bytes, at: int) -> int:
         """Add lines by the kernel; returns the offset of the first that it did not add."""
@@ -154,7 +147,7 @@ class EncodedLines:
         )
         if self._count and full:
             return False
-        self._parts.append(_encoded(record))
+        self._parts.append(encoded_record(record))
         self._last = line, body
         self._count += 1
         self.rows += 1
@@ -170,7 +163,7 @@ class EncodedLines:
             row = split_line(line)
             headers = copy_headers(self._lsn, self.rows, self._encoder.key_texts(row))
             record = self._encoder.record(body, row, headers)
-            parts[-1] = _encoded(record)
+            parts[-1] = encoded_record(record)
             metered += _key_size(headers[-1])
         return EncodedBatch(count, metered, b"".join(parts), self.rows)
 
@@ -192,19 +185,3 @@ def _is_utf8(lines: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _encoded(record: Record) -> bytes:
-    """Return the record as a field of AppendInput."""
-    headers = b"".join(map(_header, record.headers))
-    return _field(RECORDS, headers + _field(APPEND_BODY, record.body))
-
-
-def _header(header: Header) -> bytes:
-    """Return the header as a field of AppendRecord."""
-    pair = _field(HEADER_NAME, header.name) + _field(HEADER_VALUE, header.value)
-    return _field(APPEND_HEADERS, pair)
-
-
-def _field(tag: int, content: bytes) -> bytes:
-    return b"%c%b%b" % (tag, varint(len(content)), content)
