@@ -27,7 +27,7 @@ from streamfold.server.http.connections import raise_descriptor_limit
 #: Streams of the well-behaved client, and of the others.
 GOOD, FOLLOWED = "good", "followed"
 #: MiB that the server may use beyond what it uses at rest, with all of them: see the reference.
-GROWTH_MAX_MIB = 640
+GROWTH_MAX_MIB = 704
 HEAD = f"host: localhost\r\ns2-basin: {BASIN}\r\n"
 
 

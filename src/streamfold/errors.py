@@ -212,8 +212,8 @@ class AlreadyExistsError(ConflictError):
 
     def __init__(self, kind: str, name: str) -> None:
         super().__init__(
-            f"{kind} {name!r} exists already, and not from a request with this token and "
-            "configuration: choose another name, or ensure it instead of creating it"
+            f"{kind} {name!r} exists already: choose another name, or ensure it instead of creating "
+            "it (PUT; `--ensure` on the command line)"
         )
 
 
@@ -435,9 +435,9 @@ class ServerBusyError(RetryLaterError):
 
     code = "server_busy"
 
-    def __init__(self, most: int, where: str) -> None:
+    def __init__(self, most: int, where: str, what: str = "are running") -> None:
         super().__init__(
-            f"{most} requests are running, which is the most that one {where} may have now: end "
+            f"{most} requests {what}, which is the most that one {where} may have now: end "
             "sessions that are not needed, or try again later"
         )
 

@@ -50,6 +50,7 @@ from streamfold.server.metrics import (
 from streamfold.server.ops import OpsEndpoints, add_front_page
 from streamfold.server.s2.responses import write_problem
 from streamfold.server.s2.routes import add_s2
+from streamfold.store.engine.disk_space import memory_total
 from streamfold.store.engine.slatedb_binding import warm_up_writes
 from streamfold.store.store import StreamStore, open_store
 
@@ -181,7 +182,7 @@ def _client_limits(configuration: Configuration) -> ClientLimits:
     return ClientLimits(
         RequestBudget(configuration.body_timeout, configuration.body_bytes, files),
         Connections(
-            connections_max(descriptors, tls=configuration.encrypted),
+            connections_max(descriptors, memory_total(), tls=configuration.encrypted),
             configuration.first_request,
             configuration.idle_connection,
         ),
@@ -230,7 +231,6 @@ def _application(
         configuration.heartbeat,
         access,
     )
-    watchers = None if configuration.open_metrics else access
     measured = (
         instruments,
         StoreMetrics(store),
@@ -238,7 +238,9 @@ def _application(
         FollowerMetrics(drain_gate),
         kernels,
     )
-    OpsEndpoints(store, drain_gate, measured, watchers).add_to(router)
+    OpsEndpoints(
+        store, drain_gate, measured, access, open_metrics=configuration.open_metrics
+    ).add_to(router)
     add_front_page(router, console=configuration.console is not None)
     if configuration.console is not None:
         add_console(router, configuration.console, access, drain_gate)

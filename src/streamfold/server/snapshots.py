@@ -148,6 +148,7 @@ class Snapshots:
             # Before the head: a snapshot that is being collected is missing, not broken off.
             first = await anext(pieces, b"")
             stream = await request.open(200, headers)
+            request.ignore_body()
             await stream.send(first)
             async for piece in pieces:
                 await stream.send(piece)
@@ -223,6 +224,7 @@ class Snapshots:
         async with aclosing(self._pieces(snapshot)) as pieces:
             first = await anext(pieces, b"")
             stream = await request.open(200, headers)
+            request.ignore_body()
             kind = OCTETS if snapshot is None else snapshot.content_type
             await stream.send(responses.part_head(separator, kind), first)
             async for piece in pieces:

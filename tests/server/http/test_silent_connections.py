@@ -11,14 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from streamfold.server.http.connections import CONNECTIONS_MAX, connections_max
+from streamfold.server.http.connections import BUFFER_MAX, CONNECTIONS_MAX, connections_max
 from streamfold.server.main import Server, running_server
+from streamfold.store.engine.disk_space import memory_total
 from tests.server.attacked import LARGE, attacked
 from tests.server.conftest import BASIN, STREAM, configuration, until
 from tests.server.frames import PATH, SESSION, append_frame, frames_in
 from tests.server.raw_h1 import H1Client, h1_client
 from tests.server.raw_h2 import h2_client
 
+GIB = 1 << 30
 SILENT = 2000 if LARGE else 500
 #: Descriptors of the server under attack, soft and hard.
 DESCRIPTORS = (1024, 1024) if LARGE else (256, 256)
@@ -155,18 +157,26 @@ async def test_silent_connections_leave_descriptors_for_storage_and_for_others(
             assert server.process.num_fds() < DESCRIPTORS[1]
             assert (await stranger.post(PATH, content=APPEND, headers=JSON)).status_code == 200
             most = (await server.metrics())["streamfold_connections_max"]
-            assert most == connections_max(DESCRIPTORS[1])
+            assert most == connections_max(DESCRIPTORS[1], memory_total())
 
 
 async def test_the_soft_limit_of_descriptors_is_raised_to_the_hard_one(tmp_path: Path) -> None:
     async with attacked(tmp_path, descriptors=(256, 2048)) as server:
-        assert (await server.metrics())["streamfold_connections_max"] == connections_max(2048)
+        assert (await server.metrics())["streamfold_connections_max"] == connections_max(
+            2048, memory_total()
+        )
 
 
 def test_connections_are_fewer_than_descriptors() -> None:
-    assert connections_max(256) == 192
-    assert connections_max(1024) == 768
-    assert connections_max(1 << 20) == CONNECTIONS_MAX
+    assert connections_max(256, GIB) == 192
+    assert connections_max(1024, GIB) == 768
+    assert connections_max(1 << 20, 8 * GIB) == CONNECTIONS_MAX
+
+
+def test_the_buffers_of_all_connections_fit_half_of_the_memory() -> None:
+    most = connections_max(1 << 20, GIB)
+    assert most == 4096
+    assert 2 * BUFFER_MAX * most == GIB // 2
 
 
 async def test_open_connections_are_counted() -> None:

@@ -6,9 +6,16 @@ import asyncio
 import json
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from streamfold.errors import ServerBusyError
+from streamfold.server.http.offload import OffloadPool
+from streamfold.server.http.request import Request
+from streamfold.server.http.request_limits import RequestBudget
+from streamfold.server.http.response_limits import ResponseBudget
+from streamfold.server.http.response_stream import Message
 from streamfold.server.main import running_server
 from tests.server.attacked import MIB, attacked, steady
 from tests.server.conftest import BASIN, STREAM, configuration, until
@@ -145,6 +152,73 @@ async def _trickle(client: H1Client) -> None:
     while True:
         await client.send(b" " * 2000)
         await asyncio.sleep(0.05)
+
+
+async def test_few_bodies_wait_for_memory_and_further_ones_are_refused() -> None:
+    """What has arrived of a body that waits is in memory, too: one window for each."""
+    settings = configuration(body_timeout=30.0, body_bytes=2 << 20)
+    async with running_server(settings) as server:
+        await server.store.create_basin(BASIN)
+        await server.store.create_stream(BASIN, STREAM)
+        budget = server.client_limits.request_budget
+        budget.waiting_max = 4
+        head = HEAD.format(f"POST {PATH}", "application/json", 1 << 20).encode()
+        async with AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(h1_client(server.port)) for _ in range(6)]
+            for client in clients[:5]:
+                await client.send(head)
+            await until(lambda: budget.room.waiting == 3)
+            await clients[5].send(head)
+            assert await refusal(clients[5]) == (503, "server_busy")
+            assert budget.cut_off == 1
+            for client in clients[:2]:
+                client.writer.close()
+            await until(lambda: budget.room.waiting == 1)
+            late = await stack.enter_async_context(h1_client(server.port))
+            await late.send(head)
+            await until(lambda: budget.room.waiting == 2)
+
+
+async def test_addresses_of_one_ipv6_network_are_one_client_of_those_that_wait_for_memory() -> None:
+    """Requests without a server: a test cannot count on more than one IPv6 address."""
+    budget = RequestBudget(capacity=1 << 20)
+    budget.waiting_max = 4
+    pool = OffloadPool()
+    tasks: list[asyncio.Task[bytes | None]] = []
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError("this client sends nothing")
+
+    async def send(message: Message) -> None:
+        raise AssertionError(f"nothing is answered: {message}")
+
+    def read_from(address: str) -> asyncio.Task[bytes | None]:
+        scope = {
+            "method": "POST",
+            "client": (address, "1"),
+            "raw_path": b"/",
+            "headers": [(b"content-length", b"1048576")],
+        }
+        request = Request(scope, receive, send, budget, ResponseBudget(), pool)
+        task = asyncio.create_task(request.body(1 << 20))
+        request.task = cast("asyncio.Task[None]", task)
+        tasks.append(task)
+        return task
+
+    try:
+        for number in range(1, 5):
+            read_from(f"2001:db8::{number}")
+        await until(lambda: budget.room.waiting == 3)
+        with pytest.raises(ServerBusyError):
+            await asyncio.wait_for(read_from("2001:db8::5"), 60)
+        read_from("2001:db8:0:1::1")
+        await until(lambda: budget.room.waiting == 4)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        pool.close()
 
 
 async def test_bodies_that_stall_cost_no_more_than_the_budget(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from streamfold.model.records import Record
 from streamfold.server.durable_streams import reads
+from streamfold.server.http.listener import STREAM_WINDOW
 from streamfold.server.http.response_limits import ANSWER_COST, PACE_MIN
 from streamfold.server.main import Server, running_server
 from tests.server.attacked import LARGE, MIB, Attacked, attacked, get, steady
@@ -342,3 +343,24 @@ async def test_what_is_held_for_clients_is_in_the_metrics() -> None:
     for name in ("unread_bytes", "unread_bytes_max", "connections", "connections_max"):
         assert f"\nstreamfold_{name} " in text
     assert 'streamfold_cut_off_total{reason="unread_answer"} 0.0' in text
+
+
+@pytest.mark.parametrize("path", [f"{PATH}?seq_num=0", "/v1/streams/orders/snapshot/0"])
+async def test_what_a_client_sends_while_it_takes_nothing_of_its_answer_is_dropped(
+    server: Server, path: str
+) -> None:
+    """Otherwise each such request would hold a whole window, which no budget counts."""
+    await server.store.append(BASIN, STREAM, [Record(b"x" * 100_000)])
+    basin = ("s2-basin", BASIN)
+    async with h2_client(server.port, give_credit=False, window=0) as h2:
+        published = await h2.exchange(
+            "PUT",
+            "/v1/streams/orders/snapshot/0",
+            (basin, ("content-type", "application/octet-stream"), ("content-length", "100000")),
+            bytes(100_000),
+        )
+        assert published.status == 204
+        stuck = h2.open("GET", path, (basin,))
+        assert (await h2.head(stuck)).status == 200
+        await h2.send(stuck, bytes(3 * STREAM_WINDOW))
+        assert not h2.answer(stuck).over

@@ -34,7 +34,7 @@ from granian._granian import ASGIWorker, CallbackScheduler, SocketHolder, Worker
 from granian.http import HTTP1Settings, HTTP2Settings
 
 from streamfold.errors import InvalidError
-from streamfold.server.http.connections import DESCRIPTORS, ClientLimits
+from streamfold.server.http.connections import BUFFER_MAX, DESCRIPTORS, ClientLimits
 from streamfold.server.http.offload import OffloadPool
 from streamfold.server.http.request import Request
 from streamfold.server.http.response_limits import WRITE_DEADLINE
@@ -68,8 +68,6 @@ CONNECTION_WINDOW: Final = 4 << 20
 FRAME_MAX: Final = 256 << 10
 #: Bytes of all headers of a request.
 HEADERS_MAX: Final = 64 << 10
-#: Bytes that an HTTP/1 connection buffers each way. The head of a request must fit.
-BUFFER_MAX: Final = 32 << 10
 #: Bytes that an answer over HTTP/2 may have in its connection's buffer for it to take more: as few as
 #: possible, so that an answer whose end was taken has been written (`response_stream.MESSAGES_BELOW`).
 SEND_BUFFER: Final = 1

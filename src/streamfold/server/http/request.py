@@ -26,7 +26,7 @@ from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 from streamfold.model.positions import U64_MAX
-from streamfold.server.http.connections import Running
+from streamfold.server.http.connections import Running, client_of
 from streamfold.server.http.offload import Arguments, OffloadPool, Result
 from streamfold.server.http.problems import ClientHangupError
 from streamfold.server.http.request_limits import RESERVED_FROM, RequestBudget, Upload
@@ -82,6 +82,7 @@ class Request:
 
     __slots__ = (
         "_budget",
+        "_ignoring",
         "_receive",
         "_reservation",
         "_scope",
@@ -137,6 +138,8 @@ class Request:
             scope["headers"]
         )
         self._to_come = True
+        #: Reads what is left of the body, and drops it.
+        self._ignoring: asyncio.Task[None] | None = None
         #: Headers of every answer to this request, whichever handler sends it.
         self.added_headers: tuple[tuple[bytes, bytes], ...] = ()
         #: The URL by which clients reach this server, if configured: scheme, host, optional path.
@@ -209,7 +212,7 @@ class Request:
             return None
         if not self._to_come:
             return []
-        upload = self._upload = self._budget.upload()
+        upload = self._upload = self._budget.upload(client_of(self.client))
         if declared is not None and declared > RESERVED_FROM:
             await upload.reserve(declared)
         # As `_paced_chunk` does, without a coroutine: most bodies are one small chunk.
@@ -242,7 +245,7 @@ class Request:
                 chunk = self._taken(await self._receive())
             else:
                 if upload is None:
-                    upload = self._upload = self._budget.upload()
+                    upload = self._upload = self._budget.upload(client_of(self.client))
                     await upload.reserve(reserve)
                 chunk = await self._paced_chunk(upload, _current_task())
             if chunk is not None:
@@ -272,6 +275,8 @@ class Request:
 
     def finish(self) -> None:
         """Give back all memory that was reserved; call when the request is over."""
+        if self._ignoring is not None:
+            self._ignoring.cancel()
         self._release_upload()
         self.release_answer()
 
@@ -279,6 +284,15 @@ class Request:
         """Return once the client has hung up; for requests whose body is ignored."""
         while (await self._receive())["type"] != _DISCONNECT:
             pass
+
+    def ignore_body(self) -> None:
+        """Drop what is left of the body while a long answer is sent.
+
+        Over HTTP/2 it would fill the window, up to `listener.STREAM_WINDOW` bytes that nothing counts,
+        for as long as the client does not take the answer.
+        """
+        if self._to_come and self._ignoring is None and self.http_version.startswith("2"):
+            self._ignoring = asyncio.create_task(self.gone())
 
     @property
     def held(self) -> int:
@@ -336,6 +350,7 @@ class Request:
             await self._send({"type": BODY, "body": body, "more_body": False})
             return
         await self._start(status, (*headers, (b"content-length", b"%d" % len(body))))
+        self.ignore_body()
         stream = ResponseStream(self, self._send, self._unread, events=False)
         await stream.send(body)
         await stream.close()

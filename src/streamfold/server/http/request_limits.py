@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections import Counter
 from collections.abc import Callable
 from heapq import nsmallest
 from typing import Any, Final
 
-from streamfold.errors import UploadsBusyError
+from streamfold.errors import ServerBusyError, UploadsBusyError
 from streamfold.server.http.problems import RequestTimeoutError
 from streamfold.store.log.admission import Admission
 
@@ -21,7 +22,11 @@ UPLOAD_FILES_MAX: Final = 64
 #: Part of the window for which an upload waits for a file: longer than a silent one may keep its file.
 _FILE_WAIT: Final = 0.5
 #: Bytes from which a body needs a reservation: smaller ones are most appends, and cost little.
-RESERVED_FROM: Final = 64 << 10
+RESERVED_FROM: Final = 8 << 10
+#: Bodies that may wait for memory, with up to `listener.STREAM_WINDOW` bytes each that have arrived.
+WAITING_MAX: Final = 128
+#: Bodies of one address that may wait, for each that others can still have wait: all but a quarter.
+_WAITING_PER_FREE: Final = 3
 #: Seconds over which the pace of a body is measured. Also the time limit of a small body.
 BODY_TIMEOUT: Final = 30.0
 #: Bytes per second that a body must arrive with: 64 kbit/s, less than any usable network.
@@ -51,6 +56,9 @@ class RequestBudget:
         files: int = UPLOAD_FILES_MAX,
     ) -> None:
         self.room = Admission(capacity)
+        #: Bodies that may wait for memory, and those that do, by client (`connections.client_of`).
+        self.waiting_max = WAITING_MAX
+        self._waiting_for_room: Counter[str] = Counter()
         #: Files that uploads keep open while the rest of their body arrives.
         self.files = Admission(files)
         #: Seconds that an upload waits for a file.
@@ -63,9 +71,26 @@ class RequestBudget:
         self._looks = 0
         self._timer: asyncio.TimerHandle | None = None
 
-    def upload(self) -> Upload:
-        """The account of one body, or of one frame of a session."""
-        return Upload(self, self._looks)
+    def upload(self, client: str) -> Upload:
+        """The account of one body, or of one frame of a session, that a client sends."""
+        return Upload(self, client, self._looks)
+
+    async def reserve(self, client: str, size: int) -> None:
+        """Wait for memory; ServerBusyError if too many bodies, or too many of this client, wait."""
+        if self.room.acquire_at_once(size):
+            return
+        waiting = self._waiting_for_room
+        most = _WAITING_PER_FREE * (self.waiting_max - waiting.total())
+        if waiting[client] >= most:
+            self.cut_off += 1
+            raise ServerBusyError(waiting[client], "address", "wait for memory for their bodies")
+        waiting[client] += 1
+        try:
+            await self.room.acquire(size)
+        finally:
+            waiting[client] -= 1
+            if not waiting[client]:
+                del waiting[client]
 
     def wait(self, upload: Upload) -> None:
         self._waiting[upload] = None
@@ -145,6 +170,7 @@ class Upload:
 
     __slots__ = (
         "_budget",
+        "_client",
         "file_at",
         "heard",
         "in_window",
@@ -159,8 +185,9 @@ class Upload:
     #: The task that waits for the client.
     task: asyncio.Task[Any]
 
-    def __init__(self, request_budget: RequestBudget, looks: int) -> None:
+    def __init__(self, request_budget: RequestBudget, client: str, looks: int) -> None:
         self._budget = request_budget
+        self._client = client
         #: The check after which the window began, and the one after which the client last sent.
         self.window = self.heard = looks
         #: Bytes since the window began.
@@ -200,10 +227,13 @@ class Upload:
         self.in_window = 0
 
     async def reserve(self, size: int) -> None:
-        """Wait until there is memory for `size` bytes; the client's pace is not judged meanwhile."""
+        """Wait until there is memory for `size` bytes; the client's pace is not judged meanwhile.
+
+        ServerBusyError if too many wait already.
+        """
         size = min(size, self._budget.room.capacity)
         if size > self.reserved:
-            await self._budget.room.acquire(size - self.reserved)
+            await self._budget.reserve(self._client, size - self.reserved)
             self.reserved = size
             self.reserved_at = self._budget.looks
             self._begin_anew()

@@ -41,7 +41,7 @@ PIECE: Final = 64 << 10
 SHARED_PIECE: Final = 16 << 10
 #: Messages of one response that are below us at most: four in granian's queue and one that waits to
 #: enter it, and three in hyper and h2, which are read, buffered (`listener.SEND_BUFFER`) and written.
-#: Over HTTP/1 the last three are `listener.BUFFER_MAX` and the message that exceeds it.
+#: Over HTTP/1 the last three are `connections.BUFFER_MAX` and the message that exceeds it.
 MESSAGES_BELOW: Final = 8
 #: Messages that follow the last one of which it must be known that it was written: granian takes the
 #: last of these only then.
