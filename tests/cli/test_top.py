@@ -16,6 +16,7 @@ from subprocess import Popen
 
 from streamfold.cli.servers.server_metrics import Reading, parse_metrics, view
 from tests.cli.commands import COMMAND, Shell, line_of
+from tests.cli.conftest import create
 
 #: Seconds in which a process must draw something.
 _TIMEOUT = 60
@@ -67,12 +68,19 @@ async def test_appends_and_followers_are_seen(shell: Shell, stream_uri: str) -> 
         while not (seen[-1]["followers"] and any(one["records_per_second"] for one in seen)):
             seen.append(json.loads(await line_of(view_)))
     assert seen[-1]["memory_bytes"] > 1 << 20
+    [(name, rate)] = [
+        (f"s2://{busy['basin']}/{busy['stream']}", busy["records_per_second"])
+        for busy in seen[-1]["busiest"]
+        if busy["basin"] in stream_uri
+    ]
+    assert name == stream_uri
+    assert rate > 0
     assert any(one["ack_ms"] and one["ack_ms"]["p99"] > 0 for one in seen)
 
 
 def test_one_interval_is_shown_as_text_where_there_is_no_terminal(shell: Shell) -> None:
     shown = shell.ok("top", "--interval", "0.1").text
-    assert [line.split()[0] for line in shown.splitlines()] == [
+    assert [line.split()[0] for line in shown.splitlines()[:7]] == [
         "appends", "ack", "flush", "commits", "followers", "cpu", "stored",
     ]  # fmt: skip
     assert "\x1b" not in shown
@@ -103,6 +111,22 @@ def test_a_server_that_goes_away_is_shown_and_waited_for_until_q_is_pressed() ->
         process.kill()
         process.wait()
         os.close(terminal)
+
+
+def test_names_of_busy_streams_have_no_effect_and_fit_a_line(
+    variables: dict[str, str], shell: Shell
+) -> None:
+    create(variables, "basins/top-basin")
+    name = "long/" * 20 + "\x1b[2J end"
+    shell.ok("create-stream", f"s2://top-basin/{name}")
+    shell.ok("append", f"s2://top-basin/{name}", stdin=b"much\n" * 1000)
+    shown = shell.ok("top", "--interval", "0.1").text
+    [heading] = [line for line in shown.splitlines() if line.startswith("busiest streams")]
+    assert heading.split()[-2:] == ["records", "bytes"]
+    [busy] = [line for line in shown.splitlines() if line.startswith("…")]
+    assert "ong/long/\\u001b[2J end" in busy
+    assert busy.split()[-1] == "KiB/s"
+    assert max(map(len, shown.splitlines())) <= 80
 
 
 def test_a_server_without_metrics_is_refused_in_one_line(shell: Shell) -> None:

@@ -34,7 +34,7 @@ CONNECTION_REQUESTS_MAX: Final = 2 * STREAMS_MAX
 #: all if it is alone, and any number of addresses leave some for the next.
 _CLIENT_SHARE: Final = 3
 #: Paths that are answered even while the server drains, because monitoring needs them.
-_ALWAYS_OPEN: Final = frozenset(("/health", "/ping", "/ready", "/metrics"))
+_ALWAYS_OPEN: Final = frozenset(("/health", "/ping", "/ready", "/metrics", "/v1/busiest-streams"))
 
 
 class Application:

@@ -88,11 +88,12 @@ class Access:
 
     async def allow_some(
         self, request: Request, operation: Operation, basin: str | None = None
-    ) -> None:
+    ) -> Grant:
         """Raise unless the caller may do this to some resource; call it before reading a body."""
         grant = await self.grant(request)
         if not grant.allows_somewhere(operation, basin):
             grant.require(operation, basin)
+        return grant
 
     @asynccontextmanager
     async def active_grant(self, request: Request, grant: Grant) -> AsyncIterator[ActiveGrant]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
@@ -12,6 +13,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from streamfold import __version__
 from streamfold.errors import StorageFullError, StreamfoldError
 from streamfold.model.access_tokens import Operation
+from streamfold.model.names import StreamRef
 from streamfold.server.auth import Access
 from streamfold.server.http.drain import DrainGate
 from streamfold.server.http.request import Request
@@ -44,7 +46,12 @@ folder <code>docs</code> of the sources.</p>
 </html>
 """.encode()
 _TEXT: Final = (b"content-type", b"text/plain; charset=utf-8")
+_JSON: Final = (b"content-type", b"application/json")
+_NOT_KEPT: Final = (b"cache-control", b"no-store")
 _PROMETHEUS: Final = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+
+#: Streams that /v1/busiest-streams shows: as many as fit a screen beside the rest.
+_BUSIEST_MAX: Final = 10
 
 
 def add_front_page(router: Router, *, console: bool) -> None:
@@ -66,19 +73,22 @@ async def _redirect_browser(request: Request) -> None:
 
 
 class OpsEndpoints:
-    """Handlers of /health, /ping, /ready and /metrics."""
+    """Handlers of /health, /ping, /ready, /metrics and /v1/busiest-streams."""
 
     def __init__(
         self,
         store: StreamStore,
         drain_gate: DrainGate,
         instruments: Sequence[Collector],
-        access: Access | None,
+        access: Access,
+        *,
+        open_metrics: bool,
     ) -> None:
-        """With `access`, /metrics needs the right to see the account's metrics."""
+        """With `open_metrics`, /metrics needs no right; it names no streams."""
         self._store = store
         self._gate = drain_gate
         self._access = access
+        self._open_metrics = open_metrics
         self._registry = CollectorRegistry()
         for collector in (*instruments, PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
             self._registry.register(collector)
@@ -88,8 +98,10 @@ class OpsEndpoints:
             router.add(method, "/health", PUBLIC, self.health)
             router.add(method, "/ping", PUBLIC, self.health)
             router.add(method, "/ready", PUBLIC, self.ready)
-        needs = PUBLIC if self._access is None else Operation.ACCOUNT_METRICS
+        needs = PUBLIC if self._open_metrics else Operation.ACCOUNT_METRICS
         router.add("GET", "/metrics", needs, self.metrics)
+        # Below /v1, which cannot be a bucket of Durable Streams.
+        router.add("GET", "/v1/busiest-streams", Operation.STREAM_METRICS, self.busiest)
 
     async def health(self, request: Request) -> None:
         """Answer whether the process works and its storage responds."""
@@ -113,6 +125,28 @@ class OpsEndpoints:
             await self.health(request)
 
     async def metrics(self, request: Request) -> None:
-        if self._access is not None:
+        if not self._open_metrics:
             await self._access.allow(request, Operation.ACCOUNT_METRICS)
         await request.respond(200, (_PROMETHEUS,), generate_latest(self._registry))
+
+    async def busiest(self, request: Request) -> None:
+        """Answer which streams got the most bytes in the last seconds, of those the caller may see."""
+        grant = await self._access.allow_some(request, Operation.STREAM_METRICS)
+
+        def name_of(ref: StreamRef) -> str | None:
+            return grant.visible_stream_name(Operation.STREAM_METRICS, *ref)
+
+        seconds, streams = self._store.usage.busy.busiest(
+            _BUSIEST_MAX, lambda ref: name_of(ref) is not None
+        )
+        shown = [
+            {
+                "basin": stream.ref.basin,
+                "stream": name_of(stream.ref),
+                "records_per_second": round(stream.records / seconds, 3),
+                "bytes_per_second": round(stream.bytes / seconds, 3),
+            }
+            for stream in streams
+        ]
+        body = msgspec.json.encode({"seconds": seconds, "streams": shown})
+        await request.respond(200, (_JSON, _NOT_KEPT), body)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -241,3 +242,31 @@ def test_the_overview_counts_followers(server: ConsoleServer, page: Page, browse
     expect(figure.locator(".value")).to_have_text("1")
     other.close()
     expect(figure.locator(".value")).to_have_text("0")
+
+
+def test_the_overview_leads_to_the_busiest_streams(server: ConsoleServer, page: Page) -> None:
+    named = {"s2-basin": BASIN}
+    name = "busy <b>stream</b>"
+    path = f"/v1/streams/{quote(name, safe='')}"
+    server.http.put(path, headers=named).raise_for_status()
+    records = {"records": [{"body": "x" * 1000}] * 100}
+    server.http.post(f"{path}/records", json=records, headers=named).raise_for_status()
+    page.goto(f"{server.url}/console/")
+    row = page.locator(".busiest tbody tr").first
+    expect(row).to_contain_text(f"{BASIN}/{name}")
+    row.get_by_role("link").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(name)
+
+
+def test_what_does_not_exist_is_said_once(server: ConsoleServer, page: Page) -> None:
+    for parts in ((BASIN, "not-there"), ("not-there-basin",)):
+        page.goto(server.page("basins", *parts))
+        expect(page.get_by_role("alert").first).to_contain_text("does not exist")
+        page.wait_for_load_state("networkidle")
+        expect(page.get_by_role("alert")).to_have_count(1)
+        expect(page.get_by_text("Opening")).to_have_count(0)
+
+
+def test_the_page_of_tables_says_how_to_see_some(server: ConsoleServer, page: Page) -> None:
+    page.goto(server.page("tables"))
+    expect(page.get_by_text("--tables FOLDER")).to_be_visible()

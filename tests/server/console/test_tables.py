@@ -26,6 +26,7 @@ from streamfold.server.main import Server, running_server
 from streamfold.snapshotter.status import ArtifactStatus, State, StatusServer, TableStatus
 from streamfold.snapshotter.status.table_status import Failure
 from tests.archive.tables import changes, open_writer, rows
+from tests.folder_size import stored_bytes
 from tests.ports import free_port
 from tests.server.conftest import configuration, until
 from tests.server.console.conftest import ConsoleServer
@@ -136,10 +137,6 @@ async def publish_hostile(folder: Path, form: Format, count: int) -> str:
     await writer.write_diff(diff, "10", "20")
     assert stored_bytes(folder) < 100_000
     return f"{uri}/"
-
-
-def stored_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 @pytest.mark.parametrize("form", [ParquetFormat(), JsonlFormat(Compression.ZSTD)])

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 from streamfold import __version__
-from tests.server.conftest import BASIN
+from streamfold.model.access_tokens import AccessToken, Operation, ResourceSet, Scope, Secret
+from streamfold.model.records import Record
+from streamfold.server.main import running_server
+from tests.server.conftest import BASIN, configuration
 from tests.server.frames import PATH
-from tests.server.raw_h2 import H2Client
+from tests.server.raw_h2 import H2Client, h2_client
 
 
 async def metrics(h2: H2Client) -> dict[str, str]:
@@ -68,3 +72,35 @@ async def test_every_metric_of_the_server_is_in_the_reference(h2: H2Client) -> N
     names = re.findall(r"^# TYPE ((?:s2|streamfold)_\w+)", answer.body.decode(), re.MULTILINE)
     assert names
     assert [name for name in names if f"`{name}" not in text] == []
+
+
+async def test_the_busiest_streams_are_shown_to_callers_that_may_see_their_metrics() -> None:
+    root = Secret("the-root-token-of-this-test")
+    async with running_server(configuration(root_token=root, open_metrics=True)) as server:
+        await server.store.create_basin(BASIN)
+        # The token has no name for a stream that is just its prefix.
+        for name, count in (("app/", 4), ("app/orders", 3), ("app/carts", 2), ("other", 9)):
+            await server.store.create_stream(BASIN, name)
+            await server.store.append(BASIN, name, [Record(b"12345678")] * count)
+        scope = Scope(
+            basins=ResourceSet.prefix(""),
+            streams=ResourceSet.prefix("app/"),
+            ops=frozenset([Operation.STREAM_METRICS]),
+        )
+        token = AccessToken("app", scope, auto_prefix_streams=True)
+        secret = await server.store.account.issue_access_token(token)
+        seen = []
+        async with h2_client(server.port) as h2:
+            for caller in (root, secret):
+                headers = (("authorization", f"Bearer {caller.text}"),)
+                answer = await h2.exchange("GET", "/v1/busiest-streams", headers)
+                seen.append([stream["stream"] for stream in json.loads(answer.body)["streams"]])
+    assert seen == [["other", "app/", "app/orders", "app/carts"], ["orders", "carts"]]
+
+
+async def test_a_bucket_may_be_called_like_what_the_server_shows(h2: H2Client) -> None:
+    kind = (("content-type", "text/plain"), ("content-length", "3"))
+    for bucket in ("busiest", "busiest-streams"):
+        assert (await h2.exchange("PUT", f"/{bucket}/log", kind, b"one")).status == 201
+        assert bytes((await h2.exchange("GET", f"/{bucket}/log")).body) == b"one"
+        assert (await h2.exchange("GET", f"/{bucket}")).status == 200

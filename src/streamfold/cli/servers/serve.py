@@ -162,10 +162,9 @@ def unused(environment: Mapping[str, str], options: Iterable[str]) -> Iterator[s
     "--reclaim-rate",
     type=ByteSize(),
     default=_DEFAULTS.reclaim_rate,
-    show_default="32MiB",
     envvar="STREAMFOLD_RECLAIM_RATE",
     show_envvar=True,
-    help="Bytes per second, on average, to rewrite where that frees little space.",
+    help="Bytes per second, on average, to rewrite where that frees little space.  [default: 32MiB]",
 )
 @click.option(
     "--trim-on-snapshot",

@@ -1,15 +1,16 @@
-"""A server's Prometheus metrics, and what happened between two readings of them."""
+"""A server's Prometheus metrics and busiest streams, and what happened between two readings."""
 
 from __future__ import annotations
 
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import httpx
+import msgspec
 
 from streamfold.cli.exit_status import VerbFailedError
 from streamfold.cli.json_output import Shape
@@ -39,12 +40,27 @@ _GAUGES: Final = {
 Series = Mapping[tuple[str, str], float]
 
 
+class BusyStream(msgspec.Struct, frozen=True):
+    """A stream with the rates of what is appended to it."""
+
+    basin: str
+    stream: str
+    records_per_second: float
+    bytes_per_second: float
+
+
+class _Busiest(msgspec.Struct, frozen=True):
+    streams: tuple[BusyStream, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """All series at one moment."""
 
     at: float
     series: Series
+    #: The busiest streams first; None if the server does not know them, or does not show them.
+    busiest: Sequence[BusyStream] | None = None
 
     def value(self, name: str, labels: str = "") -> float | None:
         return self.series.get((name, labels))
@@ -72,33 +88,51 @@ def read_metrics(target: Target) -> Reading:
     try:
         origin = httpx.URL(target.account)
         with open_transport(origin) as transport:
-            request = build_request("GET", origin, "/metrics", headers, timeout=_TIMEOUT)
-            response = transport.handle_request(request)
-            body = b""
-            for piece in response.iter_raw():
-                body += piece
-                if len(body) > _ANSWER_MAX:
-                    break
-            response.close()
+            status, body = _get(transport, origin, "/metrics", headers)
+            found, named = _get(transport, origin, "/v1/busiest-streams", headers)
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
         raise VerbFailedError(
             "unreachable",
             f"{target.account} cannot be reached: {cause_of(error)}; `streamfold doctor` looks further",
         ) from None
-    if response.status_code in (401, 403):
+    if status in (401, 403):
         raise VerbFailedError(
             "permission_denied",
             f"{target.account} needs a token that may see the account's metrics: give one with "
             "`--op-group-perms account=r`",
         )
-    series = parse_metrics(body.decode(errors="replace")) if response.status_code == 200 else {}
+    series = parse_metrics(body.decode(errors="replace")) if status == 200 else {}
     if not any(name == f"{_ACK}_count" for name, _ in series):
         raise VerbFailedError(
             "metrics_missing",
-            f"{target.account}/metrics (status {response.status_code}) has no metrics of appends: "
+            f"{target.account}/metrics (status {status}) has no metrics of appends: "
             "top needs Streamfold or s2-lite",
         )
-    return Reading(time.time(), series)
+    return Reading(time.time(), series, _streams(named) if found == 200 else None)
+
+
+def _get(
+    transport: httpx.BaseTransport, origin: httpx.URL, path: str, headers: Mapping[str, str]
+) -> tuple[int, bytes]:
+    """Return the status and the body of an answer, of which the body is cut if it is too long."""
+    response = transport.handle_request(
+        build_request("GET", origin, path, headers, timeout=_TIMEOUT)
+    )
+    body = b""
+    for piece in response.iter_raw():
+        body += piece
+        if len(body) > _ANSWER_MAX:
+            break
+    response.close()
+    return response.status_code, body
+
+
+def _streams(answer: bytes) -> Sequence[BusyStream] | None:
+    """Return the streams of an answer; None if it is not one of Streamfold."""
+    try:
+        return msgspec.json.decode(answer, type=_Busiest).streams
+    except msgspec.DecodeError:
+        return None
 
 
 def view(before: Reading, now: Reading) -> Shape:
@@ -119,6 +153,9 @@ def view(before: Reading, now: Reading) -> Shape:
     for state in ("live", "dead", "disk"):
         stored = now.value("streamfold_store_bytes", f"state={state}")
         shape[f"stored_{state}_bytes"] = _whole(stored)
+    shape["busiest"] = (
+        None if now.busiest is None else [msgspec.structs.asdict(each) for each in now.busiest]
+    )
     return shape
 
 

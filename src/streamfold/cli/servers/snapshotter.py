@@ -49,6 +49,8 @@ _JOB = Path(__file__).with_name("snapshotter_job.py")
 _LOOK = 2.0
 #: Seconds between two checks whether Spark has started.
 _START_LOOK = 0.1
+#: Hosts that stand for every address of this machine, and are none to open in a browser.
+_ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - it is recognized, not listened at
 
 T = TypeVar("T")
 
@@ -236,7 +238,9 @@ def _announce(tables: int, host: str, port: int, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"tables": tables, "port": port}))
     else:
-        click.echo(f"Publishing {tables} tables; status at http://{host}:{port}/status", err=True)
+        count = "1 table" if tables == 1 else f"{tables} tables"
+        shown = "localhost" if host in _ANY_ADDRESS else host
+        click.echo(f"Publishing {count}; status at http://{shown}:{port}/status", err=True)
 
 
 def _what_stopped(statuses: Mapping[str, TableStatus]) -> str:

@@ -24,6 +24,12 @@ from streamfold.cli.terminal import aligned, inert, styled
 #: Readings whose rates are drawn as a line.
 _HISTORY = 60
 _BARS = "▁▂▃▄▅▆▇█"
+#: Characters of a stream's name: with its rates, it fits 80 columns.
+_NAME_MAX = 48
+#: The server counts a window of 5 s, and the one before.
+_BUSIEST = "busiest streams, last 5 to 10 s"
+#: Lines that may come below the streams: a failure and the key that quits, each after an empty one.
+_BELOW = 4
 #: Bytes of keys that are read at once.
 _KEYS = 64
 #: To the top left, each line cleared as it is written, the rest of the screen after the last.
@@ -51,8 +57,9 @@ def top(
 ) -> None:
     """Show what a server is doing, until q or Ctrl-C.
 
-    Reads the server's /metrics: rates of appends, latency of acks, followers, memory, storage. A server
-    that goes away is waited for. Where standard output is not a terminal, one interval is shown.
+    Reads the server's /metrics: rates of appends, latency of acks, followers, memory, storage; and
+    /v1/busiest-streams: where most is appended. A server that goes away is waited for. Where standard
+    output is not a terminal, one interval is shown.
     """
     target = find_target(endpoint, token_file, context)
     output = Output(as_json=as_json)
@@ -72,7 +79,7 @@ def _print(output: Output, target: Target, before: Reading, interval: float, *, 
         time.sleep(interval)
         now = read_metrics(target)
         shape = view(before, now)
-        output.show(shape, "\n".join(_lines(shape)))
+        output.show(shape, "\n".join([*_lines(shape), *_busiest(shape["busiest"])]))
         if once:
             return
         before = now
@@ -120,8 +127,11 @@ class _Screen:
                 f"records/s  {_line(self._records)}",
                 f"ack p99    {_line(self._acks)}",
             ]
+            # As many streams as there is room for.
+            lines += _busiest(self._shape["busiest"])[: max(0, size.lines - len(lines) - _BELOW)]
         if self._trouble:
-            lines += ["", styled(f"{inert(self._trouble)}; trying again", "failure")]
+            trouble = f"trying again: {inert(self._trouble)}"  # in one line, as all others
+            lines += ["", styled(trouble[: size.columns], "failure")]
         lines += ["", styled("q quits", "faint")]
         shown = "\r\n".join(line + _CLEAR_LINE for line in lines[: size.lines])
         sys.stdout.write(_HOME + shown + _CLEAR_REST)
@@ -177,6 +187,27 @@ def _lines(shape: Shape) -> list[str]:
             styled("storage failed and is being reopened: see the server's log", "failure")
         )
     return lines
+
+
+def _busiest(found: object) -> list[str]:
+    """Return the busiest streams as a table, if there are any."""
+    if not isinstance(found, list) or not found:
+        return []
+    rows = [
+        (
+            _clipped(f"{stream['basin']}/{stream['stream']}"),
+            _per_second(stream["records_per_second"]),
+            _bytes(stream["bytes_per_second"], "/s"),
+        )
+        for stream in found
+    ]
+    return ["", *aligned(rows, (_BUSIEST, "records", "bytes"), right=(1, 2))]
+
+
+def _clipped(name: str) -> str:
+    """Return a name in one line of a narrow terminal; its end says more than its beginning."""
+    name = inert(name)
+    return name if len(name) <= _NAME_MAX else f"…{name[1 - _NAME_MAX :]}"
 
 
 def _latency(found: object) -> Sequence[str]:

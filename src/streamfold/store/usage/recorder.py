@@ -17,6 +17,7 @@ from streamfold.store.engine.engine import Op, first_row
 from streamfold.store.log.shares import Share
 from streamfold.store.mount import Mount
 from streamfold.store.rows import StreamRow, UsageRow
+from streamfold.store.usage.busy_streams import BusyStreams
 from streamfold.store.usage.held_bytes import HeldBytes
 
 logger = logging.getLogger(__name__)
@@ -97,6 +98,7 @@ class UsageRecorder:
         #: By basin and hour since the Unix epoch.
         self.hours: dict[tuple[str, int], Hour] = {}
         self._overflowing = False
+        self.busy = BusyStreams(now)
 
     def record_operation(self, operation: Operation, basin: str | None = None) -> None:
         """Count an operation on `basin`, or on the account.
@@ -201,12 +203,15 @@ class UsageKeeper:
     def appended(self, shares: Sequence[Share]) -> None:
         """Count the streams' shares of a durable commit."""
         amounts: dict[tuple[str, StorageClass], tuple[int, int]] = {}
+        busy = self.recorder.busy
+        busy.advance()
         for share in shares:
             if share.chunks:
                 owner = share.log.basin, share.log.row.config.storage_class
                 batches, metered = amounts.get(owner, (0, 0))
                 amounts[owner] = batches + len(share.batches), metered + share.metered
                 self.held.appended(share)
+                busy.count(share)
         for (basin, kind), (batches, metered) in amounts.items():
             self.recorder.record_appends(basin, kind, batches, metered)
 

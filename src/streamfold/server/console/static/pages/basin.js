@@ -17,7 +17,7 @@ function StreamList({ basin, prefix, round, onDelete }) {
   const { settings } = useConnection();
   const load = () => list("v1/streams", "streams", { basin, prefix, limit: PAGE, startAfter: after.at(-1) ?? "" });
   const { value, error } = useLoaded(load, [prefix, after, round]);
-  if (error) return html`<${Notice} error=${error} />`;
+  if (error) return error.status !== 404 && html`<${Notice} error=${error} />`; // the page says that the basin is missing
   if (value?.items.length === 0 && !after.length) {
     return html`<section class="card"><${Empty} title=${prefix ? "No stream begins like that." : "This basin has no streams yet."}>
       ${!prefix && html`<p>Create one, or run <code>streamfold create-stream ${basin}/my-stream</code>.</p>`}<//></section>`;

@@ -14,6 +14,8 @@ const INTERVAL = 2000;
 const KEPT = 120;
 /** Readings that the charts have room for at first: a minute. */
 const FIRST = 30;
+/** Streams that the list of the busiest has room for, so that nothing moves when there are fewer. */
+const BUSIEST = 5;
 /** Seconds that acknowledgements may take before the page calls them slow. */
 const SLOW_ACK = 1;
 /** Shares of a limit that the page warns about. */
@@ -21,6 +23,14 @@ const NEARLY = 0.9;
 
 const rate = (before, after, name, seconds) =>
   (sample(after, name) - sample(before, name)) / seconds;
+
+/** What one reading of the metrics shows. */
+const gauges = (now) => ({
+  followers: sample(now, "streamfold_followers"),
+  connections: sample(now, "streamfold_connections"),
+  memory: sample(now, "process_resident_memory_bytes"),
+  disk: sample(now, "streamfold_store_bytes", { state: "disk" }),
+});
 
 /** One point of every chart from two readings of the metrics. */
 function point(before, after, seconds) {
@@ -30,10 +40,7 @@ function point(before, after, seconds) {
     bytes: rate(before, after, "s2_append_batch_bytes_sum", seconds),
     p50: quantile(before, after, "s2_append_ack_latency_seconds", 0.5),
     p99: quantile(before, after, "s2_append_ack_latency_seconds", 0.99),
-    followers: sample(after, "streamfold_followers"),
-    connections: sample(after, "streamfold_connections"),
-    memory: sample(after, "process_resident_memory_bytes"),
-    disk: sample(after, "streamfold_store_bytes", { state: "disk" }),
+    ...gauges(after),
   };
 }
 
@@ -61,17 +68,17 @@ function problems(now, latest, readiness) {
 }
 
 function useHistory() {
-  const [state, setState] = useState({ now: null, points: [], readiness: "", error: null });
+  const [state, setState] = useState({ now: null, points: [], readiness: "", busiest: null, error: null });
   const last = useRef(null);
   const read = async () => {
     try {
-      const [text, readiness] = await Promise.all([(await request("metrics")).text(), notReady()]);
+      const [text, readiness, busiest] = await Promise.all([(await request("metrics")).text(), notReady(), busiestStreams()]);
       const now = parseMetrics(text);
       const at = performance.now();
       const before = last.current;
       last.current = { now, at };
       const points = before ? [point(before.now, now, (at - before.at) / 1000)] : [];
-      setState((state) => ({ now, readiness, error: null, points: [...state.points, ...points].slice(-KEPT) }));
+      setState((state) => ({ now, readiness, busiest, error: null, points: [...state.points, ...points].slice(-KEPT) }));
     } catch (error) {
       last.current = null;
       if (error instanceof ApiError) setState((state) => ({ ...state, error }));
@@ -93,16 +100,32 @@ async function notReady() {
   }
 }
 
+/** The streams that most is appended to; null if this caller may not see them. */
+async function busiestStreams() {
+  try {
+    return (await getJson("v1/busiest-streams")).streams;
+  } catch (error) {
+    if (error instanceof ApiError) return null;
+    throw error;
+  }
+}
+
+const Busiest = ({ streams }) => html`<section class="card"><header><h2>Busiest streams</h2><span class="muted">appended, last seconds</span></header>
+  <div class="scroll busiest">${streams.length === 0 ? html`<p class="body muted">Nothing was appended in the last seconds.</p>` : html`<table><thead><tr><th>Stream</th><th class="number">Records</th><th class="number">Bytes</th></tr></thead>
+  <tbody>${streams.slice(0, BUSIEST).map((one) => html`<tr key=${`${one.basin}/${one.stream}`}>
+    <td><a class="name" href=${link(["basins", one.basin, one.stream])}>${one.basin}/${one.stream}</a></td>
+    <td class="number">${short(one.records_per_second)} /s</td><td class="number">${bytes(one.bytes_per_second)}/s</td></tr>`)}</tbody></table>`}</div></section>`;
+
 const Figure = ({ what, value, more, values, label }) => html`<section class="card figure">
   <div class="what">${what}</div><div class="value">${value}</div><div class="more">${more}</div>
   ${values && html`<${Sparkline} values=${values} size=${Math.max(FIRST, values.length)} label=${label ?? `${what}, last minutes`} />`}
 </section>`;
 
 export function OverviewPage() {
-  const { now, points, readiness, error } = useHistory();
+  const { now, points, readiness, busiest, error } = useHistory();
   const basins = useLoaded(() => list("v1/basins", "basins"), []);
   const location = useLoaded(() => getJson("v1/locations/default"), []);
-  const latest = points.at(-1);
+  const latest = points.at(-1) ?? (now && gauges(now));
   const of = (name) => points.map((one) => one[name]);
   const wrong = problems(now, latest, readiness);
   const worst = wrong.some(([kind]) => kind === "bad") ? "bad" : wrong.length ? "warn" : "";
@@ -126,6 +149,7 @@ export function OverviewPage() {
       <${Figure} what="Memory" value=${value("memory", bytes)} more="of the server's process" values=${of("memory")} />
       <${Figure} what="Storage" value=${value("disk", bytes)} more=${`${dead === undefined ? "" : `${bytes(dead)} to be reclaimed`}${free === undefined ? "" : `, ${bytes(free)} free`}`} values=${of("disk")} />
     </div>
+    ${busiest && html`<${Busiest} streams=${busiest} />`}
     <section class="card"><header><h2>What is stored</h2></header><div class="body facts">
       <span>Location <b class="name">${location.value?.name ?? "–"}</b></span>
       <span>Basins <b>${basins.value ? `${number(basins.value.items.length)}${basins.value.more ? "+" : ""}` : "–"}</b></span>

@@ -93,7 +93,7 @@ export function StreamPage({ basin, stream, query }) {
     <${Facts} basin=${basin} config=${config.value} state=${state.value} range=${range} info=${info.value} origin=${origin.value} />
     <${Tabs} label="Parts of the stream" current=${tab} items=${Object.entries(TABS).map(([id, text]) => ({
       id, text, href: link(["basins", basin, stream], { tab: id === "records" ? undefined : id }) }))} />
-    ${tab === "records" && html`<${RecordBrowser} key=${keyed} basin=${basin} stream=${stream} query=${query} onTail=${setRange} />`}
+    ${tab === "records" && config.error?.status !== 404 && html`<${RecordBrowser} key=${keyed} basin=${basin} stream=${stream} query=${query} onTail=${setRange} />`}
     ${tab === "snapshots" && html`<${Snapshots} basin=${basin} stream=${stream} />`}
     ${tab === "forks" && html`<${Forks} basin=${basin} stream=${stream} />`}
     ${tab === "producers" && html`<${Producers} basin=${basin} stream=${stream} />`}

@@ -17,7 +17,9 @@ const epochs = (chain) => [...new Set(chain.map(({ epoch }) => epoch))];
 
 export function TablesPage() {
   const { tables, snapshotters } = connection.settings;
-  return html`<div class="page-head"><h1>Tables</h1></div>${tables && html`<${Published} />`}${snapshotters && html`<${Snapshotters} />`}`;
+  return html`<div class="page-head"><h1>Tables</h1></div>${tables && html`<${Published} />`}${snapshotters && html`<${Snapshotters} />`}
+    ${!tables && !snapshotters && html`<section class="card"><${Empty} title="This server shows no tables.">
+      <p>Start it with <code>--tables FOLDER</code> to see those that are published there, and with <code>--snapshotter URL</code> to see their writers.</p><//></section>`}`;
 }
 
 function Published() {

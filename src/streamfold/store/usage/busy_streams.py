@@ -1,0 +1,97 @@
+"""The streams with the most appended bytes in the last seconds, in bounded memory.
+
+Counts cover a window that is complete and the one that has begun after it, so that a stream shows as
+soon as something is appended, and is gone two windows after the last append.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from itertools import islice
+from operator import attrgetter
+from typing import Final
+
+import msgspec
+
+from streamfold.model.names import StreamRef
+from streamfold.store.log.shares import Share
+
+#: Milliseconds of a window: long enough for steady rates, short enough for a live view.
+WINDOW_MS: Final = 5_000
+#: Streams that are counted in a window, 0.3 KiB each. Beyond that, the half with fewer bytes is
+#: dropped: a stream with a large part of the bytes stays.
+STREAMS_MAX: Final = 1_024
+
+
+class BusyStream(msgspec.Struct):
+    """What was appended to a stream, and became durable."""
+
+    ref: StreamRef
+    records: int = 0
+    bytes: int = 0
+
+
+#: By stream id.
+_Counts = dict[int, BusyStream]
+
+
+class BusyStreams:
+    """Counts appends by stream; `count` is for the hot path, once per stream and commit."""
+
+    def __init__(self, now: Callable[[], int]) -> None:
+        self._now = now
+        self._begun = now()
+        #: When the counts in `_before` begin; `_begun` if there is no window before.
+        self._since = self._begun
+        self._before: _Counts = {}
+        self._current: _Counts = {}
+
+    def count(self, share: Share) -> None:
+        """Count what a durable commit has of one stream."""
+        stream = self._current.get(share.log.id)
+        if stream is None:
+            if len(self._current) >= STREAMS_MAX:
+                self._drop_least()
+            stream = self._current[share.log.id] = BusyStream(share.log.ref)
+        for chunk in share.chunks:
+            stream.records += chunk.records
+        stream.bytes += share.metered
+
+    def advance(self) -> None:
+        """Begin another window if the current one is over; call this before `count`."""
+        now = self._now()
+        passed = now - self._begun
+        if 0 <= passed < WINDOW_MS:
+            return
+        # After a pause of two windows, or after the clock has gone back, nothing is recent.
+        recent = 0 <= passed < 2 * WINDOW_MS
+        self._before = self._current if recent else {}
+        self._since = self._begun if recent else now
+        self._begun = now
+        self._current = {}
+
+    def busiest(
+        self, limit: int, visible: Callable[[StreamRef], bool]
+    ) -> tuple[float, list[BusyStream]]:
+        """The seconds that are counted, and at most `limit` visible streams, the busiest first."""
+        self.advance()
+        totals = {
+            key: BusyStream(stream.ref, stream.records, stream.bytes)
+            for key, stream in self._before.items()
+        }
+        for key, stream in self._current.items():
+            if total := totals.get(key):
+                total.records += stream.records
+                total.bytes += stream.bytes
+            else:
+                totals[key] = stream
+        seconds = max(1, self._now() - self._since) / 1000
+        ordered = sorted(totals.values(), key=attrgetter("bytes"), reverse=True)
+        return seconds, list(islice((s for s in ordered if visible(s.ref)), limit))
+
+    def _drop_least(self) -> None:
+        kept = heapq.nlargest(
+            STREAMS_MAX // 2, self._current.items(), key=lambda item: item[1].bytes
+        )
+        self._current = dict(kept)
