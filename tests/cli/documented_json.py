@@ -11,7 +11,10 @@ _PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
 
 @dataclass
 class Members:
-    """The members of a documented object; nested ones only where the page lists their members."""
+    """The members of a documented object; nested ones only where the page lists their members.
+
+    An object without any, as `{table: folder}`, has names of its own.
+    """
 
     required: set[str] = field(default_factory=set)
     optional: set[str] = field(default_factory=set)
@@ -21,6 +24,8 @@ class Members:
         """Return whether an object has these members, and no others."""
         if not isinstance(found, dict) or not self.required <= found.keys():
             return False
+        if not self.required | self.optional:
+            return True
         if found.keys() - self.required - self.optional:
             return False
         return all(

@@ -14,9 +14,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from streamfold.cli import target
 from streamfold.cli.main import streamfold
 from streamfold.cli.menu import SECTIONS
+from streamfold.model.names import endpoint_url
 from tests.cli.commands import COMMAND, Outcome, Shell
 from tests.cli.cut_line import cut_line
 from tests.interop.serving import serving
@@ -71,9 +71,9 @@ def test_an_endpoint_of_this_machine_needs_no_scheme_and_an_open_server_no_token
 
 
 def test_an_endpoint_elsewhere_without_a_scheme_is_reached_by_tls() -> None:
-    assert target._with_scheme("streams.example:8080") == "https://streams.example:8080"
-    assert target._with_scheme("127.0.0.1.example") == "https://127.0.0.1.example"
-    assert target._with_scheme("[::1]:80") == "http://[::1]:80"
+    assert endpoint_url("streams.example:8080") == "https://streams.example:8080"
+    assert endpoint_url("127.0.0.1.example") == "https://127.0.0.1.example"
+    assert endpoint_url("[::1]:80") == "http://[::1]:80"
 
 
 def test_a_server_that_asks_for_a_token_says_where_to_put_it(tmp_path: Path) -> None:
@@ -205,6 +205,7 @@ async def _in_thread(shell: Shell, *arguments: str) -> Outcome:
         (["append", "b/s", "--header", "x"], "NAME=VALUE"),
         (["issue-access-token", "t", "--op-group-perms", "stream=x"], "stream=rw,basin=r"),
         (["issue-access-token", "t", "--ops", "fly"], "choose from"),
+        (["issue-access-token", "t", "--basins", ""], "give --op-group-perms, as in stream=rw"),
         (["issue-access-token", "t", "--expires-in", "1d", "--expires-at", "1"], "exclude"),
     ],
 )

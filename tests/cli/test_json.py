@@ -16,11 +16,12 @@ from click.testing import CliRunner
 from streamfold.cli.exit_status import VerbFailedError
 from streamfold.cli.main import streamfold
 from tests.archive.reading import write_history
-from tests.cli.commands import Shell, line_of
+from tests.cli.commands import Shell, ending_of, line_of
 from tests.cli.conftest import create
 from tests.cli.documented_json import documented
 from tests.cli.test_failures import VERBS
 
+ROOT: Final = Path(__file__).parents[2]
 BASIN: Final = "json-basin"
 #: Calls of verbs that end, in their order; a later one may need what an earlier one made.
 CALLS: Final = (
@@ -58,7 +59,7 @@ CALLS: Final = (
 )  # fmt: skip
 #: Calls that print rows, whose members are columns.
 ROWS: Final = ("archive restore {table}", 'archive sql {table} "from users"')
-#: Calls of verbs that run until they are stopped: their first line is looked at.
+#: Calls of verbs that run until they are stopped, which they are after their first line.
 RUNNING: Final = (
     "read {stream} --follow",
     "tail {stream} --follow",
@@ -66,18 +67,16 @@ RUNNING: Final = (
     "lite --host 127.0.0.1 --port 0 --no-access-log",
     "archive follow {table}",
     "snapshot run {stream} --fold counter --records 1 --snapshots file://{folder}/running",
+    "snapshotter run --config {configuration}",
 )
-#: Verbs that need PostgreSQL or Spark, and the tests that parse their lines.
+#: Verbs that need PostgreSQL, and the tests that compare their lines.
 ELSEWHERE: Final = {
     "ingest postgres": "tests/ingest/test_verbs.py",
     "ingest tables": "tests/ingest/test_verbs.py",
     "ingest status": "tests/ingest/test_verbs.py",
     "ingest drop": "tests/ingest/test_verbs.py",
     "publish": "tests/ingest/test_publish.py",
-    "snapshotter run": "tests/spark/snapshotter/process.py",
 }
-
-
 #: Verbs that also fail when they have shown what they found.
 JUDGING: Final = ("doctor", "diff")
 
@@ -124,6 +123,7 @@ def setting(variables: dict[str, str], tmp_path_factory: pytest.TempPathFactory)
     (folder / "snapshotter.toml").write_text(
         'source = { server = "127.0.0.1:1", table = "orders" }\n'
         f'destinations = [{{ type = "local", path = "{folder}" }}]\n'
+        'http = { port = 0, host = "127.0.0.1" }\n'
     )
     asyncio.run(write_history(folder / "users"))
     return Setting(variables, folder)
@@ -155,8 +155,11 @@ async def test_a_verb_that_runs_until_it_is_stopped_prints_documented_lines(
 ) -> None:
     await asyncio.to_thread(setting.lines, "append {stream} --input {lines}")
     async with Shell(setting.variables).running(*setting.words(call)) as process:
-        line = json.loads(await line_of(process))
-    assert any(shape.fits(line) for shape in documented(_verb(call))), line
+        first = await line_of(process)
+        process.terminate()
+        others = (await ending_of(process)).objects
+    for line in (json.loads(first), *others):
+        assert any(shape.fits(line) for shape in documented(_verb(call))), line
 
 
 def test_no_verb_is_left_out() -> None:
@@ -164,3 +167,5 @@ def test_no_verb_is_left_out() -> None:
         VERBS
     )
     assert [verb for verb in VERBS if verb != "archive sql" and not documented(verb)] == []
+    for verb, test in ELSEWHERE.items():
+        assert "documented(" in (ROOT / test).read_text(), verb

@@ -69,6 +69,11 @@ def test_a_bucket_with_a_name_that_s2_does_not_allow_is_used_like_any_basin(
     shell.ok("delete-basin", "shop", "--yes")
 
 
+def test_a_basin_with_a_wrong_name_is_refused_with_the_rule(shell: Shell) -> None:
+    assert "has 2 characters: it must have 8 to 48" in shell("create-basin", "my").stderr
+    assert "lower-case letters, digits and hyphens" in shell("create-basin", "My_Basin").stderr
+
+
 def test_unknown_choices_are_refused_with_the_list_of_known_ones(
     shell: Shell, stream_uri: str
 ) -> None:
@@ -88,6 +93,10 @@ def test_a_stream_from_its_creation_to_its_deletion(shell: Shell, basin: str) ->
         "status": "created",
     }  # fmt: skip
     assert shell.json("get-stream-config", stream_uri) == STREAM_CONFIG
+    assert "retention_policy = 7d\n" in shell.ok("get-stream-config", stream_uri).text
+    again = shell("create-stream", stream_uri)
+    assert "exists already: choose another name, or ensure it" in again.stderr
+    assert "--ensure" in again.stderr
     changed = shell.json(
         "reconfigure-stream", stream_uri, "--retention-policy", "infinite", "--timestamping-mode",
         "arrival", "--timestamping-uncapped", "--delete-on-empty-min-age", "1h30m",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import Shell
+from tests.cli.commands import Shell, ending_of
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +73,22 @@ def test_problems_of_a_configuration_are_one_json_line_for_scripts(
     outcome = shell("snapshotter", "validate", "--config", str(wrong), "--json")
     assert outcome.error["code"] == "configuration_invalid"
     assert len(outcome.error["message"].splitlines()) == 2
+
+
+async def test_the_start_names_an_address_that_a_browser_can_open(
+    shell: Shell, tmp_path: Path
+) -> None:
+    file = tmp_path / "writer.toml"
+    file.write_text(
+        f"""
+        source = {{ server = "127.0.0.1:1", table = "orders" }}
+        destinations = [{{ type = "local", path = "{tmp_path / "archive"}" }}]
+        http = {{ host = "0.0.0.0", port = 0 }}
+        """
+    )
+    async with shell.running("snapshotter", "run", "--config", str(file)) as process:
+        assert process.stderr is not None
+        line = await process.stderr.readline()
+        process.terminate()
+        await ending_of(process)
+    assert line.startswith(b"Publishing 1 table; status at http://localhost:")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pty
@@ -12,6 +13,7 @@ from urllib.parse import quote
 
 from streamfold.cli.exit_status import failure_line
 from streamfold.cli.terminal import aligned, inert
+from tests.archive.reading import write_history
 from tests.cli.commands import COMMAND, Shell
 from tests.cli.conftest import create
 
@@ -96,6 +98,18 @@ def test_a_long_append_draws_a_bar_at_a_terminal(
     assert "append [##############################] 100%" in shown
     assert "acknowledged: 160 records" in shown
     assert shell.ok("append", stream_uri, "--input", str(file)).stderr.startswith("acknowledged")
+
+
+def test_rows_that_are_printed_at_a_terminal_are_not_mixed_with_a_bar(
+    shell: Shell, tmp_path: Path
+) -> None:
+    asyncio.run(write_history(tmp_path / "users"))
+    shown = _at_terminal(shell, "archive", "restore", str(tmp_path / "users"))
+    assert [json.loads(line)["id"] for line in shown.splitlines()] == [1, 3, 4]
+    file = str(tmp_path / "users.csv")
+    assert "restoring [" in _at_terminal(
+        shell, "archive", "restore", str(tmp_path / "users"), "--output", file
+    )
 
 
 #: What check-tail does not need, and what takes long to import.

@@ -112,9 +112,14 @@ class Table:
 class ProgressBar:
     """Shows how much of a verb's work is done, on standard error and only if that is a terminal."""
 
-    def __init__(self, label: str, total: int, unit: str = "bytes", *, least: int = 0) -> None:
-        """With less than `least` to do, nothing is shown."""
-        self.shown = total >= least and sys.stderr.isatty()
+    def __init__(
+        self, label: str, total: int, unit: str = "bytes", *, least: int = 0, prints: bool = False
+    ) -> None:
+        """With less than `least` to do, nothing is shown.
+
+        Nor is it if the verb `prints` lines to a terminal meanwhile: the two would mix.
+        """
+        self.shown = total >= least and sys.stderr.isatty() and not (prints and sys.stdout.isatty())
         self.label = label
         self.total = total
         self.unit = unit

@@ -135,5 +135,5 @@ def _complete(ctx: click.Context, incomplete: str, removed: str) -> list[Complet
 
 
 #: The one argument of verbs that work on a stream, and on a basin.
-stream_argument = click.argument("ref", type=StreamRefType(), metavar="S2://BASIN/STREAM")
+stream_argument = click.argument("ref", type=StreamRefType(), metavar="s2://BASIN/STREAM")
 basin_argument = click.argument("basin", type=BasinType(), metavar="BASIN")

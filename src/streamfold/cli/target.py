@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import click
 
 from streamfold.cli.exit_status import ExitStatus, VerbFailedError
+from streamfold.model.names import endpoint_url
 
 ACCOUNT, BASIN, TOKEN = "S2_ACCOUNT_ENDPOINT", "S2_BASIN_ENDPOINT", "S2_ACCESS_TOKEN"
 #: Names of this machine.
-_LOOPBACK = re.compile(r"localhost|.+\.localhost|127(\.\d+){3}|::1")
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -66,9 +64,9 @@ def find_target(endpoint: str | None, token_file: Path | None, context: str | No
     """
     given = read_token(token_file)
     if endpoint:
-        url = _with_scheme(endpoint)
+        url = endpoint_url(endpoint)
         return Target(url, url, "--endpoint", *_token(given, token_file))
-    variables = _with_scheme(os.environ.get(ACCOUNT, "")), _with_scheme(os.environ.get(BASIN, ""))
+    variables = endpoint_url(os.environ.get(ACCOUNT, "")), endpoint_url(os.environ.get(BASIN, ""))
     if context is None and any(variables):
         for name, value in zip((ACCOUNT, BASIN), variables, strict=True):
             if not value:
@@ -97,7 +95,7 @@ def _from_file(given: str | None, token_file: Path | None, named: str | None) ->
     if token_file is None and (named or token is None):
         token, token_from = context.access_token, source if context.access_token else "none"
     return Target(
-        _with_scheme(context.account), _with_scheme(context.basin), source, token, token_from
+        endpoint_url(context.account), endpoint_url(context.basin), source, token, token_from
     )
 
 
@@ -114,14 +112,6 @@ def _missing(problem: str) -> VerbFailedError:
         "http://host:port, or run `streamfold config set endpoint URL` once",
         ExitStatus.USAGE,
     )
-
-
-def _with_scheme(endpoint: str) -> str:
-    """Make a URL of `host:port`: servers on this machine rarely have certificates, others should."""
-    if not endpoint or "://" in endpoint:
-        return endpoint
-    host = urlsplit(f"//{endpoint}").hostname or ""
-    return f"http://{endpoint}" if _LOOPBACK.fullmatch(host) else f"https://{endpoint}"
 
 
 def read_token(file: Path | None) -> str | None:

@@ -1,12 +1,16 @@
-"""Names of basins and streams, and their rules."""
+"""Names of basins, streams and servers, and their rules."""
 
 from __future__ import annotations
 
 import re
 from functools import lru_cache
 from typing import NamedTuple, NewType
+from urllib.parse import urlsplit
 
 from streamfold.errors import InvalidError
+
+#: Hosts that are this machine.
+_LOOPBACK = re.compile(r"localhost|.+\.localhost|127(\.\d+){3}|::1")
 
 BasinName = NewType("BasinName", str)
 StreamName = NewType("StreamName", str)
@@ -110,6 +114,14 @@ def parse_token(text: str, what: str) -> str:
     if size > TOKEN_MAX:
         raise InvalidError(f"{what} of {size} bytes is too long: at most {TOKEN_MAX} bytes")
     return text
+
+
+def endpoint_url(text: str) -> str:
+    """Make a URL of `host:port`: servers on this machine rarely have certificates, others should."""
+    if not text or "://" in text:
+        return text
+    host = urlsplit(f"//{text}").hostname or ""
+    return f"http://{text}" if _LOOPBACK.fullmatch(host) else f"https://{text}"
 
 
 def _utf8(text: str, what: str) -> bytes:

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import io
+import itertools
+
 import pytest
 
 from streamfold.archive.errors import ArtifactCorruptError
 from streamfold.archive.formats import JsonlFormat
 from streamfold.archive.formats.conforming import has_map
+from streamfold.archive.formats.format import Compression, compress_stream, decompress_stream
+from streamfold.archive.formats.jsonl import jsonl
 from streamfold.archive.formats.jsonl.json_values import columns_of, restored_batch
 from streamfold.archive.formats.jsonl.jsonl import LineDecoder, decode_objects, whole_lines
 from streamfold.testing.format_kit import assert_same, write
@@ -40,6 +45,30 @@ def test_a_line_longer_than_a_block_is_read() -> None:
     data, _ = write(JsonlFormat().write_rows, ORDERS, [rows])
     decoder = LineDecoder(ORDERS.arrow, others_ignored=False)
     assert_same(decoder.decode(data), rows)
+
+
+@pytest.mark.parametrize("compression", [Compression.GZIP, Compression.ZSTD])
+def test_what_inflates_a_thousandfold_is_read_in_blocks(compression: Compression) -> None:
+    packed = io.BytesIO()
+    with compress_stream(packed, compression) as file:
+        for _ in range(32):
+            file.write(bytes(1 << 20))
+    assert packed.tell() < 200_000
+    packed.seek(0)
+    sizes = [len(block) for block in decompress_stream(packed, compression, 1 << 20)]
+    assert sum(sizes) == 32 << 20
+    assert max(sizes) <= 1 << 20
+
+
+def test_a_line_without_an_end_is_refused_before_it_fills_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(jsonl, "LINE_BYTES_MAX", 10_000)
+    endless = itertools.repeat(b"x" * 999)
+    with pytest.raises(ArtifactCorruptError, match="more than 10000 bytes"):
+        list(whole_lines(endless))
+    lines = [b"x" * 999 + b"\n"] * 30 + [b"x" * 9_000, b"\n", b"last"]
+    assert b"".join(whole_lines(lines)) == b"".join(lines)
 
 
 def test_an_error_says_after_which_row() -> None:

@@ -37,7 +37,7 @@ GZIP_LEVEL = 1
 ZSTD_LEVEL = 3
 #: Binary logarithm of the bytes of history that a decoder keeps at most, 128 MiB; level 3 needs 2 MiB.
 ZSTD_WINDOW_LOG_MAX = 27
-#: Bytes of zstd taken at once: rows that repeat inflate a thousandfold, and still fit in memory.
+#: Bytes of zstd taken at once.
 ZSTD_STEP = 16 << 10
 
 
@@ -74,7 +74,7 @@ def compress_stream(sink: BinaryIO, compression: Compression) -> Iterator[Binary
 
 
 def decompress_stream(source: BinaryIO, compression: Compression, size: int) -> Iterator[bytes]:
-    """The content in blocks of about `size` bytes; cut or changed input is refused."""
+    """The content in blocks of at most `size` bytes; cut or changed input is refused."""
     match compression:
         case Compression.NONE:
             yield from iter(lambda: source.read(size), b"")
@@ -104,8 +104,11 @@ def _unpacked_zstd(source: BinaryIO, size: int) -> Iterator[bytes]:
     decoder = zstd.ZstdDecompressor(options=window)
     held = io.BytesIO()
     try:
-        while not decoder.eof and (block := source.read(ZSTD_STEP)):
-            held.write(decoder.decompress(block))
+        while not decoder.eof:
+            packed = source.read(ZSTD_STEP) if decoder.needs_input else b""
+            if not packed and decoder.needs_input:
+                break
+            held.write(decoder.decompress(packed, size - held.tell()))
             if held.tell() >= size:
                 yield held.getvalue()
                 held = io.BytesIO()

@@ -127,6 +127,8 @@ class Source(Entry, frozen=True, kw_only=True):
 
     name: str
     offsets: dict[str, str] = {}
+    #: Milliseconds since 1970 of the last record that was read, by which its stream is recognized.
+    timestamp: int | None = None
 
 
 class Pin(Entry, frozen=True, kw_only=True):

@@ -123,7 +123,7 @@ async def restore(
     if file is None:
         if chosen != "jsonl":
             raise click.UsageError(f"{chosen} cannot go to standard output: give --output FILE")
-        await _write_rows(found, Lines(output), chosen, columns, at)
+        await _write_rows(found, Lines(output), chosen, columns, at, prints=True)
         return
     with replacing(file) as sink:
         rows = await _write_rows(found, sink, chosen, columns, at)
@@ -135,12 +135,18 @@ async def restore(
 
 
 async def _write_rows(
-    found: Archive, sink: Any, kind: str, columns: tuple[str, ...], at: dict[str, Any]
+    found: Archive,
+    sink: Any,
+    kind: str,
+    columns: tuple[str, ...],
+    at: dict[str, Any],
+    *,
+    prints: bool = False,
 ) -> int:
     from streamfold.cli.archives.table_files import write_table
 
     expected = found.plan(**at).base.row_count or 0
-    with ProgressBar("restoring", expected, "rows") as bar:
+    with ProgressBar("restoring", expected, "rows", prints=prints) as bar:
         return await write_table(kind, sink, found.batches(columns=columns or None, **at), bar)
 
 

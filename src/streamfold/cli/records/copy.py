@@ -53,8 +53,8 @@ class PartType(click.ParamType[Part]):
 
 
 @verb("copy", changes=True)
-@click.argument("source", type=PartType(), metavar="S2://FROM[/STREAM]")
-@click.argument("target", type=PartType(), metavar="S2://TO[/STREAM]")
+@click.argument("source", type=PartType(), metavar="s2://FROM[/STREAM]")
+@click.argument("target", type=PartType(), metavar="s2://TO[/STREAM]")
 @click.option("--from-endpoint", metavar="URL",
               help="The source's server, if it is not the target's.")  # fmt: skip
 @click.option("--from-token-file", type=FILE, help="File with the token for the source.")

@@ -74,6 +74,11 @@ async def issue_access_token(
     """
     from s2_sdk import AccessTokenScope
 
+    expiry = _expiry(expires_in, expires_at)
+    if op_group_perms is None and ops is None:
+        raise click.UsageError(
+            "the token would allow nothing: give --op-group-perms, as in stream=rw, or --ops"
+        )
     scope = AccessTokenScope(
         basins=_matching(basins),
         streams=_matching(streams),
@@ -84,7 +89,7 @@ async def issue_access_token(
     token = await s2.issue_access_token(
         token_id,
         scope=scope,
-        expires_at=_expiry(expires_in, expires_at),
+        expires_at=expiry,
         auto_prefix_streams=auto_prefix_streams,
     )
     output.show({"id": token_id, "access_token": token}, token)
@@ -274,7 +279,7 @@ def _text(shape: json_output.Shape) -> str:
         return f"{name}  {shape['value']:.12g} {unit}"
     if shape["kind"] == "label":
         return f"{name}  {', '.join(values) or '-'}"
-    lines = [f"{name} ({unit})"]
+    lines = [f"{name} ({unit})"] if values else [f"{name} ({unit})  no values in this time"]
     for second, value in values:
         lines.append(f"  {rfc3339(datetime.fromtimestamp(second, UTC))}  {value:.12g}")
     return "\n".join(lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,12 +15,15 @@ from streamfold.cli.json_output import Shape, rfc3339
 from streamfold.cli.output import Output, Table, confirm, yes_option
 from streamfold.cli.parameters import basin_argument, stream_argument
 from streamfold.cli.resources import config_options
-from streamfold.model.names import StreamRef
+from streamfold.model.names import StreamRef, parse_basin_name
+from streamfold.model.units import duration_text
 
 if TYPE_CHECKING:
     from s2_sdk import S2, BasinInfo, StreamInfo
 
 Item = TypeVar("Item")
+#: Members of a configuration that are seconds, and are shown as options take them.
+_DURATIONS = ("retention_policy", "delete_on_empty_min_age")
 
 
 async def show_basins(
@@ -82,13 +86,15 @@ def config_text(shape: Shape, path: str = "") -> str:
         if isinstance(value, dict):
             lines.append(config_text(value, f"{path}{name}."))
         else:
-            lines.append(f"{path}{name} = {_plain(value)}")
+            lines.append(f"{path}{name} = {_plain(name, value)}")
     return "\n".join(lines)
 
 
-def _plain(value: object) -> str:
+def _plain(name: str, value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, int) and name in _DURATIONS:
+        return duration_text(timedelta(seconds=value))
     return "-" if value is None else str(value)
 
 
@@ -123,7 +129,7 @@ async def list_streams(
 
 
 @verb("ls")
-@click.argument("where", default="", metavar="[S2://BASIN[/PREFIX]]")
+@click.argument("where", default="", metavar="[s2://BASIN[/PREFIX]]")
 async def ls(s2: S2, output: Output, where: str) -> None:
     """List basins, or the streams of one whose names begin with a prefix."""
     basin, _, prefix = where.removeprefix("s2://").partition("/")
@@ -178,8 +184,10 @@ async def create_basin(
 ) -> None:
     """Create a basin.
 
-    The configuration is the basin's own, and the default for its streams.
+    Its name has 8 to 48 lower-case letters, digits and hyphens. The configuration is the basin's own,
+    and the default for its streams.
     """
+    parse_basin_name(basin)  # refuses it with the rule, which the SDK does not name
     config, status = config_options.basin_config(given), "created"
     if ensure:
         ensured = await s2.ensure_basin(basin, config=config, location=location)

@@ -138,7 +138,7 @@ def _check_clock(date: str | None, sent: float, answered: float) -> Finding:
     skew = max(there - answered, sent - (there + 1), 0.0)
     here = datetime.fromtimestamp(answered, UTC).isoformat(timespec="seconds")
     if skew < _SKEW_NOTED:
-        return Finding("clock", "ok", f"{here}, as the server says, to {_SKEW_NOTED:.0f} s")
+        return Finding("clock", "ok", f"{here}, within {_SKEW_NOTED:.0f} s of the server's")
     status = "failure" if skew > _SKEW_MAX else "warning"
     message = f"this machine and the server differ by {skew:.0f} s (here it is {here})"
     return Finding("clock", status, message, "synchronise both clocks by NTP")

@@ -59,19 +59,31 @@ from streamfold.archive.schema import TableSchema
 PUBLISHED_LINE_MAX = 16 << 20
 #: Bytes of lines that are decoded at once: enough to keep Arrow's threads busy, few to hold.
 BLOCK_BYTES = 4 << 20
+#: Bytes of a line at most: 16 times what Laredo takes, and far more than rows of a stream have.
+LINE_BYTES_MAX = 256 << 20
 _decode: Callable[[bytes], Any] = msgspec.json.Decoder().decode
 
 
 def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes, cut only after a line; the last line may lack its end."""
+    """The same bytes, cut only after a line; the last line may lack its end.
+
+    Raises ArtifactCorruptError for a line that no row has: a few bytes may inflate to very many.
+    """
     rest: list[bytes] = []
+    size = 0
     for block in blocks:
         cut = block.rfind(b"\n") + 1
         if not cut:
             rest.append(block)
+            size += len(block)
+            if size > LINE_BYTES_MAX:
+                raise ArtifactCorruptError(
+                    f"a line has more than {LINE_BYTES_MAX} bytes, the most that one is read with: "
+                    "write the file again with fewer bytes in a row"
+                )
             continue
         yield b"".join([*rest, block[:cut]])
-        rest = [block[cut:]]
+        rest, size = [block[cut:]], len(block) - cut
     if last := b"".join(rest):
         yield last
 
