@@ -12,10 +12,11 @@ import argparse
 import asyncio
 import os
 import shutil
+import signal
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from http.client import HTTPConnection
@@ -243,6 +244,19 @@ def rest(*targets: Target) -> None:
 
 
 @contextmanager
+def stopped(others: Iterable[Target]) -> Iterator[None]:
+    """Stop those on this machine: one that is never at rest would take part of the processors."""
+    pids = [one.pid for one in others if one.pid is not None]
+    try:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
 def targets(peers: Sequence[Target], folder: Path) -> Iterator[list[Target]]:
     """Streamfold, the null server and the peers, all up, with the basin of the benchmark."""
     with ExitStack() as stack:
@@ -275,7 +289,9 @@ def run_all(run: Run, everyone: Sequence[Target], only: str) -> None:
             for target in everyone:
                 if target.name != NULL or name in NULL_WORKLOADS:
                     rest(*everyone)  # or one would be measured while another tidies up
-                    run.keep(target, workload(run, target))
+                    with stopped(one for one in everyone if one is not target):
+                        os.sync()  # or it would wait for what another left to the system to write
+                        run.keep(target, workload(run, target))
 
 
 def rows_of(run: Run) -> list[Row]:
@@ -304,6 +320,7 @@ def main() -> None:
     )
     parser.add_argument("--peer", type=named, action="append", default=[], metavar="NAME=URL")
     parser.add_argument("--peer-pid", type=named, action="append", default=[], metavar="NAME=PID")
+    parser.add_argument("--note", action="append", default=[], help="what readers should know")
     parser.add_argument("--only", default="", help="workloads whose name has this in it")
     parser.add_argument("--repeat", type=int, help="times that each is measured")
     parser.add_argument("--quick", action="store_true", help="less of everything; nothing is kept")
@@ -320,6 +337,12 @@ def main() -> None:
     run = Run(replace(scale, repeat=options.repeat or scale.repeat), folder)
     try:
         under = conditions(folder, busy, ["Streamfold syncs every ack to disk (fsync)"])
+        under += [
+            "workloads in the order of the table, so that later ones meet a store that holds what "
+            f"earlier ones wrote; {run.scale.repeat} times each, one server after the other, the "
+            "others on this machine stopped meanwhile",
+            *options.note,
+        ]
         with targets(peers, folder) as everyone:
             run_all(run, everyone, options.only)
     finally:

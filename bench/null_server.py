@@ -13,10 +13,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+import psutil
+
 from bench.serving import Served
 
 #: Seconds until it listens, at most.
 _START_MAX = 30.0
+#: Seconds until it has ended, at most.
+_END_MAX = 5.0
 _JSON = [("content-type", "application/json")]
 
 
@@ -48,7 +52,18 @@ def null_serving() -> Iterator[Served]:
             _wait_until_listening(port)
             yield Served(server.pid, port)
         finally:
-            server.terminate()
+            _end(server)
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    """End granian and its worker; it may wait for its connections without an end."""
+    processes = [*psutil.Process(server.pid).children(), psutil.Process(server.pid)]
+    server.terminate()
+    try:
+        server.wait(_END_MAX)
+    except subprocess.TimeoutExpired:
+        for process in processes:
+            process.kill()
 
 
 def _wait_until_listening(port: int) -> None:

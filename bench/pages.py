@@ -115,12 +115,12 @@ def spark_source(found: dict[str, Any]) -> list[Row]:
     loop = figures["loop with the S2 client"]["per_second"]
     rows = []
     for name, one in figures.items():
-        if not name.startswith("source") or "one record" in name:
+        if not name.startswith(("source", "store")) or "one record" in name:
             continue
         beside = {"S2 SDK loop": loop}
-        twin = figures.get(name.replace("source", "Spark's Parquet"))
-        if twin:
-            beside["Spark on Parquet"] = twin["per_second"]
+        twin = name.replace("source", "Spark's Parquet")
+        if twin != name and twin in figures:
+            beside["Spark on Parquet"] = figures[twin]["per_second"]
         rows.append(pair(name, "records/s", one["per_second"], beside, more=True))
     return rows
 

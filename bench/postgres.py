@@ -28,7 +28,8 @@ from tests.ingest.postgres import binaries, execute, temporary_postgres
 
 from bench.serving import Served, serving
 from bench.store import BASIN, PathNotTakenError
-from streamfold.ingest.postgres.encoded_copy import load_kernel
+from streamfold.ingest.postgres import change_batches
+from streamfold.ingest.postgres.encoding import encoded_copy
 
 #: Tables of pgbench that have a key.
 TABLES = ("pgbench_accounts", "pgbench_branches", "pgbench_tellers")
@@ -214,8 +215,10 @@ def backlog(uri: str, served: Served, seconds: int) -> Found:
         ingester.wait_for(end)
         took, spent = time.monotonic() - began, ingester.processor_seconds() - spent
     print(f"backlog of {transactions:,.0f} transactions: {took:.1f} s, pg_recvlogical "
-          f"{received:.1f} s: {received / took:.2f} x; {spent:.1f} processor seconds")  # fmt: skip
-    return {"transactions": transactions, "ingest_s": took, "pg_recvlogical_s": received}
+          f"{received:.1f} s: {received / took:.2f} x; "
+          f"{spent / transactions / len(TABLES) * 1e6:.1f} processor us per change")  # fmt: skip
+    found = {"transactions": transactions, "ingest_s": took, "pg_recvlogical_s": received}
+    return found | {"processor_s": spent}
 
 
 def main() -> None:
@@ -224,8 +227,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=30, help="of each load")
     parser.add_argument("--backend", default="file", help="memory or file")
     given = parser.parse_args()
-    if not load_kernel():  # and cache it: the first use compiles it
-        raise PathNotTakenError("the kernel of the first copy is off: install the extra `postgres`")
+    # And cache them: the first use compiles them.
+    if not encoded_copy.load_kernel() or not change_batches.load_kernel():
+        raise PathNotTakenError("the kernels of the ingester are off: install the extra `postgres`")
     with (
         tempfile.TemporaryDirectory() as folder,
         temporary_postgres() as uri,
