@@ -42,6 +42,9 @@ copybutton_prompt_is_regexp = True
 
 html_theme = "furo"
 html_title = "Streamfold"
+html_static_path = ["_site/static"]
+html_css_files = ["site.css"]
+html_show_copyright = False
 html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#0b5cad", "color-brand-content": "#0b5cad"},
     "dark_css_variables": {"color-brand-primary": "#7ab8ff", "color-brand-content": "#7ab8ff"},

@@ -56,7 +56,7 @@ async def work(stream: S2Stream, turns: int) -> None:
     async with follow(stream, fold=remember, initial=Session, snapshots=SNAPSHOTS) as state:
         before = state.value
         print(f"the agent begins with {before.steps} steps behind it, {before.tokens} tokens spent")
-        print(f"  it read {state.plan.records} records to know that")
+        print(f"  records that it read to know that: {state.plan.records}")
         for turn in range(before.steps // 2, before.steps // 2 + turns):
             await log(stream, Step("user", f"question {turn}"))
             await log(stream, Step("agent", f"answer {turn}", tokens=100 + turn))

@@ -7,6 +7,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from streamfold import StoreSettings
 from streamfold.errors import FencingTokenMismatchError
 from streamfold.model.records import Record, fence_record, trim_record
 from streamfold.store import ReadRequest, StreamStore, from_seq_num, from_tail, open_store
@@ -50,7 +51,8 @@ async def show_fence_and_trim(store: StreamStore) -> None:
 async def main() -> None:
     with tempfile.TemporaryDirectory(prefix="streamfold-demo-") as folder:
         url = Path(folder).as_uri()
-        async with open_store(url) as store:
+        # By default, readers still get what was trimmed in the last ten seconds.
+        async with open_store(url, StoreSettings(trim_grace=0)) as store:
             await show_append_and_read(store)
             await show_follow(store)
             await show_fence_and_trim(store)

@@ -9,6 +9,8 @@ from types import ModuleType
 import pytest
 
 import streamfold
+from streamfold.errors import InvalidError
+from tests.interop.serving import serving
 
 
 @pytest.mark.parametrize("name", streamfold.__all__)
@@ -43,3 +45,17 @@ async def test_connect_takes_the_endpoint_or_the_variables(monkeypatch: pytest.M
         monkeypatch.setenv(name, "http://localhost:9")
     async with streamfold.connect() as named, streamfold.connect("http://localhost:8") as given:
         assert type(named) is type(given)
+
+
+async def test_connect_takes_an_address_of_this_machine_without_a_scheme() -> None:
+    with serving("--host", "127.0.0.1", "--no-access-log") as exports:
+        address = exports["S2_ACCOUNT_ENDPOINT"].removeprefix("http://")
+        async with streamfold.connect(address) as s2:
+            assert (await s2.list_basins()).items == []
+
+
+def test_connect_without_a_server_says_how_to_name_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("S2_ACCOUNT_ENDPOINT", "http://localhost:9")
+    monkeypatch.delenv("S2_BASIN_ENDPOINT", raising=False)
+    with pytest.raises(InvalidError, match=r'call connect\("http://localhost:8080"\), or set S2_'):
+        streamfold.connect()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Iterator
 from importlib import import_module
 from inspect import cleandoc
@@ -74,6 +75,8 @@ def mark_code(lines: list[str]) -> None:
 
 async def _ask_a_server() -> tuple[str, list[Route]]:
     """What a server in memory says of its metrics, and its routes."""
+    for chatty in ("_granian", "httpx"):  # a build prints warnings alone
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     async with running_server(Configuration(host="127.0.0.1", port=0, access_log=False)) as server:
         url = f"http://127.0.0.1:{server.port}/metrics"
         async with httpx.AsyncClient() as client:

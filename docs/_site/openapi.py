@@ -84,6 +84,14 @@ _WRITTEN: Final[dict[str, Schema]] = {
         "access_tokens has_more", access_tokens=_array(_ref("AccessToken")), has_more="boolean"
     ),
     "Metrics": _object("values", values=_array({"type": "object"})),
+    "Busiest": _object(
+        "seconds streams",
+        seconds="number",
+        streams=_array(
+            _object("basin stream records_per_second bytes_per_second", basin="string", stream="string",
+                    records_per_second="number", bytes_per_second="number")
+        ),
+    ),
     "Location": _object("name", name="string"),
     "Locations": _array(_ref("Location")),
     "LocationName": {"type": "string"},
@@ -247,13 +255,16 @@ _WORDS: Final[dict[str, dict[str, About]]] = {
         }.items()
     },
     "/metrics": {"GET": About("Metrics for Prometheus.", "", "text/plain")},
+    "/v1/busiest-streams": {
+        "GET": About("Show the ten streams with the most appended bytes of late.", "", "Busiest")
+    },
 }  # fmt: skip
 _TITLES: Final = {
     "s2": "The S2 v1 API",
     "durable-streams": "Durable Streams",
     "operations": "Operations",
 }
-_OPERATIONS: Final = ("/health", "/ping", "/ready", "/metrics")
+_OPERATIONS: Final = ("/health", "/ping", "/ready", "/metrics", "/v1/busiest-streams")
 _S2: Final = (
     "/v1/streams", "/v1/basins", "/v1/access-tokens", "/v1/metrics", "/v1/locations", "/streams/"
 )  # fmt: skip

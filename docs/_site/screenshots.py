@@ -81,7 +81,7 @@ class Shop:
             fork = {"stream-forked-from": f"/{BASIN}/{source}", "stream-fork-offset": offset}
             self._http.put(f"/{BASIN}/{name}", headers=kind | fork).raise_for_status()
 
-    def append(self, count: int) -> None:
+    def append(self, count: int, stream: str = STREAM) -> None:
         """Append some changes of orders."""
         records = []
         for _ in range(count):
@@ -90,7 +90,7 @@ class Shop:
             headers = [["trace", f"{self._orders:06x}"]]
             records.append({"body": json.dumps(body), "headers": headers})
             self._orders += 1
-        path, named = f"/v1/streams/{STREAM}/records", {"s2-basin": BASIN}
+        path, named = f"/v1/streams/{stream}/records", {"s2-basin": BASIN}
         self._http.post(path, json={"records": records}, headers=named).raise_for_status()
 
 
@@ -205,6 +205,8 @@ def main() -> None:
         def feed() -> None:
             while not stop.wait(0.25):
                 shop.append(shop._random.randrange(1, 8))
+                shop.append(2, "payments")
+                shop.append(1, "shipments")
 
         feeder = threading.Thread(target=feed)
         feeder.start()

@@ -7,8 +7,9 @@ page do not see, says otherwise:
 
 `terminal` names another one, or several with commas between them, `until` is a text after which the
 last command of the block is left running, `interrupt` presses Ctrl-C then, `file` saves the block under
-a name, `expect` is a text that it must show, and `skip` says why a block is not run. Blocks of `text`
-are pictures.
+a name, `expect` is a text that it must show, and `skip` says why a block is not run. A comment
+`<!-- file: PATH -->` says that the block is a file of the repository, which is its `source`. Blocks of
+`text` are pictures. Languages in braces are directives, which Sphinx runs when it builds the site.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _BLOCK = re.compile(
-    r"(?:^<!-- read: (?P<how>.*?) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$",
+    r"(?:^<!-- (?P<kind>read|file): (?P<how>[^\n]*?) -->\n)?"
+    r"^```(?P<language>\w*|\{[\w-]+\})\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
-_KNOWN = {"terminal", "until", "interrupt", "file", "expect", "skip"}
+#: A fence that is not at the start of a line, or of tildes.
+_OTHER_FENCE = re.compile(r"^[ \t]+```|^[ \t]*~~~", re.MULTILINE)
+_KNOWN = {"terminal", "until", "interrupt", "file", "expect", "skip", "source"}
 
 
 @dataclass(frozen=True)
@@ -35,15 +39,31 @@ class Block:
     how: dict[str, str] = field(default_factory=dict)
 
 
-def blocks_of(page: Path) -> list[Block]:
-    """The blocks of a page; one without a language, or with an unknown instruction, is a mistake."""
+def every_block(page: Path) -> list[Block]:
+    """Every block of a page; one without a language, or with an unknown instruction, is a mistake."""
     text = page.read_text()
+    assert not _OTHER_FENCE.search(text), (
+        f"{page.name}: blocks begin with ``` at the start of a line"
+    )
     found = []
     for match in _BLOCK.finditer(text):
-        line = text.count("\n", 0, match.start()) + 1
-        how = dict(part.partition("=")[::2] for part in shlex.split(match["how"] or ""))
+        line = text.count("\n", 0, match.start("language")) + 1
+        how = (
+            {"source": match["how"]}
+            if match["kind"] == "file"
+            else dict(part.partition("=")[::2] for part in shlex.split(match["how"] or ""))
+        )
         assert how.keys() <= _KNOWN, f"{page.name}:{line}: {how}"
         assert match["language"], f"{page.name}:{line}: the block names no language"
         found.append(Block(line, match["language"], match["text"], how))
     assert len(found) == text.count("\n```") // 2, f"{page.name}: a block was not understood"
-    return [block for block in found if block.language != "text" and "skip" not in block.how]
+    return found
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """The blocks of a page that a reader uses."""
+    return [
+        block
+        for block in every_block(page)
+        if block.language != "text" and block.language[0] != "{" and "skip" not in block.how
+    ]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,10 +32,11 @@ from streamfold.testing import (
 from streamfold.testing.change_decoder_kit import TABLE, records
 from tests.cli.commands import Shell
 from tests.distributions import EXAMPLE, install_example
+from tests.docs.markdown import blocks_of
+from tests.interop.serving import serving
 
 PAGE = Path(__file__).parents[2] / "docs" / "contributing" / "extending.md"
 E = TypeVar("E", bound=Extension)
-BLOCK = re.compile(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```\n", re.DOTALL)
 
 
 @pytest.fixture
@@ -51,7 +54,8 @@ def found(group: str, kind: type[E], name: str) -> E:
 
 
 def test_the_page_shows_the_files_of_the_example_as_they_are() -> None:
-    shown = dict(BLOCK.findall(PAGE.read_text()))
+    shown = {b.how["source"]: b.text for b in blocks_of(PAGE) if "source" in b.how}
+    assert all("source" in b.how for b in blocks_of(PAGE) if b.language == "python")
     files = [*EXAMPLE.glob("acme_streamfold/[a-z]*.py"), EXAMPLE / "pyproject.toml"]
     assert shown == {str(file.relative_to(EXAMPLE)): file.read_text() for file in files}
 
@@ -175,6 +179,27 @@ def test_the_command_line_takes_the_sink_of_an_installed_package(
     outcome = Shell({})("snapshotter", "validate", "--config", file)
     assert outcome.stderr == ""
     assert "events[0].type = file\ntables[0].events[0].path = /events.jsonl\n" in outcome.text
+
+
+def test_the_settings_of_the_page_are_accepted(installed: Path, tmp_path: Path) -> None:
+    settings = [b.text for b in blocks_of(PAGE) if b.language == "toml" and "source" not in b.how]
+    assert len(settings) == 4, "one for each kind of extension that a configuration names"
+    outcome = Shell({})(
+        "snapshotter", "validate", "--config", configuration(tmp_path, "".join(settings))
+    )
+    assert (outcome.status, outcome.stderr) == (0, "")
+
+
+def test_the_command_of_the_page_takes_a_snapshot(installed: Path, tmp_path: Path) -> None:
+    [command] = [b.text for b in blocks_of(PAGE) if b.language == "sh"]
+    resources = {"basins": [{"name": "shop-basin", "streams": [{"name": "prices"}]}]}
+    (tmp_path / "init.json").write_text(json.dumps(resources))
+    with serving("--no-access-log", "--init-file", str(tmp_path / "init.json")) as exports:
+        Shell(exports).ok("append", "s2://shop-basin/prices", stdin=b'{"item": "pear"}\n')
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        variables = {**os.environ, **exports, "PATH": path}
+        subprocess.run(["bash", "-ec", command], cwd=tmp_path, env=variables, check=True)
+    assert list(tmp_path.glob("snapshots/**/*.json-zlib"))
 
 
 def test_help_lists_what_a_configuration_may_name(installed: Path) -> None:

@@ -21,7 +21,7 @@ def test_the_example_notebook_runs_and_shows_tables() -> None:
         for output in cell.get("outputs", ())
         if "text/html" in output.get("data", {})
     ]
-    assert "1 records from 500" in shown[0]
+    assert "1 record from 500" in shown[0]
     assert "stock at 502" in shown[1]
     assert "stock at 501 of 502" in shown[2]
 

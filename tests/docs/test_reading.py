@@ -8,6 +8,7 @@ reader's.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import venv
 from collections.abc import Iterator
@@ -70,9 +71,9 @@ class Reader:
         return "".join(self._follow(block, self._terminal(name)) for name in names)
 
     def _follow(self, block: Block, terminal: Terminal) -> str:
-        text = block.text
-        for written, free in self._ports.items():
-            text = text.replace(written, str(free))
+        # In one pass: a free port may have the digits of another that is written.
+        written = re.compile("|".join(self._ports))
+        text = written.sub(lambda port: str(self._ports[port[0]]), block.text)
         for machine in _MACHINES:
             text = text.replace(machine, "127.0.0.1")
         if file := block.how.get("file"):

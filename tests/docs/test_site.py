@@ -20,6 +20,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command += ["-b", "html", "-d", str(folder / "doctrees"), "docs", str(folder / "html")]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
+    assert built.stdout + built.stderr == ""
     return folder / "html"
 
 
@@ -32,6 +33,15 @@ def test_the_generated_reference_has_verbs_errors_metrics_and_routes(site: Path)
         "routes.html": "/v1/streams/{stream}/records",
     }.items():
         assert text in (reference / page).read_text(), page
+
+
+def test_every_page_has_the_style_of_the_site_and_no_empty_copyright(site: Path) -> None:
+    pages = [page for page in site.rglob("*.html") if "_static" not in page.parts]
+    assert len(pages) > 60
+    for page in pages:
+        text = page.read_text()
+        assert "_static/site.css" in text, page
+        assert "Copyright &#169;" not in text, page
 
 
 def test_every_reference_in_an_openapi_file_resolves(site: Path) -> None:

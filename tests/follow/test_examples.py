@@ -12,7 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 EXAMPLES = {
     "kv_store": "both replicas have the same 50 keys",
-    "agent_log": "it read 1 records to know that",
+    "agent_log": "records that it read to know that: 1\n",
+    "embedded_store": "after the trim the stream begins at seq_num 2",
     "counter": "5 people added 1069 in all, and so it stands",
 }
 

@@ -115,7 +115,7 @@ async def test_external_snapshots_from_take_to_prune(verbs: Verbs, tmp_path: Pat
     await verbs.append('{"id":"c","n":3}')
     text = verbs.ok("plan", *where)
     assert "load    external snapshot 00000000000000000004.json (cursor 4" in text
-    assert "replay  1 records from 4" in text
+    assert "replay  1 record from 4" in text
     (plan,) = verbs.json("plan", *where)
     assert (plan["read_from"], plan["tail"], plan["records"]) == (4, 5, 1)
     state = {"a": {"id": "a", "n": 2}, "c": {"id": "c", "n": 3}}

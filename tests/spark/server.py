@@ -95,6 +95,22 @@ class Server:
 
         self.talk(work)
 
+    def recreate(self, stream: str) -> None:
+        """Delete a stream, and create one of the same name once it is gone."""
+
+        async def work(basin: Any) -> None:
+            await basin.delete_stream(stream)
+            async with asyncio.timeout(60):
+                while True:
+                    try:
+                        await basin.create_stream(stream)
+                    except s2_sdk.S2Error:
+                        await asyncio.sleep(0.05)
+                    else:
+                        return
+
+        self.talk(work)
+
     def append(self, stream: str, records: Sequence[s2_sdk.Record], key: str | None = None) -> None:
         async def work(basin: Any) -> None:
             for start in range(0, len(records), 1000):
