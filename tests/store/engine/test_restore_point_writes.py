@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from streamfold.errors import DeviceFailedError
-from streamfold.store.engine import local_disk
+from streamfold.store.engine import partial_io
 from streamfold.store.engine.engine import commit_rows
 from streamfold.store.engine.local_disk import LocalDisk, sync_path
 from streamfold.store.engine.location import open_location
@@ -21,7 +21,7 @@ PART = 1 << 20
 TABLE_ROWS = [(b"%d" % number, os.urandom(PART)) for number in range(3)]
 
 pytestmark = pytest.mark.skipif(
-    local_disk._sync_file_range is None, reason="the system cannot write parts of a file"
+    partial_io._sync_file_range is None, reason="the system cannot write parts of a file"
 )
 
 
@@ -29,7 +29,7 @@ class Device:
     """The real system call and the real sync, with a record of both."""
 
     def __init__(self) -> None:
-        self.call = local_disk._sync_file_range
+        self.call = partial_io._sync_file_range
         self.failure = 0
         #: File name to the parts that were written, and None for a sync.
         self.written: dict[str, list[tuple[int, int] | None]] = {}
@@ -50,7 +50,7 @@ class Device:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     device = Device()
-    monkeypatch.setattr(local_disk, "_sync_file_range", device.write_part)
+    monkeypatch.setattr(partial_io, "_sync_file_range", device.write_part)
     return device
 
 

@@ -25,14 +25,11 @@ files before and after it. Therefore:
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import errno
 import fcntl
 import json
 import logging
 import os
 import shutil
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -41,7 +38,9 @@ from typing import Any
 from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 
 from streamfold.errors import DataCorruptError, DeviceFailedError
+from streamfold.store.engine.partial_io import PartialWrites, delete_slowly, shrink
 from streamfold.store.engine.slatedb_binding import read_manifest
+from streamfold.store.engine.slatedb_tables import table_files
 
 logger = logging.getLogger(__name__)
 
@@ -50,29 +49,11 @@ _LOCK = "restore-point.lock"
 _CHECKPOINT = "streamfold-restore-point"
 #: Folder for WAL files that a power cut damaged.
 _SET_ASIDE = "set-aside"
+#: Folder for second names of tables that SlateDB is about to delete.
+_DELETED = "deleted"
 #: Seconds between checks whether another process has finished its restore point.
 _LOCK_PAUSE = 0.02
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-#: Bytes of a table that are sent to the device at a time. A commit's sync may have to wait for them: a
-#: slow device takes 10 ms for a MiB, and 0.6 s for a whole table.
-_PART_BYTES = 1 << 20
-#: Seconds of pauses between parts, in one restore point: it must keep up with a writer at full speed.
-_PAUSES_MAX = 2.0
-#: Seconds below which a part was on the device already, and needs no pause after it.
-_UNCHANGED = 0.0002
-#: For Linux's sync_file_range: wait for writes under way, write the rest, wait for that.
-_WRITE_AND_WAIT = 1 | 2 | 4
-
-
-def _system_call() -> Any:
-    """Linux's sync_file_range, which other systems lack."""
-    call = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range", None)
-    if call is not None:
-        call.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
-    return call
-
-
-_sync_file_range = _system_call()
 
 
 def sync_path(path: Path) -> None:
@@ -82,46 +63,6 @@ def sync_path(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-class PartialWrites:
-    """Sends large files to the device in small parts, so that commits can sync in between.
-
-    A sync of a large file writes all of it at once, and on ext4 every other sync waits for that,
-    because both are in one transaction of its journal. A pause of the same length follows each part.
-    Does nothing where the system cannot write parts.
-    """
-
-    def __init__(self) -> None:
-        self._pauses_left = _PAUSES_MAX
-
-    def write(self, path: Path) -> None:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            for start in range(0, os.fstat(handle).st_size, _PART_BYTES):
-                began = time.perf_counter()
-                if not _write_part(handle, start):
-                    return
-                self._pause(time.perf_counter() - began)
-        finally:
-            os.close(handle)
-
-    def _pause(self, seconds: float) -> None:
-        if _UNCHANGED < seconds < self._pauses_left:
-            self._pauses_left -= seconds
-            time.sleep(seconds)
-
-
-def _write_part(handle: int, start: int) -> bool:
-    """Whether the system can do this; raises if the device failed."""
-    if _sync_file_range is None:
-        return False
-    if _sync_file_range(handle, start, _PART_BYTES, _WRITE_AND_WAIT) == 0:
-        return True
-    code = ctypes.get_errno()
-    if code in (errno.ENOSYS, errno.EINVAL):
-        return False
-    raise OSError(code, os.strerror(code))
 
 
 def current_boot() -> str | None:
@@ -279,14 +220,38 @@ class LocalDisk:
     async def collect(self, admin: Any, delete_replaced: Callable[[], Awaitable[None]]) -> None:
         """Make a restore point, and delete the files that it makes obsolete.
 
-        `delete_replaced` has SlateDB delete tables and manifests that no checkpoint names.
+        `delete_replaced` has SlateDB delete tables and manifests that no checkpoint names. It deletes
+        whole tables at once, for which commits would wait: a second name keeps each, until its space
+        is freed in parts.
         """
         async with self._alone():
             manifest = await self._make_restore_point(admin)
+            await asyncio.to_thread(self._keep_replaced, table_files(manifest))
             await delete_replaced()
             # An unsynced file must stay: the search for the next file to sync would end at the gap.
             covered = min(manifest.replay_after_wal_id, self._next_wal)
             await _finish_in_thread(self._delete_wal_below, covered)
+        await asyncio.to_thread(self._delete_kept)
+
+    def _keep_replaced(self, needed: set[str]) -> None:
+        """Give each table that is not needed a second name."""
+        folder = self._folder / _DELETED
+        folder.mkdir(exist_ok=True)
+        for path in _files(self._folder / "compacted"):
+            if path.name not in needed:
+                try:
+                    (folder / path.name).hardlink_to(path)
+                except FileExistsError:
+                    continue  # from a collection that was interrupted
+                except OSError as error:
+                    logger.debug("%s is deleted at once: %s", path, error)
+                    return  # this file system has no hard links
+
+    def _delete_kept(self) -> None:
+        kept = _files(self._folder / _DELETED)
+        for path in kept:
+            shrink(path)
+        delete_slowly(kept)
 
     async def _make_restore_point(self, admin: Any) -> Any:
         former = await admin.list_checkpoints(_CHECKPOINT)
@@ -341,9 +306,7 @@ class LocalDisk:
         self._sync(self._folder)
 
     def _delete_wal_below(self, number: int) -> None:
-        for path in _files(self._folder / "wal"):
-            if _number(path) < number:
-                path.unlink()
+        delete_slowly(path for path in _files(self._folder / "wal") if _number(path) < number)
 
     def _wal_path(self, number: int) -> Path:
         return self._folder / "wal" / f"{number:020d}.sst"

@@ -411,6 +411,8 @@ def _settings(*, local: bool) -> Any:
     }
     settings.set("compactor_options.scheduler_options", json.dumps(scheduler))
     settings.set("compactor_options.worker.max_subcompactions", "1")
+    # Each fetch is a thread on local disk: dozens of them would keep commits from the processors.
+    settings.set("compactor_options.worker.max_fetch_tasks", "1")
     settings.set("compactor_options.worker.max_sst_size", str(_COMPACTED_BYTES))
     return settings
 

@@ -112,7 +112,7 @@ class SlateTables:
         # replaces its sources.
         merged = list(manifest.l0) if young else []
         merged += [view for run in manifest.compacted if run.id in runs for view in run.sst_views]
-        return not _files_of(merged) & _files_of(_views(await self._newest_manifest()))
+        return not _files_of(merged) & table_files(await self._newest_manifest())
 
     async def collect(self, *, log: bool) -> None:
         """Delete files that are not needed any more; with `log`, also WAL files."""
@@ -124,8 +124,13 @@ class SlateTables:
         if sizes is None:
             return DiskUse(self._tables(manifest).total, 0)
         total, tables = sizes
-        needed = _files_of(_views(manifest))
+        needed = table_files(manifest)
         return DiskUse(total, sum(size for name, size in tables.items() if name not in needed))
+
+
+def table_files(manifest: Any) -> set[str]:
+    """The names of the files of all tables that a manifest names."""
+    return _files_of(_views(manifest))
 
 
 def _views(manifest: Any) -> list[Any]:
