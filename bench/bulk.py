@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPResponse
 from urllib.parse import urlsplit
 
 import numpy as np
 
+from bench.bodies import noise
 from bench.figures import Latencies
 from bench.sessions import chunk_of
 from bench.store import BASIN, MIB
@@ -28,11 +30,14 @@ _BUFFER = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class Bulk:
-    """What to send: records of `body` bytes, for so many seconds, at most `rate` bytes per second."""
+    """What to send: records of `body` bytes of some content, for so many seconds, at most `rate` bytes
+    per second.
+    """
 
     body: int
     seconds: float
     rate: float | None = None
+    content: Callable[[int, int], bytes] = noise
 
     @property
     def records(self) -> int:
@@ -61,7 +66,7 @@ class Acked:
 def append(url: str, stream: str, bulk: Bulk) -> Acked:
     """Run the session to its end; every batch that was sent must be acknowledged."""
     session = _Session(url, stream, max(1, WINDOW // bulk.batch))
-    chunk = chunk_of(*[bulk.body * b"x"] * bulk.records)
+    chunk = chunk_of(*[bulk.content(bulk.body, number) for number in range(bulk.records)])
     began = time.perf_counter()
     sent, due = 0, began
     while (now := time.perf_counter()) < began + bulk.seconds:

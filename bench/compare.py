@@ -28,6 +28,7 @@ import numpy as np
 import psutil
 
 from bench import bulk, h2load
+from bench.bodies import document, noise
 from bench.figures import Latencies, settle
 from bench.h2load import Appender, Shape
 from bench.machine import conditions, wait_until_quiet
@@ -164,14 +165,17 @@ def many_streams(run: Run, target: Target) -> Found:
     }
 
 
-def session(body: int) -> Callable[[Run, Target], Found]:
+def session(
+    body: int, content: Callable[[int, int], bytes] = noise
+) -> Callable[[Run, Target], Found]:
     """One append session flat out, and then a catch-up read of what it wrote."""
+    records = f"{body + bulk.OVERHEAD} B records{' of JSON' if content is document else ''}"
 
     def measure(run: Run, target: Target) -> Found:
-        (stream,) = run.names(f"session-{body}", 1)
-        kind = f"one session, {body + bulk.OVERHEAD} B records"
+        (stream,) = run.names(f"session-{body}-{content.__name__}", 1)
+        kind = f"one session, {records}"
         written = target.written()
-        acked = bulk.append(target.url, stream, bulk.Bulk(body, run.scale.seconds))
+        acked = bulk.append(target.url, stream, bulk.Bulk(body, run.scale.seconds, None, content))
         found = {
             f"{kind}, records/s": acked.records / acked.seconds,
             f"{kind}, MiB/s": acked.metered / MIB / acked.seconds,
@@ -185,9 +189,7 @@ def session(body: int) -> Callable[[Run, Target], Found]:
         size = read_session(urlsplit(target.url).port or 80, stream, acked.records)
         if size < acked.records * body:
             raise RuntimeError(f"{target.name} sent {size} bytes of {acked.records} records")
-        found[f"catch-up, {body + bulk.OVERHEAD} B records, MiB/s"] = (
-            acked.metered / MIB / (time.perf_counter() - began)
-        )
+        found[f"catch-up, {records}, MiB/s"] = acked.metered / MIB / (time.perf_counter() - began)
         return found
 
     return measure
@@ -222,6 +224,8 @@ WORKLOADS: dict[str, Callable[[Run, Target], Found]] = {
     "session-1KiB": session(1016),
     "session-256": session(248),
     "session-100": session(92),
+    "session-json-1KiB": session(1016, document),
+    "session-json-256": session(248, document),
     "steady": steady,
     "resident": resident,
 }
@@ -338,6 +342,7 @@ def main() -> None:
     try:
         under = conditions(folder, busy, ["Streamfold syncs every ack to disk (fsync)"])
         under += [
+            "bodies of sessions and of the steady load are random bytes, unless they are JSON",
             "workloads in the order of the table, so that later ones meet a store that holds what "
             f"earlier ones wrote; {run.scale.repeat} times each, one server after the other, the "
             "others on this machine stopped meanwhile",

@@ -22,6 +22,7 @@ from typing import Any
 
 import psutil
 
+from bench.bodies import noise
 from bench.store import BASIN, MIB, warm_kernels
 from streamfold.blob import open_blob_store
 from streamfold.follow import external
@@ -49,7 +50,7 @@ Found = dict[str, float]
 async def records(count: int, folder: Path) -> Found:
     """One stream of so many records: writing them, a restart, reads anywhere, more appends."""
     url = folder.as_uri()
-    batch = RecordBatch.of([Record(b"x" * BODY)] * BATCH_RECORDS_MAX)
+    batch = RecordBatch.of([Record(noise(BODY, number)) for number in range(BATCH_RECORDS_MAX)])
     async with open_store(url) as store:
         await store.create_basin(BASIN)
         await store.ensure_stream(BASIN, STREAM)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.bodies import noise
 from bench.store import warm_kernels
 from streamfold.model.records import Record, trim_record
 from streamfold.server.main import loop_factory, tune_collector
@@ -122,7 +123,7 @@ class Run:
         self.footprint = footprint
         self.options = options
         self.streams = [f"stream-{number}" for number in range(options.streams)]
-        self.batch = [Record(bytes([number]) * BODY_BYTES) for number in range(BATCH_RECORDS)]
+        self.batch = [Record(noise(BODY_BYTES, number)) for number in range(BATCH_RECORDS)]
         self.batch_bytes = BODY_BYTES * BATCH_RECORDS
         self.written: dict[str, int] = dict.fromkeys(self.streams, 0)
         self.latencies: list[float] = []

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -87,3 +88,8 @@ def at(seq_num: int, timestamp: int) -> StreamPosition:
 
 def bodies(*texts: str) -> list[Record]:
     return [Record(text.encode()) for text in texts]
+
+
+def incompressible(size: int, seed: int = 0) -> bytes:
+    """Bytes that take as much on disk as in memory, the same for the same seed."""
+    return random.Random(seed).randbytes(size)

@@ -26,7 +26,9 @@ from streamfold.store.engine.engine import commit_rows
 from streamfold.store.engine.local_disk import LocalDisk
 from streamfold.store.engine.location import open_location
 from streamfold.store.engine.slatedb import SlateEngine
+from streamfold.store.log import chunks
 from streamfold.store.rows import CleanupRow, FormatRow
+from streamfold.store.supervisor import FORMAT_VERSION
 from tests.store.golden import content
 from tests.store.golden.write import BOOT
 
@@ -39,7 +41,7 @@ NOW = content.EPOCH + 3_600_000
 @pytest.fixture(params=VERSIONS)
 def golden(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A copy of a golden store."""
-    copy = tmp_path / "golden"
+    copy = tmp_path / str(request.param)
     shutil.copytree(GOLDEN / request.param, copy)
     return copy
 
@@ -143,6 +145,23 @@ async def test_creations_are_still_known_by_their_tokens(golden: Path) -> None:
         assert result is Provision.NOOP
         with pytest.raises(AlreadyExistsError):
             await store.create_stream(*ref, StreamConfigLayer(), request_token=content.TOKEN)
+
+
+async def test_chunks_of_the_second_format_are_compressed(golden: Path) -> None:
+    engine = await open_engine(golden, BOOT)
+    pages = engine.scan(keys.chunk(0, 0), keys.chunk(2**63, 0))
+    packed = [chunks.decode(value).packed async for page in pages for _, value in page]
+    await engine.close()
+    assert any(packed) == (golden.name != "v1")
+
+
+async def test_an_older_version_refuses_a_store_that_this_one_has_opened(golden: Path) -> None:
+    async with opened(golden):
+        pass
+    engine = await open_engine(golden, BOOT)
+    value = await engine.get(keys.FORMAT)
+    await engine.close()
+    assert rows.decode(value or b"", FormatRow) == FormatRow(FORMAT_VERSION)
 
 
 async def test_a_newer_format_is_refused(golden: Path) -> None:

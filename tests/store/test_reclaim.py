@@ -19,6 +19,7 @@ from streamfold.store.store import StreamStore, open_store
 from streamfold.store.upkeep import reclaim
 from streamfold.store.upkeep.reclaim import Reclaimer
 from tests.s3 import S3Server, run_s3_server
+from tests.store.conftest import incompressible
 from tests.store.crash.verify import BASIN, read_all
 from tests.store.small_tables import TABLE_BYTES, use_small_tables
 
@@ -80,7 +81,7 @@ class Driven:
     async def fill(self, stream: str, size: int, body: int = SMALL_BODY) -> None:
         await self.store.ensure_stream(BASIN, stream)
         for number in range(size // body):
-            await self.store.append(BASIN, stream, [Record(bytes([number % 251]) * body)])
+            await self.store.append(BASIN, stream, [Record(incompressible(body, number))])
 
     async def delete(self, stream: str) -> None:
         await self.store.delete_stream(BASIN, stream)

@@ -467,9 +467,9 @@ class Mount:
     def _on_durable(self, shares: Sequence[Share]) -> None:
         self.live.commits += 1
         for share in shares:
-            for chunk in share.chunks:
+            for chunk, stored_bytes in zip(share.chunks, share.stored_bytes, strict=True):
                 self.recent.add(share.log.id, chunk)
-                self.live.add(len(chunk.payload))
+                self.live.add(stored_bytes)
             if share.log.terms.has_producers and self._logs.get(share.log.ref) is share.log:
                 self._count_producers(share.log)
             if share.trimmed:

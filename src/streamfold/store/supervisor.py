@@ -42,8 +42,8 @@ logger = logging.getLogger(__name__)
 
 #: Failures after which reopening the storage could only do harm.
 FINAL = (WriterFencedError, DeviceFailedError)
-#: What this version writes, and the newest that it reads.
-FORMAT_VERSION = 1
+#: What this version writes, and the newest that it reads. 2: chunks may be compressed.
+FORMAT_VERSION = 2
 #: Seconds between attempts to open the storage again, doubling from the first to the last.
 _REOPEN_FIRST, _REOPEN_LAST = 0.05, 5.0
 #: Seconds that a failed engine may take to close.
@@ -293,10 +293,10 @@ async def _watch_for_takeover(engine: Engine) -> NoReturn:
 
 async def _check_format(engine: Engine) -> None:
     value = await engine.get(keys.FORMAT)
-    if value is None:
+    version = 0 if value is None else rows.decode(value, FormatRow).version
+    if version < FORMAT_VERSION:
+        # From now on this version writes what an older one could not read.
         await commit_rows(engine, [(keys.FORMAT, rows.encode(FormatRow(FORMAT_VERSION)))])
-        return
-    version = rows.decode(value, FormatRow).version
     if version > FORMAT_VERSION:
         raise FormatUnsupportedError(
             f"the store has format {version}, but this version reads up to {FORMAT_VERSION}: "

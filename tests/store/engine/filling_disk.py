@@ -13,7 +13,7 @@ from streamfold.errors import OutcomeUnknownError
 from streamfold.model.records import Record
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import open_store
-from tests.store.conftest import BASIN, STREAM
+from tests.store.conftest import BASIN, STREAM, incompressible
 
 #: Bytes that a file may have, and of a record that does not fit into one.
 LIMIT, LARGE = 64 << 10, 256 << 10
@@ -34,14 +34,16 @@ async def main(folder: Path) -> None:
         await store.append(BASIN, STREAM, [Record(b"a")])
         limit_files(LIMIT)
         try:
-            await store.append(BASIN, STREAM, [Record(bytes(LARGE))])
+            await store.append(BASIN, STREAM, [Record(incompressible(LARGE))])
         except OutcomeUnknownError as error:
             report["refused"] = error.code
             report["why"] = found[0] if (found := re.search("the disk is full", str(error))) else ""
         ack = await store.append(BASIN, STREAM, [Record(b"small enough")])
         report["meanwhile"] = ack.end.seq_num
         limit_files(resource.RLIM_INFINITY)
-        report["after"] = (await store.append(BASIN, STREAM, [Record(bytes(LARGE))])).end.seq_num
+        report["after"] = (
+            await store.append(BASIN, STREAM, [Record(incompressible(LARGE))])
+        ).end.seq_num
     print(json.dumps(report))
 
 

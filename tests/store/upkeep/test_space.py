@@ -32,7 +32,7 @@ from streamfold.store.upkeep.reclaim import (
 )
 from tests.folder_size import stored_bytes
 from tests.s3 import S3Server, run_s3_server, s3_client
-from tests.store.conftest import STREAM, Clock
+from tests.store.conftest import STREAM, Clock, incompressible
 from tests.store.crash.verify import BASIN, read_all
 from tests.store.small_tables import TABLE_BYTES, use_small_tables
 
@@ -94,7 +94,7 @@ async def fill(store: StreamStore, size: int, stream: str = STREAM) -> int:
     """Append records of `size` bytes in all; the number of records."""
     count = size // BODY_BYTES
     for number in range(count):
-        await store.append(BASIN, stream, [Record(number.to_bytes(4, "big") * (BODY_BYTES // 4))])
+        await store.append(BASIN, stream, [Record(incompressible(BODY_BYTES, number))])
     return count
 
 

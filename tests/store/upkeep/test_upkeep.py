@@ -14,7 +14,7 @@ from streamfold.store.read.requests import ReadRequest, from_seq_num
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore
 from streamfold.store.upkeep import background
-from tests.store.conftest import BASIN, EPOCH, STREAM, Bench, Clock, at, bodies
+from tests.store.conftest import BASIN, EPOCH, STREAM, Bench, Clock, at, bodies, incompressible
 
 EVERYTHING = ReadRequest(from_seq_num(0))
 
@@ -195,7 +195,7 @@ async def test_a_store_that_is_no_longer_written_returns_memory(
 ) -> None:
     trims: list[int] = []
     monkeypatch.setattr(background, "_malloc_trim", trims.append)
-    batch = [Record(b"x" * 10_000)] * 100
+    batch = [Record(incompressible(10_000, number)) for number in range(100)]
     async with bench.store(StoreSettings(upkeep_interval=1e6)) as store:
         await store.create_basin(BASIN)
         await store.create_stream(BASIN, STREAM)
@@ -210,4 +210,4 @@ async def test_a_store_that_is_no_longer_written_returns_memory(
         await store.upkeep()
         assert (trims, recent._size <= 16 << 20) == ([0], True)
         request = ReadRequest(from_seq_num(0))
-        assert (await store.read(BASIN, STREAM, request)).records()[0].body == b"x" * 10_000
+        assert (await store.read(BASIN, STREAM, request)).records()[0].body == batch[0].body

@@ -2,7 +2,7 @@
 
     offset  size  field
     0       1     format of the chunk (1)
-    1       1     cipher of the payload: 0 none, 1 AEGIS-256, 2 AES-256-GCM
+    1       1     cipher of the payload: 0 none, 1 AEGIS-256, 2 AES-256-GCM; 0x80 if it is compressed
     2       2     number of records (at most 1000)
     4       4     metered bytes of the records (at most 1 MiB)
     8       8     seq_num of the first record
@@ -12,7 +12,9 @@
     40      -     payload: the records in protobuf form, as a read returns them
 
 The 40 bytes before the payload are enough to decide whether a read takes the whole chunk: then it
-copies the payload and decodes nothing.
+copies the payload, decompressed if need be, and decodes nothing. A chunk is compressed on its way to
+storage (`packing.py`), and never in memory; sealed ones are not, because their size would tell about
+their content.
 """
 
 from __future__ import annotations
@@ -25,10 +27,12 @@ from streamfold.errors import DataCorruptError, FormatUnsupportedError, KeyRequi
 from streamfold.model.positions import SeqNum, StreamPosition, Timestamp
 from streamfold.model.records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
 from streamfold.records.payload import measure
+from streamfold.store.log.packing import pack, unpack
 from streamfold.store.log.sealing import Sealing, SealingKey
 
 _HEADER = struct.Struct(">BBHIQQQQ")
 _FORMAT = 1
+_PACKED = 0x80
 
 
 class Chunk(msgspec.Struct, frozen=True, gc=False):
@@ -42,6 +46,8 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     arrived_at: int
     payload: bytes | memoryview
     sealing: Sealing = Sealing.CLEAR
+    #: Whether the payload is compressed: chunks from storage may be.
+    packed: bool = False
 
     @property
     def last_seq_num(self) -> int:
@@ -60,7 +66,7 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
         )
 
 
-def _header(chunk: Chunk, sealing: Sealing) -> bytes:
+def _header(chunk: Chunk, sealing: int) -> bytes:
     return _HEADER.pack(
         _FORMAT,
         sealing,
@@ -74,6 +80,9 @@ def _header(chunk: Chunk, sealing: Sealing) -> bytes:
 
 
 def encode(chunk: Chunk) -> bytes:
+    """The chunk as storage holds it, compressed if that saves much: 2 ms per MiB."""
+    if chunk.sealing is Sealing.CLEAR and (packed := pack(chunk.payload)) is not None:
+        return _header(chunk, _PACKED) + packed
     return _header(chunk, chunk.sealing) + chunk.payload
 
 
@@ -91,8 +100,18 @@ def unseal(chunk: Chunk, stream_id: int, key: SealingKey) -> Chunk:
     return msgspec.structs.replace(chunk, payload=payload, sealing=Sealing.CLEAR)
 
 
+def unpacked(chunk: Chunk) -> Chunk:
+    """A compressed `chunk` decompressed, at 1 ms per MiB. Runs in any thread."""
+    return msgspec.structs.replace(chunk, payload=unpack(chunk.payload), packed=False)
+
+
 def clear(chunk: Chunk, stream_id: int, key: SealingKey | None) -> Chunk:
-    """`chunk` in the clear; DecryptionFailedError if it was sealed with another key."""
+    """`chunk` with its payload as a read returns it, neither compressed nor encrypted.
+
+    DecryptionFailedError if it was sealed with another key.
+    """
+    if chunk.packed:
+        return unpacked(chunk)
     if chunk.sealing is Sealing.CLEAR:
         return chunk
     if key is None:
@@ -123,13 +142,15 @@ def decode(value: bytes) -> Chunk:
     form, sealing, count, metered, first, first_time, last_time, arrived = _HEADER.unpack_from(
         value
     )
-    if form != _FORMAT or sealing > max(Sealing):
+    packed = sealing == _PACKED
+    if form != _FORMAT or (sealing > max(Sealing) and not packed):
         raise FormatUnsupportedError(
             f"a stored chunk has format {form} and sealing {sealing}, but this version reads format "
             f"{_FORMAT}: open the store with the version that wrote it, or a newer one"
         )
     payload = memoryview(value)[_HEADER.size :]
-    return Chunk(first, count, metered, first_time, last_time, arrived, payload, Sealing(sealing))
+    cipher = Sealing.CLEAR if packed else Sealing(sealing)
+    return Chunk(first, count, metered, first_time, last_time, arrived, payload, cipher, packed)
 
 
 def merge(parts: list[Chunk]) -> list[Chunk]:

@@ -1,7 +1,7 @@
 """What a commit carries: the batches that streams handed over, as chunks and rows.
 
-Taking batches from a stream is cheap and happens on the event loop. Joining, sealing and encoding them
-copies every byte, 1 ms per MiB and more: `build` does that in a thread if there are many bytes.
+Taking batches from a stream is cheap and happens on the event loop. Joining, sealing or compressing
+them takes 1 ms per MiB and more: `build` does that in a thread if there are many bytes.
 """
 
 from __future__ import annotations
@@ -60,8 +60,9 @@ class Share(msgspec.Struct, frozen=True, eq=False):
     #: Rows other than chunks.
     rows: list[Op]
     metered: int
-    #: The records as they are stored; empty until `build`.
+    #: The records in chunks, and the bytes of each as it is stored; empty until `build`.
     chunks: list[Chunk] = []
+    stored_bytes: list[int] = []
 
     def build(self) -> list[Op]:
         """Make the chunks, and return all rows to commit. Runs in any thread, but only once."""
@@ -71,18 +72,19 @@ class Share(msgspec.Struct, frozen=True, eq=False):
             # The same as below, in fewer steps: with many streams, each has one small batch.
             chunk = self.batches[0].chunk
             self.chunks.append(chunk)
-            return [
-                (keys.chunk(log.id, chunk.last_seq_num), chunks.encode(chunk)),
-                *self.rows,
-            ]
+            value = chunks.encode(chunk)
+            self.stored_bytes.append(len(value))
+            return [(keys.chunk(log.id, chunk.last_seq_num), value), *self.rows]
         if cipher is None:
             built = chunks.merge([accepted.chunk for accepted in self.batches])
         else:
             built = _seal(self.batches, log.id, cipher)
         self.chunks.extend(built)
-        ops: list[Op] = [
-            (keys.chunk(log.id, chunk.last_seq_num), chunks.encode(chunk)) for chunk in built
-        ]
+        ops: list[Op] = []
+        for chunk in built:
+            value = chunks.encode(chunk)
+            self.stored_bytes.append(len(value))
+            ops.append((keys.chunk(log.id, chunk.last_seq_num), value))
         ops += self.rows
         return ops
 

@@ -21,6 +21,8 @@ from streamfold.store.rows import Segment
 
 #: Bytes read after which storage fetches ahead for a reader.
 _EAGER_FROM = 8 << 20
+#: Metered bytes of a compressed chunk from which a thread decompresses it, at 1 ms per MiB.
+_THREAD_FROM = 256 << 10
 
 
 class Cursor:
@@ -177,12 +179,21 @@ class Cursor:
                 self._ahead.popleft()
             if self._ahead:
                 self._check_no_hole(self._ahead[0])
+                if self._ahead[0].packed and self._ahead[0].metered >= _THREAD_FROM:
+                    await self._unpack_first()
+                    continue  # other readers may have needed the memory meanwhile
                 self._ahead[0] = own_part(self._ahead[0], self._log.row, self._key)
                 return self._ahead[0]
             if self.at_tail:
                 await self._end_scan()
                 return None
             await self._read_ahead()
+
+    async def _unpack_first(self) -> None:
+        packed = self._ahead[0]
+        unpacked = await asyncio.to_thread(chunks.unpacked, packed)
+        if self._ahead and self._ahead[0] is packed:
+            self._ahead[0] = unpacked
 
     def _check_no_hole(self, chunk: Chunk) -> None:
         """Raise if records before `chunk` are missing: only trimmed ones may be."""

@@ -11,8 +11,6 @@ from streamfold.store.rows import SpaceRow
 
 #: Bytes of a chunk besides its value: the key, and a table's overhead per row.
 _ROW_BYTES = 17 + 16
-#: Bytes of a chunk's header, which is part of the value.
-_HEADER_BYTES = 40
 
 
 def stored_size(page: Sequence[Row]) -> int:
@@ -48,9 +46,9 @@ class LiveBytes:
         """Grows with everything that is written or deleted."""
         return self.added + self.removed
 
-    def add(self, payload_bytes: int) -> None:
-        """Count a durable chunk with `payload_bytes` of payload."""
-        size = payload_bytes + _HEADER_BYTES + _ROW_BYTES
+    def add(self, value_bytes: int) -> None:
+        """Count a durable chunk whose value has `value_bytes`."""
+        size = value_bytes + _ROW_BYTES
         self.added += size
         if self.total is not None:
             self.total += size
