@@ -49,7 +49,7 @@ _JOB = Path(__file__).with_name("snapshotter_job.py")
 _LOOK = 2.0
 #: Seconds between two checks whether Spark has started.
 _START_LOOK = 0.1
-#: Hosts that stand for every address of this machine, and are none to open in a browser.
+#: Addresses that mean every interface of this machine; a browser cannot open them.
 _ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - it is recognized, not listened at
 
 T = TypeVar("T")
