@@ -191,7 +191,8 @@ class Cursor:
 
     async def _unpack_first(self) -> None:
         packed = self._ahead[0]
-        unpacked = await asyncio.to_thread(chunks.unpacked, packed)
+        async with self._mount.scans.unpacking:
+            unpacked = await asyncio.to_thread(chunks.unpacked, packed)
         if self._ahead and self._ahead[0] is packed:
             self._ahead[0] = unpacked
 

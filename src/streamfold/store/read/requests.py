@@ -157,6 +157,8 @@ _EAGER_BYTES = 40 << 20
 _LEAN_BYTES = 8 << 20
 #: Pages fetched at the same time; their scans cannot be closed meanwhile.
 _FETCHES_MAX = 16
+#: Chunks that threads decompress at the same time: the same threads sync commits.
+_UNPACKS_MAX = 2
 
 
 class ReadsAhead(Protocol):
@@ -176,6 +178,7 @@ class OpenScans:
 
     def __init__(self) -> None:
         self.fetching = asyncio.Semaphore(_FETCHES_MAX)
+        self.unpacking = asyncio.Semaphore(_UNPACKS_MAX)
         #: Longest unused first.
         self._held: dict[ReadsAhead, int] = {}
         self._total = 0
