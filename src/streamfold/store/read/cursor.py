@@ -181,7 +181,7 @@ class Cursor:
                 self._check_no_hole(self._ahead[0])
                 if self._ahead[0].packed and self._ahead[0].metered >= _THREAD_FROM:
                     await self._unpack_first()
-                    continue  # other readers may have needed the memory meanwhile
+                    continue  # records may have been trimmed meanwhile
                 self._ahead[0] = own_part(self._ahead[0], self._log.row, self._key)
                 return self._ahead[0]
             if self.at_tail:
@@ -190,11 +190,16 @@ class Cursor:
             await self._read_ahead()
 
     async def _unpack_first(self) -> None:
-        packed = self._ahead[0]
-        async with self._mount.scans.unpacking:
-            unpacked = await asyncio.to_thread(chunks.unpacked, packed)
-        if self._ahead and self._ahead[0] is packed:
-            self._ahead[0] = unpacked
+        """Decompress the first chunk ahead, and keep it even if others need the memory meanwhile.
+
+        Without that, many readers could take turns to read and drop the same chunks without end.
+        """
+        chunk = self._ahead.popleft()
+        try:
+            async with self._mount.scans.unpacking:
+                chunk = await asyncio.to_thread(chunks.unpacked, chunk)
+        finally:
+            self._ahead.appendleft(chunk)
 
     def _check_no_hole(self, chunk: Chunk) -> None:
         """Raise if records before `chunk` are missing: only trimmed ones may be."""
