@@ -94,6 +94,41 @@ def test_threads_that_sequence_at_once_do_not_disturb_each_other() -> None:
         assert all(pool.map(work, range(4)))
 
 
+KERNEL = """
+from numpy import uint64
+from shared import double
+from streamfold.records.compiling import kernel
+
+@kernel
+def quadruple(number):
+    return double(double(number))
+
+print(quadruple(uint64(5)))
+"""
+SHARED = """
+from numpy import uint64
+from streamfold.records.compiling import inner
+FACTOR = uint64({factor})
+
+@inner
+def double(number):
+    return {body}
+"""
+
+
+def test_a_cached_kernel_is_compiled_again_when_what_it_calls_has_changed(tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(KERNEL)
+
+    def result(factor: int, body: str) -> str:
+        (tmp_path / "shared.py").write_text(SHARED.format(factor=factor, body=body))
+        return run("import main", tmp_path, PYTHONDONTWRITEBYTECODE="1")
+
+    assert result(2, "number * FACTOR") == "20"
+    assert list(tmp_path.rglob("*.nbi"))
+    assert result(3, "number * FACTOR") == "45"
+    assert result(3, "number + FACTOR") == "11"
+
+
 def test_warming_up_again_is_free_and_says_the_same() -> None:
     assert warm_up()
     assert warm_up()

@@ -9,27 +9,29 @@ import numpy as np
 import numpy.typing as npt
 
 from streamfold.model.records import HEADER_OVERHEAD, RECORD_OVERHEAD
+from streamfold.records.compiling import inner, kernel
 from streamfold.records.record_kernel import (
     APPEND_BODY,
     APPEND_HEADERS,
     APPEND_TIMESTAMP,
+    BEYOND,
     BODY,
     HEADER_NAME,
     HEADER_VALUE,
     HEADERS,
     NOT_CANONICAL,
+    ONE,
     RECORDS,
-    SEQ_NUM,
-    TIMESTAMP,
     U8,
     U64,
+    ZERO,
     Bytes,
     Offsets,
     Values,
     _copy,
-    _inner,
-    _kernel,
     _put_varint,
+    _read_extent,
+    _read_position,
     _signed,
     _varint_size,
 )
@@ -41,47 +43,9 @@ Flags = npt.NDArray[np.bool_]
 TAIL = U8(0x12)
 #: Above this a sequence number does not fit into a signed column.
 _SIGNED_MAX = U64(2**63 - 1)
-#: Instead of an offset, NOT_CANONICAL: reading goes by unsigned offsets, which cannot count from
-#: the end, and so costs half as much.
-BEYOND = U64(2**64 - 1)
-ZERO, ONE = U64(0), U64(1)
-#: Of a varint's byte: its bits, and the least value of one that others follow; bits per byte, those
-#: before the tenth, which is the last, and those after it.
-_BITS, _MORE = U64(0x7F), U64(0x80)
-_SHIFT, _SHIFT_LAST, _SHIFT_END = U64(7), U64(63), U64(70)
 
 
-@_inner
-def _read_number(raw: Bytes, at: U64, end: U64) -> tuple[U64, U64]:
-    """As `_read_varint`, unsigned; most numbers are lengths of one byte, or of two."""
-    if at >= end:
-        return ZERO, BEYOND
-    byte = U64(raw[at])
-    at += ONE
-    if byte < _MORE:
-        return byte, at
-    value, shift = byte & _BITS, _SHIFT
-    while at < end and shift < _SHIFT_END:
-        byte = U64(raw[at])
-        at += ONE
-        value |= (byte & _BITS) << shift
-        if byte < _MORE:
-            overflows = shift == _SHIFT_LAST and byte > ONE
-            return value, BEYOND if byte == ZERO or overflows else at
-        shift += _SHIFT
-    return value, BEYOND
-
-
-@_inner
-def _read_extent(raw: Bytes, at: U64, end: U64) -> tuple[U64, U64]:
-    """Start and end of the bytes whose length is at `at`; the end may be BEYOND."""
-    size, start = _read_number(raw, at, end)
-    if start == BEYOND or size > end - start:
-        return ZERO, BEYOND
-    return start, start + size
-
-
-@_inner
+@inner
 def _take_field(
     column: tuple[CellOffsets, Bytes],
     row: U64,
@@ -102,7 +66,7 @@ def _take_field(
     return stop
 
 
-@_kernel
+@kernel
 def fill_columns(
     raw: Bytes,
     seq_nums: Offsets,
@@ -128,11 +92,7 @@ def fill_columns(
         if tag == TAIL:
             at = stop
             continue
-        seq_num = stamp = ZERO
-        if at < stop and raw[at] == SEQ_NUM:
-            seq_num, at = _read_number(raw, at + ONE, stop)
-        if at < stop and raw[at] == TIMESTAMP:
-            stamp, at = _read_number(raw, at + ONE, stop)
+        seq_num, stamp, at = _read_position(raw, at, stop)
         seq_nums[row], timestamps[row] = _signed(seq_num), stamp
         while at < stop and raw[at] == HEADERS:
             at, inner = _read_extent(raw, at + ONE, stop)
@@ -150,13 +110,13 @@ def fill_columns(
     return _signed(row), _signed(header)
 
 
-@_inner
+@inner
 def _field_size(size: int) -> int:
     """Bytes of a delimited field; an empty one is omitted."""
     return 1 + _varint_size(U64(size)) + size if size else 0
 
 
-@_inner
+@inner
 def _put_field(out: Bytes, at: int, tag: U8, column: tuple[CellOffsets, Bytes], row: int) -> int:
     offsets, content = column
     size: int = offsets[row + 1] - offsets[row]
@@ -168,7 +128,7 @@ def _put_field(out: Bytes, at: int, tag: U8, column: tuple[CellOffsets, Bytes], 
     return at + size
 
 
-@_inner
+@inner
 def _header_size(
     names: tuple[CellOffsets, Bytes], values: tuple[CellOffsets, Bytes], row: int
 ) -> int:
@@ -176,7 +136,7 @@ def _header_size(
     return _field_size(name) + _field_size(values[0][row + 1] - values[0][row])
 
 
-@_kernel
+@kernel
 def encode_appends(
     stamps: Values,
     stamped: Flags,

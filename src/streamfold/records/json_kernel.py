@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import numpy as np
 
+from streamfold.records.compiling import inner, kernel
 from streamfold.records.record_kernel import (
+    BEYOND,
     BODY,
     HEADER_NAME,
     HEADER_VALUE,
     HEADERS,
     NOT_CANONICAL,
-    SEQ_NUM,
-    TIMESTAMP,
+    ONE,
     U8,
     U64,
+    ZERO,
     Bytes,
     _copy,
-    _inner,
-    _kernel,
-    _read_delimited,
-    _read_varint,
+    _read_extent,
+    _read_position,
+    _signed,
 )
 
 #: Bytes of JSON for one of a payload at most (`\\u0001`), and beside them for a record.
@@ -41,6 +42,9 @@ _OPEN_BODY, _CLOSE_BODY = _bytes(b',"body":"'), _bytes(b'"')
 _COMMA, _CONTROL = _bytes(b","), _bytes(b"\\u00")
 _HEX = _bytes(b"0123456789abcdef")
 _BASE64 = _bytes(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/")
+#: Bits of a digit of base64.
+_DIGIT = U64(0x3F)
+_TEN = U64(10)
 
 
 def _escapes() -> Bytes:
@@ -55,152 +59,151 @@ def _escapes() -> Bytes:
 _ESCAPES = _escapes()
 
 
-@_inner
+@inner
 def _put(out: Bytes, at: int, text: Bytes) -> int:
-    _copy(out, U64(at), text, U64(0), U64(len(text)))
+    _copy(out, U64(at), text, ZERO, U64(len(text)))
     return at + len(text)
 
 
-@_inner
+@inner
 def _put_decimal(out: Bytes, at: int, value: U64) -> int:
-    digits, rest = 1, value
-    while rest >= U64(10):
-        rest //= U64(10)
-        digits += 1
-    for offset in range(at + digits - 1, at - 1, -1):
-        out[offset] = U8(48) + U8(value % U64(10))
-        value //= U64(10)
-    return at + digits
+    start = U64(at)
+    end, rest = start + ONE, value
+    while rest >= _TEN:
+        rest //= _TEN
+        end += ONE
+    here = end
+    while here > start:
+        here -= ONE
+        out[here] = U8(48) + U8(value % _TEN)
+        value //= _TEN
+    return _signed(end)
 
 
-@_inner
-def _utf8_size(raw: Bytes, at: int, end: int) -> int:
+@inner
+def _utf8_size(raw: Bytes, at: U64, end: U64) -> U64:
     """Bytes of the character at `at`, which is not ASCII; 0 if it is not valid."""
     first = raw[at]
-    size = 2 if first < 0xE0 else 3 if first < 0xF0 else 4
-    if first < 0xC2 or first > 0xF4 or at + size > end:
-        return 0
-    second = raw[at + 1]
+    size = U64(2) if first < 0xE0 else U64(3) if first < 0xF0 else U64(4)
+    if first < 0xC2 or first > 0xF4 or size > end - at:
+        return ZERO
+    second = raw[at + ONE]
     lowest = 0xA0 if first == 0xE0 else 0x90 if first == 0xF0 else 0x80
     highest = 0x9F if first == 0xED else 0x8F if first == 0xF4 else 0xBF
     if second < lowest or second > highest:
-        return 0
-    for offset in range(at + 2, at + size):
-        if raw[offset] & 0xC0 != 0x80:
-            return 0
+        return ZERO
+    here = at + U64(2)
+    while here < at + size:
+        if raw[here] & 0xC0 != 0x80:
+            return ZERO
+        here += ONE
     return size
 
 
-@_inner
+@inner
 def _put_text(out: Bytes, at: int, raw: Bytes, start: int, end: int) -> int:
     """Write UTF-8 with what JSON wants escaped; NOT_CANONICAL if it is not UTF-8."""
-    done = start
-    while done < end:
+    to, done, stop = U64(at), U64(start), U64(end)
+    while done < stop:
         clean = done
-        while clean < end and _ESCAPES[raw[clean]] == 0:
-            clean += 1
-        _copy(out, U64(at), raw, U64(done), U64(clean - done))
-        at += clean - done
+        while clean < stop and _ESCAPES[raw[clean]] == 0:
+            clean += ONE
+        _copy(out, to, raw, done, clean - done)
+        to += clean - done
         done = clean
-        if done == end:
+        if done == stop:
             break
         kind = _ESCAPES[raw[done]]
         if kind == 2:
-            size = _utf8_size(raw, done, end)
-            if size == 0:
+            size = _utf8_size(raw, done, stop)
+            if size == ZERO:
                 return NOT_CANONICAL
-            _copy(out, U64(at), raw, U64(done), U64(size))
-            at += size
+            _copy(out, to, raw, done, size)
+            to += size
             done += size
             continue
         if kind == 1:
-            at = _put(out, at, _CONTROL)
-            out[at] = _HEX[raw[done] >> 4]
-            out[at + 1] = _HEX[raw[done] & 15]
+            _copy(out, to, _CONTROL, ZERO, U64(len(_CONTROL)))
+            to += U64(len(_CONTROL))
+            out[to] = _HEX[raw[done] >> 4]
+            out[to + ONE] = _HEX[raw[done] & 15]
         else:
-            out[at] = 92
-            out[at + 1] = kind
-        at += 2
-        done += 1
-    return at
+            out[to] = 92
+            out[to + ONE] = kind
+        to += U64(2)
+        done += ONE
+    return _signed(to)
 
 
-@_inner
+@inner
 def _put_base64(out: Bytes, at: int, raw: Bytes, start: int, end: int) -> int:
-    done = start
-    while done < end:
-        left = end - done
-        word = np.int64(raw[done]) << 16
-        if left > 1:
-            word |= np.int64(raw[done + 1]) << 8
-        if left > 2:
-            word |= np.int64(raw[done + 2])
-        out[at] = _BASE64[word >> 18]
-        out[at + 1] = _BASE64[(word >> 12) & 63]
-        out[at + 2] = _BASE64[(word >> 6) & 63] if left > 1 else 61
-        out[at + 3] = _BASE64[word & 63] if left > 2 else 61
-        at += 4
-        done += 3
-    return at
+    to, done, stop = U64(at), U64(start), U64(end)
+    while done < stop:
+        left = stop - done
+        word = U64(raw[done]) << U64(16)
+        if left > ONE:
+            word |= U64(raw[done + ONE]) << U64(8)
+        if left > U64(2):
+            word |= U64(raw[done + U64(2)])
+        out[to] = _BASE64[word >> U64(18)]
+        out[to + ONE] = _BASE64[(word >> U64(12)) & _DIGIT]
+        out[to + U64(2)] = _BASE64[(word >> U64(6)) & _DIGIT] if left > ONE else 61
+        out[to + U64(3)] = _BASE64[word & _DIGIT] if left > U64(2) else 61
+        to += U64(4)
+        done += U64(3)
+    return _signed(to)
 
 
-@_inner
-def _put_string(out: Bytes, at: int, raw: Bytes, start: int, end: int, base64: bool) -> int:
-    if base64:
-        return _put_base64(out, at, raw, start, end)
-    return _put_text(out, at, raw, start, end)
-
-
-@_inner
+@inner
 def _put_member(
-    out: Bytes, at: int, raw: Bytes, offset: int, end: int, tag: U8, base64: bool
-) -> tuple[int, int]:
+    out: Bytes, at: int, raw: Bytes, offset: U64, end: U64, tag: U8, base64: bool
+) -> tuple[int, U64]:
     """Write the bytes of the field `tag`, if it is there; returns the offsets in `out` and `raw`."""
     if offset >= end or raw[offset] != tag:
         return at, offset
-    start, stop = _read_delimited(raw, offset + 1, end)
-    if stop <= start:
-        return NOT_CANONICAL, 0
-    return _put_string(out, at, raw, start, stop, base64), stop
+    start, stop = _read_extent(raw, offset + ONE, end)
+    if stop <= start or stop == BEYOND:
+        return NOT_CANONICAL, ZERO
+    if base64:
+        return _put_base64(out, at, raw, _signed(start), _signed(stop)), stop
+    return _put_text(out, at, raw, _signed(start), _signed(stop)), stop
 
 
-@_inner
+@inner
 def _put_headers(
-    out: Bytes, at: int, raw: Bytes, offset: int, end: int, base64: bool
-) -> tuple[int, int]:
+    out: Bytes, at: int, raw: Bytes, offset: U64, end: U64, base64: bool
+) -> tuple[int, U64]:
     first = True
     while offset < end and raw[offset] == HEADERS:
-        offset, stop = _read_delimited(raw, offset + 1, end)
-        if stop == NOT_CANONICAL:
-            return NOT_CANONICAL, 0
+        offset, stop = _read_extent(raw, offset + ONE, end)
+        if stop == BEYOND:
+            return NOT_CANONICAL, ZERO
         at = _put(out, at, _OPEN_HEADERS if first else _COMMA)
         first = False
         at = _put(out, at, _OPEN_PAIR)
         at, offset = _put_member(out, at, raw, offset, stop, HEADER_NAME, base64)
         if at == NOT_CANONICAL:
-            return NOT_CANONICAL, 0
+            return NOT_CANONICAL, ZERO
         at = _put(out, at, _MIDDLE)
         at, offset = _put_member(out, at, raw, offset, stop, HEADER_VALUE, base64)
         if at == NOT_CANONICAL or offset != stop:
-            return NOT_CANONICAL, 0
+            return NOT_CANONICAL, ZERO
         at = _put(out, at, _CLOSE_PAIR)
     if not first:
         at = _put(out, at, _CLOSE_HEADERS)
     return at, offset
 
 
-@_kernel
+@kernel
 def write_json(raw: Bytes, count: int, base64: bool, out: Bytes) -> int:
     """Write `count` records as the elements of an array; returns the size, or NOT_CANONICAL."""
-    offset = at = 0
+    offset, stop, at = ZERO, U64(len(raw)), 0
     for index in range(count):
-        offset, end = _read_delimited(raw, offset + 1, len(raw))
-        seq_num = stamp = U64(0)
-        if offset < end and raw[offset] == SEQ_NUM:
-            seq_num, offset = _read_varint(raw, offset + 1, end)
-        if offset != NOT_CANONICAL and offset < end and raw[offset] == TIMESTAMP:
-            stamp, offset = _read_varint(raw, offset + 1, end)
-        if end == NOT_CANONICAL or offset == NOT_CANONICAL:
+        offset, end = _read_extent(raw, offset + ONE, stop)
+        if end == BEYOND:
+            return NOT_CANONICAL
+        seq_num, stamp, offset = _read_position(raw, offset, end)
+        if offset == BEYOND:
             return NOT_CANONICAL
         if index:
             at = _put(out, at, _COMMA)
@@ -214,4 +217,4 @@ def write_json(raw: Bytes, count: int, base64: bool, out: Bytes) -> int:
         if at == NOT_CANONICAL or offset != end:
             return NOT_CANONICAL
         at = _put(out, at, _CLOSE)
-    return at if offset == len(raw) else NOT_CANONICAL
+    return at if offset == stop else NOT_CANONICAL

@@ -28,6 +28,7 @@ from streamfold.ingest.postgres.encoding.row_kernel import (
     _table_of,
 )
 from streamfold.model.records import BATCH_BYTES_MAX, HEADER_OVERHEAD, RECORD_OVERHEAD
+from streamfold.records.compiling import inner, kernel
 from streamfold.records.json_kernel import _put, _put_decimal
 from streamfold.records.record_kernel import (
     APPEND_BODY,
@@ -40,8 +41,6 @@ from streamfold.records.record_kernel import (
     Offsets,
     Values,
     _copy,
-    _inner,
-    _kernel,
     _put_varint,
     _signed,
     _varint_size,
@@ -99,7 +98,7 @@ class Output(NamedTuple):
     scratch: Scratch
 
 
-@_inner
+@inner
 def _put_hex(out: Bytes, at: int, value: U64) -> int:
     digits, rest = 1, value >> U64(4)
     while rest:
@@ -111,7 +110,7 @@ def _put_hex(out: Bytes, at: int, value: U64) -> int:
     return at + digits
 
 
-@_inner
+@inner
 def _put_record(
     out: Bytes, at: int, body: Bytes, start: int, length: int, lsn: Bytes, index: int, stamp: U64,
     last: U8,
@@ -149,7 +148,7 @@ def _put_record(
     return _put(out, at, _LAST if last == _IS_LAST else _END), metered
 
 
-@_inner
+@inner
 def _release(
     raw: Bytes, messages: Offsets, layout: Layout, state: OpenTransaction, output: Output, stream: int,
     last: U8,
@@ -180,14 +179,14 @@ def _release(
     return True
 
 
-@_inner
+@inner
 def _put_lsn(out: Bytes, lsn: U64) -> int:
     at = _put_hex(out, 0, lsn >> U64(32))
     out[at] = 47  # /
     return _put_hex(out, at + 1, lsn & U64(0xFFFFFFFF))
 
 
-@_inner
+@inner
 def _begin(raw: Bytes, at: int, number: int, commit: Values, written: Offsets) -> bool:
     moment = _signed(_number(raw, at + 9, 8)) + _EPOCH_US
     if moment < 0:
@@ -200,7 +199,7 @@ def _begin(raw: Bytes, at: int, number: int, commit: Values, written: Offsets) -
     return True
 
 
-@_inner
+@inner
 def _change(
     raw: Bytes,
     messages: Offsets,
@@ -235,7 +234,7 @@ def _change(
     return True
 
 
-@_inner
+@inner
 def _commit(
     raw: Bytes,
     messages: Offsets,
@@ -261,7 +260,7 @@ def _commit(
     return True
 
 
-@_kernel
+@kernel
 def encode_messages(
     raw: Bytes, messages: Offsets, layout: Layout, state: OpenTransaction, output: Output
 ) -> None:
@@ -287,7 +286,7 @@ def encode_messages(
         written[NEXT] = number + 1
 
 
-@_kernel
+@kernel
 def gather(
     encoded: Bytes, records: Offsets, at: int, stream: int, most: int, room: int, out: Bytes
 ) -> tuple[int, int, int, int]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from streamfold.ingest.postgres.encoding import values
 from streamfold.model.records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
+from streamfold.records.compiling import inner, kernel
 from streamfold.records.json_kernel import _BASE64, _HEX, _put, _put_decimal
 from streamfold.records.record_kernel import (
     APPEND_BODY,
@@ -25,8 +26,6 @@ from streamfold.records.record_kernel import (
     Bytes,
     Offsets,
     _copy,
-    _inner,
-    _kernel,
     _put_varint,
     _signed,
     _varint_size,
@@ -75,14 +74,14 @@ _SPECIAL[[9, 10]] = 1  # tab and newline
 _SPECIAL[[34, 92]] = 2
 
 
-@_inner
+@inner
 def _value_end(raw: Bytes, at: int) -> int:
     while _SPECIAL[raw[at]] != 1:
         at += 1
     return at
 
 
-@_inner
+@inner
 def _equals(raw: Bytes, start: int, end: int, text: Bytes) -> bool:
     if end - start != len(text):
         return False
@@ -92,7 +91,7 @@ def _equals(raw: Bytes, start: int, end: int, text: Bytes) -> bool:
     return same
 
 
-@_inner
+@inner
 def _skip_digits(raw: Bytes, at: int) -> int:
     """Return the offset after the digits; the end of a value is not one."""
     while 48 <= raw[at] <= 57:
@@ -100,7 +99,7 @@ def _skip_digits(raw: Bytes, at: int) -> int:
     return at
 
 
-@_inner
+@inner
 def _whole_end(raw: Bytes, at: int) -> int:
     """Return the offset after a whole number as JSON has it, or -1."""
     if raw[at] == 45:  # -
@@ -111,7 +110,7 @@ def _whole_end(raw: Bytes, at: int) -> int:
     return after
 
 
-@_inner
+@inner
 def _put_text(out: Bytes, at: int, raw: Bytes, done: int) -> tuple[int, int]:
     """Write a text; COPY escapes as JSON does, but for quotes and some control characters.
 
@@ -155,7 +154,7 @@ def _put_text(out: Bytes, at: int, raw: Bytes, done: int) -> tuple[int, int]:
         done += 1
 
 
-@_inner
+@inner
 def _put_float(out: Bytes, at: int, raw: Bytes, start: int, end: int) -> int:
     """Write a number with a point or an exponent, or the name of one; -1 if it is neither."""
     named = (
@@ -191,7 +190,7 @@ def _put_float(out: Bytes, at: int, raw: Bytes, start: int, end: int) -> int:
     return at if pointed else _put(out, at, _POINT_ZERO)
 
 
-@_inner
+@inner
 def _put_moment(out: Bytes, at: int, raw: Bytes, start: int, end: int, kind: int) -> int:
     """Write a date or time of the years 1 to 9999; -1 if it is another."""
     size = end - start
@@ -228,12 +227,12 @@ def _put_moment(out: Bytes, at: int, raw: Bytes, start: int, end: int, kind: int
     return at + 1
 
 
-@_inner
+@inner
 def _nibble(digit: U8) -> int:
     return _signed(U64(digit)) - (48 if digit < 58 else 87)
 
 
-@_inner
+@inner
 def _put_bytea(out: Bytes, at: int, raw: Bytes, start: int, end: int) -> int:
     """Write bytes, given as a backslash, an x and hexadecimal digits, in base64; else -1."""
     if end - start < 2 or (end - start) % 2 == 1:
@@ -263,7 +262,7 @@ def _put_bytea(out: Bytes, at: int, raw: Bytes, start: int, end: int) -> int:
     return at + 1
 
 
-@_inner
+@inner
 def _put_typed(out: Bytes, at: int, raw: Bytes, start: int, end: int, kind: int) -> int:
     """Write a value that is neither a text nor null; -1 if it cannot. A byte must follow `end`."""
     if kind == NUMBER:
@@ -282,7 +281,7 @@ def _put_typed(out: Bytes, at: int, raw: Bytes, start: int, end: int, kind: int)
     return _put_moment(out, at, raw, start, end, kind)
 
 
-@_inner
+@inner
 def _put_value(out: Bytes, at: int, raw: Bytes, start: int, kind: int) -> tuple[int, int]:
     """Write the value at `start`; returns the offsets after it, the first of them -1 if it cannot."""
     if raw[start] == _BACKSLASH and raw[start + 1] == 78 and _SPECIAL[raw[start + 2]] == 1:  # N
@@ -297,7 +296,7 @@ def _put_value(out: Bytes, at: int, raw: Bytes, start: int, kind: int) -> tuple[
     return _put_typed(out, at, raw, start, end, kind), end
 
 
-@_inner
+@inner
 def _put_body(
     out: Bytes, raw: Bytes, at: int, kinds: Bytes, keys: Bytes, texts: Bytes, offsets: Offsets
 ) -> tuple[int, int]:
@@ -320,7 +319,7 @@ def _put_body(
     return size + stop - start, at
 
 
-@_kernel
+@kernel
 def encode_lines(
     raw: Bytes,
     at: int,

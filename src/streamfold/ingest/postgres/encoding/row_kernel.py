@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from streamfold.ingest.postgres.encoding.copy_kernel import TEXT, _bytes, _put_typed
+from streamfold.records.compiling import inner
 from streamfold.records.json_kernel import _put, _put_text
 from streamfold.records.record_kernel import (
     U8,
@@ -18,7 +19,6 @@ from streamfold.records.record_kernel import (
     Offsets,
     Values,
     _copy,
-    _inner,
     _signed,
 )
 
@@ -76,7 +76,7 @@ class Scratch(NamedTuple):
     sizes: Offsets
 
 
-@_inner
+@inner
 def _number(raw: Bytes, at: int, size: int) -> U64:
     value = U64(0)
     for offset in range(at, at + size):
@@ -84,7 +84,7 @@ def _number(raw: Bytes, at: int, size: int) -> U64:
     return value
 
 
-@_inner
+@inner
 def _read_row(raw: Bytes, at: int, end: int, count: int, starts: Offsets, sizes: Offsets) -> int:
     """Fill where the values of the row at `at` are; returns the offset after it, or -1."""
     if at + 2 > end or _signed(_number(raw, at, 2)) != count:
@@ -113,7 +113,7 @@ def _read_row(raw: Bytes, at: int, end: int, count: int, starts: Offsets, sizes:
     return at
 
 
-@_inner
+@inner
 def _put_named(out: Bytes, at: int, layout: Layout, text: int) -> int:
     """Write one of the texts of the layout."""
     start, size = (
@@ -124,12 +124,12 @@ def _put_named(out: Bytes, at: int, layout: Layout, text: int) -> int:
     return int(at + size)
 
 
-@_inner
+@inner
 def _column_count(layout: Layout, table: int) -> int:
     return int(layout.tables[table + 1, T_COLUMN] - layout.tables[table, T_COLUMN])
 
 
-@_inner
+@inner
 def _put_image(
     out: Bytes, at: int, raw: Bytes, layout: Layout, table: int, starts: Offsets, sizes: Offsets,
     of_key: bool,
@@ -164,7 +164,7 @@ def _put_image(
     return at + 1
 
 
-@_inner
+@inner
 def _put_unchanged(out: Bytes, at: int, layout: Layout, table: int, sizes: Offsets) -> int:
     """Write the names of columns whose values were not sent, if there are any."""
     written = 0
@@ -182,7 +182,7 @@ def _put_unchanged(out: Bytes, at: int, layout: Layout, table: int, sizes: Offse
     return _put(out, at, _BRACKET) if written else at
 
 
-@_inner
+@inner
 def _read_images(
     raw: Bytes, at: int, end: int, layout: Layout, table: int, starts: Offsets, sizes: Offsets
 ) -> int:
@@ -204,7 +204,7 @@ def _read_images(
     return old if _read_row(raw, at + 1, end, count, starts[0], sizes[0]) == end else -1
 
 
-@_inner
+@inner
 def _put_body(raw: Bytes, at: int, end: int, layout: Layout, table: int, scratch: Scratch) -> int:
     """Write the body for a message, without its transaction; returns its size, or -1."""
     out, starts, sizes = scratch.body, scratch.starts, scratch.sizes
@@ -242,7 +242,7 @@ def _put_body(raw: Bytes, at: int, end: int, layout: Layout, table: int, scratch
     return _put_unchanged(out, size, layout, table, sizes[0]) if kind == UPDATE else size
 
 
-@_inner
+@inner
 def _must_look_up(
     raw: Bytes, at: int, end: int, layout: Layout, table: int, scratch: Scratch
 ) -> bool:
@@ -255,7 +255,7 @@ def _must_look_up(
     return missing
 
 
-@_inner
+@inner
 def _table_of(relations: Offsets, wanted: int) -> int:
     low, high = 0, len(relations)
     while low < high:
