@@ -35,6 +35,7 @@ from streamfold.store.mount import Mount
 from streamfold.store.rows import FormatRow
 from streamfold.store.settings import StoreSettings
 from streamfold.store.upkeep.background import Upkeep
+from streamfold.store.upkeep.memory_release import MemoryRelease
 from streamfold.store.upkeep.reclaim import Reclaimer
 from streamfold.store.usage.recorder import UsageKeeper, UsageRecorder
 
@@ -64,6 +65,7 @@ class MountedStore:
     snapshots: StreamSnapshots
     upkeep: Upkeep
     reclaimer: Reclaimer
+    memory_release: MemoryRelease
 
 
 class Supervisor:
@@ -177,6 +179,7 @@ class Supervisor:
                 group.create_task(mounted.mount.committer.run())
                 group.create_task(mounted.upkeep.run())
                 group.create_task(mounted.reclaimer.run())
+                group.create_task(mounted.memory_release.run())
                 group.create_task(_watch_for_takeover(mounted.mount.engine))
         except BaseExceptionGroup as errors:
             failure = _cause(errors)
@@ -236,7 +239,10 @@ class Supervisor:
             room=lambda: self.space.room,
         )
         mount.on_appended = partial(self._on_appended, usage)
-        return MountedStore(mount, catalog, tokens, usage, snapshots, upkeep, reclaimer)
+        memory_release = MemoryRelease(mount.live, mount.recent)
+        return MountedStore(
+            mount, catalog, tokens, usage, snapshots, upkeep, reclaimer, memory_release
+        )
 
     def _on_appended(self, usage: UsageKeeper, shares: Sequence[Share]) -> None:
         usage.appended(shares)

@@ -13,7 +13,7 @@ from streamfold.store import keys
 from streamfold.store.read.requests import ReadRequest, from_seq_num
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore
-from streamfold.store.upkeep import background
+from streamfold.store.upkeep import memory_release
 from tests.store.conftest import BASIN, EPOCH, STREAM, Bench, Clock, at, bodies, incompressible
 
 EVERYTHING = ReadRequest(from_seq_num(0))
@@ -194,20 +194,24 @@ async def test_a_store_that_is_no_longer_written_returns_memory(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trims: list[int] = []
-    monkeypatch.setattr(background, "_malloc_trim", trims.append)
+    monkeypatch.setattr(memory_release, "_malloc_trim", trims.append)
     batch = [Record(incompressible(10_000, number)) for number in range(100)]
-    async with bench.store(StoreSettings(upkeep_interval=1e6)) as store:
+    async with bench.store() as store:
         await store.create_basin(BASIN)
         await store.create_stream(BASIN, STREAM)
-        await store.upkeep()
-        trims.clear()
+        mounted = store._supervisor.current
+        assert mounted is not None
+        recent, release = mounted.mount.recent, mounted.memory_release
         for _ in range(30):
             await store.append(BASIN, STREAM, batch)
-        await store.upkeep()
-        assert store._supervisor.current is not None
-        recent = store._supervisor.current.mount.recent
+        await release.check()
         assert (trims, recent._size > 20 << 20) == ([], True)
-        await store.upkeep()
+        await release.check()
         assert (trims, recent._size <= 16 << 20) == ([0], True)
+        for _ in range(5):
+            await release.check()
+        assert trims == [0]
+        await release.check()
+        assert trims == [0, 0]
         request = ReadRequest(from_seq_num(0))
         assert (await store.read(BASIN, STREAM, request)).records()[0].body == batch[0].body

@@ -9,7 +9,6 @@ works in small commits, so that it never delays appends.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
@@ -45,12 +44,6 @@ logger = logging.getLogger(__name__)
 _VISITING = 0.1
 #: Seconds that upkeep may take to end when the store is closed.
 _CLOSING_SECONDS = 2.0
-#: Bytes of records per pass below which the store counts as unused.
-_QUIET_BYTES = 1 << 20
-#: Bytes of recent records that an unused store keeps in memory.
-_QUIET_RECENT_BYTES = 16 << 20
-#: Returns freed memory to the system; None where the C library has no such call.
-_malloc_trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 @dataclass(slots=True)
@@ -73,8 +66,6 @@ class Upkeep:
     #: All streams.
     _ranges: DueRanges = field(default_factory=DueRanges)
     _ended: bool = False
-    #: Bytes written when the last pass ended.
-    _written: int = 0
 
     def __post_init__(self) -> None:
         self._due = DueTimes(self.now, self.request_pass)
@@ -133,7 +124,6 @@ class Upkeep:
         await self._pass()
         async with self._turn():
             await self.usage.write()
-        await self._release_memory()
 
     async def rest(self) -> None:
         """Store what the next opening would have to count, and change nothing any more."""
@@ -155,18 +145,6 @@ class Upkeep:
             if self._ended:
                 raise StoreClosingError
             yield
-
-    async def _release_memory(self) -> None:
-        """Return memory to the system if hardly anything was written since the last pass.
-
-        After a load, the allocator keeps most of what the load needed, and few of the recent records
-        are still read from memory.
-        """
-        written, self._written = self._written, self.mount.live.added
-        if self._written - written < _QUIET_BYTES:
-            self.mount.recent.shrink(_QUIET_RECENT_BYTES)
-            if _malloc_trim is not None:
-                await asyncio.to_thread(_malloc_trim, 0)
 
     async def _pass(self) -> None:
         async with self._turn():

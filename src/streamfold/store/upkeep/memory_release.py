@@ -1,0 +1,59 @@
+"""Returns memory to the system once a load has ended.
+
+After a load, the allocator keeps most of what the load needed, and few of the recent records are still
+read from memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from streamfold.store.log.recent_chunks import RecentChunks
+from streamfold.store.upkeep.live_bytes import LiveBytes
+
+#: Seconds between two checks, and the number of checks after which memory is returned again although
+#: nothing was written meanwhile: readers need some, too.
+_INTERVAL: Final = 10.0
+_REPEAT: Final = 6
+#: Bytes of records between two checks below which the store counts as unused.
+_QUIET_BYTES: Final = 1 << 20
+#: Bytes of recent records that an unused store keeps in memory.
+_RECENT_BYTES: Final = 16 << 20
+#: Returns freed memory to the system; None where the C library has no such call.
+_malloc_trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
+
+
+@dataclass(slots=True)
+class MemoryRelease:
+    """Notices that a store is no longer written."""
+
+    live: LiveBytes
+    recent: RecentChunks
+    #: Bytes written at the last check.
+    _written: int = 0
+    #: Checks until memory is returned.
+    _left: int = 0
+
+    async def run(self) -> None:
+        """Check until cancelled."""
+        while True:
+            await asyncio.sleep(_INTERVAL)
+            await self.check()
+
+    async def check(self) -> None:
+        """Return memory if hardly anything was written since the last check, and it is due."""
+        written, self._written = self._written, self.live.added
+        if self._written - written >= _QUIET_BYTES:
+            self._left = 0
+            return
+        if self._left:
+            self._left -= 1
+            return
+        self._left = _REPEAT - 1
+        self.recent.shrink(_RECENT_BYTES)
+        if _malloc_trim is not None:
+            await asyncio.to_thread(_malloc_trim, 0)
