@@ -170,6 +170,9 @@ class StoreMetrics(Collector):
             "Appends that wait for room among them",
             value=self._queue.waiting,
         )
+        where = GaugeMetricFamily("streamfold_storage_info", "Where the store is", labels=("url",))
+        where.add_metric((self._store.url,), 1)
+        yield where
         yield GaugeMetricFamily(
             "streamfold_storage_open",
             "1 while storage is open, 0 while it is reopened after a failure",

@@ -69,9 +69,11 @@ class StreamStore:
     durable, and after an ack they see it. Get one from `open_store`.
     """
 
-    def __init__(self, supervisor: Supervisor, now: Callable[[], int], location: str) -> None:
+    def __init__(self, supervisor: Supervisor, now: Callable[[], int], location: Location) -> None:
         #: The name of the only location that basins can have.
-        self.location = location
+        self.location = location.name
+        #: Where the store is.
+        self.url = location.url
         self._supervisor = supervisor
         self._admission = supervisor.admission
         #: Free space for records, where storage is a disk.
@@ -392,7 +394,7 @@ async def open_store(
     supervisor = Supervisor(opener or open_slate, settings, now, location.snapshots, space)
     try:
         async with supervisor.running():
-            yield StreamStore(supervisor, now, location.name)
+            yield StreamStore(supervisor, now, location)
     finally:
         if location is not url:
             await asyncio.to_thread(location.close)

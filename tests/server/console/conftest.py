@@ -37,7 +37,7 @@ class ConsoleServer:
     """A server that can go away and come back at the same address."""
 
     def __init__(self, folder: Path, options: Sequence[str] = (), token: str = "") -> None:
-        self._folder = folder
+        self.folder = folder
         self._options = options
         self._token = token
         self._process: subprocess.Popen[str] | None = None
@@ -56,7 +56,7 @@ class ConsoleServer:
     def start(self) -> None:
         command = [sys.executable, "-m", "streamfold.cli.main", "serve", "--json", "--no-fsync",
                    "--host", "127.0.0.1", "--port", str(self.port), "--no-access-log",
-                   "--local-root", str(self._folder), *self._options]  # fmt: skip
+                   "--local-root", str(self.folder), *self._options]  # fmt: skip
         environment = {**os.environ, "STREAMFOLD_ROOT_TOKEN": self._token}
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         assert process.stdout is not None

@@ -234,6 +234,11 @@ def test_an_encrypted_stream_is_read_with_the_key_that_is_typed_in(
     assert key not in page.evaluate("JSON.stringify([{...localStorage}, {...sessionStorage}])")
 
 
+def test_the_overview_says_where_records_are_stored(server: ConsoleServer, page: Page) -> None:
+    page.goto(server.page())
+    expect(page.get_by_text(f"Location file://{server.folder}", exact=True)).to_be_visible()
+
+
 def test_the_overview_counts_followers(server: ConsoleServer, page: Page, browser: Browser) -> None:
     other = browser.new_page()
     other.goto(server.page("basins", BASIN, STREAM))

@@ -131,6 +131,7 @@ export function OverviewPage() {
   const worst = wrong.some(([kind]) => kind === "bad") ? "bad" : wrong.length ? "warn" : "";
   const value = (name, format) => (latest && latest[name] !== undefined ? format(latest[name]) : "–");
   const free = sample(now, "streamfold_storage_free_bytes");
+  const url = now?.get("streamfold_storage_info")?.[0].labels.url;
   const dead = sample(now, "streamfold_store_bytes", { state: "dead" });
   return html`
     <div class="page-head"><h1>Overview</h1></div>
@@ -151,7 +152,7 @@ export function OverviewPage() {
     </div>
     ${busiest && html`<${Busiest} streams=${busiest} />`}
     <section class="card"><header><h2>What is stored</h2></header><div class="body facts">
-      <span>Location <b class="name">${location.value?.name ?? "–"}</b></span>
+      <span>Location <b class="name">${url ?? location.value?.name ?? "–"}</b></span>
       <span>Basins <b>${basins.value ? `${number(basins.value.items.length)}${basins.value.more ? "+" : ""}` : "–"}</b></span>
       <a href=${link(["basins"])}>All basins</a>
     </div></section>
