@@ -72,8 +72,13 @@ def test_a_stream_is_fenced_and_trimmed(server: ConsoleServer, page: Page) -> No
     rows = page.get_by_role("listbox").get_by_role("option")
     expect(rows.filter(has_text="writer-7")).to_contain_text("fence")
     page.get_by_role("button", name="Trim").click()
-    page.get_by_role("dialog").get_by_label("Oldest seq_num to keep").fill("2")
-    page.get_by_role("dialog").get_by_role("button", name="Trim").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_role("button", name="Trim")).to_be_disabled()
+    dialog.get_by_label("Oldest seq_num to keep").fill("3")
+    expect(dialog).to_contain_text("No record that is stored now is kept")
+    dialog.get_by_label("Oldest seq_num to keep").fill("2")
+    expect(dialog).not_to_contain_text("No record that is stored now is kept")
+    dialog.get_by_role("button", name="Trim").click()
     expect(rows.filter(has_text="trim")).to_contain_text("2")
 
 
@@ -232,6 +237,17 @@ def test_an_encrypted_stream_is_read_with_the_key_that_is_typed_in(
     page.get_by_role("button", name="Use key").click()
     expect(page.get_by_role("option", name="for your eyes")).to_be_visible()
     assert key not in page.evaluate("JSON.stringify([{...localStorage}, {...sessionStorage}])")
+
+
+@pytest.mark.parametrize("tab", ["records", "snapshots"])
+def test_every_tab_of_a_stream_shows_its_tail_and_its_size(
+    server: ConsoleServer, page: Page, tab: str
+) -> None:
+    server.create(BASIN, f"sized-{tab}")
+    server.append([bytes(1016)] * 3, f"sized-{tab}")
+    page.goto(server.page("basins", BASIN, f"sized-{tab}", query=f"?tab={tab}"))
+    expect(page.get_by_text("Tail 3", exact=True)).to_be_visible()
+    expect(page.get_by_text("Size 3.0 KiB", exact=True)).to_be_visible()
 
 
 def test_the_overview_says_where_records_are_stored(server: ConsoleServer, page: Page) -> None:

@@ -2,16 +2,22 @@
 
 import { html, useState } from "../vendor/htm-preact.js";
 import { getJson, list, request, setKey, streamPath } from "../api.js";
-import { ago, number, time } from "../format.js";
+import { ago, bytes, number, time } from "../format.js";
 import { AppendDialog, FenceDialog, TrimDialog } from "../records/append.js";
 import { RecordBrowser } from "../records/browser.js";
 import { go, link } from "../routes.js";
-import { Button, Confirm, Field, FormDialog, Notice, Tabs, useConnection, useLoaded } from "../widgets.js";
+import { Button, Confirm, Field, FormDialog, Notice, Tabs, useConnection, useInterval, useLoaded } from "../widgets.js";
 import { retentionText, StreamConfigDialog } from "./config.js";
 import { Forks, forksOf, Origin } from "./forks.js";
 import { Producers } from "./producers.js";
 import { Snapshots } from "./snapshots.js";
 import { Usage } from "./usage.js";
+
+/** Milliseconds between readings of the size. */
+const INTERVAL = 30_000;
+/** Seconds before and after now that hold the newest reading of the size: there is one per minute, and clocks differ. */
+const BEFORE = 600;
+const AFTER = 30;
 
 const TABS = { records: "Records", snapshots: "Snapshots", forks: "Forks", producers: "Producers", usage: "Usage" };
 
@@ -31,6 +37,18 @@ async function infoOf(basin, stream) {
   return items[0]?.name === stream ? items[0] : {};
 }
 
+async function tailOf(basin, stream) {
+  return Number((await getJson(streamPath(stream, "/records/tail"), { basin })).tail.seq_num);
+}
+
+/** Stored bytes; undefined if nothing is known of them yet. */
+async function sizeOf(basin, stream) {
+  const now = Math.floor(Date.now() / 1000);
+  const query = new URLSearchParams({ set: "storage", start: now - BEFORE, end: now + AFTER });
+  const { values } = await getJson(`v1/metrics/${[basin, stream].map(encodeURIComponent).join("/")}?${query}`);
+  return values[0]?.gauge.values.at(-1)?.[1];
+}
+
 /** Asks for the key of an encrypted stream. */
 function KeyDialog({ basin, stream, cipher, onClose, onDone }) {
   const [key, setValue] = useState("");
@@ -43,11 +61,13 @@ function KeyDialog({ basin, stream, cipher, onClose, onDone }) {
     <${Field} label="Key" hint="32 bytes in base64; empty removes it"><input type="password" autocomplete="off" value=${key} onInput=${(event) => setValue(event.target.value)} /><//><//>`;
 }
 
-function Facts({ basin, config, state, range, info, origin }) {
+function Facts({ basin, config, state, range, tail, size, info, origin }) {
   return html`<div class="facts">
     ${origin && html`<span>Forked from <${Origin} basin=${basin} origin=${origin} /></span>`}
     ${info?.created_at && html`<span title=${time(Date.parse(info.created_at))}>Created <b>${ago(Date.parse(info.created_at))}</b></span>`}
-    ${range && html`<span>Records <b>${number(range.tail - range.first)}</b></span><span>Tail <b>${number(range.tail)}</b></span>`}
+    ${range && html`<span>Records <b>${number(range.tail - range.first)}</b></span>`}
+    ${tail !== undefined && html`<span>Tail <b>${number(tail)}</b></span>`}
+    ${size !== undefined && html`<span>Size <b>${bytes(size)}</b></span>`}
     ${config && html`<span>Retention <b>${retentionText(config.retention_policy)}</b></span><span>Timestamps <b>${config.timestamping.mode}</b></span>`}
     ${state?.type && html`<span>Content type <b>${state.type}</b></span>`}
     ${state?.ttl && html`<span>Expires when unused for <b>${state.ttl} s</b></span>`}
@@ -67,6 +87,11 @@ export function StreamPage({ basin, stream, query }) {
   const [keyed, setKeyed] = useState(0);
   const state = useLoaded(() => durableState(basin, stream), [round]);
   const origin = useLoaded(async () => (await forksOf(basin, stream)).origin, [round]);
+  const tab = TABS[query.get("tab")] ? query.get("tab") : "records";
+  const loaded = useLoaded(() => tailOf(basin, stream), [tab]);
+  const size = useLoaded(() => sizeOf(basin, stream), [round]);
+  useInterval(size.reload, INTERVAL);
+  const tail = tab === "records" && range ? range.tail : loaded.value ?? undefined;
   const close = () => setDialog(null);
   const changed = () => setRound((count) => count + 1);
   const remove = async () => {
@@ -74,7 +99,6 @@ export function StreamPage({ basin, stream, query }) {
     go(["basins", basin]);
   };
   const frozen = settings.read_only;
-  const tab = TABS[query.get("tab")] ? query.get("tab") : "records";
   const named = { basin, stream, onClose: close };
   return html`
     <div class="page-head">
@@ -90,7 +114,7 @@ export function StreamPage({ basin, stream, query }) {
       </div>
     </div>
     <${Notice} error=${config.error} />
-    <${Facts} basin=${basin} config=${config.value} state=${state.value} range=${range} info=${info.value} origin=${origin.value} />
+    <${Facts} basin=${basin} config=${config.value} state=${state.value} range=${range} tail=${tail} size=${size.value ?? undefined} info=${info.value} origin=${origin.value} />
     <${Tabs} label="Parts of the stream" current=${tab} items=${Object.entries(TABS).map(([id, text]) => ({
       id, text, href: link(["basins", basin, stream], { tab: id === "records" ? undefined : id }) }))} />
     ${tab === "records" && config.error?.status !== 404 && html`<${RecordBrowser} key=${keyed} basin=${basin} stream=${stream} query=${query} onTail=${setRange} />`}
@@ -100,7 +124,7 @@ export function StreamPage({ basin, stream, query }) {
     ${tab === "usage" && html`<${Usage} basin=${basin} stream=${stream} />`}
     ${dialog === "append" && html`<${AppendDialog} ...${named} onDone=${() => {}} />`}
     ${dialog === "key" && html`<${KeyDialog} ...${named} cipher=${info.value.cipher} onDone=${() => setKeyed((count) => count + 1)} />`}
-    ${dialog === "trim" && html`<${TrimDialog} ...${named} tail=${range?.tail ?? 0} suggestion=${range?.tail ?? 0} onDone=${() => {}} />`}
+    ${dialog === "trim" && html`<${TrimDialog} ...${named} tail=${tail} onDone=${() => {}} />`}
     ${dialog === "fence" && html`<${FenceDialog} ...${named} onDone=${() => {}} />`}
     ${dialog === "configure" && html`<${StreamConfigDialog} ...${named} config=${config.value} onDone=${changed} />`}
     ${dialog === "delete" && html`<${Confirm} title="Delete stream" action="Delete stream" name=${stream} onClose=${close} submit=${remove}>

@@ -38,7 +38,7 @@ function gather(values, step) {
 function Plot({ path, set, title, span }) {
   const [, seconds, wished] = SPANS[span];
   const load = async () => {
-    const end = Math.floor(Date.now() / 1000);
+    const end = Math.floor(Date.now() / 1000) + 1; // a minute that has just begun has the newest reading
     const start = end - seconds;
     const interval = set === "storage" ? {} : { interval: wished };
     const { values } = await getJson(`${path}?${new URLSearchParams({ set, start, end, ...interval })}`);

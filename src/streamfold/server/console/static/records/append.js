@@ -3,7 +3,7 @@
 import { html, useState } from "../vendor/htm-preact.js";
 import { sendJson, streamPath } from "../api.js";
 import { number } from "../format.js";
-import { Button, Check, Field, FormDialog } from "../widgets.js";
+import { Button, Check, Field, FormDialog, Notice } from "../widgets.js";
 import { toBase64 } from "./record.js";
 
 const encoder = new TextEncoder();
@@ -53,16 +53,18 @@ export function AppendDialog({ basin, stream, onClose, onDone }) {
   <//>`;
 }
 
-export function TrimDialog({ basin, stream, tail, suggestion, onClose, onDone }) {
-  const [text, setText] = useState(String(suggestion));
+export function TrimDialog({ basin, stream, tail, onClose, onDone }) {
+  const [text, setText] = useState("");
+  const chosen = /^\d{1,19}$/.test(text);
   const submit = async () => {
     const bytes = new Uint8Array(8);
     new DataView(bytes.buffer).setBigUint64(0, BigInt(text));
     onDone(await append(basin, stream, { records: [{ headers: [["", base64("trim")]], body: toBase64(bytes) }] }));
   };
-  return html`<${FormDialog} title="Trim stream" action="Trim" danger submit=${submit} onClose=${onClose} ready=${/^\d{1,19}$/.test(text)}>
-    <p>Removes all records before a seq_num. This cannot be undone. The tail is ${number(tail)}.</p>
+  return html`<${FormDialog} title="Trim stream" action="Trim" danger submit=${submit} onClose=${onClose} ready=${chosen}>
+    <p>Removes all records before a seq_num. This cannot be undone.${tail !== undefined && html` The tail is ${number(tail)}.`}</p>
     <${Field} label="Oldest seq_num to keep"><input name="seq-num" inputmode="numeric" value=${text} onInput=${(event) => setText(event.target.value)} /><//>
+    ${chosen && tail !== undefined && BigInt(text) >= BigInt(tail) && html`<${Notice} kind="warn">No record that is stored now is kept.<//>`}
   <//>`;
 }
 
