@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from datetime import datetime
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
 from tests.server.console.conftest import BASIN, STREAM, ConsoleServer
 
@@ -112,6 +113,30 @@ def test_a_press_selects_the_record_below_it_though_the_list_moves_before_the_re
     expect(rows(page).filter(has_text="number 40.")).to_be_attached()
     page.mouse.up()
     expect(page.get_by_role("complementary", name="Record 35")).to_be_visible()
+
+
+def test_a_record_that_is_pressed_before_it_is_loaded_is_shown_once_it_is(
+    server: ConsoleServer, page: Page
+) -> None:
+    server.create(BASIN, "slow")
+    server.append([b"zero", b"one", b"two"], "slow")
+    held: list[Route] = []
+    holding = True
+
+    def hold(route: Route) -> None:
+        if holding:
+            held.append(route)
+        else:
+            route.continue_()
+
+    page.route(re.compile("/streams/slow/records.*count=(?!1$)"), hold)
+    page.goto(server.page("basins", BASIN, "slow"))
+    rows(page).nth(1).click()
+    expect(rows(page).nth(1)).to_have_attribute("aria-selected", "true")
+    holding = False
+    for route in held:
+        route.continue_()
+    expect(page.get_by_role("complementary")).to_contain_text("one")
 
 
 def test_a_paused_list_continues_where_it_stopped(server: ConsoleServer, page: Page) -> None:

@@ -22,14 +22,15 @@ const TYPING = 350;
 const RETRY = 1000;
 
 const Row = ({ index, record, seqNum, trimmed, selected, onSelect }) => {
+  // A live list moves between press and release, and no row would get a click: the press decides.
+  const press = (event) => event.button === 0 && onSelect();
   if (!record) {
-    return html`<div class="row" role="option" aria-selected="false"><span class="seq">${seqNum === null ? "" : number(seqNum)}</span>
+    const choose = trimmed ? {} : { onMouseDown: press, onClick: onSelect };
+    return html`<div class="row" role="option" id=${`record-${index}`} aria-selected=${selected} ...${choose}><span class="seq">${seqNum === null ? "" : number(seqNum)}</span>
       <span class="muted">${trimmed ? "trimmed" : "…"}</span></div>`;
   }
   const done = command(record);
   const { text, binary } = preview(record);
-  // A live list moves between press and release, and no row would get a click: the press decides.
-  const press = (event) => event.button === 0 && onSelect();
   return html`<div class="row" role="option" id=${`record-${index}`} aria-selected=${selected} onMouseDown=${press} onClick=${onSelect}>
     <span class="seq">${number(record.seqNum)}</span>
     <span class="when" title=${String(record.timestamp)}>${time(record.timestamp)}</span>
