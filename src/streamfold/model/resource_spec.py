@@ -99,7 +99,9 @@ def read_resource_spec(path: Path, what: str) -> ResourceSpec:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise InvalidError(f"{what} {path} cannot be read: {error.strerror}") from None
+        raise InvalidError(
+            f"{what} {path} cannot be read: {error.strerror}; check its path"
+        ) from None
     return parse_resource_spec(content, f"{what} {path}")
 
 
@@ -108,7 +110,9 @@ def parse_resource_spec(content: bytes, source: str) -> ResourceSpec:
     try:
         spec = msgspec.json.decode(content, type=ResourceSpec)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise InvalidError(f"{source}: {error}") from None
+        raise InvalidError(
+            f"{source}: {error}: correct it; docs/reference/cli.md#apply-and-diff has an example"
+        ) from None
     try:
         _check(spec)
     except InvalidError as error:
