@@ -32,6 +32,8 @@ from streamfold.archive.formats import ParquetFormat
 FOLDER = Path(__file__).parents[1] / "console"
 BASIN, STREAM, TOKEN = "shop-basin", "orders", "root-token-of-the-screenshots"
 SIZES = {"wide": (1280, 800), "narrow": (380, 760)}
+#: Pages that are longer than a screen, and shown whole.
+LONG = ("overview", "table")
 STATES = ("new", "paid", "packed", "sent")
 
 
@@ -227,7 +229,8 @@ def main() -> None:
                     wait(page)
                     # Charts need some readings; everything else is there.
                     page.wait_for_timeout(8_000 if name == "overview" else 300)
-                    taken = Image.open(BytesIO(page.screenshot()))
+                    page.evaluate("scrollTo(0, 0)")
+                    taken = Image.open(BytesIO(page.screenshot(full_page=name in LONG)))
                     # 256 colours are all that the pages have, in a third of the size.
                     taken.convert("RGB").quantize(256).save(
                         FOLDER / f"{name}-{theme}-{size}.png", optimize=True
