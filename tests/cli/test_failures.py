@@ -20,6 +20,7 @@ from streamfold.model.names import endpoint_url
 from tests.cli.commands import COMMAND, Outcome, Shell
 from tests.cli.cut_line import cut_line
 from tests.interop.serving import serving
+from tests.ports import free_port
 
 
 def _verbs() -> list[str]:
@@ -74,6 +75,23 @@ def test_an_endpoint_elsewhere_without_a_scheme_is_reached_by_tls() -> None:
     assert endpoint_url("streams.example:8080") == "https://streams.example:8080"
     assert endpoint_url("127.0.0.1.example") == "https://127.0.0.1.example"
     assert endpoint_url("[::1]:80") == "http://[::1]:80"
+
+
+def test_an_endpoint_that_is_not_http_is_refused_with_an_example(shell: Shell) -> None:
+    failed = shell("ls", "--endpoint", "ftp://streams.example")
+    assert failed.status == 1
+    assert "'ftp://streams.example' is not an address of HTTP: write http://" in failed.stderr
+
+
+def test_snapshots_of_an_unreachable_server_say_where_to_look(shell: Shell, tmp_path: Path) -> None:
+    address = f"http://127.0.0.1:{free_port()}"
+    place = tmp_path.as_uri()
+    failed = shell(
+        "snapshot", "list", "my-basin/orders", "--snapshots", place, "--endpoint", address
+    )
+    assert failed.status == 1
+    assert failed.stderr.startswith("error: the server cannot be reached: ")
+    assert "`streamfold doctor` looks further" in failed.stderr
 
 
 def test_a_server_that_asks_for_a_token_says_where_to_put_it(tmp_path: Path) -> None:

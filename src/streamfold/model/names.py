@@ -118,7 +118,15 @@ def parse_token(text: str, what: str) -> str:
 
 def endpoint_url(text: str) -> str:
     """Make a URL of `host:port`: servers on this machine rarely have certificates, others should."""
-    if not text or "://" in text:
+    if not text:
+        return text
+    if "://" in text:
+        scheme = text.partition("://")[0].lower()
+        if scheme not in ("http", "https"):
+            raise InvalidError(
+                f"endpoint {text[:SHOWN]!r} is not an address of HTTP: write http://host:port, or "
+                "https://host"
+            )
         return text
     host = urlsplit(f"//{text}").hostname or ""
     return f"http://{text}" if _LOOPBACK.fullmatch(host) else f"https://{text}"

@@ -22,6 +22,7 @@ with needing_extra("client"):
 
     from streamfold.follow.clients.s2_internals import (
         AppendIndefiniteFailureError,
+        ConnectError,
         TransportError,
         append_input,
         append_inputs,
@@ -178,6 +179,11 @@ def translate(error: s2_sdk.S2Error, *, appending: bool = False) -> StreamfoldEr
     cause = error.__cause__
     transport = cause if isinstance(cause, TransportError) else None
     message = f"{getattr(error, 'code', 'transport')}: {error}"
+    if isinstance(cause, ConnectError):
+        message = (
+            f"the server cannot be reached: {cause}; is it running, and is its address right? "
+            "`streamfold doctor` looks further"
+        )
     if transport is not None or _is_retryable(error):
         # A refused connection has done nothing, a broken one may have.
         if appending and not has_no_side_effects(transport or error):
