@@ -233,9 +233,12 @@ def test_a_server_that_goes_away_and_returns_is_shown_and_survived(
     stream = filled(server, "survivor", 3)
     page.goto(server.page("basins", BASIN, stream))
     expect(rows(page)).to_have_count(3)
+    expect(page.get_by_text("Size ")).to_be_visible()
+    before = rows(page).first.bounding_box()
     server.stop()
     away = page.get_by_role("status").filter(has_text="cannot be reached")
     expect(away).to_be_visible()
+    assert rows(page).first.bounding_box() == before
     server.start()
     expect(away).to_be_hidden()
     server.append([b"after the restart"], stream)

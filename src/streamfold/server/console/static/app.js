@@ -107,7 +107,7 @@ function App() {
     <a class="skip" href="#main" onClick=${skip}>Skip to content</a>
     <${Navigation} section=${section} />
     <div class=${`offline ${online ? "" : "shown"}`} role="status">
-      ${!online && "The server cannot be reached. This page continues as soon as it answers."}</div>
+      ${!online && "The server cannot be reached: is it running? This page continues as soon as it answers."}</div>
     ${needsToken ? html`<${Login} />` : html`<main id="main" tabindex="-1">${page}</main>`}`;
 }
 
