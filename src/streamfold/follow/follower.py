@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from streamfold.follow.restore.replay import BUFFER_BYTES, FoldSpec, Replay
 from streamfold.follow.restore.restorer import Restorer
 from streamfold.follow.snapshots.placement import in_stream
 from streamfold.follow.snapshots.snapshot_store import Snapshots
+from streamfold.notebook import html_table
 
 S = TypeVar("S")
 
@@ -68,6 +70,15 @@ class Follower(Generic[S]):
         if self._plan is None:
             return "<Follower, not entered>"
         return f"<Follower of {self._plan.stream} at {self.cursor}>"
+
+    def _repr_html_(self) -> str:
+        if self._plan is None:
+            return html_table("Follower, not entered", (), ())
+        return html_table(
+            f"Follower of {self._plan.stream} at {self.cursor}",
+            ("step", ""),
+            [*self._plan.steps(), ("state", reprlib.repr(self.value))],
+        )
 
     @property
     def value(self) -> S:

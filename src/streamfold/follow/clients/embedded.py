@@ -70,6 +70,9 @@ class EmbeddedClient(Generic[Q]):
         self._ref = (basin, stream)
         self._request = request
 
+    def __repr__(self) -> str:
+        return f"<EmbeddedClient {'/'.join(self._ref)}>"
+
     @property
     def name(self) -> str:
         return self._ref[1]

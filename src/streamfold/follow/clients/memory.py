@@ -23,6 +23,7 @@ from streamfold.model.records import (
     SequencedRecord,
     metered_size,
 )
+from streamfold.notebook import ROWS_MAX, body_text, html_table
 
 
 def wall_clock() -> int:
@@ -51,6 +52,17 @@ class MemoryStream:
         self._trim_point = 0
         self._token = ""
         self._grown = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<MemoryStream {self.name}, first {self._first}, tail {len(self._records)}>"
+
+    def _repr_html_(self) -> str:
+        last = self._records[max(self._first, len(self._records) - ROWS_MAX) :]
+        return html_table(
+            f"{self.name}, first {self._first}, tail {len(self._records)}",
+            ("seq_num", "timestamp", "body"),
+            ((record.seq_num, str(record.timestamp), body_text(record.body)) for record in last),
+        )
 
     async def check_tail(self) -> StreamPosition:
         last = self._records[-1].timestamp if self._records else 0

@@ -70,6 +70,9 @@ class S2Client:
     def __init__(self, stream: s2_sdk.S2Stream) -> None:
         self._stream = stream
 
+    def __repr__(self) -> str:
+        return f"<S2Client {self.name}>"
+
     @property
     def name(self) -> str:
         return str(self._stream.name)

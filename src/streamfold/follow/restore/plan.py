@@ -154,11 +154,12 @@ class RestorePlan:
         lines += [f"  skipped {skipped.error}" for skipped in self.skipped]
         return "\n".join(lines)
 
+    def steps(self) -> list[list[str]]:
+        """What is done, a step and its object each, as `str` has them line by line."""
+        return [line.split(maxsplit=1) for line in str(self).splitlines()[1:]]
+
     def _repr_html_(self) -> str:
-        title, *lines = str(self).splitlines()
-        return html_table(
-            title.capitalize(), ("step", ""), (line.split(maxsplit=1) for line in lines)
-        )
+        return html_table(f"Restore {self.stream} up to {self.tail}", ("step", ""), self.steps())
 
 
 async def make_plan(
