@@ -17,7 +17,7 @@ from streamfold.errors import InvalidError
 #: Digits of the largest 64-bit number, so that names of any two positions have one length.
 SEQ_NUM_DIGITS = 20
 #: Digits after the seconds vary between writers; Python keeps six.
-_PATTERN = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d{1,9})?(Z|[+-]\d\d:\d\d)")
+_PATTERN = re.compile(r"(\d{4}-\d\d-\d\dT(?:[01]\d|2[0-3]):\d\d:\d\d)(\.\d{1,9})?(Z|[+-]\d\d:\d\d)")
 
 
 class PositionOrder(Protocol):

@@ -20,9 +20,10 @@ TTL_MAX: Final = 2**53 - 1
 #: Characters of a refused value that a message repeats.
 _SHOWN = 60
 
-#: `datetime.fromisoformat` knows the calendar, but takes far more than RFC 3339 has.
+#: `datetime.fromisoformat` knows the calendar, but takes far more than RFC 3339 has: since Python
+#: 3.14 also 24:00.
 _RFC_3339 = re.compile(
-    r"([0-9]{4}-[0-9]{2}-[0-9]{2})[Tt]([0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.([0-9]{1,30}))?"
+    r"([0-9]{4}-[0-9]{2}-[0-9]{2})[Tt]((?:[01][0-9]|2[0-3]):[0-9]{2}:[0-9]{2})(?:\.([0-9]{1,30}))?"
     r"(?:[Zz]|([+-](?:[01][0-9]|2[0-3]):[0-5][0-9]))"
 )
 _EPOCH = datetime.fromtimestamp(0, UTC)
