@@ -1,7 +1,8 @@
 """Writes the reference pages that the code itself is the source of, whenever the site is built.
 
 They are below `docs/reference/generated`, which is not kept: the verbs of the command line with their
-options, every error with its code, every metric of a running server, and the routes of both protocols.
+options, variables and settings with their defaults, every error with its code, every metric of a
+running server, and the routes of both protocols.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from inspect import cleandoc
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import httpx
@@ -25,6 +26,8 @@ from streamfold.errors import StreamfoldError
 from streamfold.server.config import Configuration
 from streamfold.server.http.router import Route
 from streamfold.server.main import running_server
+from streamfold.snapshotter.config import describe, read_configuration
+from streamfold.snapshotter.errors import ConfigurationError
 from streamfold.wire.s2.errors import CODES, OWN_CODES, describe_failure
 
 if TYPE_CHECKING:
@@ -34,6 +37,15 @@ if TYPE_CHECKING:
 _WITH_ERRORS = ("archive", "follow", "ingest", "snapshotter", "spark")
 #: Metrics of the Python runtime, which its own documentation describes.
 _FOREIGN = ("python_", "process_")
+#: What a configuration of the snapshotter must say; everything else has a default.
+_REQUIRED: dict[str, Any] = {
+    "source": {"server": "http://localhost:8080", "table": "orders"},
+    "destinations": [{"type": "local", "path": "/tables"}],
+}
+#: Parts of that configuration whose settings are listed.
+_PARTS = (
+    "http", "source", "diff", "snapshot", "formats", "retention", "dead_letters", "transactions",
+)  # fmt: skip
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
@@ -50,6 +62,7 @@ def write_pages(docs: Path) -> None:
     metrics, routes = asyncio.run(_ask_a_server())
     pages = {
         "commands.md": commands_page(),
+        "configuration.md": configuration_page(),
         "errors.md": errors_page(),
         "metrics.md": metrics,
         "routes.md": routes_page(routes),
@@ -123,6 +136,62 @@ def _verb(context: click.Context, verb: click.Command) -> list[str]:
         lines += [f"| {_code(names)} | {_cell(meaning)} |" for names, meaning in rows]
         lines.append("")
     return lines
+
+
+# Configuration.
+
+
+def configuration_page() -> str:
+    """Every variable that stands for an option, and every setting of the snapshotter, with defaults."""
+    lines = ["# Variables and settings", "", _made("the options and the model"), ""]
+    lines += ["## Variables", "", "An option that is given comes before its variable.", ""]
+    lines += ["| variable | option | of |", "|---|---|---|"]
+    found: dict[tuple[str, str], list[str]] = {}
+    root = click.Context(command_line, info_name="streamfold")
+    for title, _, verb in _verbs(command_line, root):
+        for option in verb.params:
+            for name in [option.envvar] if isinstance(option.envvar, str) else option.envvar or ():
+                found.setdefault((name, option.opts[0]), []).append(title)
+    lines += [
+        f"| {_code(name)} | {_code(option)} | {', '.join(map(_code, verbs))} |"
+        for (name, option), verbs in sorted(found.items())
+    ]
+    lines += [
+        "",
+        "The variables that find a server and its tokens are in [the command line](../cli.md).",
+        "",
+        "## Settings of the snapshotter",
+        "",
+        "[Their page](../snapshotter-config.md) says what each means, and what holds without a",
+        "default. Defaults are those of a table `orders`; `destinations`, `events` and `decoder` have",
+        "options by their kind.",
+        "",
+    ]
+    lines += ["| setting | default |", "|---|---|"]
+    defaults = dict(
+        line.removeprefix("tables[0].").split(" = ", 1)
+        for line in describe(read_configuration(_REQUIRED)).splitlines()
+    )
+    required = {"source.server", "source.table", "destinations"}
+    for name in _settings():
+        default = _code(defaults[name]) if name in defaults else ""
+        lines.append(f"| {_code(name)} | {'required' if name in required else default} |")
+    return "\n".join([*lines, ""])
+
+
+def _settings() -> list[str]:
+    """The names of all settings: the reader lists those of a part that has an unknown one."""
+    source = {**_REQUIRED["source"], "?": 0}
+    wrong = {**_REQUIRED, **{part: {"?": 0} for part in _PARTS}, "source": source, "?": 0}
+    try:
+        read_configuration(wrong)
+    except ConfigurationError as refused:
+        known = [
+            problem.partition("?: is not known; the settings are ") for problem in refused.problems
+        ]
+        names = [part + name for part, sep, rest in known if sep for name in rest.split(", ")]
+        return sorted(name for name in names if name not in _PARTS)
+    return []
 
 
 # Errors.

@@ -24,10 +24,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "html"
 
 
-def test_the_generated_reference_has_verbs_errors_metrics_and_routes(site: Path) -> None:
+def test_the_generated_reference_has_verbs_settings_errors_metrics_and_routes(site: Path) -> None:
     reference = site / "reference" / "generated"
     for page, text in {
         "commands.html": "create-stream",
+        "configuration.html": "snapshot.max_diff_fraction",
         "errors.html": "StreamNotFoundError",
         "metrics.html": "s2_append_ack_latency_seconds",
         "routes.html": "/v1/streams/{stream}/records",
