@@ -194,6 +194,17 @@ def test_on_a_small_screen_all_tabs_and_actions_of_a_stream_are_in_view(
     assert len(tops) == 1
 
 
+def test_on_a_small_screen_a_token_shows_its_scope(server: ConsoleServer, page: Page) -> None:
+    scope = {"basins": {"prefix": ""}, "streams": {"prefix": "sessions/"}, "ops": ["read"]}
+    issued = {"id": "narrow-reader", "scope": scope}
+    server.http.post("/v1/access-tokens", json=issued).raise_for_status()
+    page.set_viewport_size({"width": 380, "height": 780})
+    page.goto(server.page("tokens"))
+    row = page.get_by_role("row").filter(has_text="narrow-reader")
+    expect(row.get_by_text("streams sessions/")).to_be_visible()
+    expect(row.get_by_text("expires never")).to_be_visible()
+
+
 def test_the_theme_follows_the_system_until_one_is_chosen(
     server: ConsoleServer, browser: Browser
 ) -> None:

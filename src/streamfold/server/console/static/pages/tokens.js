@@ -11,6 +11,8 @@ const KINDS = { all: "all", prefix: "that begin with", exact: "named", none: "no
 
 const resources = ({ kind, text }) => (kind === "none" ? undefined : kind === "exact" ? { exact: text } : { prefix: kind === "all" ? "" : text });
 
+const expiry = (at) => (at ? time(Date.parse(at)).slice(0, 16) : "never");
+
 /** A set of names in words. */
 function inWords(set) {
   if (!set) return "none";
@@ -87,9 +89,10 @@ export function TokensPage() {
     <section class="card">${value?.items.length === 0
       ? html`<${Empty} title="No tokens were issued."><p>The root token is not listed.</p><//>`
       : html`<div class="scroll"><table><thead><tr><th>Token</th><th>Operations</th><th class="optional">Basins</th><th class="optional">Streams</th><th class="optional">Expires</th><th><span class="visually-hidden">Actions</span></th></tr></thead>
-      <tbody>${value?.items.map(({ id, scope, expires_at }) => html`<tr key=${id}><td class="name"><b>${id}</b></td><td class="muted">${permissions(scope)}</td>
+      <tbody>${value?.items.map(({ id, scope, expires_at }) => html`<tr key=${id}><td class="name"><b>${id}</b></td><td class="muted">${permissions(scope)}
+          <div class="narrow">basins ${inWords(scope.basins)}<br />streams ${inWords(scope.streams)}<br />expires ${expiry(expires_at)}</div></td>
         <td class="optional name">${inWords(scope.basins)}</td><td class="optional name">${inWords(scope.streams)}</td>
-        <td class="optional muted">${expires_at ? time(Date.parse(expires_at)).slice(0, 16) : "never"}</td>
+        <td class="optional muted">${expiry(expires_at)}</td>
         <td><div class="row-actions"><${Button} icon="trash" kind="quiet" label=${`Revoke token ${id}`} disabled=${settings.read_only} onClick=${() => setDialog({ revoke: id })} /></div></td></tr>`)}</tbody></table></div>`}</section>
     ${dialog?.issue && html`<${IssueDialog} onClose=${close} onIssued=${issued} />`}
     ${dialog?.issued && html`<${Issued} ...${dialog.issued} onClose=${close} />`}
