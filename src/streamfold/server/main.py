@@ -233,7 +233,7 @@ def _application(
     )
     measured = (
         instruments,
-        StoreMetrics(store),
+        StoreMetrics(store, None if configuration.open_metrics else store.url),
         ClientMetrics(client_limits),
         FollowerMetrics(drain_gate),
         kernels,

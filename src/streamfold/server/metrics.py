@@ -129,10 +129,11 @@ class KernelMetrics(Collector):
 
 
 class StoreMetrics(Collector):
-    """Storage as the store sees it."""
+    """Storage as the store sees it; `url` is its address, None where readers may not know it."""
 
-    def __init__(self, store: StreamStore) -> None:
+    def __init__(self, store: StreamStore, url: str | None) -> None:
         self._store = store
+        self._url = url
         self._space = store.space
         self._queue = store.queue
         self._duration = Histogram(
@@ -170,9 +171,12 @@ class StoreMetrics(Collector):
             "Appends that wait for room among them",
             value=self._queue.waiting,
         )
-        where = GaugeMetricFamily("streamfold_storage_info", "Where the store is", labels=("url",))
-        where.add_metric((self._store.url,), 1)
-        yield where
+        if self._url is not None:
+            where = GaugeMetricFamily(
+                "streamfold_storage_info", "Where the store is", labels=("url",)
+            )
+            where.add_metric((self._url,), 1)
+            yield where
         yield GaugeMetricFamily(
             "streamfold_storage_open",
             "1 while storage is open, 0 while it is reopened after a failure",

@@ -77,6 +77,21 @@ async def test_every_metric_of_the_server_is_in_the_reference(h2: H2Client) -> N
     assert [name for name in names if f"`{name}" not in text] == []
 
 
+@pytest.mark.parametrize("open_metrics", [False, True])
+async def test_metrics_say_where_the_store_is_unless_anybody_may_read_them(
+    open_metrics: bool,
+) -> None:
+    root = Secret("the-root-token-of-this-test")
+    headers = (("authorization", f"Bearer {root.text}"),)
+    async with (
+        running_server(configuration(root_token=root, open_metrics=open_metrics)) as server,
+        h2_client(server.port) as h2,
+    ):
+        answer = await h2.exchange("GET", "/metrics", headers)
+    shown = f'streamfold_storage_info{{url="{server.store.url}"}} 1.0' in answer.body.decode()
+    assert (answer.status, shown) == (200, not open_metrics)
+
+
 async def test_the_busiest_streams_are_shown_to_callers_that_may_see_their_metrics() -> None:
     root = Secret("the-root-token-of-this-test")
     async with running_server(configuration(root_token=root, open_metrics=True)) as server:
