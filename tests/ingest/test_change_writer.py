@@ -16,7 +16,8 @@ from streamfold.ingest.errors import RowTooLargeError, SourceUnusableError
 from streamfold.ingest.postgres.change_batches import joined, load_kernel
 from streamfold.ingest.postgres.changes import ChangeRecords
 from streamfold.ingest.postgres.encoding import values
-from streamfold.ingest.postgres.encoding.change_writer import ChangeWriter, Run
+from streamfold.ingest.postgres.encoding.change_writer import ChangeWriter
+from streamfold.ingest.postgres.encoding.runs import Run
 from streamfold.ingest.postgres.pgoutput import Relation, decode_message
 from streamfold.model.records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, Record, metered_size
 from streamfold.records.plain import parse_record
@@ -189,8 +190,8 @@ def by_kernel(
     start = 0
     try:
         while start < len(messages):
-            run = Run(messages[start : start + lengths.choice(sizes)])
-            start += len(run.messages)
+            run = Run.of(messages[start : start + lengths.choice(sizes)])
+            start += len(run)
             written_by_kernel(run, writer, changes, outcome)
     except StreamfoldError as error:
         outcome.failure = str(error)
@@ -202,7 +203,7 @@ def written_by_kernel(
     run: Run, writer: ChangeWriter, changes: ChangeRecords, outcome: Outcome
 ) -> None:
     at = 0
-    while at < len(run.messages):
+    while at < len(run):
         written = writer.write(run, at)
         for table, batch in written.batches:
             found = list(fields(batch.records, 0, len(batch.records)))
@@ -215,7 +216,7 @@ def written_by_kernel(
         for table, count in written.changes.items():
             outcome.count(table, count)
         if written.next == at and not written.batches:
-            fed(changes, outcome, run.messages[at])
+            fed(changes, outcome, run[at])
             outcome.left += 1
             written.next += 1
         at = written.next
@@ -290,7 +291,7 @@ def text_insert(text: bytes) -> bytes:
 def test_a_large_transaction_becomes_batches_that_one_append_takes() -> None:
     changes = made(one_stream=False)
     writer = described(changes)
-    run = Run([*transaction(*[text_insert(b"%d" % n + b"z" * 2000) for n in range(1500)])])
+    run = Run.of([*transaction(*[text_insert(b"%d" % n + b"z" * 2000) for n in range(1500)])])
     outcome = Outcome()
     written_by_kernel(run, writer, changes, outcome)
     assert len(outcome.records["public.b"]) == 1500
@@ -301,14 +302,14 @@ def test_a_large_transaction_becomes_batches_that_one_append_takes() -> None:
 def test_a_row_that_no_record_can_hold_is_named() -> None:
     changes = made(one_stream=False)
     writer = described(changes)
-    run = Run(transaction(text_insert(b"x"), text_insert(b"y" * (1 << 20))))
+    run = Run.of(transaction(text_insert(b"x"), text_insert(b"y" * (1 << 20))))
     with pytest.raises(RowTooLargeError, match="column 'k1'"):
         written_by_kernel(run, writer, changes, Outcome())
 
 
 def test_a_text_that_is_not_utf8_is_named() -> None:
     changes = made(one_stream=False)
-    run = Run(transaction(text_insert(b"caf\xe9")))
+    run = Run.of(transaction(text_insert(b"caf\xe9")))
     with pytest.raises(SourceUnusableError, match="column 'k1'"):
         written_by_kernel(run, described(changes), changes, Outcome())
 
@@ -317,7 +318,7 @@ def test_batches_are_joined_up_to_what_one_append_takes() -> None:
     changes = made(one_stream=False)
     writer, batches = described(changes), []
     for number in range(300):
-        run = Run(transaction(*[text_insert(b"%d" % number)] * 7))
+        run = Run.of(transaction(*[text_insert(b"%d" % number)] * 7))
         batches += [batch for _, batch in writer.write(run, 0).batches]
     found = joined(batches)
     assert [batch.record_count for batch in found] == [994, 994, 112]
@@ -373,5 +374,5 @@ def test_a_body_never_exceeds_its_room() -> None:
     old = b"O\0\4t" + struct.pack(">I", len(text)) + text + b"t\0\0\0\0011nn"
     update = b"U" + struct.pack(">I", 9) + old + b"N\0\4ut\0\0\0\0011nn"
     with pytest.raises(RowTooLargeError):
-        written_by_kernel(Run(transaction(update)), writer, changes, Outcome())
+        written_by_kernel(Run.of(transaction(update)), writer, changes, Outcome())
     assert not whole[room:].any()

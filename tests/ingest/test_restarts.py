@@ -200,12 +200,14 @@ async def test_an_answer_within_an_older_transaction_confirms_no_commit_that_is_
     assert rebuilt.table("id") == [(1,), (2,), (3,)]
 
 
-async def test_log_of_other_tables_is_noted_before_it_is_confirmed(database: str, s2: S2) -> None:
+@pytest.mark.parametrize("silence", ["0", "1s"])  # PostgreSQL asks for answers after half of it
+async def test_log_of_other_tables_is_noted_before_it_is_confirmed(
+    database: str, s2: S2, silence: str
+) -> None:
     execute(database, *TABLES)
     chosen = options(database, "t")
-    # When PostgreSQL asks for an answer, psycopg2 confirms what it received, noted or not.
-    unasked = f"{database}&options=-c%20wal_sender_timeout%3D0"
-    async with ingesting(unasked, s2, chosen) as running:
+    asking = f"{database}&options=-c%20wal_sender_timeout%3D{silence}"
+    async with ingesting(asking, s2, chosen) as running:
         await running.followed()
         for _ in range(2):
             end = write_elsewhere(database)

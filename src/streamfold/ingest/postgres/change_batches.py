@@ -23,7 +23,8 @@ from streamfold.model.records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, Record,
 
 if TYPE_CHECKING:
     # Only for types: at run time this would load the compiler.
-    from streamfold.ingest.postgres.encoding.change_writer import ChangeWriter, Run, Written
+    from streamfold.ingest.postgres.encoding.change_writer import ChangeWriter, Written
+    from streamfold.ingest.postgres.encoding.runs import Run, RunReader
 
 #: Messages after which the kernel is loaded: to encode fewer in Python is as quick as to load it.
 KERNEL_AFTER: Final = 5000
@@ -31,24 +32,21 @@ KERNEL_AFTER: Final = 5000
 _log = logging.getLogger(__name__)
 _loading: threading.Thread | None = None
 _writer: type[ChangeWriter] | None = None
-_run: type[Run] | None = None
+_reader: type[RunReader] | None = None
 
 
 def load_kernel() -> bool:
     """Compile the kernel, or load it from the disk cache; False if numba is missing or broken."""
-    global _writer, _run
+    global _writer, _reader
     try:
         with needing_extra("postgres"):
-            from streamfold.ingest.postgres.encoding.change_writer import (
-                ChangeWriter,
-                Run,
-                compiled,
-            )
+            from streamfold.ingest.postgres.encoding.change_writer import ChangeWriter, compiled
+            from streamfold.ingest.postgres.encoding.runs import RunReader
         compiled()
     except Exception as error:  # whatever a broken compiler raises, Python encodes the changes
         _log.warning("changes are encoded in plain Python, slower: %s", error)
         return False
-    _run, _writer = Run, ChangeWriter
+    _reader, _writer = RunReader, ChangeWriter
     return True
 
 
@@ -89,6 +87,7 @@ class ChangeBatches:
         self._names = {table: stream.name for table, stream in streams.items()}
         self._encoded = all(stream.takes_encoded for stream in streams.values())
         self._received = 0
+        self._reader: RunReader | None = None
         self._writer: ChangeWriter | None = None
         self.batch = ChangeBatch()
 
@@ -97,21 +96,22 @@ class ChangeBatches:
         batch, self.batch = self.batch, ChangeBatch()
         return batch
 
-    def run(self, messages: Sequence[bytes]) -> Run | None:
-        """Return messages as the kernel takes them; None if it is not loaded, or of no use."""
-        if not self._encoded or not messages:
-            return None
-        self._received += len(messages)
-        if self._received >= KERNEL_AFTER:
+    @property
+    def reader(self) -> RunReader | None:
+        """What reads messages as the kernel takes them; None if it is not loaded, or of no use."""
+        if self._reader is None and self._encoded and _reader is not None and _writer is not None:
+            self._reader, self._writer = _reader(), _writer(self._changes)
+        return self._reader
+
+    def count(self, messages: int) -> None:
+        """Count messages that came: after many of them, the kernel is loaded."""
+        self._received += messages
+        if self._encoded and self._received >= KERNEL_AFTER:
             _load_in_thread()
-        if _writer is None or _run is None:
-            return None
-        self._writer = self._writer or _writer(self._changes)
-        return _run(messages)
 
     def write(self, run: Run, at: int) -> Written:
         """Add messages from `at` on, up to one that must be fed to `changes`, and given to `add`."""
-        assert self._writer is not None  # noqa: S101 - `run` made it
+        assert self._writer is not None  # noqa: S101 - `reader` made it
         written = self._writer.write(run, at)
         for table, made in written.batches:
             self.batch.encoded[self._names[table]].append(made)

@@ -11,8 +11,7 @@ import io
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from streamfold.errors import RetryLaterError, StreamfoldError
 from streamfold.extras import needing_extra
@@ -45,13 +44,14 @@ from streamfold.ingest.postgres.pgoutput import (
     lsn_text,
 )
 from streamfold.ingest.postgres.publication import find_published, is_same_mark, published_tables
+from streamfold.ingest.postgres.replication import Replication
 from streamfold.ingest.postgres.slot import find_slot
 from streamfold.ingest.progress import IngestProgress
 from streamfold.ingest.table_stream import TableStream
 
 if TYPE_CHECKING:
     # Only for types: at run time this would load the compiler.
-    from streamfold.ingest.postgres.encoding.change_writer import Run
+    from streamfold.ingest.postgres.encoding.runs import Run
 
 with needing_extra("postgres"):
     import psycopg2.errors
@@ -72,9 +72,6 @@ _FEW_MESSAGES: Final = 200
 #: Seconds to that look within a transaction, of which the server has more: it waits for room in a
 #: socket, which few large messages fill.
 _GATHER_WITHIN: Final = 0.002
-#: Messages, and their bytes, that are read before other tasks get their turn.
-_MESSAGES: Final = 2000
-_MESSAGES_BYTES: Final = 1 << 20
 #: Seconds between two confirmations at least; PostgreSQL frees its log by them.
 _CONFIRM: Final = 1.0
 #: Seconds that the last note of a session may take: the ingester is being stopped.
@@ -125,19 +122,10 @@ class Following:
         self._confirmed = Lsn(0)
         #: The streams have every change before it; beyond `_confirmed` only a note makes it durable.
         self._reached = Lsn(0)
-        #: The last confirmation that was sent, and when.
-        self._sent, self._sent_at = Lsn(0), time.monotonic()
-        #: When psycopg2 last sent feedback, which it also does when PostgreSQL asks for an answer.
-        self._answered_at: datetime | None = None
         self._noting = asyncio.Lock()
         self._gathered = ChangeBatches(self.changes, streams)
         self._appending: asyncio.Task[None] | None = None
-        #: Whether the batch under way has the end of a transaction.
-        self._appending_commits = False
         self._appended_at = 0.0
-        #: Where the log has the last message that was read: before earlier ones if its transaction was
-        #: open while others were committed.
-        self._read_at = Lsn(0)
         #: Seconds spent waiting for the server since it last sent anything.
         self._silent = 0.0
 
@@ -148,10 +136,9 @@ class Following:
         """
         connection = await asyncio.to_thread(self._database.connect_replication)
         try:
-            with named_failures(self._database.shown), connection.cursor() as cursor:
-                options = {"proto_version": "1", "publication_names": f'"{self._publication}"'}
-                cursor.start_replication(slot_name=slot, options=options, decode=False)
-                await self._loop(cursor, slot, heartbeat, silence)
+            with named_failures(self._database.shown):
+                replication = Replication(connection, slot, self._publication)
+                await self._loop(replication, slot, heartbeat, silence)
         except SourceUnusableError as error:
             if isinstance(error.__cause__, psycopg2.errors.UndefinedObject):
                 # The slot; or the publication, as it was when a change was made.
@@ -164,18 +151,18 @@ class Following:
             connection.close()
             await self._note_end()
 
-    async def _loop(self, cursor: Any, slot: str, heartbeat: float, silence: float) -> None:
+    async def _loop(
+        self, replication: Replication, slot: str, heartbeat: float, silence: float
+    ) -> None:
         confirmed_at = noted_at = time.monotonic()
-        self._answered_at = cursor.feedback_timestamp
         while True:
-            await self._settle()
-            received, drained = await self._read(cursor)
+            received, drained = await self._read(replication)
             if drained and not self.changes.in_transaction:
                 self._gathered.batch.drained_at = time.time()
             await self._append(wait=self._gathered.batch.size >= _BATCH_BYTES)
             now = time.monotonic()
             if self._is_idle():
-                self._reached = max(self._reached, Lsn(cursor.wal_end))
+                self._reached = max(self._reached, replication.wal_end)
                 self._caught_up(self._gathered.batch.drained_at)
             if now - noted_at >= heartbeat:
                 noted_at = now
@@ -183,21 +170,19 @@ class Following:
                 await asyncio.to_thread(self._observe, slot)
                 await self._trim()
                 self._on_progress()
-            if cursor.feedback_timestamp != self._answered_at:
-                self._answered_at = cursor.feedback_timestamp
-                await self._note_reached()
-            if now - confirmed_at >= _CONFIRM:
+            # A server that shuts down asks again and again until everything is confirmed.
+            if now - confirmed_at >= _CONFIRM or (replication.asked and self._is_idle()):
                 confirmed_at = now
-                await self._confirm(cursor, silence)
+                await self._confirm(replication, silence)
             if not drained or received >= _FEW_MESSAGES:
                 await asyncio.sleep(0)
             elif received:
                 within = self.changes.in_transaction
                 await asyncio.sleep(_GATHER_WITHIN if within else _GATHER)
             else:
-                await self._wait(cursor.connection, min(_CONFIRM, heartbeat))
+                await self._wait(replication, min(_CONFIRM, heartbeat))
 
-    async def _wait(self, connection: Any, longest: float) -> None:
+    async def _wait(self, replication: Replication, longest: float) -> None:
         """Wait for the server, for the append that is under way, or until the next one is due."""
         if self._appending is None and self._gathered.batch:
             longest = min(longest, _GATHER)
@@ -206,57 +191,34 @@ class Following:
         ours = {self._appending} if self._appending is not None else set()
         began = time.monotonic()
         # Only here: unread messages would otherwise wake the loop all the time.
-        loop.add_reader(connection.fileno(), readable.set)
+        loop.add_reader(replication.fileno(), readable.set)
         try:
             await asyncio.wait(
                 {waiting} | ours, timeout=longest, return_when=asyncio.FIRST_COMPLETED
             )
         finally:
-            loop.remove_reader(connection.fileno())
+            loop.remove_reader(replication.fileno())
             waiting.cancel()
         self._silent = 0.0 if readable.is_set() else self._silent + time.monotonic() - began
 
-    async def _settle(self) -> None:
-        """Wait until commits are appended that psycopg2 might confirm with the next message.
-
-        If what was confirmed is after the last message, psycopg2 takes all before it for done, and
-        confirms the end of log that a server names which asks for an answer (see `_confirm`). But in a
-        transaction that was open while others were committed, messages are older than those commits.
-        """
-        commits = self._gathered.batch.lsn or (self._appending and self._appending_commits)
-        if commits and self._read_at <= self._sent:
-            await self._append(wait=True)
-            await self._append(wait=True)
-
-    async def _read(self, cursor: Any) -> tuple[int, bool]:
+    async def _read(self, replication: Replication) -> tuple[int, bool]:
         """Read messages into the batch; returns how many, and whether those were all for now."""
-        messages: list[bytes] = []
-        size, drained, read = 0, False, cursor.read_message
-        for _ in range(_MESSAGES):
-            message = read()
-            if message is None:
-                drained = True
-                break
-            payload = message.payload
-            messages.append(payload)
-            size += len(payload)
-            self._read_at = Lsn(message.data_start)
-            if size >= _MESSAGES_BYTES or (self._read_at <= self._sent and payload[:1] == b"B"):
-                break
+        received = replication.receive(self._gathered.reader)
+        messages, run, at = received.messages, received.run, 0
         if messages:
             self._silent = 0.0
-        run, at = self._gathered.run(messages), 0
+        self._gathered.count(len(messages))
         while at < len(messages):
             if run is not None:
                 at = self._write(run, at)
             if at < len(messages):
                 await self._feed(messages[at])
                 at += 1
-        return len(messages), drained
+        return len(messages), received.drained
 
     def _write(self, run: Run, at: int) -> int:
         """Add messages from `at` on by the kernel; returns the first that it leaves to `_feed`."""
-        while at < len(run.messages):
+        while at < len(run):
             idle = self._is_idle()
             written = self._gathered.write(run, at)
             if idle:
@@ -345,7 +307,6 @@ class Following:
         due = wait or size >= _APPEND_BYTES or since >= _GATHER
         if self._appending is None and self._gathered.batch and due:
             self._appended_at = time.monotonic()
-            self._appending_commits = bool(self._gathered.batch.lsn)
             self._appending = asyncio.create_task(self._append_batch(self._gathered.take()))
 
     async def _append_batch(self, batch: ChangeBatch) -> None:
@@ -391,14 +352,10 @@ class Following:
 
     async def _note_reached(self) -> None:
         """Note log without a change of the tables, so that PostgreSQL need not keep it."""
-        if self._has_unnoted():
-            reached = self._reached
+        reached = self._reached
+        if reached > max(self._confirmed, self._control.lsn):
             await self._note(reached)
             self._confirmed = max(self._confirmed, reached)
-
-    def _has_unnoted(self) -> bool:
-        """Return whether log was received that neither a stream nor a note has."""
-        return self._reached > max(self._confirmed, self._control.lsn)
 
     async def _note(self, lsn: Lsn) -> None:
         async with self._noting:  # batches note what they declare
@@ -426,42 +383,20 @@ class Following:
                 slot,
             )
 
-    async def _confirm(self, cursor: Any, silence: float) -> None:
+    async def _confirm(self, replication: Replication, silence: float) -> None:
         """Confirm what the streams have, and ask for an answer if the server was silent for long.
 
-        psycopg2 confirms all log that it received without a change, whatever it is given. So while
-        such log is not noted, feedback waits for the next note, or for a change that comes after it.
-
-        One case remains. To a server that asks for an answer, at its shutdown or after half of its
-        `wal_sender_timeout` without one, psycopg2 answers within `read_message`, with the end of log
-        that it just learned of; the ingester can only note that afterwards (`_loop`). If it is killed
-        in between, the slot is beyond the notes, which `check_slot` must call lost, although no change
-        is. psycopg2 moves the position unless what it was given is before the last change that it read.
-        No parameter of `start_replication` or `send_feedback` prevents that, and to stay before the
-        last change would let a quiet table hold back all log of the others. Feedback every
-        `silence` / 4 makes the case rare.
+        To a server that asks, log without a change is noted first: it may wait for that to shut down.
         """
         if self._silent > silence:
             raise SourceUnavailableError(
                 f"{self._database.shown} is unavailable: it sent nothing for {self._silent:.0f} s"
             )
-        asks = self._silent > silence / 2
-        if asks or time.monotonic() - self._sent_at > silence / 4:
+        if replication.asked:
             await self._note_reached()
-        if self._confirmed > self._sent or not self._has_unnoted():
-            cursor.send_feedback(
-                write_lsn=self._confirmed,
-                flush_lsn=self._confirmed,
-                apply_lsn=self._confirmed,
-                reply=asks,
-                force=True,
-            )
-            self._sent, self._sent_at = self._confirmed, time.monotonic()
-            self._answered_at = cursor.feedback_timestamp
-        if self._sent:
-            self._progress.confirmed = lsn_text(self._sent)
-        if cursor.connection.closed:
-            raise SourceUnavailableError(f"{self._database.shown} closed the connection")
+        replication.confirm(self._confirmed, ask=self._silent > silence / 2)
+        if self._confirmed:
+            self._progress.confirmed = lsn_text(self._confirmed)
 
     async def _note_end(self) -> None:
         """Note how far the session came: the next one may follow fewer tables."""

@@ -19,7 +19,7 @@ Lsn = NewType("Lsn", int)
 LSN_ZERO: Final = Lsn(0)
 
 #: Microseconds from 1970 to 2000, where PostgreSQL's clock starts.
-_EPOCH_US: Final = 946_684_800_000_000
+EPOCH_US: Final = 946_684_800_000_000
 
 
 class Unchanged(Enum):
@@ -162,12 +162,12 @@ def decode_message(payload: bytes) -> Event:
 
 def _begin(payload: bytes) -> tuple[Event, int]:
     lsn, moment, xid = _BEGIN.unpack_from(payload, 1)
-    return Begin(Lsn(lsn), moment + _EPOCH_US, xid), 1 + _BEGIN.size
+    return Begin(Lsn(lsn), moment + EPOCH_US, xid), 1 + _BEGIN.size
 
 
 def _commit(payload: bytes) -> tuple[Event, int]:
     _, lsn, end, moment = _COMMIT.unpack_from(payload, 1)
-    return Commit(Lsn(lsn), Lsn(end), moment + _EPOCH_US), 1 + _COMMIT.size
+    return Commit(Lsn(lsn), Lsn(end), moment + EPOCH_US), 1 + _COMMIT.size
 
 
 def _relation(payload: bytes) -> tuple[Event, int]:

@@ -158,7 +158,7 @@ def _release(
     table, start = streams[stream, S_TABLE], streams[stream, S_START]
     body, length = state.bodies, streams[stream, S_END] - start
     if streams[stream, S_KIND] == MESSAGE:
-        body, at, end = output.scratch.body, messages[start], messages[start + 1]
+        body, at, end = output.scratch.body, messages[start, 0], messages[start, 1]
         length = _put_body(raw, at, end, layout, table, output.scratch)
         start = np.int64(0)
     if length < 0:
@@ -208,7 +208,7 @@ def _change(
     state: OpenTransaction,
     output: Output,
 ) -> bool:
-    at, end = messages[number], messages[number + 1]
+    at, end = messages[number, 0], messages[number, 1]
     table = _table_of(layout.relations, _signed(_number(raw, at + 1, 4)))
     if table == NOT_DESCRIBED:
         return False
@@ -266,13 +266,13 @@ def encode_messages(
 ) -> None:
     """Write records for messages from `written[NEXT]` on, until one that it does not understand.
 
-    `messages` are the offsets of the messages, and of their end. `state` and `output` change as
+    `messages` are the offsets of each message and of its end. `state` and `output` change as
     `ChangeRecords` would.
     """
     written = output.written
-    while written[NEXT] + 1 < len(messages):
+    while written[NEXT] < len(messages):
         number = written[NEXT]
-        at, size = messages[number], messages[number + 1] - messages[number]
+        at, size = messages[number, 0], messages[number, 1] - messages[number, 0]
         kind, is_open = raw[at], state.commit[OPEN] == U64(1)
         understood = False
         if kind in (INSERT, UPDATE, DELETE) and is_open and size > ROWS_AT:

@@ -24,6 +24,7 @@ from streamfold.ingest.postgres.encoding import change_kernel as kernel
 from streamfold.ingest.postgres.encoding import row_kernel as rows
 from streamfold.ingest.postgres.encoding.copy_kernel import KINDS, TEXT
 from streamfold.ingest.postgres.encoding.rows import RowEncoder
+from streamfold.ingest.postgres.encoding.runs import Run, compile_reading
 from streamfold.ingest.postgres.pgoutput import (
     LSN_ZERO,
     Begin,
@@ -42,15 +43,6 @@ _ENCODED_BYTES: Final = 4 << 20
 _BODY_BYTES: Final = 4 << 20
 #: Bytes of the longest text of an LSN.
 _LSN_BYTES: Final = len("FFFFFFFF/FFFFFFFF")
-
-
-class Run:
-    """Messages that were received together."""
-
-    def __init__(self, messages: Sequence[bytes]) -> None:
-        self.messages = messages
-        self.raw = np.frombuffer(b"".join([*messages, rows.PADDING]), np.uint8)
-        self.offsets = np.array([0, *accumulate(map(len, messages))], np.int64)
 
 
 @dataclass(slots=True)
@@ -99,20 +91,20 @@ class ChangeWriter:
             self._known = _known(self._changes)
             self._described = self._changes.described
         state, output = self._state(), self._output(run, at)
-        kernel.encode_messages(run.raw, run.offsets, self._known.layout, state, output)
+        kernel.encode_messages(run.raw, run.bounds, self._known.layout, state, output)
         following, done, _, touched, begun, ended, recorded, quiet = output.written.tolist()
         self._keep(run, state, touched)
         if ended >= 0:
-            self._changes.end(_commit(run.messages[ended]))
+            self._changes.end(_commit(run[ended]))
         if begun >= 0:
-            self._changes.begin = _begin(run.messages[begun])
+            self._changes.begin = _begin(run[begun])
         counts = zip(self._known.tables, output.counts.tolist(), strict=True)
         return Written(
             following,
             list(self._batches(output.records[:done])) if done else [],
             {table.name: count for table, count in counts if count},
-            _commit(run.messages[recorded]) if recorded >= 0 else None,
-            _begin(run.messages[quiet]).commit_lsn if quiet >= 0 else LSN_ZERO,
+            _commit(run[recorded]) if recorded >= 0 else None,
+            _begin(run[quiet]).commit_lsn if quiet >= 0 else LSN_ZERO,
         )
 
     def _state(self) -> kernel.OpenTransaction:
@@ -139,7 +131,7 @@ class ChangeWriter:
         layout, streams = self._known.layout, len(self._known.streams)
         places = (2, max(1, len(layout.kinds)))
         return kernel.Output(
-            np.empty((len(run.messages) - at + streams, kernel.RECORD_FIELDS), np.int64),
+            np.empty((len(run) - at + streams, kernel.RECORD_FIELDS), np.int64),
             self._encoded,
             np.zeros(len(self._known.tables), np.int64),
             np.array([at, 0, 0, len(self._changes.touched), -1, -1, -1, -1], np.int64),
@@ -160,7 +152,7 @@ class ChangeWriter:
             if kind == kernel.NOTHING:
                 stream.held = None
             elif kind == kernel.MESSAGE:
-                stream.held = self._hold(known.tables[table], run.messages[start], held)
+                stream.held = self._hold(known.tables[table], run[start], held)
 
     def _hold(self, table: FollowedTable, message: bytes, index: int) -> HeldChange:
         event = decode_message(message)
@@ -185,9 +177,10 @@ class ChangeWriter:
 def compiled() -> None:
     """Have the kernel compiled, or loaded from the disk cache."""
     changes = ChangeRecords(int, lambda *_: None, lambda *_: None)
-    writer, run = ChangeWriter(changes), Run([b"?"])
+    writer, run = ChangeWriter(changes), Run.of([b"?"])
     if writer.write(run, 0).next:
         raise RuntimeError("the kernel takes a message that it does not understand")
+    compile_reading()
     records, room = np.zeros((1, kernel.RECORD_FIELDS), np.int64), np.empty(1, np.uint8)
     kernel.gather(room, records, 0, 0, 1, 1, room)
 

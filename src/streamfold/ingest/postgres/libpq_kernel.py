@@ -1,0 +1,103 @@
+"""A kernel that takes messages of COPY from libpq, many at once; importing this module needs numba."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Final
+
+import llvmlite.binding
+import numpy as np
+from numba import types
+
+from streamfold.ingest.postgres.encoding.row_kernel import PADDING
+from streamfold.ingest.postgres.libpq import LIBRARY, CopyConnection
+from streamfold.records.compiling import kernel
+from streamfold.records.record_kernel import Bytes, Offsets
+
+#: Messages, and their bytes, that are taken at once.
+MESSAGES: Final = 8192
+BYTES: Final = 1 << 20
+#: How `pull` ends: everything was taken; `ends` is full; the message that is held is too long for the
+#: room that is left; the connection or COPY has ended.
+DRAINED, FULL, TOO_LONG, ENDED = range(4)
+#: Entries of `held`: the address of a message, and its length.
+ADDRESS, LENGTH, HELD_FIELDS = range(3)
+
+
+def _external(name: str, signature: Any) -> Any:
+    """Return a function for kernels. It is linked by name: an address would not be the same again."""
+    linked = f"streamfold_{name}"
+    address = ctypes.cast(getattr(LIBRARY, name), ctypes.c_void_p).value
+    llvmlite.binding.add_symbol(linked, address)
+    return types.ExternalFunction(linked, signature)
+
+
+_get = _external("PQgetCopyData", types.int32(types.intp, types.intp, types.int32))
+_consume = _external("PQconsumeInput", types.int32(types.intp))
+_free = _external("PQfreemem", types.void(types.intp))
+_memcpy = types.ExternalFunction("memcpy", types.intp(types.intp, types.intp, types.intp))
+
+
+@kernel
+def pull(connection: int, out: Bytes, ends: Offsets, held: Offsets) -> tuple[int, int]:
+    """Copy messages that have been received to `out`; returns how many, and how it ended."""
+    count, at, consumed = 0, np.int64(0), False
+    while count < len(ends):
+        length = np.int64(_get(connection, held.ctypes.data, 1))
+        if length < 0:
+            return count, ENDED
+        if length == 0:
+            if consumed:
+                return count, DRAINED
+            if _consume(connection) == 0:
+                return count, ENDED
+            consumed = True
+            continue
+        consumed = False
+        if at + length > len(out):
+            held[LENGTH] = length
+            return count, TOO_LONG
+        _memcpy(out.ctypes.data + at, held[ADDRESS], length)
+        _free(held[ADDRESS])
+        at += length
+        ends[count] = at
+        count += 1
+    return count, FULL
+
+
+class Puller:
+    """Takes messages of one connection; those that it returns are valid until the next call."""
+
+    def __init__(self) -> None:
+        self._room = np.zeros(BYTES + len(PADDING), np.uint8)
+        self._ends = np.empty(MESSAGES, np.int64)
+        self._held = np.zeros(HELD_FIELDS, np.int64)
+
+    def pull(self, connection: CopyConnection) -> tuple[Bytes, Offsets, bool]:
+        """Return messages with zeros after the last, their ends, and whether those were all for now.
+
+        Raises as `CopyConnection.pull` does.
+        """
+        room = self._room[:BYTES]
+        count, outcome = pull(connection.pointer, room, self._ends, self._held)
+        if outcome == ENDED and not count:
+            raise connection.failure()
+        raw, ends = self._room, self._ends[:count]
+        size = int(ends[-1]) if count else 0
+        if outcome == TOO_LONG:
+            address, length = self._held.tolist()
+            message = connection.take(address, length)
+            raw = np.concatenate(
+                (raw[:size], np.frombuffer(message + PADDING, np.uint8)), dtype=np.uint8
+            )
+            size += length
+            ends = np.append(ends, size)
+        raw[size : size + len(PADDING)] = 0
+        return raw, ends, outcome == DRAINED
+
+
+def compile_pull() -> None:
+    """Have the kernel compiled, or loaded from the disk cache; libpq knows that 0 is no connection."""
+    nothing, held = np.zeros(1, np.int64), np.zeros(HELD_FIELDS, np.int64)
+    if pull(0, np.zeros(1, np.uint8), nothing, held) != (0, ENDED):
+        raise RuntimeError("libpq finds a message where there is no connection")
